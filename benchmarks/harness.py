@@ -257,8 +257,9 @@ def processor() -> str:
 
 HEAD: Final = """# Benchmarks
 
-Written by `make bench`; each section says how its table was made and under which conditions. Compare figures within a
-table, not between machines: contenders took turns in one run. Where a contender is faster, the table says so.
+Written by `make bench`; each section describes how its table was measured and under which conditions. Compare
+figures within a table, not between machines: contenders took turns in one run. Where a contender is faster, the
+table shows it.
 """
 _SECTION: Final = re.compile(r"^<!-- (\w+) -->\n(.*?)(?=^<!-- \w+ -->\n|\Z)", re.MULTILINE | re.DOTALL)
 _MISSED_ROW: Final = re.compile(rf"^\| (.+?) \| +(.+?) \| +(.+?) \| +{re.escape(MISSED)} \|$", re.MULTILINE)
@@ -274,7 +275,7 @@ def page(earlier: str, reports: Sequence[Report]) -> str:
         for name in ordered
         for what, wanted, measured in _MISSED_ROW.findall(sections[name])
     ]
-    summary = "\n".join(["What was aimed at and not reached:", "", *missed]) if missed else "Every aim is reached."
+    summary = "\n".join(["Targets that were not reached:", "", *missed]) if missed else "All targets were reached."
     parts = [HEAD.strip(), summary, *(f"<!-- {name} -->\n{sections[name]}" for name in ordered)]
     return "\n\n".join(parts) + "\n"
 

@@ -16,7 +16,7 @@ import trio
 from harness import Aim, Table, begin
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-from router.killed_engines.session import REFUSED, TOLD, WHOLE, Found, play
+from router.killed_engines.session import BROKEN, REFUSED, WHOLE, Results, play
 
 MINUTES: Final = 30.0
 REQUESTS, QUICK = 1_000_000, 1000
@@ -24,10 +24,10 @@ GROWTH_MIB: Final = 8.0
 MIB: Final = 1 << 20
 
 
-def table(found: Found) -> Table:
+def table(found: Results) -> Table:
     """Return what became of the requests."""
     count = sum(found.answers.values())
-    rows = [[kind, f"{found.answers[kind]}", f"{found.answers[kind] / count:.2%}"] for kind in (WHOLE, TOLD, REFUSED)]
+    rows = [[kind, f"{found.answers[kind]}", f"{found.answers[kind] / count:.2%}"] for kind in (WHOLE, BROKEN, REFUSED)]
     rows.append(["wrong", f"{len(found.wrong)}", f"{len(found.wrong) / count:.2%}"])
     return Table(["answer", "requests", "share"], rows)
 

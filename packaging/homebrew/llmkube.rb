@@ -1,5 +1,5 @@
-# A template: `make dist URL=https://…` fills in what stands between @ and writes dist/llmkube.rb, for a tap of your own.
-# It was never run by brew; `ruby -c` reads it in tests/supply/test_formula.py.
+# A template: `make dist URL=https://…` replaces the names between @ and writes dist/llmkube.rb, for a tap of your own.
+# brew has never run it; `ruby -c` checks it in tests/supply/test_formula.py.
 class Llmkube < Formula
   desc "Kubernetes for local LLMs: models as objects, served on this machine"
   homepage "@HOMEPAGE@"
@@ -10,7 +10,7 @@ class Llmkube < Formula
 
   depends_on "python@3.13"
 
-  # Wheels alone, each of the digest that the release's lock pins: nothing is compiled, and no package's script runs.
+  # Only wheels, each with the digest that the release's lock pins: nothing is compiled, and no package's script runs.
   def install
     python = Formula["python@3.13"].opt_bin/"python3.13"
     system python, "-m", "venv", libexec
@@ -31,9 +31,9 @@ class Llmkube < Formula
 
   def caveats
     <<~EOS
-      Beside a cluster, the agent is a job of its own:
+      With a cluster, install the agent as a separate job:
         llmkube agent install --daemon
-      Repeat that after each upgrade: the job names the program by its path. `llmkube doctor` says what this Mac lacks.
+      Repeat this after each upgrade, because the job contains the program's path. `llmkube doctor` shows problems of this Mac.
     EOS
   end
 

@@ -140,7 +140,7 @@ def test_broken_manifests_start_nothing(tmp_path):
     state = tmp_path / "state"
     done = run("up", "--state-dir", str(state), "-f", str(file), "--llama-server", sys.executable)
     assert done.exit_code == 1
-    assert f"{file}, document 2: apiVersion: is missing; write a text" in done.output
+    assert f"{file}, document 2: apiVersion: is missing; write a string" in done.output
     assert not state.exists()
 
 

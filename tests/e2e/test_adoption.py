@@ -147,9 +147,9 @@ async def test_sigterm_keeps_the_engines_when_told_so(tmp_path, address):
                 folder = str(tmp_path / "agent")
                 code, out, err = await run_program(tmp_path, "agent", "stop", "--state-dir", folder)
                 assert (code, err) == (0, "")
-                assert out == f"agent with pid {successor.process.pid} has stopped\n"
+                assert out == f"agent stopped (pid {successor.process.pid})\n"
                 assert not engines_in(tmp_path)
                 assert (await cluster.slice())[0] is False
         code, _, err = await run_program(tmp_path, "agent", "stop", "--state-dir", folder)
         assert code == 3
-        assert err == f"Error: no agent runs on the state directory {folder}\n"
+        assert err == f"Error: no agent is running on the state directory {folder}\n"

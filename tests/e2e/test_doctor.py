@@ -194,10 +194,10 @@ async def test_a_budget_above_what_the_host_has_is_named(tmp_path):
     settings(tmp_path, up={**FREE, "memory_fraction": 1.0})
     told(await doctor(tmp_path, code=1), "memory", "fail", "memory_fraction in config.toml")
     settings(tmp_path, up=FREE)
-    wish = entry(None).wish
-    hardware = attrs.evolve(wish.model.spec.hardware, memory_budget="900Ti")
-    model = attrs.evolve(wish.model, spec=attrs.evolve(wish.model.spec, hardware=hardware))
-    await journaled(tmp_path, attrs.evolve(entry(None), wish=attrs.evolve(wish, model=model)))
+    desired = entry(None).desired
+    hardware = attrs.evolve(desired.model.spec.hardware, memory_budget="900Ti")
+    model = attrs.evolve(desired.model, spec=attrs.evolve(desired.model.spec, hardware=hardware))
+    await journaled(tmp_path, attrs.evolve(entry(None), desired=attrs.evolve(desired, model=model)))
     told(await doctor(tmp_path, code=1), "memory", "fail", "memoryBudget of 900.0 TiB", "spec.hardware.memoryBudget")
 
 

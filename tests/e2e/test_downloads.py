@@ -258,7 +258,7 @@ async def test_cloud_metadata_is_never_asked(tmp_path):
             "--allow-private-sources: 'home' is not a network such as 192.168.0.0/16",
         ),
         (("--hf-token-file", "/nowhere/token"), "--hf-token-file: /nowhere/token cannot be read (No such file"),
-        (("--hub-endpoint", "huggingface.co"), "--hub-endpoint: the hub's address 'huggingface.co' cannot be used"),
+        (("--hub-endpoint", "huggingface.co"), "--hub-endpoint: the hub's address 'huggingface.co' is not valid"),
     ],
 )
 async def test_settings_that_make_no_sense(tmp_path, args, words):

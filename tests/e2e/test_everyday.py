@@ -155,7 +155,7 @@ async def test_what_people_are_used_to(tmp_path):
         assert (code, "is in the store" in out) == (0, True), err
         (engine,) = engines_in(tmp_path)
         code, out, err = await run("restart", "tiny-model")
-        assert (code, out) == (0, "InferenceService default/tiny-model was restarted\n"), err
+        assert (code, out) == (0, "InferenceService default/tiny-model restarted\n"), err
         await until(lambda: engine.pid not in {each.pid for each in engines_in(tmp_path)})
         for command in ("ps", "top"):
             code, out, err = await run(command)

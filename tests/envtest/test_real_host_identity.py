@@ -263,7 +263,7 @@ async def test_s2_no_service_of_others(client, crds, namespace, real_kubeconfig)
         await refused(service("theirs"), "with the label")
         other = service()
         other["metadata"]["labels"] = {SERVICE: "other"}
-        await refused(other, "leaves the label")
+        await refused(other, "may not change the label")
         noted = service()
         noted["metadata"]["annotations"] = {"external-dns.alpha.kubernetes.io/hostname": "example.com"}
         await refused(noted, "no annotations")
@@ -297,7 +297,7 @@ async def test_s2_no_lease_of_another(client, crds, namespace, real_kubeconfig):
         refused = functools.partial(site.refused, site.box, "leases")
         for name, labels in (("mini", {f"{GROUP}/host": "mini"}), ("mini", {f"{GROUP}/host": "box"}),
                              ("llmkube-controller", {}), ("other", {f"{GROUP}/claim": "chat"})):  # fmt: skip
-            await refused({"metadata": {"name": name, "labels": labels}, "spec": {}}, "Lease of its own name")
+            await refused({"metadata": {"name": name, "labels": labels}, "spec": {}}, "Lease with its own name")
         await refused({"metadata": {"name": "box", "labels": {f"{GROUP}/host": "mini"}}}, "carries that host's label")
         await refused(site.claim("mini"), "hold claims only for itself")
         await refused(site.claim("box", "kube-system"), "namespaces that it serves")

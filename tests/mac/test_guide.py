@@ -99,9 +99,7 @@ async def test_the_guide_from_the_clone_to_an_answer(tmp_path):
             )
             assert f"http://127.0.0.1:{port}/healthz  {{" in said
             assert "llmkube agent install --daemon" in said
-            assert (
-                "without a key its engines answer: this host, --allow-from (203.0.113.0/24); no list of nodes" in said
-            )
+            assert "no key required from: this host, --allow-from (203.0.113.0/24); no list of nodes" in said
             link = mac.prefix / "bin" / "llmkube-metal-agent"
             assert link.is_symlink()
 
@@ -126,10 +124,10 @@ async def test_the_guide_from_the_clone_to_an_answer(tmp_path):
             before = engines_in(mac.state)
             assert len(before) == 1
 
-            assert "the agent runs anew" in await mac.llmkube("agent", "restart")
+            assert "agent restarted" in await mac.llmkube("agent", "restart")
             assert [each.pid for each in engines_in(mac.state)] == [before[0].pid]  # adopted, not started again
             status_text = await mac.llmkube("agent", "status")
-            assert "agent       runs (pid" in status_text
+            assert "agent       running (pid" in status_text
             assert "starts      1" in status_text
             assert "no key      this host, --allow-from (203.0.113.0/24); no list of nodes" in status_text
             await until(lambda: '"msg":"adopted inference service"' in log.read_text())
@@ -146,13 +144,13 @@ async def test_the_guide_from_the_clone_to_an_answer(tmp_path):
             assert (await mac.llmkube("chat", "demo", "What is LLMKube?")).strip()
 
             said = await mac.types("make", "--silent", "uninstall-metal-agent", f"PREFIX={mac.prefix}")
-            assert "is gone, and what it ran has stopped" in said
+            assert "removed, the agent and its engines stopped" in said
             assert f"{mac.state} stays" in said
             assert not link.is_symlink()
             assert not mac.plist.exists()
             assert engines_in(mac.state) == []
             assert LABEL not in await mac.types("launchctl", "list")
-            assert "does not run" in await mac.llmkube("agent", "status", code=3)
+            assert "not running" in await mac.llmkube("agent", "status", code=3)
 
 
 @pytest.mark.ci
@@ -170,13 +168,13 @@ async def test_an_agent_that_cannot_start_is_left_alone_and_told(tmp_path):
             starts = mac.state / "failed-starts"
             await until(lambda: json.loads(starts.read_text())["count"] == START_LIMIT)
             log = mac.home / "Library" / "Logs" / "llmkube" / "metal-agent.log"
-            await until(lambda: "does not try again" in log.read_text())
+            await until(lambda: "start limit reached" in log.read_text())
             said = await mac.llmkube("agent", "status", code=3)
-            assert f"failed      {START_LIMIT} starts in a row: " in said
-            assert "agent       does not run" in said
+            assert f"failed      {START_LIMIT} consecutive starts: " in said
+            assert "agent       not running" in said
             mac.plist.write_bytes(good)
-            assert "the agent runs" in await mac.llmkube("agent", "start")
-            assert "the agent runs already" in await mac.llmkube("agent", "start")
+            assert "agent started" in await mac.llmkube("agent", "start")
+            assert "agent is already running" in await mac.llmkube("agent", "start")
             assert "agent       runs" in await mac.llmkube("agent", "status")
 
             record = mac.state / "interpreter.json"
@@ -186,7 +184,7 @@ async def test_an_agent_that_cannot_start_is_left_alone_and_told(tmp_path):
             record.write_text(json.dumps(installed | {"version": "3.10.1"}))
             assert "and was 3.10.1 when the job was installed" in await mac.llmkube("agent", "status")
             await mac.llmkube("agent", "restart")
-            assert "the job's interpreter has changed" in log.read_text()
+            assert "interpreter changed" in log.read_text()
 
 
 @pytest.mark.ci
@@ -198,8 +196,8 @@ async def test_what_would_end_the_agent_ends_the_install_before_it_changes_anyth
         said = await mac.llmkube("agent", "install", "--log-file", "/x", code=1)
         assert "--log-file" in said
         assert not mac.plist.exists()
-        assert "`llmkube agent install` writes it" in await mac.llmkube("agent", "start", code=3)
-        assert "there is no job" in await mac.llmkube("agent", "uninstall", code=3)
+        assert "install the agent with `llmkube agent install`" in await mac.llmkube("agent", "start", code=3)
+        assert "not found" in await mac.llmkube("agent", "uninstall", code=3)
 
 
 @pytest.mark.ci
@@ -211,5 +209,7 @@ async def test_a_running_up_is_left_alone(tmp_path):
         with hold_state_dir(mac.state, ENGINES_LOCK, SERVER_LOCK):
             for command in ("install", "uninstall", "start", "restart"):
                 said = await mac.llmkube("agent", command, code=1)
-                assert f"`llmkube up` (pid {os.getpid()}); `llmkube up stop` stops it" in " ".join(said.split())
+                assert f"`llmkube up` (pid {os.getpid()}), not by an agent; stop it with `llmkube up stop`" in " ".join(
+                    said.split()
+                )
         assert mac.plist.exists()

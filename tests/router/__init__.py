@@ -1,1 +1,1 @@
-"""A package with a file of its own: without one, `benchmarks/router.py` would be found in its place."""
+"""Router tests. The package needs this file: without it, `import router` would find `benchmarks/router.py`."""

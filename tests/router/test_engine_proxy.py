@@ -1,4 +1,4 @@
-"""Who is let in at a published engine, and with which key the engine is asked."""
+"""Access to a published engine, and the key for requests to the engine."""
 
 import ipaddress
 from functools import partial
@@ -60,8 +60,8 @@ BEARER = f"Authorization: Bearer {KEY}\r\n"
         (CHAT, "Origin: http://10.42.3.9\r\n", POD, True),
     ],
 )
-def test_the_network_or_the_key_lets_a_request_in(path, lines, peer, let_in):
-    """A pod needs no key but for other clients' prompts; strangers and foreign pages need one but for probes."""
+def test_the_network_or_the_key_admits_a_request(path, lines, peer, let_in):
+    """A pod needs a key only for other clients' prompts; strangers and foreign pages need one except for probes."""
     refusal = proxy_judge(KEY, ADMITS)(head_of(path, lines), peer)
     assert (refusal is None) == let_in
     if refusal is not None:
@@ -83,13 +83,13 @@ def test_the_network_or_the_key_lets_a_request_in(path, lines, peer, let_in):
     ],
 )
 def test_what_is_open_to_all_is_open_to_be_read(method, lines, let_in):
-    """A stranger's body at /health would take of the room that all bodies share."""
+    """A stranger's body at /health would use capacity that all bodies share."""
     refusal = proxy_judge(KEY, ADMITS)(head_of("/health", lines, method), STRANGER)
     assert (refusal is None) == let_in
 
 
 def test_without_networks_every_request_needs_the_key():
-    """Where no network is admitted nothing is let in but probes: also not from its own host."""
+    """If no network is admitted, only probes pass, even from this host."""
     judge = proxy_judge(KEY, lambda _: False)
     assert judge(head_of(CHAT), "127.0.0.1") is not None
     assert judge(head_of("/health"), STRANGER) is None
@@ -116,8 +116,8 @@ def test_without_networks_every_request_needs_the_key():
         ("/health", "Content-Length: 5\r\n", "GET", 401),
         ("/health/../metrics", "", "GET", 401),
         ("/metrics", "", "GET", None),
-        (f"{CHAT}?api_key={KEY}", "", "POST", 401),  # an address stands in logs
-        (CHAT, BEARER.replace(KEY, "none") + BEARER, "POST", 401),  # of two lines the first one counts
+        (f"{CHAT}?api_key={KEY}", "", "POST", 401),  # an address appears in logs
+        (CHAT, BEARER.replace(KEY, "none") + BEARER, "POST", 401),  # of two header lines the first one is used
         (CHAT, BEARER.replace(KEY, "none") + f"X-Api-Key: {KEY}\r\n", "POST", 401),
         (CHAT, "Connection: Upgrade\r\nUpgrade: websocket\r\n", "GET", 401),
         ("/slots", BEARER, "GET", 403),
@@ -125,8 +125,8 @@ def test_without_networks_every_request_needs_the_key():
         ("/v1;SLOTS", BEARER, "GET", 403),
     ],
 )
-def test_only_a_key_of_the_service_lets_a_request_in(path, lines, method, status):
-    """Each of its keys does, from everywhere; what tells no request is open to be read, and /slots is to no one."""
+def test_only_a_key_of_the_service_admits_a_request(path, lines, method, status):
+    """Each of its keys works from any network; paths without prompts are readable by all, and /slots by none."""
     digests = frozenset(map(digest_of_key, (KEY, "other")))
     judge = keys_judge(lambda: digests, {"/health", "/metrics"})
     refusal = judge(head_of(path, lines, method), POD)
@@ -136,8 +136,8 @@ def test_only_a_key_of_the_service_lets_a_request_in(path, lines, method, status
         assert (refusal.headers.get("www-authenticate") == "Bearer") == (status == 401)
 
 
-def test_without_keys_nothing_is_let_in_and_a_new_key_counts_at_once():
-    """The digests are asked for with each request: none lets in no request, not even one with an empty key."""
+def test_without_keys_all_is_refused_and_a_new_key_works_at_once():
+    """The digests are read for each request: without one even an empty key is refused."""
     digests = frozenset()
     judge = keys_judge(lambda: digests, ())
     for lines in ("", BEARER, "Authorization: Bearer \r\n", "X-Api-Key: \r\n"):
@@ -147,7 +147,7 @@ def test_without_keys_nothing_is_let_in_and_a_new_key_counts_at_once():
 
 
 def willing_engine():
-    """Return a handler that says yes to everything, and the requests that it was sent."""
+    """Return a handler that accepts every request, and the received requests."""
     asked = []
 
     async def engine(exchange):
@@ -158,7 +158,7 @@ def willing_engine():
 
 
 async def test_an_engine_that_asks_for_nothing_is_shown_nothing(nursery):
-    """The client's key ends at the proxy, and no other takes its place."""
+    """The client's key ends at the proxy, and no other replaces it."""
     engine, asked = willing_engine()
     inner, outer = MemoryListener(), MemoryListener()
     await nursery.start(run_server, engine, [inner])
@@ -172,7 +172,7 @@ async def test_an_engine_that_asks_for_nothing_is_shown_nothing(nursery):
 
 
 async def test_a_client_with_a_key_gets_no_tunnel_to_the_engine(nursery):
-    """A wish to speak WebSocket does not pass, nor a second credential, nor a header that `Connection` takes away."""
+    """WebSocket upgrades, a second credential and headers named by `Connection` are not forwarded."""
     engine, asked = willing_engine()
     inner = MemoryListener()
     await nursery.start(run_server, engine, [inner])
@@ -180,15 +180,15 @@ async def test_a_client_with_a_key_gets_no_tunnel_to_the_engine(nursery):
         handler = proxy_handler(("127.0.0.1", 1), "", upstream)
         more = "Connection: close, Upgrade, Content-Length, X-Kept\r\nUpgrade: websocket\r\nX-Kept: no\r\n"
         request = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\n{BEARER}{BEARER}{more}Content-Length: 2\r\n\r\n{{}}"
-        said = await converse(handler, request.encode())
-    assert said.startswith(b"HTTP/1.1 200 ")
+        response = await converse(handler, request.encode())
+    assert response.startswith(b"HTTP/1.1 200 ")
     (passed,) = asked
     assert passed.body == b"{}"
     assert not {"authorization", "upgrade", "x-kept"} & {name.lower() for name, _ in passed.headers}
 
 
 async def test_the_engine_sees_our_key_and_no_other(nursery):
-    """What a client shows in order to be let in stays with the proxy; every other header and the body pass."""
+    """The client's credentials are removed; every other header and the body pass."""
     engine, asked = willing_engine()
     inner, outer = MemoryListener(), MemoryListener()
     await nursery.start(run_server, engine, [inner])
@@ -196,7 +196,7 @@ async def test_the_engine_sees_our_key_and_no_other(nursery):
         handler = proxy_handler(("127.0.0.1", 1), KEY, upstream)
         await nursery.start(partial(run_server, handler, [outer]))
         sent = Headers.of({"Authorization": "Bearer theirs", "X-Api-Key": "theirs", "X-Other": "kept"})
-        for _ in range(2):  # the second head is remembered
+        for _ in range(2):  # the second head is kept
             answer = await client.request("POST", f"http://proxy{CHAT}", headers=sent, body=b'{"a": 1}')
             assert (answer.status, answer.body) == (200, b"yes")
     for request in asked:
@@ -207,7 +207,7 @@ async def test_the_engine_sees_our_key_and_no_other(nursery):
 
 
 async def test_an_engine_that_is_gone_is_a_502_without_an_address(nursery):
-    """The answer says that the engine did not answer, and not where it would be."""
+    """The error states that the engine did not answer, without its address."""
 
     async def refuse(host, port):
         await trio.lowlevel.checkpoint()
@@ -222,7 +222,7 @@ async def test_an_engine_that_is_gone_is_a_502_without_an_address(nursery):
 
 
 async def test_an_engine_that_loads_for_long_is_one_line_of_the_log(nursery):
-    """Probes ask every second: that it does not answer is said once, and again only after it has answered."""
+    """Probes come every second: the failure is logged once, and again only after an answer."""
     inner, outer, running = MemoryListener(), MemoryListener(), [False, False, False, True, False, False]
     expected = [200 if there else 502 for there in running]
 
@@ -238,22 +238,22 @@ async def test_an_engine_that_loads_for_long_is_one_line_of_the_log(nursery):
     await nursery.start(run_server, engine, [inner])
     async with open_http_client(connect, max_idle_per_origin=0) as upstream, open_http_client(outer.connect) as client:
         await nursery.start(partial(run_server, proxy_handler(("127.0.0.1", 1), "", upstream), [outer]))
-        with structlog.testing.capture_logs() as said:
+        with structlog.testing.capture_logs() as logs:
             answers = [(await client.request("GET", "http://proxy/health")).status for _ in expected]
     assert answers == expected
-    assert len(said) == 2
+    assert len(logs) == 2
 
 
 @pytest.mark.parametrize(("key", "let_in"), [(KEY, True), ("of-a-client", True), ("of-a-clien", False)])
-def test_a_proxy_asks_in_the_place_of_an_engine_that_cannot(key, let_in):
-    """Keys of the service's clients let in as the engine's own does, and no network is enough any more."""
+def test_the_proxy_checks_keys_for_an_engine_that_cannot(key, let_in):
+    """Keys of the service's clients work as the engine's own does, and no network suffices."""
     judge = proxy_judge(KEY, lambda _: False, ("of-a-client",))
     assert (judge(head_of(CHAT, f"Authorization: Bearer {key}\r\n"), POD) is None) is let_in
     assert judge(head_of(CHAT, ""), POD).status == 401
 
 
 async def test_requests_in_flight_are_counted(nursery):
-    """The count says who waits for an answer; to who shows a client's key alone the path is the engine's own."""
+    """The metric has the number of waiting requests; with a client's key alone the path is forwarded to the engine."""
     inner, outer, released = MemoryListener(), MemoryListener(), trio.Event()
     begun = trio.Event()
 

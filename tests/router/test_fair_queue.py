@@ -1,6 +1,6 @@
-"""Who is next: a table of cases, and what holds of every history.
+"""Order of waiting requests: a table of cases, and invariants of every history.
 
-A turn is given on however its scope ends; a quiet tenant beside a flood, under a clock.
+A turn is passed on however its scope ends; a light tenant next to a flood, under a clock.
 """
 
 import math
@@ -20,7 +20,7 @@ from router.proxy.router_lab import local
 
 
 def served(queue, turns, charged):
-    """Serve one request after the other; return whose. `charged` says what one was taken to take, and took."""
+    """Serve requests one by one; return their tenants. `charged` has estimated and actual tokens."""
     names = []
     for _ in range(turns):
         ((name, _),) = queue.admit()
@@ -29,8 +29,8 @@ def served(queue, turns, charged):
     return names
 
 
-def test_a_quiet_tenant_is_before_every_waiting_request_of_a_busy_one():
-    """The slot that ends is its own, although it came last."""
+def test_a_light_tenant_is_before_every_waiting_request_of_a_busy_one():
+    """It gets the next free slot, although it came last."""
     queue = FairQueue(1)
     for number in range(5):
         queue.offer("busy", number, 100)
@@ -41,8 +41,8 @@ def test_a_quiet_tenant_is_before_every_waiting_request_of_a_busy_one():
 
 
 @pytest.mark.parametrize(("quiet_tokens", "every"), [(20, 1), (20, 3), (400, 20), (1000, 40)])
-def test_a_quiet_tenant_gets_the_next_slot_however_soon_it_asks_again(quiet_tokens, every):
-    """Twelve always wait, two slots: the starts of the twelve are the same, and the quiet one's a little later."""
+def test_a_light_tenant_gets_the_next_slot_however_soon_it_asks_again(quiet_tokens, every):
+    """Twelve tenants always wait for two slots: they start together, and the light one a little later."""
     queue = FairQueue(2)
     for busy in range(12):
         queue.offer(f"busy{busy}", (f"busy{busy}", 400, busy), 400)
@@ -62,7 +62,7 @@ def test_a_quiet_tenant_gets_the_next_slot_however_soon_it_asks_again(quiet_toke
 
 
 def test_what_is_only_claimed_is_not_saved_up():
-    """A request of a million tokens that waits, or that no engine computes, puts no tenant of its sender first."""
+    """Neither a waiting request of a million tokens nor a refused one gives its tenant an advantage."""
     queue = FairQueue(1)
     for number in range(40):
         queue.offer("steady", ("steady", number), 100)
@@ -83,17 +83,17 @@ def test_what_is_only_claimed_is_not_saved_up():
 
 @pytest.mark.ci
 def test_saving_nothing_or_everything_is_noticed(monkeypatch):
-    """Deliberate bugs: who was quiet waits for a turn of all others, or keeps all the time of its quiet."""
+    """Deliberate bugs: a light tenant waits for a turn of all others, or accumulates its idle time."""
     monkeypatch.setattr(FairQueue, "_earliest", property(lambda queue: queue.virtual_time))
     with pytest.raises(AssertionError):
-        test_a_quiet_tenant_gets_the_next_slot_however_soon_it_asks_again(20, 1)
+        test_a_light_tenant_gets_the_next_slot_however_soon_it_asks_again(20, 1)
     monkeypatch.setattr(FairQueue, "_earliest", property(lambda queue: queue.virtual_time - 10**9))
     with pytest.raises(AssertionError):
         test_idle_time_saves_no_more_than_one_request_up()
 
 
-def test_a_quiet_tenant_gets_no_more_than_its_share():
-    """One that always asks for little has as many tokens as the others, and not more for the little that it saves."""
+def test_a_light_tenant_gets_no_more_than_its_share():
+    """A tenant with small requests gets as many tokens as the others, and its savings give it no more."""
     queue, had = FairQueue(1), {"long": 0, "short": 0}
     sizes = {"long": 400, "short": 20}
     for name, tokens in sizes.items():
@@ -107,7 +107,7 @@ def test_a_quiet_tenant_gets_no_more_than_its_share():
 
 
 def test_tenants_of_equal_requests_take_turns():
-    """One each, whatever the order in which they came."""
+    """Each gets one turn, in any order of arrival."""
     queue = FairQueue(1)
     for name in ("a", "a", "a", "b", "b", "b"):
         queue.offer(name, (name, queue.waiting), 10)
@@ -118,8 +118,8 @@ def test_tenants_of_equal_requests_take_turns():
     assert order in (["a", "b"] * 3, ["a", "b", "b", "a", "a", "b"])
 
 
-def test_tokens_count_and_not_requests():
-    """One whose requests are four times as long has a quarter as many."""
+def test_shares_are_in_tokens_and_not_in_requests():
+    """A tenant with requests four times as long gets a quarter as many."""
     queue = FairQueue(1)
     for number in range(100):
         queue.offer("long", ("long", number), 400)
@@ -129,7 +129,7 @@ def test_tokens_count_and_not_requests():
 
 
 def test_what_a_request_took_replaces_what_it_was_taken_to_take():
-    """Who is charged more than was thought waits for it."""
+    """A tenant that was charged more than estimated waits for it."""
     queue = FairQueue(1)
     for number in range(20):
         queue.offer("greedy", ("greedy", number), 10)
@@ -139,7 +139,7 @@ def test_what_a_request_took_replaces_what_it_was_taken_to_take():
 
 
 def test_idle_time_saves_no_more_than_one_request_up():
-    """Who was away for long has one turn first, and then every second one."""
+    """After a long idle time a tenant has one turn first, and then every second one."""
     queue = FairQueue(1)
     for number in range(50):
         queue.offer("busy", ("busy", number), 10)
@@ -153,8 +153,8 @@ def test_idle_time_saves_no_more_than_one_request_up():
     assert names.count("back") == pytest.approx(5, abs=1)
 
 
-def test_a_full_queue_drops_the_newest_of_whoever_has_most():
-    """A quiet tenant finds room; the flood makes it."""
+def test_a_full_queue_drops_the_newest_of_the_busiest_tenant():
+    """A light tenant is queued; the flood loses a request."""
     queue = FairQueue(1)
     for number in range(MAX_WAITING):
         assert queue.offer("flood", number, 1) is None
@@ -163,8 +163,8 @@ def test_a_full_queue_drops_the_newest_of_whoever_has_most():
     assert (queue.waiting, queue.waiting_of("quiet")) == (MAX_WAITING, 1)
 
 
-def test_the_end_of_what_is_not_there_is_nothing():
-    """Neither a slot nor a place appears."""
+def test_ending_an_unknown_request_has_no_effect():
+    """No slot or place in the queue is added."""
     queue = FairQueue(1)
     queue.ended("nobody", 1, 1)
     queue.remove("nobody", "x")
@@ -175,7 +175,7 @@ def test_the_end_of_what_is_not_there_is_nothing():
 
 
 def test_remembered_tenants_are_bounded(monkeypatch):
-    """Of those that have gone, the ones that had the most are remembered."""
+    """Of idle tenants, those with the highest charge are kept."""
     monkeypatch.setattr(fair_queue, "MAX_REMEMBERED", 3)
     queue = FairQueue(20)
     for number in range(10):
@@ -195,7 +195,7 @@ STEPS = st.lists(
 
 @given(slots=st.integers(1, 4), steps=STEPS)
 def test_every_history_keeps_the_slots_full_and_loses_no_request(slots, steps):
-    """Counters are what is there; a slot is free only if nothing waits; the virtual time never goes back."""
+    """Counters match; a slot is free only if no request waits; virtual time never goes back."""
     queue, waiting, running, number = FairQueue(slots), {}, {}, 0
     for kind, who, tokens, took in steps:
         before, tenant = queue.virtual_time, f"t{who}"
@@ -223,7 +223,7 @@ def test_every_history_keeps_the_slots_full_and_loses_no_request(slots, steps):
 
 @given(st.lists(st.integers(1, 300), min_size=20, max_size=60), st.lists(st.integers(1, 300), min_size=20, max_size=60))
 def test_two_that_always_wait_have_equal_tokens_but_for_one_request_each(first, second):
-    """Whatever their requests are like."""
+    """This holds for any request lengths."""
     queue, had = FairQueue(1), {"a": 0, "b": 0}
     for name, sizes in (("a", first), ("b", second)):
         for number, tokens in enumerate(sizes):
@@ -247,7 +247,7 @@ async def hold(turns, backend, tenant, seconds, log=None):
 
 
 async def test_a_turn_is_given_on_by_one_that_ends_crashes_or_is_cancelled(autojump_clock):
-    """The next one is called at once, each time."""
+    """Each time, the next one is called at once."""
     turns, backend, log = Turns(), local("mac", slots=1), []
 
     async def crash():
@@ -279,7 +279,7 @@ async def test_a_turn_is_given_on_by_one_that_ends_crashes_or_is_cancelled(autoj
 
 
 async def test_two_backends_that_name_one_engine_share_its_queue():
-    """By its address and its model; what no config names is forgotten once it rests."""
+    """Address and model identify the engine; the queue of one that no config names is removed once it is empty."""
     await trio.lowlevel.checkpoint()
     turns, one = Turns(), local("one", slots=1)
     other = attrs.evolve(one, name="other")
@@ -296,7 +296,7 @@ async def test_two_backends_that_name_one_engine_share_its_queue():
 
 
 async def test_a_full_queue_calls_the_one_that_has_to_leave():
-    """It is not its turn, and it knows whether it was its own tenant's doing."""
+    """Its error states whether its own tenant has filled the queue."""
     await trio.lowlevel.checkpoint()
     turns, backend = Turns(), local("mac", slots=1)
     with turns.turn(backend, "flood", 1):
@@ -311,7 +311,7 @@ async def test_a_full_queue_calls_the_one_that_has_to_leave():
 
 
 async def test_what_is_learned_of_answers(autojump_clock):
-    """The estimate follows the answers, the asked maximum bounds it; the wait is by tenants and slots."""
+    """Answers adjust the estimate, the requested maximum limits it; the wait depends on tenants and slots."""
     turns, backend = Turns(), local("mac", slots=2)
     line = turns.line(backend)
     assert line.tokens_of(400, None) == 100 + 256
@@ -326,7 +326,7 @@ async def test_what_is_learned_of_answers(autojump_clock):
 
 
 async def simulate(seed, *, fair):
-    """Two slots, twelve flooders with five requests each, one quiet tenant; its waits, and what was served when."""
+    """Simulate two slots, twelve flooders and a light tenant; return its waits, and the starts."""
     rng = random.Random(seed)
     turns, backend = Turns(), local("mac", slots=2)
     ends, waits, served = [], [], [0]
@@ -373,16 +373,16 @@ async def simulate(seed, *, fair):
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_a_quiet_tenant_waits_for_the_first_slot_that_ends_and_no_longer(autojump_clock, seed):
-    """Never longer than without preemption can be, whatever waits; the slots stay full."""
+async def test_a_light_tenant_waits_only_for_the_first_free_slot(autojump_clock, seed):
+    """It waits no longer than is necessary without preemption, and the slots stay busy."""
     waits, used = await simulate(seed, fair=True)
     assert all(wait <= first + 1e-6 for wait, first in waits)
     assert used >= 0.95
 
 
 @pytest.mark.ci
-async def test_without_the_queue_it_waits_for_all_who_came_before(autojump_clock):
-    """What the queue is for: first come, first served keeps the quiet tenant behind 58 requests of others."""
+async def test_without_the_queue_it_waits_for_all_earlier_requests(autojump_clock):
+    """First come, first served keeps the light tenant behind 58 requests of others."""
     waits, used = await simulate(0, fair=False)
     late = [wait / first for wait, first in waits if first > 0.1]
     assert min(late) > 5
@@ -390,7 +390,7 @@ async def test_without_the_queue_it_waits_for_all_who_came_before(autojump_clock
 
 
 async def test_a_slot_without_a_turn_is_taken_only_while_one_is_free():  # noqa: ASYNC124 - a turn reads Trio's clock
-    """Who waits is called when it is given back; with none free there is nothing to give back."""
+    """A waiting request is called when the slot is released; if none is free, none is taken."""
     turns, backend = Turns(), local("mac", slots=1)
     line = turns.try_take_slot(backend)
     assert line is turns.line(backend)

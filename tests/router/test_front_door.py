@@ -1,4 +1,4 @@
-"""The gateway: which engine gets a request, and what a client sees when none can."""
+"""The gateway: the engine for each request, and the client's error if there is none."""
 
 import datetime
 import json
@@ -40,7 +40,7 @@ class Models:
 
 
 class Engine:
-    """An engine at one port that notes what it is asked and answers through `handler`."""
+    """An engine at one port that records requests and answers through `handler`."""
 
     def __init__(self, handler=None):
         self.listener = MemoryListener()
@@ -57,7 +57,7 @@ class Engine:
 
 
 class World:
-    """A gateway in memory, and somebody to ask it."""
+    """A gateway in memory, and a client."""
 
     def __init__(self, directory):
         self.directory = directory
@@ -116,7 +116,7 @@ NONE = Models()
     ],
 )
 async def test_model_chooses_the_engine(world, directory, body, port, forwarded):
-    """A request reaches the engine that its model names, untouched unless the engine goes by another name."""
+    """The model's engine gets the request, unchanged unless the engine has another name for it."""
     engines = {"port1": Engine(), "port2": Engine()}
     gateway = await world(directory, **engines)
     answer = await gateway.ask("POST", CHAT, body)
@@ -156,7 +156,7 @@ async def test_model_chooses_the_engine(world, directory, body, port, forwarded)
 async def test_refusals_are_shaped_like_openai(  # noqa: PLR0917 (a table's columns, not an interface)
     world, directory, method, path, body, status, code, words
 ):
-    """What cannot be served gets a status, a code and a sentence that helps, in the shape that clients parse."""
+    """Each error has a status, a code and a message with a fix, in the shape that clients parse."""
     gateway = await world(directory)
     answer = await gateway.ask(method, path, body)
     error = json.loads(answer.body)["error"]
@@ -166,12 +166,12 @@ async def test_refusals_are_shaped_like_openai(  # noqa: PLR0917 (a table's colu
     assert (error["type"] == "invalid_request_error") is (status < 500)
     stopped = "ScaledToZero" in error["message"]
     assert answer.headers.get("retry-after") == ("7" if status == 503 and not stopped else None)
-    assert answer.headers.get("x-should-retry") == ("false" if stopped else None)  # U4: no client waits for a person
+    assert answer.headers.get("x-should-retry") == ("false" if stopped else None)  # U4: only a user can start it
     assert ("allow" in answer.headers) is (status == 405)
 
 
 async def test_models_are_listed_from_the_directory(world):
-    """`/v1/models` shows every model, ready or not, and one by its id, namespace and all."""
+    """`/v1/models` lists every model, ready or not, and returns one by its id with namespace."""
     directory = Models(**{"a": Backend("h", 1, "a"), "ns/b": UnavailableModel("Loading", "")})
     gateway = await world(directory)
     listed = json.loads((await gateway.ask("GET", "/v1/models")).body)
@@ -204,7 +204,7 @@ async def test_models_are_listed_from_the_directory(world):
         ("http://100.64.0.9:3000", "100.64.0.9:8080", 200),  # over a VPN
         ("http://[fd00::5]", "[fd00::5]:8080", 200),
         ("http://8.8.8.8", "127.0.0.1:8080", 403),
-        ("http://198.18.0.1", "127.0.0.1:8080", 403),  # special by its registry, and yet no network around us
+        ("http://198.18.0.1", "127.0.0.1:8080", 403),  # special by its registry, but not a network around us
         ("http://[2001::1]", "127.0.0.1:8080", 403),  # Teredo
         ("http://[2606:4700::1111]", "127.0.0.1:8080", 403),
         ("null", "127.0.0.1:8080", 403),
@@ -213,7 +213,7 @@ async def test_models_are_listed_from_the_directory(world):
     ],
 )
 async def test_web_pages_from_elsewhere_are_refused(world, origin, host, status):
-    """A page of the internet gets through to no engine, even by a name that leads here; near pages and programs do."""
+    """A page of the internet reaches no engine, even by a name that resolves to here; near pages and programs do."""
     engine = Engine()
     gateway = await world(ONE, port1=engine)
     headers = {"Host": host, "Content-Type": "application/json"} | ({} if origin is None else {"Origin": origin})
@@ -230,7 +230,7 @@ FORM = (
 
 
 async def test_a_form_with_a_file_reaches_the_engine_that_its_model_names(world):
-    """OpenAI's clients send audio as a form: `model` is read and replaced in it, and every other byte stays."""
+    """OpenAI's clients send audio as a form: only its `model` is read and replaced."""
     engine = Engine()
     gateway = await world(TWO, port2=engine)
     kind = {"Content-Type": 'multipart/form-data; boundary="b"'}
@@ -246,7 +246,7 @@ async def test_a_form_with_a_file_reaches_the_engine_that_its_model_names(world)
 
 @pytest.mark.parametrize("path", ["/infill", "/tokenize", "/detokenize", "/apply-template"])
 async def test_what_editors_ask_of_llama_cpp_goes_through(world, path):
-    """The paths that llama.cpp's server has outside /v1 reach the only model without naming it, and by its name."""
+    """llama.cpp's paths outside /v1 reach the only model without its name, and with it."""
     engine = Engine()
     gateway = await world(ONE, port1=engine)
     assert (await gateway.ask("POST", path, {"content": "x"})).status == 200
@@ -262,7 +262,7 @@ ASKED = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Header
 
 @pytest.mark.parametrize("origin", PAGES)
 async def test_a_page_reads_every_answer_and_every_refusal(world, origin):
-    """An engine's answer, in whatever framing, and each refusal of ours grant a near page its own origin, once."""
+    """An engine's answer, in any framing, and each error of the gateway allow a near page's origin, once."""
 
     async def handler(exchange):
         loose = Headers.of({"Access-Control-Allow-Origin": "*", "Access-Control-Allow-Credentials": "true"})
@@ -287,8 +287,8 @@ async def test_a_page_reads_every_answer_and_every_refusal(world, origin):
     assert GRANT not in (await gateway.ask("POST", CHAT, {"model": "gone"})).headers
 
 
-async def test_an_engine_that_has_gone_is_told_to_a_page(world):
-    """The 502 in the place of an engine's answer is readable for the page that asked."""
+async def test_an_unreachable_engine_is_reported_to_a_page(world):
+    """The 502 of the gateway is readable for the page."""
     gateway = await world(ONE)
     answer = await gateway.ask("POST", CHAT, {"model": "only"}, {"Origin": PAGES[0]})
     assert (answer.status, answer.headers.get(GRANT)) == (502, PAGES[0])
@@ -296,7 +296,7 @@ async def test_an_engine_that_has_gone_is_told_to_a_page(world):
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/models", "/health", "/nothing"])
 async def test_a_preflight_allows_what_the_page_will_send(world, path):
-    """OPTIONS with a near Origin needs no engine: the answer has methods and the headers asked for, no more."""
+    """OPTIONS with a near Origin needs no engine: the answer has only the methods and the requested headers."""
     engine = Engine()
     gateway = await world(ONE, port1=engine)
     answer = await gateway.ask("OPTIONS", path, None, ASKED | {"Origin": PAGES[0]})
@@ -304,15 +304,15 @@ async def test_a_preflight_allows_what_the_page_will_send(world, path):
     assert answer.headers.get("access-control-allow-methods") == "GET, HEAD, POST"
     assert answer.headers.get("access-control-allow-headers") == "authorization,x-stainless-os"
     assert "access-control-allow-private-network" not in answer.headers
-    wishes = ASKED | {"Origin": PAGES[1], "Access-Control-Request-Private-Network": "true"}
-    answer = await gateway.ask("OPTIONS", path, None, wishes | {"Access-Control-Request-Headers": "a b; c"})
+    requested = ASKED | {"Origin": PAGES[1], "Access-Control-Request-Private-Network": "true"}
+    answer = await gateway.ask("OPTIONS", path, None, requested | {"Access-Control-Request-Headers": "a b; c"})
     assert answer.headers.get("access-control-allow-private-network") == "true"
     assert "access-control-allow-headers" not in answer.headers
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "ftp://evil.example", "", "wss://evil.example"])
 async def test_a_page_from_elsewhere_is_granted_nothing(world, origin):
-    """A foreign page's preflight gets 403, as its request does, and no line that a browser would take for a grant."""
+    """A foreign page's preflight gets 403, as its request does, and no CORS header."""
     gateway = await world(ONE, port1=Engine())
     for method, headers in (("OPTIONS", ASKED), ("POST", {}), ("GET", {})):
         answer = await gateway.ask(method, CHAT, None, headers | {"Origin": origin})
@@ -320,8 +320,8 @@ async def test_a_page_from_elsewhere_is_granted_nothing(world, origin):
 
 
 @pytest.mark.parametrize("path", ["/", "/v1"])
-async def test_the_root_says_what_this_is(world, path):
-    """A person who opens the gateway's address in a browser, or its base URL, is told where to go."""
+async def test_the_root_describes_the_gateway(world, path):
+    """A browser at the gateway's address or base URL gets the paths to use."""
     answer = await (await world()).ask("GET", path)
     assert answer.status == 200
     assert b"/v1/chat/completions" in answer.body
@@ -329,7 +329,7 @@ async def test_the_root_says_what_this_is(world, path):
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "/v1/rerank?x=%20y", "/v1/responses"])
 async def test_every_v1_path_goes_through(world, path):
-    """The gateway keeps no list of the engine's paths: target and query arrive as sent."""
+    """The gateway has no list of the engine's paths: target and query are forwarded as sent."""
     engine = Engine()
     gateway = await world(ONE, port1=engine)
     assert (await gateway.ask("POST", path, {"model": "only"})).status == 200
@@ -337,7 +337,7 @@ async def test_every_v1_path_goes_through(world, path):
 
 
 async def test_a_clients_credentials_reach_no_engine(world):
-    """Also one without a key of its own: what a client shows is for the gateway, or for another service."""
+    """An engine without a key gets none, either: the client's key is for the gateway, or for another service."""
     engine = Engine()
     gateway = await world(ONE, port1=engine)
     await gateway.ask("POST", CHAT, {"model": "only"}, {"Authorization": "Bearer k", "X-Api-Key": "k"})
@@ -346,7 +346,7 @@ async def test_a_clients_credentials_reach_no_engine(world):
 
 
 async def test_hop_by_hop_headers_stay_on_their_hop(world):
-    """Headers of one connection are passed on in neither direction; all others are."""
+    """Headers of one connection are forwarded in neither direction; all others are."""
     engine = Engine()
     gateway = await world(ONE, port1=engine)
     headers = {"TE": "trailers", "X-Id": "7"}
@@ -354,7 +354,7 @@ async def test_hop_by_hop_headers_stay_on_their_hop(world):
     seen = engine.requests[0].headers
     assert (seen.get("x-id"), seen.get("host")) == ("7", "127.0.0.1:1")
     assert (answer.headers.get("x-engine"), answer.headers.get("keep-alive")) == ("yes", None)
-    # our test client drops `Connection` itself, so this one is written by hand
+    # our test client drops `Connection` itself, so this request is handwritten
     body = b'{"model": "only"}'
     wire = (
         b"POST /v1/x HTTP/1.1\r\nHost: g\r\nConnection: close, X-Private\r\nX-Private: 1\r\n"
@@ -369,7 +369,7 @@ async def test_hop_by_hop_headers_stay_on_their_hop(world):
 
 @pytest.mark.parametrize("status", [200, 400, 404, 500, 503])
 async def test_the_engines_own_words_pass_unchanged(world, status):
-    """Status and body of an engine's answer are the client's, errors too."""
+    """Status and body of an engine's answer are forwarded, errors too."""
 
     async def handler(exchange):
         await exchange.respond(Response.json(status, {"error": {"message": "own words"}}))
@@ -404,7 +404,7 @@ async def test_streams_pass_unbuffered(world):
 
 @pytest.mark.parametrize("begun", [False, True])
 async def test_a_client_that_leaves_stops_its_generation(world, begun):
-    """When the client goes away the engine's connection is closed, before as well as during the answer."""
+    """If the client disconnects, the engine's connection is closed, before and during the answer."""
     asked, cancelled = trio.Event(), trio.Event()
 
     async def handler(exchange):
@@ -429,7 +429,7 @@ async def test_a_client_that_leaves_stops_its_generation(world, begun):
 
 
 async def dying(stream, answer):
-    """An engine that dies after these bytes."""
+    """Close an engine's connection after these bytes."""
     await receive_until(stream, b"}")
     await stream.send_all(answer)
     await stream.aclose()
@@ -437,7 +437,7 @@ async def dying(stream, answer):
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nContent-Le", b"what?\r\n\r\n"])
 async def test_an_engine_that_dies_before_its_answer_is_a_502(nursery, answer):
-    """An engine that breaks off before its head is complete costs the client a 502 that says so."""
+    """The client gets a 502 that states the cause if the engine's head is incomplete."""
     listener = MemoryListener()
 
     async def accept():
@@ -462,7 +462,7 @@ async def test_an_engine_that_dies_before_its_answer_is_a_502(nursery, answer):
     ],
 )
 async def test_half_an_answer_is_never_passed_on_as_a_whole(nursery, answer):
-    """An engine that dies in mid-answer breaks the client's connection off too, and that is one warning."""
+    """An incomplete answer ends the client's connection without a clean end, and logs one warning."""
     listener = MemoryListener()
 
     async def accept():
@@ -481,7 +481,7 @@ async def test_half_an_answer_is_never_passed_on_as_a_whole(nursery, answer):
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-async def test_a_probe_is_told_that_the_gateway_is_there(world, method):
-    """`/health` answers 200 as an engine's does, also where no model is served."""
+async def test_a_probe_of_the_gateway_succeeds(world, method):
+    """`/health` answers 200 as an engine's does, even without a model."""
     answer = await (await world(NONE)).ask(method, "/health")
     assert (answer.status, answer.body) == (200, b'{"status":"ok"}' if method == "GET" else b"")

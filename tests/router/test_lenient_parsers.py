@@ -1,7 +1,7 @@
-"""Each lenient reading of a request is caught by the corpus of test_smuggling.py; else the corpus would show nothing.
+"""Each lenient parser is caught by the corpus of test_smuggling.py; else the corpus would prove nothing.
 
-A mutant reads what it is given as some server does that means well: it corrects the bytes, and the parser then sees
-nothing wrong. The second request of a case is then served, or the first one is.
+A mutant corrects the bytes as some lenient server does, and the parser then finds them valid. The second request of a
+case is then served, or the first one is.
 """
 
 import re
@@ -17,7 +17,7 @@ FEED, FEED_WHOLE, REQUEST_BODY = HeadReader.feed, HeadReader.feed_complete, conn
 
 
 def without_but(name, keep):
-    """Drop the lines of this name in a head but the first or the last one."""
+    """Return a mutant that drops all lines of this name in a head except the first or the last one."""
 
     def correct(head):
         lines = head.split(b"\r\n")
@@ -29,7 +29,7 @@ def without_but(name, keep):
 
 
 def dropped_beside(name, other):
-    """Drop the lines of this name where there is one of the other."""
+    """Return a mutant that drops the lines of this name if the other is present."""
     drop = without_but(name, "none")
     return lambda head: drop(head) if b"\r\n" + other + b":" in head.lower() else head
 
@@ -41,8 +41,8 @@ def replaced(pattern, by):
 HEADS = {
     "the first length counts": (without_but(b"content-length", "first"), ["two lengths"]),
     "the last length counts": (without_but(b"content-length", "last"), ["two lengths, the other order"]),
-    "chunks count beside a length": (dropped_beside(b"content-length", b"transfer-encoding"), ["CL.TE", "TE.CL"]),
-    "a length counts beside chunks": (dropped_beside(b"transfer-encoding", b"content-length"), ["CL.TE", "TE.CL"]),
+    "chunks win over a length": (dropped_beside(b"content-length", b"transfer-encoding"), ["CL.TE", "TE.CL"]),
+    "a length wins over chunks": (dropped_beside(b"transfer-encoding", b"content-length"), ["CL.TE", "TE.CL"]),
     "the first coding counts": (without_but(b"transfer-encoding", "first"), ["TE.TE", "TE.TE, the same"]),
     "a coding that is not known is none": (replaced(rb"(?i)transfer-encoding: xchunked\r\n", b""), ["TE unknown"]),
     "a coding like chunked is chunked": (
@@ -101,7 +101,7 @@ BODIES = {
 
 
 async def noticed(place, case):
-    """Whether a case is not refused as it has to be: by one 400, with nothing sent to the backend."""
+    """Return whether a case is not refused with one 400 and without a request to the backend."""
     async with place() as (front, asked):
         received = await send(front, AMBIGUOUS[case] + SECOND)
         return statuses(received) != [400] or asked != []
@@ -111,7 +111,7 @@ async def noticed(place, case):
 @pytest.mark.parametrize("place", [a_router, a_gateway], ids=["router", "gateway"])
 @pytest.mark.parametrize("mutant", HEADS)
 async def test_a_lenient_reader_of_heads_is_caught(mutant, place, monkeypatch, autojump_clock):
-    """By each of the cases that are there for it."""
+    """Each case for it fails."""
     correct, cases = HEADS[mutant]
 
     def corrected(data):
@@ -128,7 +128,7 @@ async def test_a_lenient_reader_of_heads_is_caught(mutant, place, monkeypatch, a
 @pytest.mark.soak
 @pytest.mark.parametrize("mutant", BODIES)
 async def test_a_lenient_reader_of_bodies_is_caught(mutant, monkeypatch, autojump_clock):
-    """By each of the cases that are there for it."""
+    """Each case for it fails."""
     correct, cases = BODIES[mutant]
 
     class Lenient(ChunkedBody):
@@ -156,6 +156,6 @@ async def test_a_reader_whose_sizes_have_32_bits_is_caught(monkeypatch, autojump
 
 
 def test_each_case_that_can_be_read_leniently_has_a_reader():
-    """All of the corpus but what no reader makes sense of."""
+    """Only cases that no parser accepts have none."""
     caught = {case for _, cases in (*HEADS.values(), *BODIES.values()) for case in cases}
     assert set(AMBIGUOUS) - caught == {"chunk extension without end"}

@@ -1,6 +1,6 @@
-"""The `model` of a body, found where it stands: the same answer as a parser's, without building what it parses.
+"""The `model` of a JSON body, found by a scan: the same result as a parser's, without building objects.
 
-The `model` of a form: found among files, replaced where it stands, and nothing else touched.
+The `model` of a form: found among files and replaced; everything else is unchanged.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ SPACE = st.text(" \t\r\n", max_size=3)
 
 @st.composite
 def texts(draw):
-    """An object as text: members that repeat, escapes of any kind, space anywhere between them."""
+    """Draw an object as text: repeated members, escapes of any kind, whitespace anywhere between them."""
     ascii_only = draw(st.booleans())
     written = []
     for key, value in draw(MEMBERS):
@@ -53,7 +53,7 @@ def run(asynchronous, *args):
 
 
 def scanned(body):
-    """What a scan says of a body: its model, or that it is refused."""
+    """Return the result of the scan: the model, or a refusal."""
     try:
         spans = run(find_model, body)
     except BodyError:
@@ -62,7 +62,7 @@ def scanned(body):
 
 
 def parsed(body):
-    """What a parser says; whatever is no string and not null counts alike."""
+    """Return the result of a parser; all values except strings and null are the same error."""
     try:
         payload = json.loads(body.decode("utf-8"))
     except ValueError:
@@ -75,13 +75,13 @@ def parsed(body):
 
 @given(texts())
 def test_a_scan_finds_what_a_parser_finds(body):
-    """Members that repeat, escaped names, nesting, any space: the last `model` counts."""
+    """With repeated members, escaped names, nesting and whitespace, the last `model` is used."""
     assert scanned(body) == parsed(body)
 
 
 @given(texts(), st.integers(min_value=0), st.binary(min_size=1, max_size=2))
 def test_a_broken_body_is_refused_or_understood_alike(body, at, noise):
-    """Whatever a parser accepts, the scan understands as it does; it may leave more to the engine than that."""
+    """The scan agrees with the parser on every accepted body; it may accept more, which the engine then checks."""
     at %= len(body)
     broken = body[:at] + noise + body[at + 1 :]
     if (truth := parsed(broken)) != "refused":
@@ -90,7 +90,7 @@ def test_a_broken_body_is_refused_or_understood_alike(body, at, noise):
 
 @given(texts(), NAMES.filter(lambda name: name.isprintable()))
 def test_a_replaced_model_is_all_that_changes(body, name):
-    """With another name every other member is as it was, and each `model` says the new one."""
+    """With another name every other member is unchanged, and each `model` has the new one."""
     replaced = run(replace_model, body, name, None)
     pairs = json.loads(body, object_pairs_hook=list)
     expected = [(key, name if key == "model" else value) for key, value in pairs]
@@ -119,18 +119,18 @@ def test_a_replaced_model_is_all_that_changes(body, name):
     ],
 )
 def test_bodies_of_every_kind(monkeypatch, body, model):
-    """Small bodies are parsed and large ones scanned; both say the same."""
+    """Small bodies are parsed and large ones scanned, with the same result."""
 
-    def said():
+    def model_in():
         try:
             value, _ = run(read_model, body)
         except BodyError:
             return "refused"
         return value if value is None or isinstance(value, str) else 0
 
-    assert said() == model
+    assert model_in() == model
     monkeypatch.setattr(model_field, "PARSE_BYTES", 0)
-    assert said() == model
+    assert model_in() == model
 
 
 @pytest.mark.ci
@@ -148,7 +148,7 @@ def test_bodies_of_every_kind(monkeypatch, body, model):
     ids=["arrays", "a long string", "escapes", "no object", "members", "depth", "space"],
 )
 def test_a_large_body_is_scanned_in_slices(body, least):
-    """Between two slices other tasks run; how long one takes does not depend on what the client sends."""
+    """Other tasks run between two slices; the content does not affect the length of a slice."""
     slices = 0
 
     async def count():
@@ -169,7 +169,7 @@ def test_a_large_body_is_scanned_in_slices(body, least):
 
 
 def test_too_many_parts_are_refused():
-    """The refusal names the bound."""
+    """The error has the limit."""
     with pytest.raises(BodyError, match="more than 250000 strings, objects and arrays"):
         run(find_model, b'{"x": [' + b"[]," * 150_000 + b"[]]}")
 
@@ -184,7 +184,7 @@ def form(*parts, boundary=b"xyz"):
 
 @given(st.binary(max_size=80), st.text(max_size=20), st.text(max_size=20), st.booleans())
 async def test_whatever_the_file_holds_only_the_model_changes(content, old, new, last):
-    """A file may hold anything but the boundary; reading back gives the new name and the same file."""
+    """A file may contain anything but the boundary; the result has the new name and the same file."""
     content = content.replace(b"--xyz", b"")
     parts = [part("file", content, '; filename="model"'), part("model", old.encode())]
     body = form(*(parts if last else parts[::-1]))
@@ -197,7 +197,7 @@ async def test_whatever_the_file_holds_only_the_model_changes(content, old, new,
 
 
 async def test_a_form_without_a_model_gets_one():
-    """The only model of a machine need not be named: its name is put in as a part of its own."""
+    """The model is optional on a machine with one model: its name is added as a separate part."""
     body = form(part("file", b"x"))
     found = await read_form_model(body, b"xyz")
     assert found.value is None
@@ -205,8 +205,8 @@ async def test_a_form_without_a_model_gets_one():
     assert after == form(part("model", b"whisper"), part("file", b"x"))
 
 
-async def test_of_several_the_last_counts():
-    """As in JSON."""
+async def test_of_several_the_last_is_used():
+    """JSON is handled the same way."""
     assert (await read_form_model(form(part("model", b"a"), part("model", b"b")), b"xyz")).value == "b"
 
 
@@ -224,7 +224,7 @@ async def test_of_several_the_last_counts():
     ],
 )
 async def test_what_is_no_form_is_refused(body, words):
-    """A form that is cut, endless or no form at all is refused with what is wrong."""
+    """A truncated, endless or malformed form is refused with the cause."""
     with pytest.raises(BodyError, match=words):
         await read_form_model(body, b"xyz")
 
@@ -240,12 +240,12 @@ async def test_what_is_no_form_is_refused(body, words):
     ],
 )
 def test_only_a_form_has_a_boundary(content_type, boundary):
-    """What is no form is read as JSON."""
+    """Other content types are read as JSON."""
     assert boundary_of(content_type) == boundary
 
 
 @pytest.mark.parametrize("content_type", ["multipart/form-data", "multipart/form-data; boundary="])
 def test_a_form_names_its_boundary(content_type):
-    """One that does not is refused: its parts cannot be told apart."""
+    """Without a boundary it is refused: its parts cannot be separated."""
     with pytest.raises(BodyError, match="boundary"):
         boundary_of(content_type)

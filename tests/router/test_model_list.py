@@ -1,4 +1,4 @@
-"""What a list of models says of each: its state, its uses, and the words of its engine."""
+"""The list of models: state, uses, and the engine's own figures."""
 
 import json
 
@@ -31,7 +31,7 @@ class Directory:
 
 
 async def engine(nursery, answers):
-    """Start an engine that gives these answers in turn; return how to dial it, and what it was asked."""
+    """Start an engine that gives these answers in turn; return how to connect to it, and the received requests."""
     listener, asked = MemoryListener(), []
 
     async def handle(exchange):
@@ -43,9 +43,9 @@ async def engine(nursery, answers):
 
 
 async def test_the_context_is_the_engines_own_and_asked_for_once(nursery):
-    """The list shows what the engine says of itself, with its key, and asks again only for another engine."""
-    said = {"data": [{"id": "x", "meta": META, "architecture": TEXT, "owned_by": "llamacpp"}]}
-    listener, asked = await engine(nursery, [orjson.dumps(said)])
+    """The list has the engine's value, requested with its key, and requests it again only from another engine."""
+    listed = {"data": [{"id": "x", "meta": META, "architecture": TEXT, "owned_by": "llamacpp"}]}
+    listener, asked = await engine(nursery, [orjson.dumps(listed)])
     chat = Backend("h", 1, "x", b"Authorization: Bearer k\r\n", "chat")
     async with open_http_client(listener.connect) as client:
         models, directory = ModelList(None, 7, client), Directory(chat=chat)
@@ -57,8 +57,8 @@ async def test_the_context_is_the_engines_own_and_asked_for_once(nursery):
     assert asked == [("/v1/models", "Bearer k")]
 
 
-async def test_what_an_engine_does_not_say_is_left_out(nursery):
-    """A model is listed without figures where its engine answers something else than a list, or is not there."""
+async def test_unreported_figures_are_omitted(nursery):
+    """A model is listed without figures if its engine returns something else, or is not running."""
     answers = [b"no JSON", b"[]", json.dumps({"data": []}).encode(), json.dumps({"data": [{"meta": "?"}]}).encode()]
     for answer in answers:
         listener, _ = await engine(nursery, [answer])
@@ -77,7 +77,7 @@ async def test_what_an_engine_does_not_say_is_left_out(nursery):
 
 
 async def test_an_engine_that_does_not_answer_holds_the_list_up_for_two_seconds(autojump_clock, nursery):
-    """The list comes without its figures."""
+    """The list then comes without its figures."""
 
     async def silent(exchange):
         await trio.sleep_forever()
@@ -90,8 +90,8 @@ async def test_an_engine_that_does_not_answer_holds_the_list_up_for_two_seconds(
     assert (model["id"], round(trio.current_time() - began)) == ("e", 2)
 
 
-async def test_a_model_that_does_not_answer_says_why():
-    """State, reason and sentence are there, and whether to wait."""
+async def test_an_unavailable_model_has_a_reason():
+    """The list has state, reason, message, and whether to wait."""
     entries = {
         "a": UnavailableModel("Loading", "it loads", 2),
         "b": UnavailableModel("ScaledToZero", "it is stopped", None, State.UNLOADED),

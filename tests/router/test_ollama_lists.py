@@ -1,4 +1,4 @@
-"""What a client reads that asks in Ollama's words which models there are."""
+"""Ollama's lists of models."""
 
 import json
 from types import SimpleNamespace
@@ -26,14 +26,14 @@ def names(path):
 
 
 def test_all_are_listed_and_those_that_run_apart():
-    """`/api/tags` is what there is, `/api/ps` what has an engine."""
+    """`/api/tags` has all models, `/api/ps` those with an engine."""
     assert names("/api/tags") == ["chat", "off"]
     assert names("/api/ps") == ["chat"]
     assert asked("/api/version")[1]["version"]
 
 
 def test_one_is_shown_by_its_name():
-    """Another name is not found, and a body without one is the client's fault."""
+    """An unknown name is 404, and a body without a name is a client error."""
     assert asked("/api/show", b'{"model": "chat"}')[1]["capabilities"] == ["tools"]
     assert asked("/api/show", b'{"model": "none"}') == (404, {"error": "model 'none' not found"})
     assert asked("/api/show", b"{}")[0] == 400
@@ -50,6 +50,6 @@ def test_one_is_shown_by_its_name():
     ],
 )
 def test_each_has_its_method(method, path, allow):
-    """Another one is refused, with what there is."""
-    said = answer(path, b"{}", method)
-    assert (said.headers.get("allow"), said.status == 405) == (allow, allow is not None)
+    """Other methods are refused with the allowed one."""
+    response = answer(path, b"{}", method)
+    assert (response.headers.get("allow"), response.status == 405) == (allow, allow is not None)

@@ -1,4 +1,4 @@
-"""Which pages are near, by networks and names, and what they are granted; `test_gateway` shows what follows."""
+"""Pages that are near, by networks and names, and their CORS headers; `test_gateway` has the results."""
 
 import pytest
 
@@ -43,7 +43,7 @@ CHAT = "/v1/chat/completions"
     ],
 )
 def test_a_page_is_near_by_a_list_of_networks_and_names(page, foreign):
-    """What no list names is foreign, whatever the Python at hand calls global."""
+    """An address outside the lists is foreign, even if this Python version's `is_global` differs."""
     assert is_foreign_origin(Headers.of({"Host": "127.0.0.1:8080", "Origin": f"http://{page}"})) == foreign
 
 
@@ -59,7 +59,7 @@ def test_a_page_is_near_by_a_list_of_networks_and_names(page, foreign):
     ],
 )
 def test_a_form_over_https_is_no_proxy_of_the_user_s(kind, foreign):
-    """A page that moves its name here can send a form with its https Origin; what scripts fetch, its browser blocks."""
+    """A DNS rebinding page can send a form with its https Origin; requests by scripts are blocked by the browser."""
     headers = {"Host": "evil.example:8080", "Origin": "https://evil.example"}
     assert is_foreign_origin(Headers.of(headers | ({"Content-Type": kind} if kind else {}))) == foreign
 
@@ -85,7 +85,7 @@ def test_a_form_over_https_is_no_proxy_of_the_user_s(kind, foreign):
     ],
 )
 def test_a_page_is_granted_its_own_origin_exactly_if_it_may_use_the_gateway(origin, granted):
-    """The grant names the page and no other; where there is none, there is no line at all."""
+    """The header names only that origin; otherwise there is no header."""
     head = head_of(CHAT, f"Origin: {origin}\r\n")
     lines = cors_lines(head).decode()
     assert is_foreign_origin(head.lines) is not granted
@@ -94,7 +94,7 @@ def test_a_page_is_granted_its_own_origin_exactly_if_it_may_use_the_gateway(orig
 
 
 def test_a_program_is_granted_nothing():
-    """No Origin, no lines: what programs get is as it was."""
+    """Without Origin no header is added."""
     assert cors_lines(head_of(CHAT)) == b""
 
 
@@ -109,19 +109,19 @@ def test_a_program_is_granted_nothing():
     ],
 )
 def test_a_preflight_is_what_a_browser_asks_by_itself(method, lines, is_one):
-    """Anything else with OPTIONS needs a key where there is one."""
+    """Other OPTIONS requests need a key if there is one."""
     assert is_preflight(head_of(CHAT, lines, method)) is is_one
 
 
 def test_a_page_may_delete_what_is_kept_for_it():
-    """And nothing else."""
+    """DELETE is allowed there only."""
     for path, methods in ((CHAT, "GET, HEAD, POST"), ("/v1/responses/resp_1", "GET, HEAD, POST, DELETE")):
         asked = head_of(path, "Access-Control-Request-Method: DELETE\r\n", "OPTIONS")
         assert preflight_answer(asked).headers.get("access-control-allow-methods") == methods
 
 
 def test_a_list_of_headers_that_is_none_is_not_repeated():
-    """What stands in the answer is a list of header names, or is left out."""
+    """The header has header names only, or is omitted."""
     asked = head_of(CHAT, "Access-Control-Request-Headers: a, b\r\n", "OPTIONS")
     assert preflight_answer(asked).headers.get("access-control-allow-headers") == "a, b"
     asked = head_of(CHAT, "Access-Control-Request-Headers: a; b\r\n", "OPTIONS")

@@ -1,6 +1,6 @@
-"""A quiet tenant beside twelve who always ask, at engines whose batches gain or lose with each slot that is taken.
+"""A light tenant and twelve busy ones, at engines whose batches speed up or slow down with each used slot.
 
-No clock and no sockets: what an engine computes is worked out from one end to the next. The same on llama.cpp:
+No clock and no sockets: times are computed from one end to the next. The same on llama.cpp:
 `make bench BENCH=fairness`.
 """
 
@@ -24,7 +24,7 @@ ENGINES: Final[Mapping[str, Callable[[int], float]]] = {
     "a batch gains nothing": lambda taken: 50.0 / taken,
     "a batch loses": lambda taken: 50.0 / taken * 0.85 ** (taken - 1),
 }
-"""Tokens per second of each request, by how many are computed side by side."""
+"""Tokens per second of each request, by the number of concurrent requests."""
 
 
 @attrs.frozen
@@ -35,7 +35,7 @@ class Request:
 
 
 class Queue(Protocol):
-    """What decides whose turn it is."""
+    """Chooses the next request."""
 
     def offer(self, tenant: str, ticket: Request, tokens: int) -> object: ...
     def admit(self) -> list[Request]: ...
@@ -64,7 +64,7 @@ class FirstComeFirstServed:
 
 @attrs.define
 class Played:
-    """What became of it: seconds that the quiet one waited, the shortest that were possible, and tokens in all."""
+    """The result: waits of the light tenant in seconds, the shortest possible ones, and all tokens."""
 
     waits: list[float] = attrs.field(factory=list)
     shortest: list[float] = attrs.field(factory=list)
@@ -72,7 +72,7 @@ class Played:
 
 
 def play(queue: Queue, slots: int, speed: Callable[[int], float], seed: int = 22) -> Played:
-    """Let the twelve ask one request after the other, and the quiet one a short one now and then."""
+    """Play twelve tenants that always have a request, and a light one with occasional short requests."""
     rng, played, now, count = random.Random(seed), Played(), 0.0, 0
     running: dict[Request, float] = {}
     quiet_at, asked_at = PAUSE_SECONDS, 0.0
@@ -121,8 +121,8 @@ def p99(values):
 
 @pytest.mark.parametrize("slots", [1, 2, 4])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_quiet_tenant_waits_for_the_first_end_and_the_engine_computes_as_much(engine, slots):
-    """Against a schedule that knows all ends and interrupts nothing, and against the engine's own queue."""
+def test_a_light_tenant_waits_for_the_first_end_at_equal_throughput(engine, slots):
+    """The references are a schedule that knows all ends without preemption, and the engine's own queue."""
     speed = ENGINES[engine]
     ours, alone = play(FairQueue(slots), slots, speed), play(FirstComeFirstServed(slots), slots, speed)
     assert len(ours.waits) > 100
@@ -131,8 +131,8 @@ def test_a_quiet_tenant_waits_for_the_first_end_and_the_engine_computes_as_much(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_without_the_queue_the_quiet_tenant_waits_for_all(engine):
-    """Else the test above could not fail."""
+def test_without_the_queue_the_light_tenant_waits_for_all(engine):
+    """If this failed, the test above would prove nothing."""
     alone = play(FirstComeFirstServed(2), 2, ENGINES[engine])
     assert p99(alone.waits) > 3 * p99(alone.shortest)
 

@@ -1,7 +1,7 @@
-"""Requests that two parsers could read in two ways, through the servers of a router and of a gateway, to a backend.
+"""Ambiguous requests, which two parsers could read differently, through a router and a gateway to a backend.
 
-Each carries a second request, which a lenient server would send on. Here the backend hears nothing at all, the client
-gets one refusal, and the connection ends.
+Each contains a second request that a lenient server would forward. Here the backend gets nothing, the client gets one
+error, and the connection ends.
 """
 
 from contextlib import asynccontextmanager
@@ -73,7 +73,7 @@ AMBIGUOUS = {
     "chunk of a negative size": sized(b"-11"),
     "chunk of a signed size": sized(b"+11"),
     "chunk in 0x": sized(b"0x11"),
-    "chunk size that overflows": sized(b"1" + b"0" * 14 + b"11"),  # of 64 bits the last ones say 17
+    "chunk size that overflows": sized(b"1" + b"0" * 14 + b"11"),  # the last of its 64 bits are 17
     "chunk size with a space before": sized(b" 11"),
     "chunk size that is empty": sized(b""),
     "chunk extension with a line feed": sized(b"11;x\n"),
@@ -96,7 +96,7 @@ SLOW = {
     "in its head": TOP,
     "in its body": TOP + LENGTH + b"\r\n{",
     "in a chunk": TOP + CHUNKED + b"\r\n11\r\n{",
-    "in a chunk of 4 GiB": sized(b"100000011") + SECOND,  # whose low 32 bits are the length of what was sent
+    "in a chunk of 4 GiB": sized(b"100000011") + SECOND,  # whose low 32 bits are the length of the data
 }
 
 
@@ -128,7 +128,7 @@ async def place(request):
 
 
 async def send(front, data):
-    """Send, and return all that comes until the server ends the connection."""
+    """Send, and return all data until the server ends the connection."""
     connection = await front.connect("front", 80)
     async with connection:
         await connection.send_all(data)
@@ -150,7 +150,7 @@ async def test_two_good_requests_are_two(place, autojump_clock):
 
 @pytest.mark.parametrize("data", AMBIGUOUS.values(), ids=AMBIGUOUS)
 async def test_what_can_be_read_in_two_ways_is_refused(place, autojump_clock, data):
-    """The backend hears nothing of the request nor of the second one; the client gets one 400, and the end."""
+    """The backend gets neither request; the client gets one 400, and the end of the connection."""
     front, asked = place
     assert statuses(await send(front, data + SECOND)) == [400]
     assert asked == []
@@ -158,15 +158,15 @@ async def test_what_can_be_read_in_two_ways_is_refused(place, autojump_clock, da
 
 @pytest.mark.parametrize(("data", "status"), ABOVE.values(), ids=ABOVE)
 async def test_what_is_too_large_ends_the_connection(place, autojump_clock, data, status):
-    """What follows is not taken for a request: nobody knows where the first one ends."""
+    """The rest is not parsed as a request: the end of the first one is unknown."""
     front, asked = place
     assert statuses(await send(front, data + SECOND)) == [status]
     assert asked == []
 
 
 @pytest.mark.parametrize("data", SLOW.values(), ids=SLOW)
-async def test_a_client_that_stops_is_sent_away(place, autojump_clock, data):
-    """A head or body that never ends is 408, and the backend hears nothing of it."""
+async def test_a_client_that_stops_sending_gets_an_error(place, autojump_clock, data):
+    """A head or body that never ends gets 408, and the backend gets nothing."""
     front, asked = place
     assert statuses(await send(front, data)) == [408]
     assert asked == []

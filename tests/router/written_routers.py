@@ -1,4 +1,4 @@
-"""A ModelRouter as a user writes it, compiled, and asked about one request."""
+"""Compile a ModelRouter as a user writes it, and decide about one request."""
 
 import yaml
 

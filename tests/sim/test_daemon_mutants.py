@@ -89,7 +89,7 @@ async def does_not_ask_who_uses_it(self):
 @asynccontextmanager
 async def unloads_first(context, launch, refused):
     """Also what would fit beside it is unloaded."""
-    await attempt.unload_left(context, launch)
+    await attempt.unload_leftover(context, launch)
     yield
 
 
@@ -259,7 +259,7 @@ CAUGHT = {
     sharing.test_what_a_killed_engine_has_left_stays_while_another_service_uses_it: {
         "what a killed engine has left is unloaded below another service": (
             Keeper,
-            "unload_left",
+            "unload_leftover",
             does_not_ask_who_uses_it,
         )
     },

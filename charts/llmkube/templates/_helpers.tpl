@@ -29,14 +29,14 @@
 {{- default (include "llmkube.agent" .) .Values.agents.serviceAccount.name }}
 {{- end }}
 
-{{/* What selects, for as long as the release lives: a Deployment's selector can never change. */}}
+{{/* Selector labels. They never change in a release, because a Deployment's selector is immutable. */}}
 {{- define "llmkube.selector" -}}
 app.kubernetes.io/name: {{ include "llmkube.name" . | quote }}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: controller
 {{- end }}
 
-{{/* On every object. Ours win over commonLabels: others select by them. */}}
+{{/* Labels of every object. These take precedence over commonLabels, because selectors use them. */}}
 {{- define "llmkube.labels" -}}
 {{- $ours := dict
   "app.kubernetes.io/name" (include "llmkube.name" .)
@@ -49,7 +49,7 @@ app.kubernetes.io/component: controller
 {{- toYaml (merge $ours .Values.commonLabels) }}
 {{- end }}
 
-{{/* On the controller's pods: nothing that changes with the chart alone, which would restart them. */}}
+{{/* Labels of the controller's pods, without those that change with the chart's version, which would restart the pods. */}}
 {{- define "llmkube.podLabels" -}}
 {{- $ours := include "llmkube.selector" . | fromYaml }}
 {{- $_ := set $ours "app.kubernetes.io/part-of" "llmkube" }}
@@ -61,7 +61,7 @@ image.repository is empty, and LLMKube publishes no image. From a clone of its s
   docker buildx build --push --build-arg BASE=python:3.13-slim@sha256:... -t REGISTRY/llmkube:{{ .Chart.AppVersion }} .
   docker buildx build --push --build-arg BASE=python:3.13-slim@sha256:... --build-arg EXTRAS=llama --target llama-server -t REGISTRY/llmkube-llama:{{ .Chart.AppVersion }} .
   make chart IMAGE=REGISTRY/llmkube@sha256:... CPU_ENGINE=REGISTRY/llmkube-llama@sha256:...
-Or name the image here: --set image.registry=REGISTRY,image.repository=llmkube,image.digest=sha256:...
+Or set the image here: --set image.registry=REGISTRY,image.repository=llmkube,image.digest=sha256:...
 {{- end }}
 
 {{- define "llmkube.image" -}}
@@ -75,7 +75,7 @@ Or name the image here: --set image.registry=REGISTRY,image.repository=llmkube,i
 {{- end }}
 {{- end }}
 
-{{/* The image of llama.cpp's server on CPUs; empty where the operator names another one, or wants none of ours. */}}
+{{/* The image of llama.cpp's server on CPUs; empty if the operator sets another one, or disables this one. */}}
 {{- define "llmkube.cpuEngine" -}}
 {{- with .Values.workloads.cpuEngine }}
 {{- $named := or (hasKey $.Values.workloads.images "llamacpp") (hasKey $.Values.workloads.images "llamacpp-cpu") }}
@@ -128,7 +128,7 @@ Or name the image here: --set image.registry=REGISTRY,image.repository=llmkube,i
 {{- if or .Values.metrics.serviceMonitor.enabled .Values.metrics.podMonitor.enabled }}true{{ end }}
 {{- end }}
 
-{{- /* What stands before spec.priority in the name of a PriorityClass. */}}
+{{- /* Prefix of spec.priority in the name of a PriorityClass. */}}
 {{- define "llmkube.priorityClassPrefix" -}}
 {{- ternary "llmkube-" "llmkube-service-" .Values.priorityClasses.outrankPods -}}
 {{- end }}

@@ -20,7 +20,9 @@ _VERSION_LINE = f"llmkube {__version__}"
 SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
     "Serve models": {
         "run": Entry("cli.commands.services.run:run", "Talk to a model; deploy it first if necessary."),
-        "deploy": Entry("cli.commands.services.deploy:deploy", "Create or change an InferenceService and its Model."),
+        "deploy": Entry(
+            "cli.commands.services.deploy:deploy", "Serve a model under a name, or change how it is served."
+        ),
         "pull": Entry("cli.commands.services.pull:pull", "Create a Model and fetch its file."),
         "catalog": Entry("cli.commands.models.catalog:catalog", "Show the models that can be deployed by name."),
         "scale": Entry("cli.commands.services.objects:scale", "Set the number of replicas; 0 stops the service."),
@@ -53,19 +55,19 @@ SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
     "Long-running programs": {
         "up": Entry("cli.commands.programs.up:up", "Serve models on this machine, with a Kubernetes API of its own."),
         "agent": Entry("cli.commands.programs.agent:agent", "Serve a cluster's models on this host."),
-        "controller": Entry(
-            "cli.commands.programs.controller:controller", "Reconcile Models and InferenceServices in a cluster."
-        ),
+        "controller": Entry("cli.commands.programs.controller:controller", "Serve a cluster's models in its pods."),
         "router": Entry(
-            "cli.commands.router.command:router", "Run a ModelRouter by itself, or explain how it routes a request."
+            "cli.commands.router.command:router", "Run a ModelRouter alone, or explain how it routes a request."
         ),
         "apiserver": Entry("cli.commands.programs.apiserver:apiserver", "Run the embedded API server alone."),
     },
     "Programs of the cluster's pods": {
         "fetch": Entry("programs.fetch_job.fetch:fetch_weights", "Fetch a model into a folder, as a Model's Job does."),
-        "key-proxy": Entry("programs.engine_pod:key_proxy", "Check the API keys of an engine's clients, in its pod."),
+        "key-proxy": Entry(
+            "programs.engine_pod:key_proxy", "Require API keys from the clients of an engine, in its pod."
+        ),
         "reach": Entry("programs.fetch_job.reach:reach", "Check an address from a pod, for `doctor --from-cluster`."),
-        "drain": Entry("programs.engine_pod:drain", "Wait until the engine of a terminating pod has no requests."),
+        "drain": Entry("programs.engine_pod:drain", "Answer a pod's preStop hooks once its engine has no requests."),
     },
     "Tools": {
         "doctor": Entry("cli.commands.doctor.command:doctor", "Diagnose this host and suggest fixes."),
@@ -73,11 +75,11 @@ SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
             "cli.commands.tools.migrate:convert_manifests", "Convert manifests of the first API to the current one."
         ),
         "migrate": Entry(
-            "cli.commands.tools.migrate:migrate", "Show what changes for objects that the Go implementation serves now."
+            "cli.commands.tools.migrate:migrate", "Check what changes for objects that the Go implementation serves."
         ),
         "crds": Entry("cli.commands.tools.crds:crds", "Print the CustomResourceDefinitions as YAML."),
         "rbac": Entry("cli.commands.tools.rbac:rbac", "Print the roles that a program needs in a cluster."),
-        "completion": Entry("cli.commands.tools.man:completion", "Print a shell's completion script."),
+        "completion": Entry("cli.commands.tools.man:completion", "Print a shell script that completes commands."),
         "man": Entry("cli.commands.tools.man:man", "Write a manual page for each command."),
         "version": Entry("cli.main:version", "Print the version."),
     },

@@ -178,8 +178,8 @@ def run(*argv):
     [
         (None, "cannot read the model"),
         (b"hello", "is not a GGUF file: it starts with b'hell'"),
-        (DEMO.read_bytes()[:500_000], "its own words are above"),
-        (b"GGUF" + b"\xff" * 100, "its own words are above"),
+        (DEMO.read_bytes()[:500_000], "see its output above"),
+        (b"GGUF" + b"\xff" * 100, "see its output above"),
     ],
     ids=["missing", "text", "truncated", "garbage"],
 )

@@ -1,4 +1,4 @@
-"""Which requests show a key, and what the others are told."""
+"""Client keys in requests, and the errors for requests without a valid key."""
 
 import json
 
@@ -28,13 +28,13 @@ DIGESTS = frozenset(map(digest_of_key, ("first-key", "second-key")))
         ("Cookie: key=first-key\r\n", False),
     ],
 )
-def test_each_key_counts_in_each_of_two_headers(lines, shown):
-    """Nothing else is a key: no part of one, no other scheme, and not the second of two lines."""
+def test_each_key_works_in_each_of_two_headers(lines, shown):
+    """A partial key, another scheme and the second of two header lines are not accepted."""
     assert presents_key(head_of("/v1/chat/completions?api_key=first-key", lines), DIGESTS) == shown
 
 
 def test_no_key_is_never_a_key():
-    """Who shows nothing is let in by no set of keys, also not by one that was read from an empty line."""
+    """A request without a key is rejected by every key set, including one read from an empty line."""
     assert not presents_key(head_of("/"), frozenset({digest_of_key("")}))
 
 
@@ -51,12 +51,12 @@ def test_no_key_is_never_a_key():
     ],
 )
 def test_what_brings_a_body_does_not_only_read(lines, method, only):
-    """A stranger's probe takes nothing of the room for bodies."""
+    """An unauthenticated probe uses no capacity for bodies."""
     assert is_read_only(head_of("/health", lines, method)) == only
 
 
 def test_a_refusal_is_one_that_openais_clients_understand():
-    """They read the code in the body and the scheme in the header."""
+    """OpenAI's clients read the code in the body and the scheme in the header."""
     refusal = key_refusal("why")
     assert (refusal.status, refusal.headers.get("www-authenticate")) == (401, "Bearer")
     assert json.loads(refusal.body)["error"] == {

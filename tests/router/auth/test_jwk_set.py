@@ -1,4 +1,4 @@
-"""Which keys of an issuer tokens may be signed with."""
+"""Keys of an issuer that may verify tokens."""
 
 import json
 
@@ -28,7 +28,7 @@ def read(*keys):
     ],
 )
 def test_a_key_has_the_algorithms_that_it_names_and_supports(name, more, algorithms):
-    """And for nothing that a token says."""
+    """The key alone limits the algorithms; the token's header does not."""
     [key] = read(jwk(name, **more)).keys
     assert (key.key_id, sorted(key.checks)) == (name, algorithms)
 
@@ -62,7 +62,7 @@ def test_a_key_has_the_algorithms_that_it_names_and_supports(name, more, algorit
     ],
 )
 def test_a_key_that_cannot_be_used_is_left_out_alone(given, why):
-    """The others count; the words have nothing of the key."""
+    """The other keys are still used; the error contains no key material."""
     found = parse_key_set(json.dumps({"keys": [given, jwk("ed-1")]}).encode())
     assert [each.key_id for each in found.keys] == ["ed-1"]
     assert found.left_out[0].removeprefix("keys[0]: ") in why.split("|")
@@ -83,8 +83,8 @@ def test_a_key_that_cannot_be_used_is_left_out_alone(given, why):
         b"<html>moved</html>",
     ],
 )
-def test_what_is_no_set_is_none(data):
-    """It is refused as a whole, and its words are in no error."""
+def test_an_invalid_set_is_rejected(data):
+    """The whole set is rejected, and the error quotes nothing from it."""
     with pytest.raises(KeySetError) as caught:
         parse_key_set(data)
     assert "moved" not in str(caught.value)
@@ -106,15 +106,15 @@ ODD = st.one_of(
     name=st.sampled_from(["rsa-1", "p256-1", "p384-1", "ed-1"]),
     fields=st.dictionaries(st.sampled_from(["kty", "crv", "n", "e", "x", "y", "alg", "use", "kid", "key_ops"]), ODD),
 )
-def test_whatever_stands_in_a_field_ends_no_router(name, fields):
-    """The key is read or left out, and the others count."""
+def test_no_field_value_crashes_the_router(name, fields):
+    """The key is read or skipped, and the other keys are still used."""
     found = read(jwk(name) | fields, "ed-2")
     assert "ed-2" in [each.key_id for each in found.keys]
     assert len(found.keys) + len(found.left_out) == 2
 
 
 def test_a_set_of_the_same_bytes_is_the_same():
-    """So that what was let in stays so when nothing has changed."""
+    """An unchanged set invalidates no token that was accepted."""
     assert read("ed-1") == read("ed-1")
     assert read("ed-1") != read("ed-1", "ed-2")
     assert read() != read("ed-1")

@@ -1,6 +1,6 @@
-"""Keys are read when their file changes, or fetched when it is time.
+"""Keys are read when their file changes, or fetched at intervals.
 
-What an issuer's address may answer, and what it may not do.
+Responses that an issuer's address may return, and those that are refused.
 """
 
 import json
@@ -22,7 +22,7 @@ from router.auth.token_lab import jwks
 
 @pytest.fixture
 def no_threads(monkeypatch):
-    """Under a clock that jumps while a thread works, minutes would pass meanwhile."""
+    """Run thread work inline: under an autojump clock, minutes would pass while a thread works."""
 
     async def parsed(data, limiter):
         await trio.lowlevel.checkpoint()
@@ -47,7 +47,7 @@ def in_file(tmp_path):
 
 
 async def test_a_file_is_read_before_the_router_serves(in_file, tmp_path):
-    """Its first client needs no second try."""
+    """The first client is served without a retry."""
     (tmp_path / "jwks.json").write_bytes(jwks("ed-1"))
     async with trio.open_nursery() as nursery:
         await nursery.start(JwksRefresh(lambda: in_file, no_fetch).run)
@@ -56,7 +56,7 @@ async def test_a_file_is_read_before_the_router_serves(in_file, tmp_path):
 
 
 async def test_a_file_that_changes_is_read_again(in_file, tmp_path):
-    """One that is gone or broken for a while takes nothing away, and says so once; once it is right it counts."""
+    """A missing or broken file removes no keys and is logged once; a valid file is used again."""
     file, refresh = tmp_path / "jwks.json", JwksRefresh(lambda: in_file, no_fetch)
     with capture_logs() as logs:
         await refresh.look()
@@ -85,8 +85,8 @@ async def test_a_file_that_changes_is_read_again(in_file, tmp_path):
     assert "secret-of-a-page" not in str(logs)
 
 
-async def test_a_file_that_stays_counts_for_ever_and_one_that_is_gone_for_an_hour(in_file, tmp_path, autojump_clock):
-    """A Secret that was taken away lets nobody in for longer than that."""
+async def test_an_existing_file_is_trusted_forever_and_a_missing_one_for_an_hour(in_file, tmp_path, autojump_clock):
+    """A deleted Secret is trusted for an hour at most."""
     (tmp_path / "jwks.json").write_bytes(jwks("ed-1"))
     refresh = JwksRefresh(lambda: in_file, no_fetch)
     for _ in range(5):
@@ -103,7 +103,7 @@ async def test_a_file_that_stays_counts_for_ever_and_one_that_is_gone_for_an_hou
 
 
 async def test_one_fetch_at_a_time_and_none_too_often(autojump_clock, no_threads):
-    """However many unknown names come; a slow issuer is not asked again meanwhile."""
+    """The rate holds for any number of unknown key names; a slow issuer is not asked again while a fetch is running."""
     keys, asked, running = TokenKeys("https://id.example/keys", "", random.Random(1)), [], []
 
     async def fetch(uri, most):
@@ -128,7 +128,7 @@ async def test_one_fetch_at_a_time_and_none_too_often(autojump_clock, no_threads
 
 
 async def test_an_issuer_that_is_down_is_asked_less_and_less(autojump_clock, no_threads):
-    """And its keys count on meanwhile; when it is back, they are fetched within a minute."""
+    """Its keys remain valid meanwhile; once it is back, they are fetched within a minute."""
     keys, asked, down = TokenKeys("https://id.example/keys", "", random.Random(1)), [], []
 
     async def fetch(uri, most):
@@ -154,8 +154,8 @@ async def test_an_issuer_that_is_down_is_asked_less_and_less(autojump_clock, no_
     assert len([each for each in logs if each["log_level"] == "warning"]) == 1
 
 
-async def test_keys_of_another_config_are_fetched_at_the_next_look(autojump_clock, no_threads):
-    """What comes late for the old one is nothing to the new one."""
+async def test_keys_of_another_config_are_fetched_at_the_next_check(autojump_clock, no_threads):
+    """A late response for the old config does not affect the new one."""
     first, second = (TokenKeys(f"https://id.example/{at}", "", random.Random(1)) for at in "12")
     current = [first]
 
@@ -182,7 +182,7 @@ def response(status=200, body=SET, lines=""):
 
 
 async def fetched(script, uri="http://issuer/keys?p=a", most=4096):
-    """Fetch from an issuer that answers so, and return what came, and the heads that it was sent, by its name."""
+    """Fetch from an issuer with this script; return the result and the request heads that it received."""
     heads, listener = [], MemoryListener()
 
     async def serve():
@@ -212,7 +212,7 @@ async def fetched(script, uri="http://issuer/keys?p=a", most=4096):
 
 
 async def test_a_set_is_fetched_from_the_configured_address(autojump_clock):
-    """One GET without credentials, at the port of the scheme or the URL."""
+    """The fetch is one GET without credentials, at the port of the scheme or the URL."""
     found, [head], asked = await fetched(response())
     assert (found, asked) == (SET, [("issuer", 80)])
     assert head.startswith("GET /keys?p=a HTTP/1.1\r\n")
@@ -223,7 +223,7 @@ async def test_a_set_is_fetched_from_the_configured_address(autojump_clock):
 
 
 async def chatter(connection):
-    """One that goes on for ever."""
+    """Send header lines forever."""
     await connection.send_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
     while True:
         await connection.send_all(b"3e8\r\n" + b" " * 1000 + b"\r\n")
@@ -262,7 +262,7 @@ async def drip(connection):
     ],
 )
 async def test_an_invalid_response_is_reported_without_an_address(script, words, autojump_clock):
-    """In bounded time and room; nothing else is asked for it."""
+    """Time and memory are bounded, and no second request is sent."""
     start = trio.current_time()
     found, heads, _ = await fetched(script)
     assert isinstance(found, KeysUnreadableError)
@@ -271,7 +271,7 @@ async def test_an_invalid_response_is_reported_without_an_address(script, words,
 
 
 async def test_an_unreachable_issuer_is_reported():
-    """Also a name that no resolver takes."""
+    """A name that cannot be resolved is reported, too."""
 
     async def nowhere(host, port):
         await trio.lowlevel.checkpoint()

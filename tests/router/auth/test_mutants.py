@@ -1,4 +1,4 @@
-"""Each deliberate bug of the check of tokens is caught by an attack, or by the property, of test_token_checker.py."""
+"""Each deliberate bug in the token check is caught by an attack or by the property in test_token_checker.py."""
 
 import json
 
@@ -15,19 +15,19 @@ BEARER_OF, TOKEN_OF, OBJECT_OF = token_checker.bearer_of, token_form.token_of, t
 
 
 def believing(**claims):
-    """A mutant that takes these claims as it wants them."""
+    """Return a mutant that overrides these claims."""
     return lambda patch: patch.setattr(
         token_checker, "bearer_of", lambda found, tokens, now: BEARER_OF(dict(found) | claims, tokens, now)
     )
 
 
 def at(seconds):
-    """A mutant whose leeway is as long as that, backwards or forwards."""
+    """Return a mutant with this leeway in seconds; it may be negative."""
     return lambda patch: patch.setattr(token_checker, "LEEWAY_SECONDS", seconds)
 
 
 def reading_loosely(patch):
-    """Duplicates: the last one counts."""
+    """Accept duplicate members; the last one wins."""
 
     def object_of(data):
         try:
@@ -73,7 +73,7 @@ CHECK = token_checker.TokenChecker.check
 
 
 def text_audience(patch):
-    """`in` instead of equality: a part of a text is in it."""
+    """Use `in` instead of equality: a substring matches."""
 
     def bearer_of(found, tokens, now):
         if isinstance(found.get("aud"), str) and any(each in found["aud"] for each in tokens.audiences):
@@ -84,7 +84,7 @@ def text_audience(patch):
 
 
 def converting_times(patch):
-    """`int()` of a claim, as it takes texts and other digits."""
+    """Convert a claim with `int()`, which accepts strings and non-ASCII digits."""
 
     def bearer_of(found, tokens, now):
         try:
@@ -154,7 +154,7 @@ def lets_in(shown):
 @pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_deliberate_bug_is_caught(name, monkeypatch):
-    """By an attack that gets in, or a token that the property judges otherwise."""
+    """It is caught by an attack that is accepted, or by a token that the property evaluates differently."""
     MUTANTS[name](monkeypatch)
     if any(lets_in(each) for each in ATTACKS.values()):
         return
@@ -166,7 +166,7 @@ def test_a_deliberate_bug_is_caught(name, monkeypatch):
 
 @pytest.mark.soak
 def test_without_a_bug_nothing_is_caught():
-    """Else the mutants would show nothing."""
+    """If this failed, the mutants would prove nothing."""
     assert not any(lets_in(each) for each in ATTACKS.values())
     assert lets_in(token())
     assert attrs.asdict(checker_of(*KEYS).check(token()))["team"] == "red"

@@ -1,4 +1,4 @@
-"""Who may ask a router, and as whom."""
+"""Authentication of clients and their teams."""
 
 import json
 
@@ -22,8 +22,8 @@ def keyed(folder, **changes):
     return config_of(local("mac"), auth=Auth(keys_folder=str(folder), **changes))
 
 
-async def test_a_key_names_a_team_and_no_key_names_nobody(tmp_path):
-    """Either header shows it; each line of a team's file counts; the audit log has the team and no key."""
+async def test_a_key_identifies_a_team_and_a_missing_key_is_refused(tmp_path):
+    """Either header carries the key; each line of a team's file is a key; the audit log has the team and no key."""
     (tmp_path / "red").write_text("red-key-1\nred-key-2\n")
     (tmp_path / "blue").write_text("blue-key\n")
     async with open_lab(keyed(tmp_path), mac=answer()) as lab:
@@ -33,8 +33,8 @@ async def test_a_key_names_a_team_and_no_key_names_nobody(tmp_path):
             {"X-Api-Key": "blue"},
             {"Authorization": "Basic blue-key"},
         ):
-            said = await lab.ask(headers=headers)
-            assert (said.status, json.loads(said.body)["error"]["code"]) == (401, "invalid_api_key")
+            response = await lab.ask(headers=headers)
+            assert (response.status, json.loads(response.body)["error"]["code"]) == (401, "invalid_api_key")
             assert (await lab.ask(path="/v1/models", method="GET", headers=headers)).status == 401
         for headers in (
             {"Authorization": "Bearer red-key-2"},
@@ -51,20 +51,20 @@ async def test_a_key_names_a_team_and_no_key_names_nobody(tmp_path):
 
 
 async def test_a_team_may_use_the_models_of_its_list(tmp_path):
-    """403 for the rest, and it is not listed."""
+    """Other models get 403 and are not listed."""
     (tmp_path / "red").write_text("red-key\n")
     config = keyed(tmp_path, models_of_team={"red": ("small-*",)})
     headers = {"Authorization": "Bearer red-key"}
     async with open_lab(config, mac=answer()) as lab:
         assert (await lab.ask({"model": "small-1"}, headers=headers)).status == 200
-        said = await lab.ask({"model": "large"}, headers=headers)
+        response = await lab.ask({"model": "large"}, headers=headers)
         listed = await lab.ask(path="/v1/models", method="GET", headers=headers)
-    assert (said.status, json.loads(said.body)["error"]["code"]) == (403, "model_not_allowed")
+    assert (response.status, json.loads(response.body)["error"]["code"]) == (403, "model_not_allowed")
     assert json.loads(listed.body)["data"] == []
 
 
-async def test_a_key_that_is_taken_away_counts_no_more(tmp_path):
-    """And a new one does, without a restart."""
+async def test_a_removed_key_is_refused(tmp_path):
+    """A new key is accepted without a restart."""
     (tmp_path / "red").write_text("old-key\n")
     async with open_lab(keyed(tmp_path), mac=answer()) as lab:
         assert (await lab.ask(headers={"X-Api-Key": "old-key"})).status == 200
@@ -75,7 +75,7 @@ async def test_a_key_that_is_taken_away_counts_no_more(tmp_path):
 
 
 async def test_a_page_from_elsewhere_uses_no_router():
-    """Pages of this machine may, and are told so before they ask."""
+    """Pages of this machine are allowed, and the preflight tells them so."""
     async with open_lab(config_of(local("mac")), mac=answer()) as lab:
         assert (await lab.ask(headers={"Origin": "https://evil.example"})).status == 403
         near = await lab.ask(headers={"Origin": "http://localhost:3000"})
@@ -93,12 +93,12 @@ def bearer(shown):
     return {"Authorization": f"Bearer {shown}"}
 
 
-def code_of(said):
-    return said.status, json.loads(said.body)["error"]["code"]
+def code_of(response):
+    return response.status, json.loads(response.body)["error"]["code"]
 
 
 async def test_a_token_names_a_team_and_goes_nowhere(tmp_path, capfd):
-    """Neither it nor its subject is in what a backend gets, in the audit log, in metrics or in the log."""
+    """The token and its subject are in no backend request, audit log, metric or log line."""
     shown = token("ed-1", exp=LAB_NOW + 60, sub="subject-canary", team="red")
     refused = [token("ed-2", exp=LAB_NOW + 60), token("ed-1", exp=LAB_NOW - 60)]
     canaries = [part for each in (shown, *refused) for part in each.split(".")] + ["subject-canary"]
@@ -114,7 +114,7 @@ async def test_a_token_names_a_team_and_goes_nowhere(tmp_path, capfd):
 
 
 async def test_a_client_without_a_valid_token_is_refused(tmp_path):
-    """That it has expired; of all else no more than that it is not accepted, on each road in its dialect."""
+    """Only expiry is reported; any other failure is "not accepted", in the dialect of each path."""
     async with open_lab(token_config(tmp_path), mac=answer()) as lab:
         for shown, code, challenge in (
             ("a-key", "invalid_api_key", "Bearer"),
@@ -126,17 +126,17 @@ async def test_a_client_without_a_valid_token_is_refused(tmp_path):
                 'Bearer error="invalid_token", error_description="The token expired"',
             ),
         ):
-            said = await lab.ask(headers=bearer(shown))
-            assert code_of(said) == (401, code)
-            assert said.headers.get("www-authenticate") == challenge
+            response = await lab.ask(headers=bearer(shown))
+            assert code_of(response) == (401, code)
+            assert response.headers.get("www-authenticate") == challenge
         assert (await lab.ask()).status == 401
         assert (await lab.ask(MESSAGE, path="/v1/messages", headers=bearer("a.b.c"))).status == 401
         assert (await lab.ask(path="/healthz", method="GET")).status == 200
         assert lab.players["mac"].asked == []
 
 
-async def test_keys_and_tokens_stand_beside_each_other(tmp_path):
-    """A team is the same team, whichever of both it shows; its list of models holds for both."""
+async def test_keys_and_tokens_can_be_combined(tmp_path):
+    """A team is the same with a key and with a token; its list of models applies to both."""
     (tmp_path / "keys").mkdir()
     (tmp_path / "keys" / "red").write_text("red-key\nodd.key.2\n")
     config = token_config(tmp_path, keys_folder=str(tmp_path / "keys"), models_of_team={"red": ("mac",)})
@@ -150,7 +150,7 @@ async def test_keys_and_tokens_stand_beside_each_other(tmp_path):
 
 
 async def test_rules_use_the_team_of_the_token_and_not_of_a_client_header(tmp_path):
-    """A rule for the header of a team cannot be reached by naming it."""
+    """A client cannot reach a rule for a team by sending the team's header."""
     config = token_config(tmp_path)
     rule = Rule(name="red", match=Match(headers={"x-llmkube-team": "red"}), backends=("mac",))
     config = attrs.evolve(config, rules=(rule,))
@@ -160,8 +160,8 @@ async def test_rules_use_the_team_of_the_token_and_not_of_a_client_header(tmp_pa
         assert (await lab.ask(headers=bearer(token(exp=LAB_NOW + 60, team="blue")) | claimed_team)).status == 404
 
 
-async def test_keys_that_are_rotated_count_while_the_router_runs(tmp_path):
-    """A request under way goes on; without keys there is 503 with its reason, and nothing is open."""
+async def test_rotated_keys_are_used_while_the_router_runs(tmp_path):
+    """A running request continues; without keys the router returns 503 with the reason, and accepts no token."""
     goes_on = trio.Event()
 
     async def slow(connection):
@@ -183,8 +183,8 @@ async def test_keys_that_are_rotated_count_while_the_router_runs(tmp_path):
         assert (refresh[0][0], refresh[0][2]) == (200, True)
         (tmp_path / "jwks.json").write_bytes(b'{"keys": []}')
         await JwksRefresh(lab.router.live.token_keys, None).look()
-        said = await lab.ask(headers=bearer(new))
-        assert (code_of(said), said.headers.get("retry-after")) == ((503, "no_token_keys"), "5")
+        response = await lab.ask(headers=bearer(new))
+        assert (code_of(response), response.headers.get("retry-after")) == ((503, "no_token_keys"), "5")
         assert (await lab.ask()).status == 401
         labels = {"rule": "none", "backend": "none", "classification": "none"}
         counted = [lab.metric("llmkube_router_requests_total", **labels, outcome=each) for each in COUNTED]
@@ -197,8 +197,8 @@ async def kept(into, asked):
     into.append(await asked)
 
 
-async def test_another_config_takes_the_keys_over_and_asks_for_its_own_claims(tmp_path):
-    """Who was let in for an audience that counts no more is let in no more, at the first request."""
+async def test_another_config_keeps_the_keys_and_requires_its_own_claims(tmp_path):
+    """A token for an audience that is no longer configured is refused at the first request."""
     shown = token("ed-1", exp=LAB_NOW + 60)
     async with open_lab(token_config(tmp_path), mac=answer()) as lab:
         assert (await lab.ask(headers=bearer(shown))).status == 200
@@ -210,10 +210,10 @@ async def test_another_config_takes_the_keys_over_and_asks_for_its_own_claims(tm
 
 
 async def test_keys_are_fetched_from_the_issuer(autojump_clock, monkeypatch):
-    """Until they are there, 503; a new one of them is fetched for the token that names it, which is sent once more."""
+    """Without keys the answer is 503; a token with an unknown key triggers a fetch, and is sent again."""
     key = {"keys": [jwk("ed-1")]}
 
-    async def parsed(data, limiter):  # a clock that jumps waits for no thread
+    async def parsed(data, limiter):  # an autojump clock does not wait for threads
         await trio.lowlevel.checkpoint()
         return jwks_refresh.load_key_set(data)
 
@@ -221,7 +221,7 @@ async def test_keys_are_fetched_from_the_issuer(autojump_clock, monkeypatch):
     tokens = attrs.evolve(TOKENS, jwks_file="", jwks_uri="http://issuer.svc/keys")
     config = config_of(local("mac"), auth=Auth(tokens=tokens))
     first, second = (token(name, exp=LAB_NOW + 60) for name in ("ed-1", "ed-2"))
-    issuer = Issuer([b"HTTP/1.1 503 X\r\nContent-Length: 0\r\n\r\n", answer(said=key)])
+    issuer = Issuer([b"HTTP/1.1 503 X\r\nContent-Length: 0\r\n\r\n", answer(body=key)])
 
     async def dial(host, port):
         return await (issuer.listener if host == "issuer.svc" else lab.players["mac"].listener).connect(host, port)
@@ -232,9 +232,9 @@ async def test_keys_are_fetched_from_the_issuer(autojump_clock, monkeypatch):
         await trio.sleep(3)
         assert (await lab.ask(headers=bearer(first))).status == 200
         await trio.sleep(31)
-        issuer.answers.append(answer(said={"keys": [jwk("ed-2")]}))
-        said = await lab.ask(headers=bearer(second))
-        assert (code_of(said), said.headers.get("retry-after")) == ((503, "token_keys_coming"), "2")
+        issuer.answers.append(answer(body={"keys": [jwk("ed-2")]}))
+        response = await lab.ask(headers=bearer(second))
+        assert (code_of(response), response.headers.get("retry-after")) == ((503, "token_keys_coming"), "2")
         await trio.sleep(2)
         assert (await lab.ask(headers=bearer(second))).status == 200
         assert code_of(await lab.ask(headers=bearer(first))) == (401, "invalid_token")
@@ -245,7 +245,7 @@ async def test_keys_are_fetched_from_the_issuer(autojump_clock, monkeypatch):
 
 @attrs.define(eq=False)
 class Issuer:
-    """Gives these answers, one each."""
+    """An issuer that returns each of these answers once."""
 
     answers: list
     heads: list = attrs.field(factory=list)

@@ -1,4 +1,4 @@
-"""How long the keys of an issuer count, and when they are fetched. Times are Trio's, and of no clock."""
+"""Lifetime and refresh of an issuer's keys. Times are Trio's, without a clock."""
 
 import random
 
@@ -15,7 +15,7 @@ def keys():
 
 
 def test_keys_are_fetched_at_once_and_then_every_five_minutes(keys):
-    """And not in between, without a reason."""
+    """Without a reason, none is fetched in between."""
     assert keys.is_due(0.0)
     assert keys.problem
     keys.read(parse_key_set(jwks("ed-1")), 10.0)
@@ -24,8 +24,8 @@ def test_keys_are_fetched_at_once_and_then_every_five_minutes(keys):
     assert keys.is_due(10.0 + REFRESH_SECONDS)
 
 
-def test_keys_that_cannot_be_fetched_count_for_an_hour(keys):
-    """From when they were read; failures do not make it longer."""
+def test_keys_that_cannot_be_fetched_are_valid_for_an_hour(keys):
+    """The hour starts when the keys were read; failures do not extend it."""
     keys.read(parse_key_set(jwks("ed-1")), 0.0)
     for at in range(300, 3600, 60):
         keys.failed("no connection to the issuer", float(at))
@@ -34,7 +34,7 @@ def test_keys_that_cannot_be_fetched_count_for_an_hour(keys):
 
 
 def test_pauses_between_failures_grow_to_a_minute(keys):
-    """From a second on, and begin anew after a success."""
+    """They start at one second, and again after a success."""
     pauses, now = [], 0.0
     for _ in range(10):
         keys.failed("no", now)
@@ -49,15 +49,15 @@ def test_pauses_between_failures_grow_to_a_minute(keys):
     assert keys.is_due(now + 1)
 
 
-def test_a_failure_is_no_leave_for_unknown_names_to_ask(keys):
-    """They wait as long as after a success, however often they come."""
+def test_a_failure_lets_unknown_names_fetch_no_sooner(keys):
+    """Unknown key names wait as long as after a success, however many there are."""
     keys.failed("no", 0.0)
     assert not keys.request_refetch(REFETCH_SECONDS - 1)
     assert keys.request_refetch(REFETCH_SECONDS)
 
 
 def test_the_same_set_read_again_changes_nothing(keys):
-    """Its version is that of before; another set has another one."""
+    """The version stays the same; a different set has a different version."""
     keys.read(parse_key_set(jwks("ed-1")), 0.0)
     keys.read(parse_key_set(jwks("ed-1")), 1.0)
     assert keys.version == 1

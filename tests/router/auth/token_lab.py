@@ -1,4 +1,4 @@
-"""An issuer: keys of each kind, sets of them, and tokens that are written by hand, so that any of it can be wrong."""
+"""An issuer for tests: keys of each kind, key sets, and handwritten tokens, so that each part can be made invalid."""
 
 import base64
 import functools
@@ -15,7 +15,7 @@ from llmkube.router.auth.token_checker import TokenChecker
 from llmkube.router.auth.token_keys import TokenKeys
 from llmkube.router.config.routing_config import Tokens
 
-NOW = 1795478400.0  # 2026-11-24: what a lab's wall clock says
+NOW = 1795478400.0  # 2026-11-24: the wall clock of a lab
 TOKENS = Tokens(
     provider="corp", issuer="https://id.example", audiences=("llm", "other"), team_claim="team", jwks_file="keys"
 )
@@ -33,7 +33,7 @@ def written(value):
 
 @functools.cache
 def key_named(name):
-    """Return a private key; the same for the same name. Its kind is what stands before the hyphen."""
+    """Return the private key of this name, always the same. The part before the hyphen is its kind."""
     kind = name.partition("-")[0]
     if kind == "ed":
         return ed25519.Ed25519PrivateKey.generate()
@@ -48,7 +48,7 @@ def integer(number, size=None):
 
 
 def jwk(name, **more):
-    """Return a public key as it stands in a set."""
+    """Return a public key as a member of a JWK set."""
     public = key_named(name).public_key()
     if isinstance(public, ed25519.Ed25519PublicKey):
         raw = public.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
@@ -69,7 +69,7 @@ def jwks(*keys):
 
 
 def signature(name, algorithm, data):
-    """Sign as an algorithm says, by cryptography and not by what checks it."""
+    """Sign with an algorithm, using `cryptography` and not the code under test."""
     key = key_named(name)
     if algorithm == "EdDSA":
         return key.sign(data)
@@ -87,11 +87,11 @@ def token(name="ed-1", algorithm="EdDSA", *, header=None, claims=None, **changes
     """Return a token; without changes, one that is accepted.
 
     Args:
-        name: Whose key signs it.
-        algorithm: By which it is signed, and that it says.
-        header: Instead of the usual one.
-        claims: Instead of the usual ones.
-        changes: Of the claims; None takes one away.
+        name: Name of the signing key.
+        algorithm: Signing algorithm, also named in the header.
+        header: Replaces the usual header.
+        claims: Replaces the usual claims.
+        changes: Claims to change; None removes one.
     """
     header = {"alg": algorithm, "kid": name, "typ": "JWT"} if header is None else header
     if claims is None:
@@ -121,7 +121,7 @@ class Clock:
 
 
 def checker_of(*keys, tokens=TOKENS, wall=None, clock=None, uri=""):
-    """Return what checks tokens of an issuer with these keys."""
+    """Return a checker of tokens for an issuer with these keys."""
     known = TokenKeys(uri, "" if uri else "keys", random.Random(1))
     clock = clock or Clock(0.0)
     if keys:

@@ -1,4 +1,4 @@
-"""The file of the budgets: what was written is there, whole, whoever was killed in between."""
+"""The budget file: completed writes are durable and whole after a kill."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ def read(file):
 
 
 def test_what_was_written_is_there_again(file):
-    """What is set aside, of any size, in place of what was, and what was taken."""
+    """The file has the reserved amounts, of any size, and the charges; a write replaces the amounts before it."""
     file.write([held(Amount(1)), held(Amount(0, 1), "blue")], [], {}, 9.0)
     file.write([held(), held(Amount(), "blue")], [CHARGE], {}, 10.0)
     saved = read(file)
@@ -47,7 +47,7 @@ def test_what_was_written_is_there_again(file):
 
 
 def test_what_left_its_window_is_removed(file):
-    """So the file stays small; a window that was made longer counts for what was taken before."""
+    """The file stays small; an extended window still includes earlier charges."""
     file.write([], [CHARGE], {}, 10.0)
     file.write([], [], {"month": 7200.0}, 20.0)
     file.write([], [], {}, 3661.0)
@@ -57,14 +57,14 @@ def test_what_left_its_window_is_removed(file):
 
 
 def test_two_processes_do_not_share_it(file, monkeypatch):
-    """Each would admit all of it."""
+    """Each process would admit the full budget."""
     monkeypatch.setattr("llmkube.router.budget_store.budget_file._BUSY_SECONDS", 0.0)
     with pytest.raises(UserError, match="are in use by another process"):
         BudgetFile(file.path).open()
 
 
 def test_a_damaged_file_is_named_and_left_as_it_is(file):
-    """Nothing begins at nothing by itself: its owner moves the file away."""
+    """The budget is not reset automatically: its owner moves the file away."""
     file.close()
     file.path.write_bytes(b"no database" * 1000)
     with pytest.raises(UserError, match=r"ml\.r\.db are damaged .*move the file"):
@@ -73,7 +73,6 @@ def test_a_damaged_file_is_named_and_left_as_it_is(file):
 
 
 def test_a_newer_file_is_refused(file):
-    """Not misread."""
     file.close()
     with sqlite3.connect(file.path) as connection:
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
@@ -83,7 +82,7 @@ def test_a_newer_file_is_refused(file):
 
 
 def test_a_kill_leaves_each_write_that_was_answered(tmp_path):
-    """SIGKILL in the middle of writes: at least those are there that the process has told of."""
+    """After SIGKILL during writes, the file has at least those that the process has acknowledged."""
     script = (
         "import sys; from router.budget_store.test_budget_file import *\n"
         "one = budget_file_of(Path(sys.argv[1]), 'ml/r'); one.open()\n"

@@ -1,4 +1,4 @@
-"""Budgets that a router keeps in a file: written before anything is sent, and there after its end."""
+"""Budgets in a router's file: written before a request is sent, and read after a restart."""
 
 import itertools
 import random
@@ -25,8 +25,7 @@ def lab(tmp_path, script=None, **changes):
     return open_lab(limited(**changes), budgets_folder=tmp_path, a=script or answered())
 
 
-async def test_what_was_taken_counts_after_a_restart(tmp_path):
-    """The next process begins where this one ended."""
+async def test_charges_survive_a_restart(tmp_path):
     async with lab(tmp_path) as one:
         assert (await one.ask(ASKED | SMALL)).status == 200
         assert taken(one) == 8
@@ -35,7 +34,7 @@ async def test_what_was_taken_counts_after_a_restart(tmp_path):
 
 
 async def still_under_way(tmp_path):
-    """Ask a backend that never answers, and return what a killed process would leave: a copy of the files."""
+    """Send a request to a silent backend; return a copy of the files that a killed process would leave."""
     reached = trio.Event()
 
     async def script(connection):
@@ -52,8 +51,8 @@ async def still_under_way(tmp_path):
     return reserved
 
 
-async def test_a_request_is_in_the_file_before_its_backend_hears_of_it(tmp_path):
-    """Who kills the router then does not get that request for nothing: it is charged as reserved."""
+async def test_a_request_is_in_the_file_before_it_is_sent(tmp_path):
+    """Killing the router makes no request free: it is charged as reserved."""
     reserved = await still_under_way(tmp_path)
     assert reserved > 10
     async with lab(tmp_path) as other:
@@ -75,7 +74,7 @@ async def test_a_deliberate_bug_is_caught(tmp_path, monkeypatch):
 
 
 async def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch):
-    """503, the backend hears nothing, and nothing stays reserved; `/readyz` says why; then it goes on."""
+    """The answer is 503, nothing is sent or stays reserved, and `/readyz` has the reason; later requests succeed."""
     real = budget_file.BudgetFile.write
 
     def full(self, held, charges, windows, now):
@@ -96,7 +95,7 @@ async def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch):
 
 
 async def test_a_damaged_file_keeps_a_router_with_budgets_from_starting(tmp_path):
-    """It would admit everything once more. One without budgets does not read it."""
+    """It would admit the full budget again. A router without budgets does not read the file."""
     file = budget_file_of(tmp_path, "default/r")
     file.path.write_bytes(b"no database" * 1000)
     with pytest.RaisesGroup(pytest.RaisesExc(UserError, match="damaged"), flatten_subgroups=True):
@@ -105,7 +104,7 @@ async def test_a_damaged_file_keeps_a_router_with_budgets_from_starting(tmp_path
 
 
 async def test_under_load_few_requests_wait_for_the_disk(tmp_path, monkeypatch):
-    """Hundreds share a few writes, and a kill right after them charges at least what they took."""
+    """Hundreds of requests share a few writes, and a kill right after them charges at least what they consumed."""
     writes, real = [], budget_file.BudgetFile.write
 
     def counted(self, *arguments, **named):
@@ -131,7 +130,7 @@ async def test_under_load_few_requests_wait_for_the_disk(tmp_path, monkeypatch):
 
 
 async def test_without_requests_the_file_has_the_consumed_amount(tmp_path, monkeypatch):
-    """What was left for further requests is set aside no more, a moment after the last one."""
+    """Amounts set aside for further requests are released a moment after the last one."""
     real, rests = budget_file.BudgetFile.write, trio.Event()
 
     def record_write(self, held, *more, **named):
@@ -151,7 +150,7 @@ async def test_without_requests_the_file_has_the_consumed_amount(tmp_path, monke
 
 
 async def test_what_was_taken_while_the_disk_failed_is_written_afterwards(tmp_path, monkeypatch):
-    """By itself, a second later; `/readyz` is well again."""
+    """It is written a second later without a request; `/readyz` is ready again."""
     real, failed = budget_file.BudgetFile.write, trio.Event()
 
     def only_reserves(self, held, charges, windows, now):
@@ -176,7 +175,7 @@ async def test_what_was_taken_while_the_disk_failed_is_written_afterwards(tmp_pa
 
 
 async def test_a_first_budget_by_reload_opens_its_file_by_itself(tmp_path, monkeypatch, autojump_clock):
-    """Requests are refused while the file is in use; once it is free they are answered, without another reload."""
+    """Requests are refused while the file is in use; once it is free they are answered without another reload."""
     file = budget_file_of(tmp_path, "default/r")
     attempts, real = [], budget_file.BudgetFile.open
 

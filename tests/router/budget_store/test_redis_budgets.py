@@ -1,4 +1,4 @@
-"""Budgets that routers share, kept by a real redis-server: one count, over crashes of either side."""
+"""Budgets that routers share in a real redis-server: one total, even if either side crashes."""
 
 import signal
 from contextlib import asynccontextmanager, contextmanager
@@ -25,7 +25,7 @@ async def server():
 
 @asynccontextmanager
 async def lab(server, tmp_path, script=None, *, config=None, password=PASSWORD):
-    """A router whose budgets are at the server."""
+    """Open a router whose budgets are at the server."""
     file = tmp_path / "password"
     file.write_text(f"{password}\n")
     store = RedisStore(host="127.0.0.1", port=server.port, password_file=str(file))
@@ -35,8 +35,8 @@ async def lab(server, tmp_path, script=None, *, config=None, password=PASSWORD):
 
 
 async def test_two_routers_have_one_count(server, tmp_path):
-    """What one has taken the other may not take; it is told when there is room again."""
-    never = answer(said=ANSWER | {"usage": None})  # charged as reserved: nothing is given back after the refusal
+    """One router cannot take what the other has taken; its refusal has the correct wait."""
+    never = answer(body=ANSWER | {"usage": None})  # charged as reserved: nothing is released after the refusal
     async with lab(server, tmp_path, never) as one, lab(server, tmp_path) as other:
         while (answered := await one.ask(ASKED | {"max_tokens": 100})).status == 200:
             pass
@@ -48,8 +48,8 @@ async def test_two_routers_have_one_count(server, tmp_path):
 
 
 @pytest.mark.ci
-async def test_what_was_taken_counts_after_a_restart(server, tmp_path):
-    """The next process asks the server, and what the last one has settled counts as taken."""
+async def test_charges_survive_a_restart(server, tmp_path):
+    """The next process reads the server; charges that the last one settled are included."""
     async with lab(server, tmp_path) as one:
         assert (await one.ask(ASKED | SMALL)).status == 200
     async with lab(server, tmp_path) as other:
@@ -59,12 +59,12 @@ async def test_what_was_taken_counts_after_a_restart(server, tmp_path):
 
 
 def looked(held, tokens=16):
-    """Whether so much is taken at the server, as it was read since the last request."""
+    """Return whether this amount is taken at the server, as last read."""
     return taken(held) == tokens
 
 
 async def test_a_crash_leaves_what_was_reserved(server, tmp_path):
-    """A router that never settles has its request charged as reserved, at once and without anybody finding out."""
+    """A request that is never settled is charged as reserved, at once and without failure detection."""
     async with lab(server, tmp_path, error(500)) as one:
         monkey = redis_budgets.RedisBudgets.settle
         redis_budgets.RedisBudgets.settle = lambda *_: None
@@ -78,14 +78,14 @@ async def test_a_crash_leaves_what_was_reserved(server, tmp_path):
 
 
 async def test_never_more_is_admitted_than_the_limit(server, tmp_path):
-    """Three routers and sixty clients at once: what all have reserved and taken is within the limit."""
+    """With three routers and sixty concurrent clients, reservations and charges stay within the limit."""
     admitted = []
 
     async def ask(held):
         answered = await held.ask(ASKED | {"max_tokens": 10})
         admitted.append(answered.status)
 
-    never = answer(said=ANSWER | {"usage": None})  # charged as reserved
+    never = answer(body=ANSWER | {"usage": None})  # charged as reserved
     config = limited(max_tokens=2000)
     async with (
         lab(server, tmp_path, never, config=config) as one,
@@ -102,14 +102,14 @@ async def test_never_more_is_admitted_than_the_limit(server, tmp_path):
 
 
 async def test_a_server_that_is_away_refuses_and_is_found_again(server, tmp_path):
-    """503, nothing is sent, `/readyz` names the server; requests without a budget are not held up."""
+    """The answer is 503, nothing is sent, `/readyz` names the server; requests without a budget are not delayed."""
     async with lab(server, tmp_path) as held:
         assert (await held.ask(ASKED | SMALL)).status == 200
         server.signal(signal.SIGKILL)
         refused = await held.ask(ASKED | SMALL)
         assert (refused.status, b"budget_not_kept" in refused.body) == (503, True)
         assert len(held.players["a"].asked) == 1
-        assert f"127.0.0.1:{server.port}: " in held.router.ready()[1]
+        assert f"127.0.0.1:{server.port} is unavailable: " in held.router.ready()[1]
         await server.start()
         await until(lambda: not held.router.ready()[1])
         assert (await held.ask(ASKED | SMALL)).status == 200
@@ -117,9 +117,9 @@ async def test_a_server_that_is_away_refuses_and_is_found_again(server, tmp_path
 
 @contextmanager
 def frozen(server, monkeypatch):
-    """Stop the server, for requests that wait for it a short time; before and after, a slow answer is no lost one.
+    """Stop the server, with a short timeout for requests; before and after, the timeout is long.
 
-    One that is lost may stay reserved, so that a later request finds no room.
+    A lost answer may leave its amount reserved, so that a later request does not fit.
     """
     server.signal(signal.SIGSTOP)
     with monkeypatch.context() as patch:
@@ -129,7 +129,7 @@ def frozen(server, monkeypatch):
 
 
 async def test_a_server_that_hangs_refuses_within_its_time(server, tmp_path, monkeypatch):
-    """A frozen server costs each request its seconds and no more, and serves again once it goes on."""
+    """A frozen server delays each request by its timeout only, and serves again once it is resumed."""
     async with lab(server, tmp_path) as held:
         assert (await held.ask(ASKED | SMALL)).status == 200
         with frozen(server, monkeypatch):
@@ -139,30 +139,30 @@ async def test_a_server_that_hangs_refuses_within_its_time(server, tmp_path, mon
 
 
 async def test_a_wrong_password_is_reported_without_its_text(server, tmp_path, capsys):
-    """The log and `/readyz` have the server's words and not the password."""
+    """The log and `/readyz` have the server's error and not the password."""
     async with lab(server, tmp_path, password="opensesame") as held:
         assert (await held.ask(ASKED | SMALL)).status == 503
-        said = held.router.ready()[1] + capsys.readouterr().out
-        assert "127.0.0.1" in said
-        assert "opensesame" not in said
+        text = held.router.ready()[1] + capsys.readouterr().out
+        assert "127.0.0.1" in text
+        assert "opensesame" not in text
 
 
 async def test_settlements_wait_for_the_server(server, tmp_path, monkeypatch):
-    """What an answer took that ended while the server was away is told when it is back."""
+    """An answer that ended while the server was away is charged once the server is back."""
     go_on = trio.Event()
 
     async def script(connection):
         await go_on.wait()
         await connection.send_all(answer())
 
-    # Room for one of the large requests with the small one, which the server may have reserved, and not for two
+    # Capacity for one large request with the small one, which the server may have reserved, and not for two
     config = limited(max_tokens=500)
     async with lab(server, tmp_path, script, config=config) as held, trio.open_nursery() as nursery:
         nursery.start_soon(held.ask, ASKED | {"max_tokens": 250})
         await until(lambda: held.players["a"].asked)
         with frozen(server, monkeypatch):
             assert (await held.ask(ASKED | SMALL)).status == 503
-            await until(lambda: f"{server.port}: no answer" in held.router.ready()[1])
+            await until(lambda: f"{server.port} is unavailable: no response" in held.router.ready()[1])
             go_on.set()
             await until(lambda: "ok" in [line["outcome"] for line in held.audit])
         await until(lambda: not held.router.ready()[1])
@@ -174,12 +174,12 @@ async def test_settlements_wait_for_the_server(server, tmp_path, monkeypatch):
 
 
 async def test_a_budget_of_each_team_and_of_all(server, tmp_path):
-    """A request counts in both, or in none: where the team has no room, the router's budget loses nothing."""
+    """A request is charged to both budgets or to none: if the team's is full, the router's is unchanged."""
     team = Budget(name="t", scope="team", window_seconds=3600, max_tokens=100)
     every = Budget(name="all", scope="router", window_seconds=60, max_tokens=250)
     config = config_of(local("a"), budgets=(every, team))
-    unsaid = answer(said=ANSWER | {"usage": None})
-    async with lab(server, tmp_path, unsaid, config=config) as held:
+    without_usage = answer(body=ANSWER | {"usage": None})
+    async with lab(server, tmp_path, without_usage, config=config) as held:
         blue, red = {"X-LLMKube-Team": "blue"}, {"X-LLMKube-Team": "red"}
         assert (await held.ask(ASKED | SMALL, headers=blue)).status == 200
         for _ in range(5):
@@ -188,16 +188,16 @@ async def test_a_budget_of_each_team_and_of_all(server, tmp_path):
 
 
 async def test_a_stream_is_settled_by_its_usage(server, tmp_path):
-    """As an answer in one piece is."""
-    said = piece("yes", "stop", usage={"prompt_tokens": 3, "completion_tokens": 5})
-    async with lab(server, tmp_path, stream(said, DONE)) as held:
+    """A stream is settled like an answer in one piece."""
+    last = piece("yes", "stop", usage={"prompt_tokens": 3, "completion_tokens": 5})
+    async with lab(server, tmp_path, stream(last, DONE)) as held:
         for _ in range(20):  # 100 tokens reserved each, 8 taken
             assert (await held.read(ASKED | SMALL | {"stream": True}))[0] == 200
 
 
 @pytest.mark.ci
-async def test_a_settlement_whose_answer_is_lost_counts_once(server, tmp_path, monkeypatch):
-    """It is told again under its name, and gives nothing back twice."""
+async def test_a_settlement_whose_answer_is_lost_is_applied_once(server, tmp_path, monkeypatch):
+    """It is repeated under its name, and releases nothing twice."""
     real, call_ids = redis_budgets._run, []
 
     async def run(client, script, call):
@@ -228,7 +228,7 @@ MUTANTS = {
 @pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 async def test_a_deliberate_bug_is_caught(name, server, tmp_path, monkeypatch):
-    """Each of these admits more than the limit in `test_never_more_is_admitted_than_the_limit`."""
+    """Each bug admits more than the limit in `test_never_more_is_admitted_than_the_limit`."""
     script, old, new = MUTANTS[name]
     text = getattr(redis_scripts, script)
     assert old in text

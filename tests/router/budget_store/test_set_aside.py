@@ -1,4 +1,4 @@
-"""What a budget's file sets aside: whoever kills the router at any moment gets nothing for nothing."""
+"""Amounts that a budget file sets aside: a kill at any moment makes no request free."""
 
 import random
 
@@ -28,7 +28,7 @@ def write(aside, **changes):
 
 
 def test_a_request_alone_is_written_as_it_is():
-    """It waits for the write, which sets aside what it may take and no more."""
+    """The request waits for the write, which sets aside its maximum and no more."""
     aside = Holds()
     assert not aside.reserve(ONE, seconds)
     assert write(aside) == (ONE, {})
@@ -36,7 +36,7 @@ def test_a_request_alone_is_written_as_it_is():
 
 
 def test_under_load_requests_wait_for_no_write():
-    """Room is left for twice what the last ones took; without requests none is left."""
+    """Twice the recent consumption is set aside; without requests nothing is."""
     aside = Holds()
     aside.reserve(ONE, seconds)
     write(aside)
@@ -56,7 +56,7 @@ def test_under_load_requests_wait_for_no_write():
 
 
 def test_the_last_write_leaves_no_room():
-    """The next process is charged with what was taken, and with requests that never ended."""
+    """The next process is charged for consumption and for requests that never ended."""
     aside = Holds()
     aside.reserve(ONE, seconds)
     aside.reserve(ONE, seconds)
@@ -64,8 +64,8 @@ def test_the_last_write_leaves_no_room():
     assert write(aside, is_last=True) == (ONE, ONE)
 
 
-def test_after_a_failed_write_both_files_count():
-    """Of the old one and the new one the smaller is held, and the next write says all of it."""
+def test_after_a_failed_write_both_files_are_respected():
+    """The smaller of the old and the new amount is available, and the next write has the full state."""
     aside = Holds()
     aside.reserve(ONE, seconds)
     aside.failed(aside.plan())
@@ -74,7 +74,7 @@ def test_after_a_failed_write_both_files_count():
 
 
 class File:
-    """A file of budgets, which a kill may leave before or after the write under way."""
+    """A budget file that a kill may leave before or after the current write."""
 
     def __init__(self):
         self.held, self.taken = {}, {}
@@ -88,13 +88,13 @@ class File:
 
 
 class Play:
-    """Requests, and writes that fail, at random, with a kill at every step."""
+    """Random requests and failing writes, with a kill at every step."""
 
     def __init__(self, seed):
         self.rng = random.Random(seed)
         self.aside, self.file, self.taken = Holds(), File(), dict.fromkeys(KEYS, Amount())
         self.sent, self.waiting = [], []
-        self.under_way = None  # of a write: its plan, and who waits for it
+        self.under_way = None  # The write in progress: its plan, and the requests that wait for it
 
     def begin(self):
         keys = self.rng.sample(KEYS, self.rng.randint(1, 3))
@@ -117,7 +117,7 @@ class Play:
             return
         (plan, batch), self.under_way = self.under_way, None
         failed = self.rng.random() < 0.3
-        if not failed or self.rng.random() < 0.3:  # one that fails at its very end has come through
+        if not failed or self.rng.random() < 0.3:  # a write that fails at its very end may have reached the disk
             self.file.take(plan)
         (self.aside.failed if failed else self.aside.written)(plan)
         for accounts in batch:
@@ -128,7 +128,7 @@ class Play:
                 self.sent.append(accounts)
 
     def kill(self):
-        """Raise if the next process would charge less than the requests took, or than those that were sent may take."""
+        """Raise if the next process would charge less than the consumption, or than sent requests may consume."""
         after = File()
         after.held, after.taken = dict(self.file.held), dict(self.file.taken)
         if self.under_way is not None:
@@ -149,7 +149,7 @@ def play(*seeds, steps=400):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_kill_at_any_moment_charges_at_least_what_was_taken(seed):
-    """Before, in and after writes that succeed, fail, or seem to fail."""
+    """Kills happen before, during and after writes that succeed, fail, or seem to fail."""
     play(seed)
 
 
@@ -206,7 +206,7 @@ def _drops_charges_that_came_meanwhile(monkeypatch):
     ],
 )
 def test_deliberate_bugs_are_caught(monkeypatch, mutate):
-    """The play above fails for each."""
+    """The simulation above fails for each."""
     mutate(monkeypatch)
     with pytest.raises((AssertionError, KeyError)):
         play(*range(40))

@@ -1,4 +1,4 @@
-"""A rolling window: never more than the limit in any of them."""
+"""A rolling window: no window exceeds the limit."""
 
 import random
 
@@ -14,7 +14,7 @@ def account(tokens=100, nano_usd=None, window_seconds=HOUR):
 
 
 def take(of, tokens, now):
-    """Reserve and settle at once; whether there was room."""
+    """Reserve and settle at once; return whether it fit."""
     if of.wait_seconds(Amount(tokens), now) != 0.0:
         return False
     of.reserve(Amount(tokens))
@@ -22,8 +22,8 @@ def take(of, tokens, now):
     return True
 
 
-def test_what_is_reserved_counts_until_it_is_settled():
-    """A second request sees the first one's reserve, and afterwards what it really took."""
+def test_a_reservation_is_held_until_it_is_settled():
+    """A second request sees the first one's reservation, and later what it consumed."""
     one = account()
     one.reserve(Amount(80))
     assert one.wait_seconds(Amount(30), 0.0) != 0.0
@@ -33,7 +33,7 @@ def test_what_is_reserved_counts_until_it_is_settled():
 
 
 def test_what_was_taken_leaves_with_its_window():
-    """Not before, and at most a sixtieth later; the wait that is told is enough."""
+    """It expires no earlier and at most a sixtieth later; the reported wait is sufficient."""
     one = account()
     assert take(one, 100, 10.0)
     wait = one.wait_seconds(Amount(1), 10.0)
@@ -43,20 +43,20 @@ def test_what_was_taken_leaves_with_its_window():
 
 
 def test_what_never_fits_is_not_waited_for():
-    """None, and not a time after which it is refused again."""
+    """The wait is None, not a time after which it is refused again."""
     assert account().wait_seconds(Amount(101), 0.0) is None
 
 
 def test_dollars_and_tokens_both_count():
-    """The one that is short decides."""
+    """The limit that is reached first decides."""
     one = account(tokens=100, nano_usd=50)
     one.reserve(Amount(10, 40))
     assert one.wait_seconds(Amount(10, 10), 0.0) == 0.0
     assert one.wait_seconds(Amount(10, 11), 0.0) != 0.0
 
 
-def test_where_only_requests_under_way_stand_in_the_way_a_step_is_waited():
-    """Nobody knows when they end."""
+def test_a_budget_reserved_by_running_requests_is_retried_after_a_step():
+    """Their end is not known."""
     one = account()
     one.reserve(Amount(100))
     assert one.wait_seconds(Amount(1), 0.0) == HOUR / STEPS
@@ -64,7 +64,7 @@ def test_where_only_requests_under_way_stand_in_the_way_a_step_is_waited():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_window_holds_more_than_the_limit(seed):
-    """Random requests at random times, some under way for long: whatever window one looks at, the limit holds."""
+    """Requests are random, some long; the limit holds in each window."""
     rng, one, now = random.Random(seed), account(), 0.0
     open_requests, took = [], []
     for _ in range(2000):
@@ -84,7 +84,7 @@ def test_no_window_holds_more_than_the_limit(seed):
 
 
 def test_an_idle_account_may_be_forgotten():
-    """Once everything has left it."""
+    """An account is idle once all its charges have expired."""
     one = account()
     assert one.is_idle(0.0)
     assert take(one, 1, 0.0)

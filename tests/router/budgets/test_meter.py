@@ -1,4 +1,4 @@
-"""Which budgets a request is under, what is reserved for it, and what it is charged."""
+"""Budgets of a request, its reservation, and its charge."""
 
 import random
 from decimal import ROUND_CEILING, Decimal, localcontext
@@ -54,7 +54,7 @@ def used(meter, config, now=0.0):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_price_is_exact_and_rounded_up(seed):
-    """As decimals say: not a billionth of a dollar less, whatever the prices and however many tokens."""
+    """The price equals the decimal one to a billionth of a dollar, for any prices and numbers of tokens."""
     rng = random.Random(seed)
     with localcontext(prec=100):
         for _ in range(200):
@@ -66,12 +66,11 @@ def test_a_price_is_exact_and_rounded_up(seed):
 
 
 def test_without_a_budget_nothing_is_reserved_or_capped():
-    """A router without budgets does no arithmetic, and changes no request."""
     assert reserve(Meter(), config_of()) is NO_RESERVATION
 
 
 def test_prompt_and_answer_are_reserved_and_settled():
-    """At most a token for each byte of the body, and as many as the request asks for; then what it took."""
+    """One token per byte of the body plus the requested maximum is reserved; the actual usage is charged."""
     meter, config = Meter(), config_of(budget())
     found = reserve(meter, config)
     assert used(meter, config) == {"b": 200}
@@ -80,7 +79,7 @@ def test_prompt_and_answer_are_reserved_and_settled():
 
 
 def test_a_request_that_asks_for_no_limit_gets_one():
-    """Else nothing could be reserved for it: the backend is told as well."""
+    """The reservation needs a limit, which the backend gets as well."""
     config = config_of(budget(max_tokens=DEFAULT_TOKENS + 100))
     found = reserve(Meter(), config, body={})
     assert found.cap == DEFAULT_TOKENS
@@ -99,14 +98,14 @@ def test_a_request_that_asks_for_no_limit_gets_one():
     ],
 )
 def test_no_limit_hides_behind_a_smaller_one(asked, cap):
-    """llama.cpp's server reads `n_predict` first, and -1 as no end: it would write more than was reserved."""
+    """llama.cpp's server reads `n_predict` first, and -1 as unlimited: it would write more than was reserved."""
     meter, config = Meter(), config_of(budget(max_tokens=10 * DEFAULT_TOKENS))
     assert reserve(meter, config, body=asked).cap == cap
     assert used(meter, config) == {"b": 100 + cap}
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "expected"),
     [
         ({"max_tokens": 5}, {"max_tokens": 5}),
         ({"max_tokens": 5, "n_predict": -1, "max_output_tokens": 9}, {"max_tokens": 9}),
@@ -117,43 +116,43 @@ def test_no_limit_hides_behind_a_smaller_one(asked, cap):
         ({}, {"max_tokens": 9}),
     ],
 )
-def test_a_backend_gets_one_limit(asked, told):
-    """In a field that it reads: what a provider's list leaves out, or an engine does not know, would limit nothing."""
-    assert with_max_tokens(asked, told.get("max_tokens") or told["max_completion_tokens"]) == told
+def test_a_backend_gets_one_limit(asked, expected):
+    """The field is one that the backend reads: a field that is dropped or unknown would limit nothing."""
+    assert with_max_tokens(asked, expected.get("max_tokens") or expected["max_completion_tokens"]) == expected
 
 
 @pytest.mark.parametrize("name", ["n", "n_cmpl", "best_of"])
 def test_each_of_several_answers_is_reserved(name):
-    """By whatever name a server knows how many it shall write."""
+    """This applies to each field that a server reads as the number of answers."""
     meter, config = Meter(), config_of(budget())
     reserve(meter, config, body={"max_tokens": 10, name: 2.0})
     assert used(meter, config) == {"b": 100 + 20}
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
-def test_the_longest_of_all_limits_counts(name):
-    """Whatever name a client uses, and however many answers it wants."""
+def test_the_longest_limit_applies(name):
+    """This applies to each field name and to any number of answers."""
     meter, config = Meter(), config_of(budget())
     reserve(meter, config, body={"max_tokens": 10, name: 50, "n": 3})
     assert used(meter, config) == {"b": 100 + 150}
 
 
 def test_vectors_have_no_answer():
-    """Their prompt counts."""
+    """Only the prompt is charged."""
     meter, config = Meter(), config_of(budget())
     assert reserve(meter, config, body={}, writes=False).cap is None
     assert used(meter, config) == {"b": 100}
 
 
 def test_what_its_backend_does_not_count_is_charged_as_reserved():
-    """No usage, no timings: the reserve."""
+    """Without usage or timings the reservation is charged."""
     meter, config = Meter(), config_of(budget())
     meter.settle(reserve(meter, config), None, now=1.0)
     assert used(meter, config, 1.0) == {"b": 200}
 
 
 def test_an_exhausted_budget_reports_a_correct_wait():
-    """429 comes with when to ask again; then there is room."""
+    """429 has the time to wait, after which the request fits."""
     meter, config = Meter(), config_of(budget())
     for _ in range(5):
         meter.settle(reserve(meter, config), None, now=0.0)
@@ -164,14 +163,14 @@ def test_an_exhausted_budget_reports_a_correct_wait():
 
 
 def test_a_request_that_never_fits_is_reported_as_such():
-    """No time, but what would help."""
+    """The refusal has no wait, but a fix."""
     found = reserve(Meter(), config_of(budget(max_tokens=50)))
     assert found.wait_seconds is None
     assert "max_tokens" in found.message
 
 
 def test_dollars_are_those_of_the_dearest_backend_until_one_has_answered():
-    """Reserved for the worst, charged by the one that answered."""
+    """The most expensive backend is reserved, and the one that answered is charged."""
     meter, config = Meter(), config_of(budget(max_tokens=None, max_usd=Decimal("0.01")))
     found = reserve(meter, config)
     assert meter.used(config, 0.0)[0]["usdUsed"] == "0.001100"
@@ -180,7 +179,7 @@ def test_dollars_are_those_of_the_dearest_backend_until_one_has_answered():
 
 
 def test_a_rule_s_budget_is_about_its_requests_alone():
-    """Another rule takes nothing of it."""
+    """Requests of another rule do not use it."""
     rules = (
         Rule(name="x", match=Match(headers={"x": "1"}), backends=("a",)),
         Rule(name="y", match=Match(), backends=("a",)),
@@ -192,7 +191,7 @@ def test_a_rule_s_budget_is_about_its_requests_alone():
 
 
 def test_teams_have_a_budget_each():
-    """By the key's team; without keys by the header; and one team cannot take another's."""
+    """The team is the key's; without keys it is the header's; one team cannot use another's budget."""
     meter, config = Meter(), config_of(budget(scope="team", max_tokens=200))
     assert not isinstance(reserve(meter, config, team="red"), ExhaustedBudget)
     assert isinstance(reserve(meter, config, team="red"), ExhaustedBudget)
@@ -202,14 +201,14 @@ def test_teams_have_a_budget_each():
 
 
 def test_a_request_is_under_all_of_its_budgets_or_reserves_nothing():
-    """The one that is full refuses, and the other keeps its room."""
+    """The full budget refuses, and the other one reserves nothing."""
     meter, config = Meter(), config_of(budget("wide"), budget("narrow", max_tokens=10))
     assert isinstance(reserve(meter, config), ExhaustedBudget)
     assert used(meter, config) == {"wide": 0, "narrow": 0}
 
 
 def test_an_edited_budget_keeps_what_was_taken():
-    """A lower limit counts at once, and no edit is a new purse."""
+    """A lower limit applies at once, and an edit does not reset the budget."""
     meter = Meter()
     meter.settle(reserve(meter, config_of(budget())), None, now=0.0)
     lower = config_of(budget(max_tokens=300))
@@ -218,7 +217,7 @@ def test_an_edited_budget_keeps_what_was_taken():
 
 
 def test_teams_that_make_up_names_do_not_fill_memory(monkeypatch):
-    """Those beyond the limit share one account, and idle ones are forgotten."""
+    """Teams beyond the limit share one account, and idle accounts are removed."""
     monkeypatch.setattr("llmkube.router.budgets.meter.MAX_ACCOUNTS", 3)
     meter, config = Meter(), config_of(budget(scope="team", max_tokens=400))
     for number in range(5):
@@ -230,8 +229,8 @@ def test_teams_that_make_up_names_do_not_fill_memory(monkeypatch):
     assert used(meter, config, 3 * 3600.0) == {"b": 0}
 
 
-def test_what_an_earlier_process_left_counts():
-    """What it took, until that has left; what it had reserved, as if taken now. The config says the limit."""
+def test_charges_of_an_earlier_process_apply():
+    """Charges stay until they expire; reservations become charges. The limit is the config's."""
     config, before = config_of(budget(max_tokens=300)), Meter()
     charges = before.settle(reserve(before, config, now=0.0), Consumption(prompt=20, answer=30), now=0.0)
     held = Hold(key=("b", ""), window_seconds=3600.0, amount=Amount(200))
@@ -245,7 +244,7 @@ def test_what_an_earlier_process_left_counts():
 
 @pytest.mark.parametrize(("window", "left"), [(60, 0), (36_000, 200)])
 def test_an_edited_window_counts_what_was_taken_within_it(window, left):
-    """By when it was taken, and not by the length that steps had."""
+    """The time of a charge decides, not the step length at that time."""
     meter = Meter()
     meter.settle(reserve(meter, config_of(budget())), None, now=0.0)
     other = config_of(budget(window_seconds=window))

@@ -1,4 +1,4 @@
-"""What an answer says of its tokens; one that says nothing is charged as reserved, so nothing may pass for 0."""
+"""Token usage in answers; an answer without usage is charged as reserved, so missing usage must not be read as 0."""
 
 import pytest
 
@@ -22,11 +22,11 @@ from llmkube.router.budgets.usage import Usage, usage_of
     ],
 )
 def test_a_usage_is_read(usage, read):
-    """Rankers say the total alone; what has no count in it says nothing."""
+    """Rerankers report only the total; usage without a number is None."""
     assert usage_of({"usage": usage}) == read
 
 
 def test_known_usage_stays_where_an_event_has_none():
-    """Events of a stream carry an empty usage."""
+    """Events of a stream may carry an empty usage."""
     known = Usage(3, 5)
     assert usage_of({"usage": {}}, known) is known

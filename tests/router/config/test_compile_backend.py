@@ -1,10 +1,8 @@
-"""Each backend of a ModelRouter becomes what the data path needs of it, and its key is named by a file of its own.
+"""Each backend of a ModelRouter is compiled for the data path; its key is in a file of its own.
 
-Engines have one digest where they answer alike, and another wherever something changes an answer.
-
-Slots are known where the spec alone tells them.
-
-What may be outside this network is not local.
+Engines that answer alike have the same digest; anything that changes an answer changes the digest.
+Slots are known if the spec alone determines them.
+A backend that may be outside this network is not local.
 """
 
 from decimal import Decimal
@@ -35,7 +33,7 @@ def external(**fields):
 
 
 def test_each_field_of_a_backend_is_compiled():
-    """Names in lower case, seconds, dollars: nothing that the data path would have to read again."""
+    """Names are in lower case, times in seconds, prices in dollars: the data path parses nothing again."""
     text = """
 backends:
 - name: away
@@ -69,39 +67,39 @@ backends:
     ],
 )
 def test_a_base_url_has_its_path_once(url, base):
-    """With a path it is taken as it is; without, it is the host of the provider: /v1 is never doubled."""
+    """A URL with a path is used as it is; without, it is the provider's host: /v1 is never doubled."""
     assert running(external(url=f'"{url}"')).backends["away"].base_url == base
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "expected"),
     [
         ("https://llm.example/v1/chat/completions", "is an endpoint, not a base URL; remove /chat/completions"),
         ("https://llm.example/v1?key=abc", "is not a base URL"),
         ("http://llm.example/v1", "would send requests and the key unencrypted; write https"),
     ],
 )
-def test_a_url_that_cannot_be_is_refused(url, said):
-    """With the field and the way out."""
-    assert f"spec.backends[away].external.url: '{url}' {said}" in errors(external(url=f'"{url}"'))
+def test_a_url_that_cannot_be_is_refused(url, expected):
+    """The error has the field and the fix."""
+    assert f"spec.backends[away].external.url: '{url}' {expected}" in errors(external(url=f'"{url}"'))
 
 
 def test_a_password_in_a_url_is_not_repeated():
-    """An error goes to a status and to logs."""
-    said = errors(external(url='"https://me:hunter2@llm.example/v1"'))
-    assert "is not a base URL" in said
-    assert "hunter2" not in said
+    """Errors are written to status and logs."""
+    message = errors(external(url='"https://me:hunter2@llm.example/v1"'))
+    assert "is not a base URL" in message
+    assert "hunter2" not in message
 
 
 @pytest.mark.parametrize("provider", ["anthropic", "openai", "litellm", "bedrock", "vertex_ai"])
 def test_the_key_is_an_entry_of_the_secret(provider):
-    """By the name that is usual for the provider, and never the whole Secret."""
+    """The entry has the provider's usual name; the whole Secret is never mounted."""
     text = external(provider=provider, url='"https://llm.example/v1"', credentialsSecretRef="{ name: key }")
     assert compiled(text).key_files == (KeyFile(path="/keys/backends/away", secret="key", key=SECRET_KEYS[provider]),)
 
 
 def test_no_reference_means_no_key():
-    """What asks for none gets none; of a provider that always asks, the warning says so."""
+    """If the provider always requires a key, there is a warning."""
     found = compiled(external())
     assert found.key_files == ()
     assert found.config.backends["away"].key_file == ""
@@ -109,7 +107,7 @@ def test_no_reference_means_no_key():
 
 
 def test_half_a_price_is_none():
-    """A missing price is not 0: the warning says that the backend counts as without prices."""
+    """A missing price is not 0: the warning states that the backend has no prices."""
     found = compiled(external()[:-3].rstrip("}] ") + ' } , costPerMillionTokens: { promptUSD: "1" } }]\n')
     assert found.config.backends["away"].prices is None
     assert any("ignored, as one price is missing" in each for each in found.warnings)
@@ -161,18 +159,18 @@ def test_what_changes_no_answer_changes_no_digest(name):
 
 @pytest.mark.parametrize("name", OTHER)
 def test_what_changes_an_answer_changes_the_digest(name):
-    """An answer is not begun by one template and ended by another."""
+    """One answer never mixes two templates."""
     assert of(**OTHER[name]) not in ("", of())
 
 
 @pytest.mark.parametrize("name", NONE)
 def test_an_unknown_model_has_no_digest(name):
-    """It goes on with no other engine's answers."""
+    """Its answers are never continued by another engine."""
     assert of(**NONE[name]) == ""
 
 
 def test_weights_are_the_same_by_their_digest_or_by_their_object():
-    """Two Models of one file are one; one Model whose source has changed is another."""
+    """Two Models of one file are the same; a Model whose source has changed is not."""
     assert of(model=None) == ""
     computed = with_("status", sha256=DIGEST)
     asked = attrs.evolve(with_("spec", sha256=DIGEST.upper()), metadata=attrs.evolve(MODEL.metadata, uid="u2"))
@@ -203,7 +201,7 @@ def test_weights_are_the_same_by_their_digest_or_by_their_object():
     ],
 )
 def test_slots_of_a_service(changes, slots):
-    """0 wherever something else has a say."""
+    """The number is 0 if anything but the spec determines it."""
     assert slots_of(InferenceServiceSpec(model_ref="m", **changes)) == slots
 
 
@@ -219,7 +217,7 @@ def test_slots_of_a_service(changes, slots):
     ],
 )
 def test_several_engines_answer_at_one_address(changes, several):
-    """Also where their number changes."""
+    """A service with a changing number of replicas is included."""
     assert is_replicated(InferenceServiceSpec(model_ref="m", **changes)) == several
 
 
@@ -237,7 +235,7 @@ def test_several_engines_answer_at_one_address(changes, several):
     ],
 )
 def test_each_slot_has_a_part_of_the_cache_or_all_share_it(changes, splits):
-    """What is not clear is not known, and no figure is made of it."""
+    """If the split is not known, the gauge is absent."""
     assert splits_cache(InferenceServiceSpec(model_ref="m", **changes)) is splits
 
 
@@ -263,7 +261,7 @@ def test_each_slot_has_a_part_of_the_cache_or_all_share_it(changes, splits):
     ],
 )
 def test_what_only_this_network_answers_for(url):
-    """Private addresses, names of the cluster, and names that no server of the Internet has."""
+    """Private addresses, cluster names, and names that are not in public DNS are local."""
     assert is_local_url(url)
 
 
@@ -289,5 +287,5 @@ def test_what_only_this_network_answers_for(url):
     ],
 )
 def test_what_may_be_anywhere(url):
-    """A public address, a public name, a number that some resolvers read as an address."""
+    """Public addresses and names are not local, nor is a number that some resolvers read as an address."""
     assert not is_local_url(url)

@@ -1,6 +1,6 @@
-"""A ModelRouter becomes a config with each of its fields in it, or all that is wrong with it is told at once.
+"""A ModelRouter is compiled with all its fields, or all its problems are reported at once.
 
-Patterns of model names do what a character-wise reading of them does, in time that no name makes long.
+Model name patterns match like a character-wise implementation, in linear time for any name.
 """
 
 import random
@@ -63,7 +63,7 @@ PRICED = BACKENDS.replace(
 
 
 def test_each_field_of_a_router_is_compiled():
-    """Names in lower case, times in seconds, defaults filled in."""
+    """Names are in lower case, times in seconds, and defaults are set."""
     found = compiled(PRICED + FULL)
     assert found.errors == ()
     config = found.config
@@ -114,7 +114,7 @@ def with_jwt(fields):
 
 
 def test_tokens_are_checked_by_keys_of_a_url_or_of_a_secret():
-    """A Secret's entry lies in a file of its own, beside the keys of teams."""
+    """The Secret's entry has a file of its own, next to the keys of teams."""
     by_url = with_jwt('audiences: [llm], jwksURI: "https://i/k", headerKey: X-Team')
     assert by_url.config.auth.tokens == Tokens(
         provider="corp", issuer="i", audiences=("llm",), jwks_uri="https://i/k", team_claim="team", team_header="x-team"
@@ -128,7 +128,7 @@ def test_tokens_are_checked_by_keys_of_a_url_or_of_a_secret():
 
 
 def test_all_problems_of_tokens_are_reported_at_once():
-    """Each by its field in the ModelRouter, with the way out."""
+    """Each problem has its field in the ModelRouter and the fix."""
     assert [each.partition(": ")[0] for each in with_jwt('jwksURI: "http://i.example/k", headerKey: a b').errors] == [
         f"spec.policy.auth.jwt.{each}" for each in ("audiences", "jwksURI", "headerKey")
     ]
@@ -143,7 +143,7 @@ STORE = "policy: { budgets: [{ name: b, scope: router, maxTokens: 1 }], budgetSt
 
 
 def test_a_store_of_budgets_is_compiled_with_its_password():
-    """Host and port apart; the password lies in a file, and stands nowhere in the config."""
+    """Host and port are separate; the password is in a file, and not in the config."""
     more = '"redis.cache.svc:6379", tls: true, database: 2, username: u, passwordSecretRef: { name: s, key: k }'
     found = compiled(BACKENDS + STORE % more)
     assert found.config.budget_store == RedisStore(
@@ -154,26 +154,26 @@ def test_a_store_of_budgets_is_compiled_with_its_password():
 
 
 @pytest.mark.parametrize(
-    ("address", "said"),
+    ("address", "expected"),
     [
         ("'-:6379'", "spec.policy.budgetStore.address: '-' is not a host"),
         ("redis:99999", "spec.policy.budgetStore.address: 99999 is not a port"),
     ],
 )
-def test_a_store_without_an_address_is_refused(address, said):
-    """With the field and what is wrong with it."""
+def test_a_store_without_an_address_is_refused(address, expected):
+    """The error has the field and the cause."""
     [problem] = compiled(BACKENDS + STORE % address).errors
-    assert problem.startswith(said)
+    assert problem.startswith(expected)
 
 
 def test_a_store_without_budgets_is_refused():
-    """It would be asked for nothing, and somebody has meant something by it."""
+    """The store would never be used, so the spec is probably a mistake."""
     [problem] = compiled(BACKENDS + "policy: { budgetStore: { address: 'redis:6379' } }").errors
     assert problem == "spec.policy.budgetStore: there is no budget to store; add one, or remove the store"
 
 
 def test_a_health_check_has_a_path_that_can_be_asked():
-    """One that would break out of its request is refused, with field and fix."""
+    """A path that would break out of its request is refused with field and fix."""
     found = compiled(BACKENDS.replace("name: cloud\n", "name: cloud\n  healthCheck: { path: /ok }\n"))
     assert (found.errors, found.not_honoured) == ((), ())
     assert found.config.backends["cloud"].probe.path == "/ok"
@@ -186,13 +186,13 @@ def test_a_health_check_has_a_path_that_can_be_asked():
 
 
 def test_what_is_not_given_has_its_default():
-    """A router of one backend runs."""
+    """A router with only one backend runs."""
     config = running(BACKENDS)
     assert config == RoutingConfig(name="ml/front", backends=config.backends, first_byte_extends=True)
 
 
 def test_all_problems_are_reported_at_once():
-    """Each problem once, by the ModelRouter's own field, with its value and the way out; then there is no config."""
+    """Each problem is reported once, with the ModelRouter's field, its value and the fix; there is no config then."""
     text = (
         BACKENDS.replace("name: cloud", "name: mac")
         + """
@@ -210,7 +210,7 @@ policy:
     )
     found = compiled(text)
     assert found.config is None
-    said = list(found.errors)
+    problems = list(found.errors)
     for part in (
         "spec.backends: 'mac' is repeated",
         "spec.rules[0].match.models: '[x]'",
@@ -227,18 +227,18 @@ policy:
         "spec.policy.budgets[b].ruleName: 'nobody' does not fit scope 'rule'",
         "spec.policy.auth.allowlists: 'red' is repeated",
     ):
-        assert sum(part in each for each in said) == 1, (part, said)
+        assert sum(part in each for each in problems) == 1, (part, problems)
 
 
 def test_a_time_out_of_range_is_refused():
-    """The definition has the bounds in a rule of its own; a file that no API server has seen is held to them, too."""
+    """The CRD has the bounds in a validation rule; a file that no API server has validated is checked, too."""
     for written in ("0s", "50ms", "31m"):
-        said = errors(BACKENDS + f"rules: [{{ name: r, timeout: {written}, route: {{ backends: [mac] }} }}]\n")
-        assert said == f"spec.rules[0].timeout: '{written}' is out of range; write 100ms to 30m"
+        message = errors(BACKENDS + f"rules: [{{ name: r, timeout: {written}, route: {{ backends: [mac] }} }}]\n")
+        assert message == f"spec.rules[0].timeout: '{written}' is out of range; write 100ms to 30m"
 
 
 def test_what_has_no_effect_is_named():
-    """Fields that routers have and that do nothing here."""
+    """The CRD has these fields, but they do nothing here."""
     text = (
         BACKENDS + "mcpServer: { enabled: true }\ngatewayRef: { name: g }\nendpoint: { gateway: { enabled: false } }\n"
     )
@@ -255,7 +255,7 @@ def test_what_has_no_effect_is_named():
 
 
 def test_a_service_without_an_address_is_kept_and_closed():
-    """What resolves to nothing yet says so in words."""
+    """The reason states that the service has no address yet."""
     body = {
         "metadata": {"name": "front", "namespace": "ml"},
         "spec": {"backends": [{"name": "mac", "inferenceServiceRef": {"name": "phi"}}]},
@@ -274,7 +274,7 @@ def test_a_service_without_an_address_is_kept_and_closed():
 
 
 def test_both_kinds_or_none_is_no_backend():
-    """A backend is one thing; a service cannot be labelled cloud."""
+    """A backend has exactly one kind; a service cannot be labelled cloud."""
     both = "backends: [{ name: x, inferenceServiceRef: { name: a }, external: { provider: openai, model: m } }]\n"
     assert "spec.backends[x]: set either inferenceServiceRef or external" in errors(both)
     assert "spec.backends[x]: set either inferenceServiceRef or external" in errors("backends: [{ name: x }]\n")
@@ -283,7 +283,7 @@ def test_both_kinds_or_none_is_no_backend():
 
 
 def test_patterns_fit_as_a_plain_reading_does():
-    """Random patterns and names over few letters, slashes and stars, against one that goes character by character."""
+    """Random patterns and names of few letters, slashes and stars are compared with a character-wise implementation."""
     dice = random.Random(4)
     seen = set()
     for _ in range(20_000):
@@ -297,7 +297,7 @@ def test_patterns_fit_as_a_plain_reading_does():
 
 @pytest.mark.parametrize("name", ["a.b", "a+b", "a(b", "a\nb", "ä"])
 def test_all_else_is_itself(name):
-    """What means something to regular expressions means nothing here."""
+    """Characters that are special in regular expressions are literal."""
     assert matches_any((name,), name)
     assert not matches_any((name,), "axb")
     assert matches_any(("*",), name)
@@ -310,23 +310,23 @@ def test_no_pattern_fits_nothing():
 
 
 def test_a_hostile_name_costs_no_more_than_its_length():
-    """Many stars against a long name without an end that fits: the search never goes back."""
+    """Many stars against a long name without a matching end: the search never backtracks."""
     begin = time.process_time()
     assert not matches_any(("*a" * 30 + "b",), "a" * 100_000)
-    assert time.process_time() - begin < 20  # going back would take years
+    assert time.process_time() - begin < 20  # backtracking would take years
 
 
 @pytest.mark.parametrize(
-    ("pattern", "said"),
+    ("pattern", "expected"),
     [("", "an empty pattern"), ("gpt-[45]", "'['"), ("a{b", "'{'"), ("a b", "' '"), ("a\\*", "'\\\\'")],
 )
-def test_an_invalid_pattern_is_reported(pattern, said):
-    """Wildcards of other languages are refused: they would fit nothing in silence."""
-    assert said in pattern_problem(pattern)
+def test_an_invalid_pattern_is_reported(pattern, expected):
+    """Wildcards of other languages are refused: they would silently match nothing."""
+    assert expected in pattern_problem(pattern)
 
 
 def test_a_pattern_covers_another():
-    """Only what is certain counts."""
+    """Only certain coverage is reported."""
     assert covers("*", "gpt-*")
     assert covers("gpt-*", "gpt-*")
     assert covers("gpt-*", "gpt-5")

@@ -1,6 +1,6 @@
-"""What must hold of a config is told with the field, the value and the way out.
+"""An invalid config is reported with the field, the value and the fix.
 
-What is allowed and may not be meant is told, and nothing else is.
+A valid config that may be a mistake is warned about; no other config is.
 """
 
 from decimal import Decimal
@@ -65,12 +65,12 @@ def with_tokens(uri="https://idp.example/keys", **fields):
 
 
 def test_a_sound_config_is_not_complained_about():
-    """None of the checks has anything to say."""
+    """No check reports anything."""
     assert config_problems(SOUND) == []
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "expected"),
     [
         ({"backends": {}, "rules": (), "default_backend": ""}, "backends: empty; add one"),
         (with_mac(name="Mac"), "backends[mac].name: 'Mac' must be the key"),
@@ -189,10 +189,10 @@ def test_a_sound_config_is_not_complained_about():
         (with_budget(team_header="X-Team"), "budgets[b].teamHeader: 'X-Team' is not a header name"),
     ],
 )
-def test_an_invalid_config_is_reported(fields, said):
-    """One problem, one sentence, and no other."""
+def test_an_invalid_config_is_reported(fields, expected):
+    """There is one problem, and no other."""
     found = config_problems(attrs.evolve(SOUND, **fields))
-    assert any(said in each for each in found), found
+    assert any(expected in each for each in found), found
     assert len(found) == 1
 
 
@@ -212,7 +212,7 @@ def test_an_invalid_config_is_reported(fields, said):
     ],
 )
 def test_what_looks_alike_and_is_sound(fields):
-    """A missing backend with its reason, a provider of this network, a default class that a rule catches."""
+    """A missing backend with its reason, a local provider and a default class that a rule matches are valid."""
     assert config_problems(attrs.evolve(SOUND, **fields)) == []
 
 
@@ -248,7 +248,7 @@ def rule(name, match="{}", closed="false", backends="mac"):
     ],
 )
 def test_a_rule_that_another_covers_is_named(earlier, later):
-    """Where the earlier fails closed it is never reached, else only where nothing of the earlier may be used."""
+    """Later rules apply only if the earlier one has no usable backend, and never if it fails closed."""
     closed = rules(rule("first", earlier, "true"), rule("second", later))
     assert "spec.rules[1]: second never applies: first above it matches every" in warned(closed)
     passed = rules(rule("first", earlier), rule("second", later))
@@ -268,12 +268,12 @@ def test_a_rule_that_another_covers_is_named(earlier, later):
     ],
 )
 def test_a_rule_that_can_be_reached_is_not(earlier, later):
-    """What the earlier leaves comes to it."""
+    """It gets the requests that the earlier rule does not match."""
     assert "is reached" not in warned(rules(rule("first", earlier, "true"), rule("second", later)))
 
 
 def test_a_rule_that_refuses_what_a_later_one_would_serve_is_named():
-    """It fails closed over the cloud alone, above the rule for pii."""
+    """The rule for pii comes later; the earlier one fails closed with cloud backends alone."""
     hasty = rule("hasty", "{ taskComplexity: complex }", "true", "cloud")
     assert "spec.rules[0]: hasty fails closed and has no local backend" in warned(rules(hasty, PRIVATE))
     assert "hasty" not in warned(rules(PRIVATE, hasty))
@@ -282,7 +282,7 @@ def test_a_rule_that_refuses_what_a_later_one_would_serve_is_named():
 
 
 def test_a_default_route_that_refuses_sensitive_classes_is_named():
-    """With the classes that no rule catches."""
+    """The warning has the classes that no rule matches."""
     assert "defaultRoute: cloud is not local: a request of class phi, pii" in warned("defaultRoute: cloud\n")
     assert "request of class phi that" in warned(rules(PRIVATE) + "defaultRoute: cloud\n")
     assert "defaultRoute" not in warned(rules(PRIVATE, HEALTH) + "defaultRoute: cloud\n")

@@ -1,6 +1,6 @@
-"""A config reads back as it was, and what is not one is refused with each field, its value and the way out.
+"""A config round-trips, and an invalid one is refused with each field, its value and the fix.
 
-A router that no API server has checked is held to what its definition says of each field.
+A router file that no API server has validated is checked against the CRD's field definitions.
 """
 
 import json
@@ -114,7 +114,7 @@ def test_a_config_reads_back_as_it_was_with_every_field():
 
 
 def test_the_same_config_has_the_same_bytes():
-    """Sets have an order when they are written: a digest that changes by itself would replace pods."""
+    """Sets are written in order: an unstable digest would replace pods."""
     again = attrs.evolve(FULL, backends={**FULL.backends})
     assert encode_config(again) == encode_config(FULL)
     assert config_digest(again) == config_digest(FULL)
@@ -122,27 +122,26 @@ def test_the_same_config_has_the_same_bytes():
 
 
 def test_what_is_compiled_passes_its_own_checks():
-    """The router that reads a config refuses nothing that the controller has written."""
+    """The router accepts each config that the controller writes."""
     config = running(BACKENDS + "defaultRoute: mac\n")
     assert decode_config(encode_config(config)) == config
 
 
 @pytest.mark.parametrize("version", [None, 2, "1", True, 0])
 def test_another_version_is_refused(version):
-    """And says which one this release reads."""
-    said = refusal(changed(version=version))
-    assert said.startswith("version: ")
-    assert "this release reads 1; compile the ModelRouter again" in said
+    """The error has the version that this release reads."""
+    message = refusal(changed(version=version))
+    assert message.startswith("version: ")
+    assert "this release reads 1; compile the ModelRouter again" in message
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"7", b"\xff", b"[" * 100_000])
 def test_what_is_no_object_is_refused(data):
-    """Whatever the bytes are."""
     assert "one" in refusal(data)
 
 
 def test_all_problems_are_reported_at_once():
-    """Unknown keys, wrong kinds and what is missing, each with its place, its value and the way out."""
+    """Unknown keys, wrong types and missing fields each have their path, value and fix."""
     value = json.loads(encode_config(FULL))
     value["extra"] = 1
     value["byModel"] = "yes"
@@ -150,8 +149,8 @@ def test_all_problems_are_reported_at_once():
     value["rules"][0]["failClose"] = True
     value["backends"]["mac"] = {**without(value["backends"]["mac"], "local"), "weight": 1.5}
     value["backends"]["mac"]["prices"]["promptUsd"] = 0.1
-    said = refusal(json.dumps(value).encode()).splitlines()
-    assert len(said) == 7
+    lines = refusal(json.dumps(value).encode()).splitlines()
+    assert len(lines) == 7
     for part in (
         "extra: unknown key (value 1); known keys are audit",
         'byModel: "yes" is not true or false; write true or false',
@@ -161,23 +160,23 @@ def test_all_problems_are_reported_at_once():
         "backends[mac].weight: 1.5 is not a whole number",
         "backends[mac].prices.promptUsd: 0.1 is not a decimal number as a string",
     ):
-        assert any(line.startswith(part) for line in said), part
+        assert any(line.startswith(part) for line in lines), part
 
 
 def test_a_sensitive_class_over_a_cloud_is_refused_by_the_router_as_well():
-    """A ConfigMap that somebody edits gets no further than a ModelRouter that somebody writes."""
+    """The check also covers a ConfigMap that was edited by hand."""
     value = json.loads(encode_config(FULL))
     value["backends"]["mac"]["local"] = False
-    said = refusal(json.dumps(value).encode())
-    assert "rules[0].backends: mac not local, but the rule is for pii" in said
+    message = refusal(json.dumps(value).encode())
+    assert "rules[0].backends: mac not local, but the rule is for pii" in message
     value["backends"]["mac"].update(local=True, provider="openai", baseUrl="https://api.openai.com/v1")
-    said = refusal(json.dumps(value).encode())
-    assert "backends[mac].local: true, but https://api.openai.com/v1 may be outside" in said
+    message = refusal(json.dumps(value).encode())
+    assert "backends[mac].local: true, but https://api.openai.com/v1 may be outside" in message
 
 
 @pytest.mark.ci
 def test_damage_is_refused_or_means_the_same():
-    """A config with random values in random places is refused with a sentence, never with a bug."""
+    """A config with random values in random fields is refused with a message, without other exceptions."""
     dice = random.Random(5)
     values = [None, True, -1, 0, 1.5, "", "x", [], {}, [1], {"a": 1}, "pii", "1e999", float(2**60)]
     refused = 0
@@ -191,20 +190,20 @@ def test_damage_is_refused_or_means_the_same():
                 continue
             place[key] = dice.choice(values)
             break
-        said = ""
+        message = ""
         try:
             config = decode_config(json.dumps(value).encode())
         except ConfigError as exc:
             refused += 1
-            said = str(exc)
+            message = str(exc)
         else:
             assert decode_config(encode_config(config)) == config
-        assert all(": " in line for line in said.splitlines())
+        assert all(": " in line for line in message.splitlines())
     assert refused > 1000
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("backends: []\n", "spec.backends: 0 entries are too few; give at least 1"),
         (BACKENDS.replace("name: mac", "name: Mac!"), 'spec.backends[Mac!].name: "Mac!" does not match the pattern ^'),
@@ -224,12 +223,12 @@ def test_damage_is_refused_or_means_the_same():
         ),
     ],
 )
-def test_a_field_is_held_to_its_definition(text, said):
-    """Path, value, and the way out."""
-    assert said in errors(text)
+def test_a_field_is_held_to_its_definition(text, expected):
+    """The error has path, value, and fix."""
+    assert expected in errors(text)
 
 
 def test_a_long_value_is_cut():
-    """A sentence stays one."""
-    said = next(line for line in errors(BACKENDS + f"surprise: {'x' * 5000}\n").splitlines() if "surprise" in line)
-    assert len(said) < 400
+    """The message stays one sentence."""
+    message = next(line for line in errors(BACKENDS + f"surprise: {'x' * 5000}\n").splitlines() if "surprise" in line)
+    assert len(message) < 400

@@ -1,4 +1,4 @@
-"""What llama.cpp's server answers to a request, as a script says: with prefill, limits, timings and usage."""
+"""A scripted llama.cpp server: answers with prefill, limits, timings and usage."""
 
 import json
 import re
@@ -6,7 +6,7 @@ import re
 import orjson
 
 PIECES = [("Hel", 1), ("lo", 1), (" w", 1), ("ö", 2), ("rld", 1), (" 😀", 3), (" </s", 2), ("top>", 1), ("!", 1)]
-"""The answer: each piece, and how many tokens it takes. One that ends in the middle of a letter is no piece."""
+"""Pieces of the answer, with their tokens. A token that ends in the middle of a character is not a piece."""
 
 TEXT = "".join(text for text, _ in PIECES)
 TOKENS = sum(tokens for _, tokens in PIECES)
@@ -16,7 +16,7 @@ CHAT, COMPLETIONS = "/chat/completions", "/completions"
 
 
 def begun(path, body):
-    """The text that a request gives as the beginning of the answer."""
+    """Return the text that a request gives as the beginning of the answer."""
     if path == COMPLETIONS:
         return body["prompt"].removeprefix(PROMPT)
     last = body["messages"][-1]
@@ -24,7 +24,7 @@ def begun(path, body):
 
 
 def answer(path, body, name="a", *, model="m.gguf", extra_prompt=0):  # noqa: C901 (one script, from its top to its end)
-    """The events of the answer to one request, at the engine of that name."""
+    """Return the events of the answer to one request, from the engine of this name."""
     so_far, at = begun(path, body), 0
     while "".join(text for text, _ in PIECES[:at]) != so_far:
         at += 1
@@ -67,18 +67,18 @@ def answer(path, body, name="a", *, model="m.gguf", extra_prompt=0):  # noqa: C9
         "total_tokens": total + written,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
-    told = {"usage": usage, "timings": timings()}
+    counts = {"usage": usage, "timings": timings()}
     if path == COMPLETIONS:
-        yield event(choice(None, finish), **told)
+        yield event(choice(None, finish), **counts)
     else:
         yield event(choice(None, finish))
         if body.get("stream_options", {}).get("include_usage"):
-            yield event([], **told)
+            yield event([], **counts)
     yield b"data: [DONE]\n\n"
 
 
 def text_in(data):
-    """The text of a stream."""
+    """Return the text of a stream."""
     found = ""
     for line in re.findall(rb"^data: (\{.*)$", data, re.MULTILINE):
         for one in json.loads(line).get("choices", []):

@@ -1,4 +1,4 @@
-"""Whose answer can go on: what text alone makes, and nothing else."""
+"""Requests whose answer can be continued: those that generate plain text."""
 
 import pytest
 
@@ -20,7 +20,7 @@ GOES_ON = {
     "a picture": (CHAT, {"messages": [{"role": "user", "content": [PICTURE]}]}),
     "begun by the client": (CHAT, {"messages": [USER, {"role": "assistant", "content": "I "}]}),
     "begun in parts": (CHAT, {"messages": [USER, {"role": "assistant", "content": [TEXT_PART]}]}),
-    "begun and said so": (
+    "begun with continue_final_message": (
         CHAT,
         {"messages": [{"role": "assistant", "content": "I "}], "continue_final_message": True},
     ),
@@ -65,19 +65,18 @@ def request(path, changes):
 
 
 @pytest.mark.parametrize("name", GOES_ON)
-def test_what_text_makes_goes_on(name):
-    """No reason against it."""
+def test_plain_text_can_be_continued(name):
     path, changes = GOES_ON[name]
     assert obstacle(path, request(path, changes)) == ""
 
 
 @pytest.mark.parametrize("name", DOES_NOT)
-def test_what_more_than_text_makes_does_not(name):
-    """A reason is given."""
+def test_other_output_cannot_be_continued(name):
+    """The reason is given."""
     path, changes = DOES_NOT[name]
     assert obstacle(path, request(path, changes))
 
 
 def test_a_limit_is_a_whole_number_above_0():
-    """llama.cpp's -1, a truth value and a text limit nothing."""
+    """llama.cpp's -1, a boolean and a string are not limits."""
     assert [value for value in (5, -1, 0, True, "5", 1.5, None) if is_limit(value)] == [5]

@@ -1,4 +1,4 @@
-"""What of an event is text, and what of it no other engine could go on with."""
+"""Text in an event, and parts that another engine could not continue."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def chat(**delta):
 
 
 @pytest.mark.parametrize(
-    ("said", "text"),
+    ("event", "text"),
     [
         (chat(content="so"), "so"),
         (chat(role="assistant", content=None), ""),
@@ -21,13 +21,13 @@ def chat(**delta):
         ({"usage": {}}, ""),
     ],
 )
-def test_text_is_what_an_event_adds(said, text):
-    choice, obstacle = choice_of(said)
+def test_text_is_what_an_event_adds(event, text):
+    choice, obstacle = choice_of(event)
     assert (text_of(choice), obstacle) == (text, "")
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("event", "why"),
     [
         (chat(tool_calls=[{"index": 0}]), "the answer calls a tool"),
         (chat(reasoning_content="hm"), "the answer has thoughts (reasoning_content)"),
@@ -37,12 +37,12 @@ def test_text_is_what_an_event_adds(said, text):
         ({"choices": [{"index": 1, "delta": {}}]}, "the answer has several choices"),
     ],
 )
-def test_what_is_no_text_is_named(said, why):
-    assert choice_of(said)[1] == why
+def test_what_is_no_text_is_named(event, why):
+    assert choice_of(event)[1] == why
 
 
 def test_an_empty_part_is_none():
-    """Engines write fields that they have nothing for."""
+    """Engines write empty fields."""
     assert choice_of(chat(content="so", tool_calls=[], reasoning_content=None, refusal=""))[1] == ""
 
 

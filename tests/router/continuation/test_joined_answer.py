@@ -1,4 +1,4 @@
-"""Pieces of several engines are one stream: byte by byte the undisturbed one, or nothing is joined."""
+"""Parts from several engines form one stream, byte for byte the undisturbed one, or are not joined."""
 
 import json
 import re
@@ -28,19 +28,19 @@ def engine(name, digest="x"):
 
 
 def asked(path, body):
-    """What a backend gets of it."""
+    """Return the body that a backend gets."""
     return body | {"timings_per_token": True, "stream_options": {"include_usage": True}}
 
 
 def read(joined, backend, events, *, hides=False):
-    """Have one engine say this; return what the client gets."""
+    """Feed the events of one engine; return what the client gets."""
     joined.begin(backend)
     found = b""
     for event in events:
         if event == DONE:
             return found + joined.release() + event
-        said = json.loads(event[6:])
-        found += joined.take(event[6:-2], event, hidden=hides and not said["choices"])
+        chunk = json.loads(event[6:])
+        found += joined.take(event[6:-2], event, hidden=hides and not chunk["choices"])
     return found
 
 
@@ -53,7 +53,7 @@ def undisturbed(path, body):
 
 
 def timeless(data):
-    """Without the times of the last engine, which are not those of the answer."""
+    """Remove the times of the last engine, which are not those of the whole answer."""
     return re.sub(rb',"timings":{[^}]*}', b"", data)
 
 
@@ -62,7 +62,7 @@ def new(path, body):
 
 
 def interrupted(path, body, ends):
-    """What the client gets if the n-th engine dies after so many events; the last one does not die."""
+    """Return what the client gets if the n-th engine dies after this many events; the last one does not die."""
     joined, found, sent = new(path, body), b"", body
     for number, end in enumerate([*ends, None]):
         name = "ab"[number % 2]
@@ -80,7 +80,7 @@ def interrupted(path, body, ends):
 
 @pytest.mark.parametrize("name", BODIES)
 def test_an_engine_that_dies_after_any_event_leaves_no_trace(name):
-    """One that dies, and two, after every event: the same bytes, with one id, one role, one end and the whole usage."""
+    """After one or two deaths at any event the bytes are the same, with one id, role and end, and full usage."""
     path, body = BODIES[name]
     whole = timeless(undisturbed(path, body))
     most = len(list(answer(path, asked(path, body))))
@@ -92,8 +92,8 @@ def test_an_engine_that_dies_after_any_event_leaves_no_trace(name):
             assert joined.continuations <= 2
 
 
-def test_the_undisturbed_stream_is_what_the_engine_says():
-    """But for the timings that only the router asked for: those of the end stay."""
+def test_the_undisturbed_stream_is_the_engines_own():
+    """Only timings that the router itself requested are removed; those at the end stay."""
     path, body = BODIES["with usage"]
     plain = b"".join(answer(path, body, "a"))
     assert undisturbed(path, body) == plain
@@ -101,13 +101,13 @@ def test_the_undisturbed_stream_is_what_the_engine_says():
 
 
 def test_a_client_that_asks_for_timings_gets_them():
-    """Of the first engine: those of another would count anew."""
+    """The timings are the first engine's: those of another would start again at 0."""
     body = MESSAGES | {"timings_per_token": True}
     assert undisturbed(CHAT, body).count(b'"timings"') == len(PIECES)
 
 
 def test_usage_is_that_of_the_whole_answer():
-    """The prompt once, all tokens of the text, and what the first engine had cached."""
+    """The prompt is counted once, with all tokens of the text and the first engine's cached tokens."""
     joined, found = interrupted(CHAT, BODIES["with usage"][1], [4])
     usage = json.loads(found.split(b"\n\n")[-3][6:])["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (PROMPT_TOKENS, TOKENS + 1)
@@ -116,7 +116,7 @@ def test_usage_is_that_of_the_whole_answer():
 
 
 def test_what_was_counted_is_known_also_of_an_answer_that_ends_in_the_middle():
-    """Nothing of what no engine has counted."""
+    """Tokens that no engine has counted are not included."""
     joined = new(CHAT, MESSAGES)
     read(joined, engine("a"), list(answer(CHAT, asked(CHAT, MESSAGES)))[:3])
     assert (joined.usage.prompt, joined.usage.completion) == (PROMPT_TOKENS, 2)
@@ -130,8 +130,8 @@ def test_what_was_counted_is_known_also_of_an_answer_that_ends_in_the_middle():
 
 def piece(delta, **more):
     choice = {"index": 0, "delta": delta, "finish_reason": None} | more
-    said = {"id": "1", "model": "m.gguf", "system_fingerprint": "b1-x", "choices": [choice]}
-    return b"data: %b\n\n" % json.dumps(said).encode()
+    event = {"id": "1", "model": "m.gguf", "system_fingerprint": "b1-x", "choices": [choice]}
+    return b"data: %b\n\n" % json.dumps(event).encode()
 
 
 NOT_TEXT = {
@@ -148,7 +148,7 @@ NOT_TEXT = {
 
 @pytest.mark.parametrize("name", NOT_TEXT)
 def test_what_is_no_text_is_not_joined(name):
-    """It passes as it is, and the answer does not go on; from an engine that goes on it is refused."""
+    """It is passed on, and the answer is not continued; in a continuation it is refused."""
     joined = new(CHAT, MESSAGES)
     assert read(joined, engine("a"), [piece({"content": "a"}), NOT_TEXT[name]]).endswith(NOT_TEXT[name])
     assert joined.mark_interrupted()
@@ -159,15 +159,15 @@ def test_what_is_no_text_is_not_joined(name):
         read(later, engine("b"), [NOT_TEXT[name]])
 
 
-def test_an_engine_that_is_not_known_is_not_gone_on_from():
-    """Without digest and without llama.cpp's build."""
+def test_an_unknown_engine_is_not_continued():
+    """It has no digest and no llama.cpp build."""
     joined = new(CHAT, MESSAGES)
     read(joined, engine("a", digest=""), [piece({"content": "a"}).replace(b"b1-x", b"fp_1")])
     assert "not known to be" in joined.mark_interrupted()
 
 
 def test_the_same_backend_with_another_model_is_refused():
-    """It was started anew, and with another file; two backends may call one model differently."""
+    """It was restarted with another file; the same model may have different names at two backends."""
     for name, refused in (("a", True), ("b", False)):
         joined = new(CHAT, MESSAGES)
         read(joined, engine("a"), [piece({"content": "a"})])
@@ -181,7 +181,7 @@ def test_the_same_backend_with_another_model_is_refused():
 
 
 def test_an_engine_that_has_read_more_than_the_text_is_refused():
-    """It has ended the text, and begins another answer; at temperature 0 it may have read no less, either."""
+    """It has ended the text and started another answer; at temperature 0, fewer tokens are refused, too."""
     joined = new(CHAT, MESSAGES)
     read(joined, engine("a"), list(answer(CHAT, asked(CHAT, MESSAGES)))[:4])
     sent = joined.next_body()
@@ -200,7 +200,7 @@ def test_an_engine_that_has_read_more_than_the_text_is_refused():
 
 
 def test_a_limit_without_a_count_ends_it():
-    """How many tokens are left is not guessed."""
+    """The remaining number of tokens is not guessed."""
     joined = new(CHAT, MESSAGES | {"max_tokens": 9})
     read(joined, engine("a"), list(answer(CHAT, MESSAGES))[:3])
     assert "has not counted" in joined.mark_interrupted()
@@ -209,8 +209,8 @@ def test_a_limit_without_a_count_ends_it():
     assert unlimited.mark_interrupted() == ""
 
 
-def test_it_goes_on_three_times():
-    """A request of which engines die does not end all of them."""
+def test_an_answer_is_continued_three_times():
+    """A request that kills engines must not kill every engine."""
     joined = new(CHAT, MESSAGES)
     for _ in range(MAX_CONTINUATIONS):
         read(joined, engine("a"), list(answer(CHAT, MESSAGES))[:2])
@@ -221,13 +221,13 @@ def test_it_goes_on_three_times():
 
 
 def _restarted(joined):
-    """Each engine of this test begins at the beginning, which the text then has."""
+    """Restart the text, since each engine of this test starts at the beginning."""
     joined._text = bytearray()
     return joined
 
 
 def test_a_long_text_is_not_kept():
-    """It passes on, and does not go on any more; one that has gone on passes on as well."""
+    """It is passed on and can no longer be continued; a continued answer is passed on as well."""
     for gone_on in (False, True):
         joined = new(CHAT, MESSAGES)
         if gone_on:
@@ -244,7 +244,7 @@ def test_a_long_text_is_not_kept():
 
 
 def play():
-    """All that the exhaustive test plays of one request with a limit, and one with a prompt."""
+    """Run the exhaustive test for one request with a limit and one with a prompt."""
     for name in ("with usage", "with a limit at a piece", "a prompt with a limit"):
         test_an_engine_that_dies_after_any_event_leaves_no_trace(name)
     test_an_engine_that_has_read_more_than_the_text_is_refused()
@@ -274,7 +274,7 @@ MUTANTS = {
 @pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 def test_each_mutant_is_caught(name, monkeypatch):
-    """Without that the test of every event would show nothing."""
+    """If a mutant passed, the test of every event would prove nothing."""
     monkeypatch.setattr(*MUTANTS[name])
     with pytest.raises((AssertionError, pytest.fail.Exception, JoinError)):
         play()
@@ -282,6 +282,6 @@ def test_each_mutant_is_caught(name, monkeypatch):
 
 @pytest.mark.soak
 def test_no_mutant_is_caught_by_chance():
-    """The same without a bug passes."""
+    """Without a bug, the same run passes."""
     play()
     assert "".join(text for text, _ in PIECES) == TEXT

@@ -1,4 +1,4 @@
-"""What the next engine is asked: all of the first request, and the text."""
+"""The request to the next engine: the first request with the text so far."""
 
 import pytest
 
@@ -11,16 +11,16 @@ MODE = {"continue_final_message": True, "add_generation_prompt": False}
 
 
 def test_the_text_is_the_last_message_and_its_tokens_are_off_the_limit():
-    """Nothing else changes, and the first request stays as it is."""
+    """Nothing else changes, and the first request is not modified."""
     before = dict(BODY)
     found = next_request(CHAT, BODY, "Once", 3)
-    said = [USER, {"role": "assistant", "content": "Once"}]
-    assert found == BODY | MODE | {"messages": said, "max_tokens": 7}
+    messages = [USER, {"role": "assistant", "content": "Once"}]
+    assert found == BODY | MODE | {"messages": messages, "max_tokens": 7}
     assert before == BODY
 
 
-def test_before_a_word_was_said_it_is_the_first_request():
-    """An empty message of the assistant would be an answer that has ended."""
+def test_without_text_it_is_the_first_request():
+    """An empty assistant message would be a finished answer."""
     assert next_request(CHAT, BODY, "", 0) == BODY
 
 
@@ -32,7 +32,7 @@ def test_before_a_word_was_said_it_is_the_first_request():
     ],
 )
 def test_an_answer_that_the_client_has_begun_stays_one_message(content, becomes):
-    """llama.cpp's server refuses two of the assistant at the end."""
+    """llama.cpp's server refuses two assistant messages at the end."""
     body = BODY | {"messages": [USER, {"role": "assistant", "content": content}]}
     assert next_request(CHAT, body, "am", 1)["messages"] == [USER, {"role": "assistant", "content": becomes}]
     assert body["messages"][-1]["content"] == content

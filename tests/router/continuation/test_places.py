@@ -1,4 +1,4 @@
-"""Where an answer may go on: nowhere that the request was not permitted."""
+"""Backends that may continue an answer: only those that the request is permitted to use."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def names(order, broken):
 
 
 def test_engines_of_the_same_model_come_first_and_the_dead_one_last():
-    """In the order of the decision; one of another model, or of a model that is not known, is no place."""
+    """The order is the decision's; backends of another or an unknown model are excluded."""
     order = permits(
         local("a", model_digest="x"),
         local("other", model_digest="y"),
@@ -31,14 +31,14 @@ def test_engines_of_the_same_model_come_first_and_the_dead_one_last():
     assert names(order, order[2]) == ["a", "b"]
 
 
-def test_one_whose_model_is_not_known_goes_on_at_itself_alone():
-    """Two models that are not known are not the same one."""
+def test_a_backend_of_unknown_model_continues_only_its_own_answer():
+    """Two unknown models are not the same one."""
     order = permits(local("a"), local("b"))
     assert names(order, order[0]) == ["a"]
 
 
 def test_what_is_not_permitted_is_no_place():
-    """Only what it is given comes back, as it is."""
+    """Only permits that were given are returned, unchanged."""
     allowed = permits(local("a", model_digest="x"), local("b", model_digest="x"))
     assert set(continuation_targets(allowed[:1], allowed[0])) <= {allowed[0]}
 
@@ -56,6 +56,6 @@ def test_what_is_not_permitted_is_no_place():
         (cloud("a", model_digest="x"), "b1-x", False),
     ],
 )
-def test_llama_cpps_server_goes_on_and_providers_do_not(backend, fingerprint, does):
-    """By the config or by the build that it says it is."""
+def test_llama_cpps_server_continues_and_providers_do_not(backend, fingerprint, does):
+    """The config decides, or the build that the engine reports."""
     assert can_continue(backend, fingerprint) is does

@@ -1,4 +1,4 @@
-"""Tokens of an answer that several engines wrote are those of one."""
+"""Token counts of an answer by several engines equal those of one engine."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def timings(prompt, predicted, cached=0):
 
 
 def write(count, prompt, tokens, cached=0):
-    """One engine writes, a token in each event."""
+    """Write with one engine, a token in each event."""
     count.begin_engine()
     for at in range(1, tokens + 1):
         count.take(timings(prompt, at, cached), at_end=False)
@@ -19,7 +19,7 @@ def write(count, prompt, tokens, cached=0):
 
 
 def test_the_whole_is_the_first_prompt_and_all_text():
-    """The second engine has read the 4 tokens before its own as prompt, which are none of the request's."""
+    """The second engine has read the first 4 tokens as prompt, but they are not part of the request's prompt."""
     count = TokenCount()
     write(count, 10, 4, cached=8)
     assert count.next_engine(has_text=True) == 4
@@ -42,7 +42,7 @@ def test_an_engine_that_died_before_any_text_counts_nothing():
 
 
 def test_what_was_not_counted_is_not_guessed():
-    """An engine without timings: each piece may be more than one token."""
+    """Without timings, a piece may be more than one token."""
     count = TokenCount()
     count.begin_engine()
     count.add_piece()
@@ -68,11 +68,11 @@ def test_a_later_engine_has_read_the_prompt_and_the_text(read, is_greedy, refuse
         count.check_prompt(is_greedy=is_greedy)
 
 
-def test_an_end_that_the_engine_did_not_say_is_closed_with_what_the_client_has():
+def test_a_missing_end_is_completed_with_the_clients_text():
     count = TokenCount()
     write(count, 10, 4)
     total = count.total
     assert total is not None
-    count.take(timings(10, 9), at_end=True)  # what was held back is none of it
+    count.take(timings(10, 9), at_end=True)  # text that was held back is not included
     count.close(total)
     assert count.total == Usage(10, 4, 0)

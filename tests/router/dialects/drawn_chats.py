@@ -1,4 +1,4 @@
-"""Requests and answers that both dialects can say, drawn at random."""
+"""Random requests and answers that both dialects can express."""
 
 from hypothesis import strategies as st
 
@@ -26,8 +26,8 @@ CALL = st.builds(lambda name, given: {"type": "tool_use", "id": "c1", "name": na
 RESULT = st.builds(lambda text: {"type": "tool_result", "tool_use_id": "c1", "content": text}, WORDS)
 ASKED = st.lists(CACHED | IMAGE | DOCUMENT, min_size=1, max_size=3)
 CALLED = st.builds(
-    lambda said, calls, results, more: [
-        {"role": "assistant", "content": [*said, *calls]},
+    lambda texts, calls, results, more: [
+        {"role": "assistant", "content": [*texts, *calls]},
         {"role": "user", "content": [*results, *more]},
     ],
     st.lists(TEXT, max_size=1),
@@ -36,7 +36,7 @@ CALLED = st.builds(
     st.lists(TEXT, max_size=2),
 )
 SAID = st.builds(
-    lambda said, asked: [{"role": "assistant", "content": [said]}, {"role": "user", "content": asked}], TEXT, ASKED
+    lambda text, asked: [{"role": "assistant", "content": [text]}, {"role": "user", "content": asked}], TEXT, ASKED
 )
 TURNS = st.builds(
     lambda first, more: [{"role": "user", "content": first}, *[turn for pair in more for turn in pair]],
@@ -61,7 +61,7 @@ CHOICE = st.sampled_from(
 
 @st.composite
 def messages_requests(draw):
-    """A request of messages."""
+    """Draw a Messages request."""
     body = {"model": draw(NAMES), "max_tokens": draw(st.integers(1, 9999)), "messages": draw(TURNS)}
     optional = {
         "system": WORDS,
@@ -82,7 +82,7 @@ def messages_requests(draw):
 
 @st.composite
 def chat_answers(draw):
-    """A whole answer of chat completions."""
+    """Draw a whole chat completion."""
     calls = [
         {
             "id": f"c{at}",
@@ -113,18 +113,18 @@ def chat_answers(draw):
 
 
 def cut(text, at):
-    """Two pieces of a text."""
+    """Return two pieces of a text."""
     return [piece for piece in (text[: at % (len(text) + 1)], text[at % (len(text) + 1) :]) if piece]
 
 
 def chunks_of(answer, at):
-    """The events of a stream that says a whole answer."""
+    """Return the stream events of a whole answer."""
     (choice,) = answer["choices"]
-    said = choice["message"]
+    message = choice["message"]
     deltas = [{"role": "assistant", "content": ""}]
-    deltas += [{"reasoning_content": piece} for piece in cut(said.get("reasoning_content") or "", at)]
-    deltas += [{"content": piece} for piece in cut(said["content"] or "", at)]
-    for index, call in enumerate(said.get("tool_calls", [])):
+    deltas += [{"reasoning_content": piece} for piece in cut(message.get("reasoning_content") or "", at)]
+    deltas += [{"content": piece} for piece in cut(message["content"] or "", at)]
+    for index, call in enumerate(message.get("tool_calls", [])):
         named = {"name": call["function"]["name"], "arguments": ""}
         deltas.append({"tool_calls": [{"index": index, "id": call["id"], "type": "function", "function": named}]})
         deltas += [
@@ -137,7 +137,7 @@ def chunks_of(answer, at):
 
 
 def joined(chunks):
-    """The whole answer that a stream says."""
+    """Return the whole answer of a stream."""
     message = {"role": "assistant", "content": None, "refusal": None}
     calls, reason, usage = {}, None, None
     for chunk in chunks:

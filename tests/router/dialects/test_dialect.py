@@ -1,4 +1,4 @@
-"""What all translations read in the same way."""
+"""Parts that all translations share."""
 
 import pytest
 
@@ -13,19 +13,19 @@ from llmkube.router.dialects.dialect import (
 )
 
 
-def test_too_long_a_prompt_says_needed_and_available():
-    """As llama.cpp's server counts them; other errors are their message."""
+def test_an_error_for_a_long_prompt_has_needed_and_available_tokens():
+    """The numbers are those of llama.cpp's server; other errors are reduced to their message."""
     assert message_of({"message": "x", "n_prompt_tokens": 9, "n_ctx": 4}) == (
         "x (the prompt needs 9 tokens, 4 are available)"
     )
-    said = "9 tokens exceed 4"
-    assert message_of({"message": said, "n_prompt_tokens": 9, "n_ctx": 4}) == said
+    message = "9 tokens exceed 4"
+    assert message_of({"message": message, "n_prompt_tokens": 9, "n_ctx": 4}) == message
     assert message_of({"message": "x"}) == "x"
     assert message_of({}) == "the request failed"
 
 
 def test_what_has_another_shape_is_named():
-    """By the field in which it stands."""
+    """The error names the field."""
     assert (objects_in(None, "x"), object_in(None, "x")) == ([], {})
     assert text_of_block({"type": "text", "text": "a"}, "x") == "a"
     assert (arguments_of("", "x"), arguments_of('{"a": 1}', "x")) == ({}, {"a": 1})
@@ -35,6 +35,6 @@ def test_what_has_another_shape_is_named():
 
 
 def test_an_error_that_is_a_text_is_read_as_well():
-    """Some backends write one so."""
+    """Some backends write errors as strings."""
     assert error_in_answer({"error": "no"}) == {"message": "no"}
     assert error_in_answer({"error": {"message": "no"}}) == {"message": "no"}

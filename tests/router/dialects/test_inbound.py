@@ -1,4 +1,4 @@
-"""Which path speaks what; a path of chat completions is left as it is."""
+"""Dialects by path; chat completions are not translated."""
 
 import json
 
@@ -7,7 +7,7 @@ from llmkube.router.dialects.inbound import DIALECTS, refusal_at, translated_req
 
 
 def test_what_is_no_dialect_passes_as_it_is():
-    """The same body, and no translation of answers."""
+    """The body is the same, and answers are not translated."""
     body = {"model": "m"}
     found = translated_request("/v1/embeddings", body)
     assert (found.path, found.body, found.translator, found.dropped) == ("/embeddings", body, None, ())
@@ -16,8 +16,8 @@ def test_what_is_no_dialect_passes_as_it_is():
 
 
 def test_each_dialect_has_errors_of_its_own():
-    """With a slash at the end of the path too."""
+    """A path with a trailing slash has them, too."""
     for path in DIALECTS:
-        said = json.loads(refusal_at(f"{path}/", Response.json(404, {"error": {"message": "no"}})).body)
-        assert "no" in (said["error"], said["error"]["message"] if isinstance(said["error"], dict) else "")
-        assert ("type" in said) == path.startswith("/v1/messages")
+        error = json.loads(refusal_at(f"{path}/", Response.json(404, {"error": {"message": "no"}})).body)
+        assert "no" in (error["error"], error["error"]["message"] if isinstance(error["error"], dict) else "")
+        assert ("type" in error) == path.startswith("/v1/messages")

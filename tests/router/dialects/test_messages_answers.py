@@ -1,4 +1,4 @@
-"""Answers of chat completions in Anthropic's messages: whole ones and streams, both ways and event by event."""
+"""Chat completions as Anthropic Messages answers: whole answers and streams, in both directions and event by event."""
 
 import json
 
@@ -13,11 +13,11 @@ from router.dialects.drawn_chats import chat_answers, chunks_of, joined
 
 
 def events_of(data):
-    """The events of a stream: each has the name of its type."""
+    """Return the events of a stream; each has the name of its type."""
     found = []
     for each in data.decode().split("\n\n")[:-1]:
-        name, _, said = each.partition("\n")
-        event = json.loads(said.removeprefix("data: "))
+        name, _, line = each.partition("\n")
+        event = json.loads(line.removeprefix("data: "))
         assert name == f"event: {event['type']}"
         found.append(event)
     return found
@@ -25,7 +25,7 @@ def events_of(data):
 
 @given(chat_answers())
 def test_a_whole_answer_comes_back_as_it_was(answer):
-    """Text, thoughts, calls, the reason, tokens and what of them was cached."""
+    """Text, thoughts, calls, the reason, tokens and cached tokens are preserved."""
     message = MessagesTranslator(model="m").complete(200, answer)
     again = chat_of_message(json.loads(json.dumps(message)))
     assert again["usage"] == answer["usage"]
@@ -35,7 +35,7 @@ def test_a_whole_answer_comes_back_as_it_was(answer):
 
 @given(chat_answers(), st.integers(0, 30))
 def test_a_stream_comes_back_as_it_was(answer, at):
-    """However its texts are cut; and its blocks follow each other as the documentation says."""
+    """Texts may be cut anywhere; content blocks come in the documented order."""
     translator, backend = MessagesTranslator(model="m"), MessageEvents()
     data = b"".join(translator.event(each) for each in chunks_of(answer, at)) + translator.end()
     events = events_of(data)
@@ -56,8 +56,8 @@ def test_a_stream_comes_back_as_it_was(answer, at):
     assert open_at is None
 
 
-def test_a_tool_call_that_goes_on_after_its_end_ends_in_an_error():
-    """Its arguments would be those of another call, or half ones."""
+def test_a_tool_call_that_continues_after_its_end_is_an_error():
+    """Its arguments would be another call's, or incomplete."""
     translator = MessagesTranslator(model="m")
     calls = [{"index": at, "id": f"c{at}", "function": {"name": "f", "arguments": "{"}} for at in (0, 1, 0)]
     for call in calls[:2]:
@@ -66,14 +66,14 @@ def test_a_tool_call_that_goes_on_after_its_end_ends_in_an_error():
         translator.event({"choices": [{"delta": {"tool_calls": [calls[2]]}}]})
 
 
-def test_a_client_that_waits_hears_a_ping():
-    """And a stream that fails ends with an error event."""
+def test_a_waiting_client_gets_a_ping():
+    """A stream that fails ends with an error event."""
     translator = MessagesTranslator(model="m")
     assert events_of(translator.waiting()) == [{"type": "ping"}]
     assert events_of(translator.failed({"message": "gone"}))[0]["error"]["message"] == "gone"
 
 
 def test_a_count_is_only_a_count():
-    """Without the tokens that it was charged."""
+    """The charged tokens are not part of it."""
     assert CountTranslator().complete(200, {"input_tokens": 7, "usage": {}}) == {"input_tokens": 7}
     assert CountTranslator().complete(404, {"error": {"message": "no"}})["error"]["type"] == "not_found_error"

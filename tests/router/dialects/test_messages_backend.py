@@ -1,4 +1,4 @@
-"""Chat completions for a backend that speaks messages: tables of what becomes of each field."""
+"""Chat completions for a Messages backend: tables of each field's translation."""
 
 import pytest
 
@@ -9,7 +9,7 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 
 
-def said(*messages, **more):
+def chat(*messages, **more):
     return CHAT | {"messages": list(messages)} | more
 
 
@@ -25,17 +25,17 @@ def said(*messages, **more):
         (CHAT | {"tools": TOOLS, "parallel_tool_calls": False}, "tool_choice",
          {"type": "auto", "disable_parallel_tool_use": True}),
         (CHAT | {"tools": TOOLS}, "tools", [{"name": "f", "input_schema": {"type": "object"}}]),
-        (said({"role": "system", "content": "a"}, {"role": "user", "content": "q"},
+        (chat({"role": "system", "content": "a"}, {"role": "user", "content": "q"},
               {"role": "developer", "content": "b"}), "system",
          [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]),
-        (said({"role": "user", "content": "a"}, {"role": "user", "content": "b"}), "messages",
+        (chat({"role": "user", "content": "a"}, {"role": "user", "content": "b"}), "messages",
          [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]),
         (CHAT | {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
          "output_config", {"format": {"type": "json_schema", "schema": {}}}),
     ],
 )  # fmt: skip
 def test_what_a_field_becomes(chat, name, expected):
-    """As the documented API names it."""
+    """Names are those of the API documentation."""
     assert messages_request(chat)[0][name] == expected
 
 
@@ -48,29 +48,29 @@ def test_what_a_field_becomes(chat, name, expected):
         (CHAT | {"modalities": ["audio"]}, "modalities has audio"),
         (CHAT | {"response_format": {"type": "json_object"}}, "json_schema only"),
         (CHAT | {"tools": [{"type": "web"}]}, r"tools\[0\].function.name is missing"),
-        (said({"role": "user", "content": [{"type": "input_audio"}]}), "input_audio"),
-        (said({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}), "data: URL"),
-        (said({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}), "arguments must"),
-        (said({"role": "robot", "content": "x"}), "'robot'"),
+        (chat({"role": "user", "content": [{"type": "input_audio"}]}), "input_audio"),
+        (chat({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}), "data: URL"),
+        (chat({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}), "arguments must"),
+        (chat({"role": "robot", "content": "x"}), "'robot'"),
         (CHAT | {"tools": TOOLS, "tool_choice": "all"}, "tool_choice is 'all'"),
         (CHAT | {"tools": TOOLS, "tool_choice": []}, r"tool_choice is \[\]"),
     ],
 )
 def test_what_it_cannot_is_an_error(chat, words):
-    """So that a backend that can is asked."""
+    """A backend that supports it is tried then."""
     with pytest.raises(DialectError, match=words):
         messages_request(chat)
 
 
 def test_sampling_that_it_does_not_have_is_named():
-    """It changes no answer's shape."""
+    """It does not change the shape of an answer."""
     body, dropped = messages_request(CHAT | {"seed": 1, "presence_penalty": 0.5})
     assert dropped == ("seed", "presence_penalty")
     assert "seed" not in body
 
 
 def test_a_count_has_what_is_counted():
-    """No limit and no sampling: Anthropic refuses them there."""
+    """It has no limit and no sampling, which Anthropic refuses there."""
     body, _ = messages_request(CHAT | {"temperature": 1, "max_tokens": 3, "stream": True}, count=True)
     assert set(body) == {"model", "messages"}
 
@@ -87,7 +87,7 @@ def test_a_count_has_what_is_counted():
     ],
 )
 def test_why_an_answer_ended(reason, finish):
-    """In whole answers and in streams."""
+    """The reason is the same in whole answers and in streams."""
     whole = chat_of_message({"type": "message", "content": [], "stop_reason": reason, "usage": {}})
     assert whole["choices"][0]["finish_reason"] == finish
     ended = {"type": "message_delta", "delta": {"stop_reason": reason}, "usage": {"output_tokens": 1}}
@@ -95,15 +95,15 @@ def test_why_an_answer_ended(reason, finish):
     assert (last["choices"][0]["finish_reason"], usage["choices"]) == (finish, [])
 
 
-def test_an_answer_that_counts_nothing_says_no_usage():
-    """Tokens of 0 would be charged as 0, and not as reserved."""
+def test_an_answer_without_counts_has_no_usage():
+    """A usage of 0 would be charged as 0, and not as reserved."""
     assert chat_of_message({"type": "message", "content": []})["usage"] is None
-    said = MessageEvents().take({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {}})
-    assert [each.get("usage") for each in said] == [None]
+    chunks = MessageEvents().take({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {}})
+    assert [each.get("usage") for each in chunks] == [None]
 
 
-def test_nothing_is_said_before_the_model_says_something():
-    """Until then another backend can answer: a stream that fails at once has not begun."""
+def test_nothing_is_sent_before_the_first_content():
+    """Until then another backend can answer: a stream that fails at once has not started."""
     events = MessageEvents()
     assert events.take({"type": "message_start", "message": {"id": "m1", "usage": {"input_tokens": 3}}}) == []
     assert events.take({"type": "content_block_start", "content_block": {"type": "text", "text": ""}}) == []
@@ -114,14 +114,14 @@ def test_nothing_is_said_before_the_model_says_something():
 
 
 def test_tokens_of_a_cache_are_part_of_the_prompt():
-    """They are paid for, and counted in budgets."""
+    """They are paid for and charged to budgets."""
     usage = {"input_tokens": 1, "cache_creation_input_tokens": 2, "cache_read_input_tokens": 4, "output_tokens": 8}
-    said = chat_of_message({"type": "message", "content": [], "usage": usage})["usage"]
-    assert (said["prompt_tokens"], said["completion_tokens"], said["total_tokens"]) == (7, 8, 15)
-    assert said["prompt_tokens_details"] == {"cached_tokens": 4}
+    counts = chat_of_message({"type": "message", "content": [], "usage": usage})["usage"]
+    assert (counts["prompt_tokens"], counts["completion_tokens"], counts["total_tokens"]) == (7, 8, 15)
+    assert counts["prompt_tokens_details"] == {"cached_tokens": 4}
 
 
 def test_a_count_costs_nothing():
-    """And stays what it is."""
-    said = chat_of_message({"input_tokens": 9})
-    assert (said["input_tokens"], said["usage"]["total_tokens"]) == (9, 0)
+    """It is not translated."""
+    count = chat_of_message({"input_tokens": 9})
+    assert (count["input_tokens"], count["usage"]["total_tokens"]) == (9, 0)

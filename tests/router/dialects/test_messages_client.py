@@ -1,4 +1,4 @@
-"""Anthropic's requests as chat completions: tables, and both ways for whatever both dialects can say."""
+"""Anthropic's requests as chat completions: tables, and round trips of everything that both dialects can express."""
 
 import json
 
@@ -20,7 +20,7 @@ def turn(*blocks, role="user"):
 
 @given(messages_requests())
 def test_a_request_comes_back_as_it_was(body):
-    """From messages to chat completions and back, nothing is lost and nothing added."""
+    """Translating to chat completions and back loses and adds nothing."""
     chat = json.loads(json.dumps(chat_request(body)))
     again, dropped = messages_request(chat)
     assert (again, dropped) == (body, ())
@@ -45,7 +45,7 @@ def test_a_request_comes_back_as_it_was(body):
     ],
 )  # fmt: skip
 def test_what_a_field_becomes(body, name, expected):
-    """As the documented APIs name it."""
+    """Names are those of the API documentation."""
     assert read_messages(body).body[name] == expected
 
 
@@ -67,13 +67,13 @@ def test_what_a_field_becomes(body, name, expected):
     ],
 )
 def test_what_has_no_counterpart_is_refused_by_its_field(body, words):
-    """With what to write instead."""
+    """The error has an alternative."""
     with pytest.raises(DialectError, match=words):
         read_messages(body)
 
 
 def test_what_is_left_out_is_named():
-    """For the audit log."""
+    """The audit log gets the names."""
     assert read_messages(ASKED | {"thinking": {"type": "enabled"}, "service_tier": "auto"}).dropped == (
         "thinking",
         "service_tier",
@@ -81,16 +81,16 @@ def test_what_is_left_out_is_named():
 
 
 def test_a_count_is_asked_without_a_limit():
-    """It needs none, and is no stream."""
+    """It needs no limit, and is not a stream."""
     found = read_count({"model": "m", "messages": ASKED["messages"], "stream": True})
     assert (found.path, found.body) == ("/messages/count_tokens", {"model": "m", "messages": ASKED["messages"]})
 
 
 def test_errors_have_anthropics_types():
-    """And say how long too long a prompt is."""
+    """They contain the length of a prompt that is too long."""
     long = {"message": "too long", "n_prompt_tokens": 900, "n_ctx": 512, "code": 400}
-    said = DIALECTS["/v1/messages"].refusal(400, long)
-    assert said["error"] == {
+    error = DIALECTS["/v1/messages"].refusal(400, long)
+    assert error["error"] == {
         "type": "invalid_request_error",
         "message": "too long (the prompt needs 900 tokens, 512 are available)",
     }

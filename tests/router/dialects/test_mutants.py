@@ -1,4 +1,4 @@
-"""Each deliberate bug of a translation is caught by what goes both ways: without that, the properties show nothing."""
+"""Each deliberate bug in a translation is caught by the round trips: else these properties would prove nothing."""
 
 import json
 
@@ -56,7 +56,7 @@ LIMITED = ANSWER | {
 
 
 def play():
-    """Go both ways with one request, and with two answers as whole ones and as streams."""
+    """Round-trip one request, and two answers, whole and as streams."""
     again, dropped = messages_backend.messages_request(messages_client.chat_request(REQUEST))
     assert (again, dropped) == (REQUEST, ())
     for answer in (ANSWER, LIMITED):
@@ -72,13 +72,13 @@ def play():
         lines = ollama_client.OllamaTranslator(model="m")
         data = b"".join(lines.event(each) for each in chunks_of(answer, 3)) + lines.end()
         last = json.loads(data.splitlines()[-1])
-        said = ollama_client.OllamaTranslator(model="m").complete(200, answer)
+        whole = ollama_client.OllamaTranslator(model="m").complete(200, answer)
         assert (last["eval_count"], last["prompt_eval_count"]) == (4, 9)
-        assert last["message"].get("tool_calls") == said["message"].get("tool_calls")
-        calls = [call["function"] for call in said["message"].get("tool_calls", ())]
+        assert last["message"].get("tool_calls") == whole["message"].get("tool_calls")
+        calls = [call["function"] for call in whole["message"].get("tool_calls", ())]
         expected = [] if answer is LIMITED else [{"name": f"f{at}", "arguments": {"a": at}} for at in range(2)]
         assert calls == expected
-        assert last["done_reason"] == said["done_reason"] == ("length" if answer is LIMITED else "stop")
+        assert last["done_reason"] == whole["done_reason"] == ("length" if answer is LIMITED else "stop")
     turns = [
         {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
         {"role": "tool", "content": "r", "tool_name": "f"},
@@ -88,50 +88,50 @@ def play():
 
 
 def returning(change):
-    """A mutant of a function: what it returns is changed."""
+    """Return a mutant of a function whose result is changed."""
     return lambda real: lambda *args, **kwargs: change(real(*args, **kwargs))
 
 
 def without(name):
-    return returning(lambda said: {key: each for key, each in said.items() if key != name})
+    return returning(lambda value: {key: each for key, each in value.items() if key != name})
 
 
 MUTANTS = {
-    "a request forgets its tools": (messages_client, "_tools", returning(lambda said: {})),
-    "any tool becomes automatic": (messages_client, "_tool_choice", returning(lambda said: "auto")),
+    "a request forgets its tools": (messages_client, "_tools", returning(lambda value: {})),
+    "any tool becomes automatic": (messages_client, "_tool_choice", returning(lambda value: "auto")),
     "results become the user's words": (messages_client, "_tool_result", returning(lambda one: one | {"role": "user"})),
     "an error looks like a result": (messages_client, "_tool_result", without("is_error")),
-    "an image loses its kind": (messages_client, "_data_url", returning(lambda said: said.replace("jpeg", "png"))),
+    "an image loses its kind": (messages_client, "_data_url", returning(lambda value: value.replace("jpeg", "png"))),
     "a model's calls are forgotten": (messages_client, "_assistant_message", without("tool_calls")),
-    "a backend is not asked for a choice": (messages_backend, "_tool_choice", returning(lambda said: None)),
-    "a backend gets half of a turn": (messages_backend, "_blocks", returning(lambda said: said[:1])),
+    "a backend is not asked for a choice": (messages_backend, "_tool_choice", returning(lambda value: None)),
+    "a backend gets half of a turn": (messages_backend, "_blocks", returning(lambda value: value[:1])),
     "a tool loses its schema": (messages_backend, "_tool", without("input_schema")),
-    "an image is sent as another": (messages_backend, "_source", returning(lambda said: said | {"data": ""})),
+    "an image is sent as another": (messages_backend, "_source", returning(lambda value: value | {"data": ""})),
     "cached tokens are lost": (messages_answers, "usage_of_chat", without("cache_read_input_tokens")),
     "cached tokens count twice": (
-        messages_answers, "usage_of_chat", returning(lambda said: said | {"input_tokens": 9})),
+        messages_answers, "usage_of_chat", returning(lambda value: value | {"input_tokens": 9})),
     "a cut answer looks finished": (messages_answers, "STOP_REASONS", lambda real: real | {"length": "end_turn"}),
     "a call looks like an end": (messages_answers, "STOP_REASONS", lambda real: real | {"tool_calls": "end_turn"}),
     "a cut answer of a backend looks finished": (
         messages_backend, "FINISH_REASONS", lambda real: real | {"max_tokens": "stop"}),
-    "a backend's tokens are not read": (messages_backend, "count_in", returning(lambda said: 0)),
-    "Ollama's calls are lost": (ollama_client, "_calls_of", returning(lambda said: said[:1])),
-    "Ollama's tokens are lost": (ollama_client, "count_in", returning(lambda said: 0)),
+    "a backend's tokens are not read": (messages_backend, "count_in", returning(lambda value: 0)),
+    "Ollama's calls are lost": (ollama_client, "_calls_of", returning(lambda value: value[:1])),
+    "Ollama's tokens are lost": (ollama_client, "count_in", returning(lambda value: 0)),
     "a cut answer looks finished to Ollama": (ollama_client, "_REASONS", lambda real: {}),
-    "a result belongs to another call": (ollama_client, "_pop_call_id", returning(lambda said: "call_9")),
+    "a result belongs to another call": (ollama_client, "_pop_call_id", returning(lambda value: "call_9")),
 }  # fmt: skip
 
 
 @pytest.mark.soak
 def test_without_a_bug_everything_comes_back():
-    """Else the mutants would show nothing."""
+    """If this failed, the mutants would prove nothing."""
     play()
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(name, monkeypatch):
-    """By an answer or a request that does not come back as it was."""
+    """An answer or a request does not round-trip."""
     module, patched, mutate = MUTANTS[name]
     monkeypatch.setattr(module, patched, mutate(getattr(module, patched)))
     with pytest.raises((AssertionError, KeyError)):

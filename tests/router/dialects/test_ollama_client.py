@@ -1,6 +1,6 @@
-"""Ollama's requests as chat completions and embeddings: tables of what becomes of each field.
+"""Ollama's requests as chat completions and embeddings: tables of each field's translation.
 
-Answers in Ollama's API: whole ones, and streams that say the same.
+Answers in Ollama's API: whole ones, and streams with the same content.
 """
 
 import json
@@ -43,18 +43,18 @@ PROMPT = {"model": "m", "prompt": "hi"}
     ],
 )  # fmt: skip
 def test_what_a_field_becomes(body, name, expected):
-    """As the documented APIs name it."""
+    """Names are those of the API documentation."""
     assert read_chat(body).body[name] == expected
 
 
-def test_an_answer_is_whole_only_if_the_client_says_so():
+def test_an_answer_is_whole_only_on_request():
     """Ollama's default is a stream."""
     assert "stream" not in read_chat(ASKED | {"stream": False}).body
     assert "max_tokens" not in read_chat(ASKED | {"options": {"num_predict": -1}}).body
 
 
 def test_results_belong_to_the_calls_before_them():
-    """By the tool's name, else by their order: chat completions want names of calls, Ollama has none."""
+    """The tool's name, else the order, selects the call: chat completions require call ids, which Ollama lacks."""
     called = [{"function": {"name": name, "arguments": {"a": 1}}} for name in ("f", "g", "f")]
     turns = [
         {"role": "assistant", "content": "", "tool_calls": called},
@@ -62,9 +62,9 @@ def test_results_belong_to_the_calls_before_them():
         {"role": "tool", "content": "of f", "tool_name": "f"},
         {"role": "tool", "content": "the rest"},
     ]
-    said, *results = read_chat(ASKED | {"messages": turns}).body["messages"]
-    assert [call["id"] for call in said["tool_calls"]] == ["call_0", "call_1", "call_2"]
-    assert said["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a":1}'}
+    turn, *results = read_chat(ASKED | {"messages": turns}).body["messages"]
+    assert [call["id"] for call in turn["tool_calls"]] == ["call_0", "call_1", "call_2"]
+    assert turn["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a":1}'}
     assert [each["tool_call_id"] for each in results] == ["call_1", "call_0", "call_2"]
 
 
@@ -87,35 +87,35 @@ def test_results_belong_to_the_calls_before_them():
     ],
 )
 def test_what_only_ollama_does_is_refused_by_its_field(read, body, words):
-    """With what to write instead."""
+    """The error has an alternative."""
     with pytest.raises(DialectError, match=words):
         read(body)
 
 
-def test_how_ollama_would_run_its_engine_is_left_out_and_named():
-    """For the audit log."""
+def test_engine_options_of_ollama_are_dropped_and_reported():
+    """The names are for the audit log."""
     found = read_chat(ASKED | {"keep_alive": "5m", "options": {"num_ctx": 4096, "seed": 1}})
     assert (found.dropped, found.body["seed"]) == (("keep_alive", "options.num_ctx"), 1)
 
 
 def test_a_prompt_is_a_chat_of_one_turn():
-    """Under the model's own template, as Ollama does it."""
+    """The model's own template applies, as in Ollama."""
     body = read_generate(PROMPT | {"system": "be brief"}).body
     assert body["messages"] == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
 
 
 def test_texts_are_asked_for_vectors():
-    """One text is a list of one."""
+    """A single text becomes a list."""
     found = read_embed({"model": "m", "input": "a", "truncate": True, "dimensions": 8})
     assert (found.path, found.body) == ("/embeddings", {"model": "m", "input": ["a"], "dimensions": 8})
     assert found.dropped == ("truncate",)
 
 
 def test_errors_are_ollamas():
-    """A message, with how long too long a prompt is."""
+    """An error is a message, with the length of a prompt that is too long."""
     long = {"message": "too long", "n_prompt_tokens": 900, "n_ctx": 512}
-    said = {"error": "too long (the prompt needs 900 tokens, 512 are available)"}
-    assert [DIALECTS[f"/api/{path}"].refusal(400, long) for path in ("chat", "generate", "embed")] == [said] * 3
+    error = {"error": "too long (the prompt needs 900 tokens, 512 are available)"}
+    assert [DIALECTS[f"/api/{path}"].refusal(400, long) for path in ("chat", "generate", "embed")] == [error] * 3
 
 
 def lines_of(data):
@@ -123,8 +123,8 @@ def lines_of(data):
 
 
 @given(chat_answers(), st.integers(0, 30))
-def test_a_stream_says_what_a_whole_answer_says(answer, at):
-    """However its texts are cut: text, thoughts, calls, reason and tokens; only the last line is done."""
+def test_a_stream_equals_a_whole_answer(answer, at):
+    """Texts may be cut anywhere; text, thoughts, calls, reason and tokens are the same; only the last line is done."""
     complete = OllamaTranslator(model="m").complete(200, answer)
     translator = OllamaTranslator(model="m")
     lines = lines_of(b"".join(translator.event(each) for each in chunks_of(answer, at)) + translator.end())
@@ -141,20 +141,20 @@ def test_a_stream_says_what_a_whole_answer_says(answer, at):
     assert [call["function"]["arguments"] for call in joined.get("tool_calls", [])] == given
 
 
-def test_what_generate_says():
+def test_generate_response_fields():
     """The text is the response; times are llama.cpp's, in nanoseconds."""
-    said = {
+    completion = {
         "created": 1_700_000_000,
         "choices": [{"message": {"content": "yes"}, "finish_reason": "length"}],
         "timings": {"prompt_ms": 2.5, "predicted_ms": 4},
     }
-    line = OllamaTranslator(model="m", is_generate=True).complete(200, said)
+    line = OllamaTranslator(model="m", is_generate=True).complete(200, completion)
     assert (line["response"], line["done_reason"], line["created_at"]) == ("yes", "length", "2023-11-14T22:13:20Z")
     assert (line["prompt_eval_duration"], line["eval_duration"], line["total_duration"]) == (2500000, 4000000, 6500000)
 
 
 def test_half_a_call_ends_in_an_error():
-    """Its arguments are no JSON object."""
+    """Its arguments are not a JSON object."""
     translator = OllamaTranslator(model="m")
     call = {"index": 0, "function": {"name": "f", "arguments": '{"a'}}
     translator.event({"choices": [{"delta": {"tool_calls": [call]}}]})
@@ -163,7 +163,7 @@ def test_half_a_call_ends_in_an_error():
 
 
 def test_calls_that_are_held_have_a_bound():
-    """In how many they are, and in how long: they go to the client with the last line only."""
+    """Their number and length are bounded, since they are sent with the last line only."""
     for calls in (
         [{"index": at, "function": {"name": "f", "arguments": "{}"}} for at in range(MAX_CALLS + 1)],
         [{"index": 0, "function": {"arguments": "x" * (1 << 20)}} for _ in range((MAX_CALL_CHARACTERS >> 20) + 1)],
@@ -176,15 +176,15 @@ def test_calls_that_are_held_have_a_bound():
 
 
 @pytest.mark.parametrize(
-    "said", [{"created": 10**15}, {"timings": {"prompt_ms": 1e300}}, {"timings": {"prompt_ms": -1}}]
+    "changes", [{"created": 10**15}, {"timings": {"prompt_ms": 1e300}}, {"timings": {"prompt_ms": -1}}]
 )
-def test_odd_numbers_of_a_backend_are_left_out(said):
-    """They make no answer fail."""
-    assert OllamaTranslator(model="m").complete(200, said)["total_duration"] == 0
+def test_odd_numbers_of_a_backend_are_left_out(changes):
+    """They do not make an answer fail."""
+    assert OllamaTranslator(model="m").complete(200, changes)["total_duration"] == 0
 
 
-def test_who_waits_reads_a_line_without_text():
-    """And who fails, an error."""
+def test_a_waiting_client_gets_a_line_without_text():
+    """A failed request ends with an error line."""
     translator = OllamaTranslator(model="m")
     (line,) = lines_of(translator.waiting())
     assert (line["message"]["content"], line["done"]) == ("", False)
@@ -192,8 +192,8 @@ def test_who_waits_reads_a_line_without_text():
 
 
 def test_vectors_come_in_the_order_of_their_texts():
-    """Whatever order the backend gives them."""
+    """The backend may return them in any order."""
     data = [{"index": 1, "embedding": [2.0]}, {"index": 0, "embedding": [1.0]}]
-    said = EmbedTranslator(model="m").complete(200, {"data": data, "usage": {"prompt_tokens": 4}})
-    assert (said["embeddings"], said["prompt_eval_count"]) == ([[1.0], [2.0]], 4)
+    vectors = EmbedTranslator(model="m").complete(200, {"data": data, "usage": {"prompt_tokens": 4}})
+    assert (vectors["embeddings"], vectors["prompt_eval_count"]) == ([[1.0], [2.0]], 4)
     assert EmbedTranslator(model="m").complete(400, {"error": {"message": "no"}}) == {"error": "no"}

@@ -1,10 +1,10 @@
-"""What Ollama's clients read of models: what they need is there, and no size is made up."""
+"""Ollama's model list and details: required fields are present, and no size is invented."""
 
 from llmkube.router.dialects.ollama_models import listed, running, shown
 
 
 def test_a_list_has_what_clients_read():
-    """A digest is long enough to be cut by them, and the same each time."""
+    """The digest is long enough for clients that truncate it, and stable."""
     first, second = listed(["a", "b"], 0)["models"]
     assert (first["name"], first["model"], first["size"]) == ("a", "a", 0)
     assert first["modified_at"] == "1970-01-01T00:00:00Z"
@@ -14,6 +14,6 @@ def test_a_list_has_what_clients_read():
 
 
 def test_what_a_model_can_is_what_its_backend_is_tagged_with():
-    """Without a tag it completes."""
+    """A model without a tag supports completion."""
     assert shown({"chat", "tools", "odd"}, 0)["capabilities"] == ["completion", "tools"]
     assert shown((), 0)["capabilities"] == ["completion"]

@@ -1,4 +1,4 @@
-"""Answers as responses: whole ones, and streams that say the same event by event."""
+"""Answers in the Responses API: whole ones, and streams with the same content."""
 
 import json
 
@@ -28,12 +28,12 @@ ANSWER = {"id": "x", "choices": [{"index": 0, "message": MESSAGE, "finish_reason
 
 
 def limited(reason="length", **message):
-    said = {"role": "assistant", "content": "a", "refusal": None} | message
-    return {"id": "x", "choices": [{"index": 0, "message": said, "finish_reason": reason}], "usage": USAGE}
+    turn = {"role": "assistant", "content": "a", "refusal": None} | message
+    return {"id": "x", "choices": [{"index": 0, "message": turn, "finish_reason": reason}], "usage": USAGE}
 
 
 def new(kept=None, **more):
-    """Answers of a request; what they keep goes to a list."""
+    """Return a translator of answers; those to store are added to a list."""
     translator = read_responses({"model": "m", "input": "hi"} | more).translator
     translator.response_id, translator.now = "resp_1", lambda: 7
     if kept is not None:
@@ -51,7 +51,7 @@ def events_of(data):
 
 
 def streamed(answer, cut=3, translator=None):
-    """The events of a stream that says an answer."""
+    """Return the stream events of an answer."""
     translator, chunks = translator or new(), chunks_of(answer, cut)
     if refusal := answer["choices"][0]["message"].get("refusal"):
         chunks[1:1] = [{"choices": [{"index": 0, "delta": {"refusal": piece}}]} for piece in refusal]
@@ -59,7 +59,7 @@ def streamed(answer, cut=3, translator=None):
 
 
 def rebuilt(events):
-    """What a client that reads a stream has at its end, by the deltas alone; checks the order of events meanwhile."""
+    """Return what a client has at the end of a stream, from deltas alone; check the order of events."""
     assert [each["sequence_number"] for each in events] == list(range(len(events)))
     assert [each["type"] for each in events[:2]] == ["response.created", "response.in_progress"]
     assert events[0]["response"]["status"] == events[1]["response"]["status"] == "in_progress"
@@ -106,7 +106,7 @@ def rebuilt(events):
 
 
 def play():
-    """Read answers whole and as streams: both say the same, and what a chat completion says."""
+    """Translate answers whole and as streams; check that both equal the chat completion."""
     for answer in (ANSWER, limited(), limited("content_filter"), limited("stop", content=None, refusal="no")):
         complete, events = new().complete(200, answer), streamed(answer)
         last = events[-1]
@@ -132,37 +132,37 @@ def play():
         "total_tokens": 13,
     }
     assert (complete["status"], complete["completed_at"], complete["incomplete_details"]) == ("completed", 7, None)
-    for reason, said in (("length", "max_output_tokens"), ("content_filter", "content_filter")):
+    for reason, name in (("length", "max_output_tokens"), ("content_filter", "content_filter")):
         cut = new().complete(200, limited(reason))
-        assert (cut["status"], cut["incomplete_details"], cut["completed_at"]) == ("incomplete", {"reason": said}, None)
+        assert (cut["status"], cut["incomplete_details"], cut["completed_at"]) == ("incomplete", {"reason": name}, None)
         assert cut["output"][-1]["status"] == "incomplete"
     kept = []
-    said = streamed(ANSWER, translator=new(kept))[-1]["response"]
-    assert kept == [(said, said["output"])]
-    assert said["store"] is True
+    response = streamed(ANSWER, translator=new(kept))[-1]["response"]
+    assert kept == [(response, response["output"])]
+    assert response["store"] is True
     assert new(kept, store=False).complete(200, ANSWER)["store"] is False
     assert len(kept) == 1
 
 
-def test_a_stream_says_what_a_whole_answer_says():
-    """In events of the API's order, numbered from 0; both are kept once, when they are finished, unless told not to."""
+def test_a_stream_equals_a_whole_answer():
+    """Events are in the API's order, numbered from 0; both answers are stored once at their end, unless disabled."""
     play()
 
 
 @given(chat_answers(), st.integers(0, 9))
 def test_whatever_is_answered_comes_whole_and_as_a_stream(answer, cut):
-    """Wherever its pieces are cut."""
+    """Pieces may be cut anywhere."""
     complete, events = new().complete(200, answer), streamed(answer, cut)
     assert rebuilt(events) == complete["output"] == events[-1]["response"]["output"]
     assert complete["usage"] == events[-1]["response"]["usage"]
 
 
-def test_calls_go_on_side_by_side():
-    """Pieces of two calls that alternate, and a text that comes after them, belong to items of their own."""
+def test_calls_may_be_interleaved():
+    """Interleaved pieces of two calls, and a text after them, become separate items."""
     translator = new()
 
-    def delta(**said):
-        return translator.event({"choices": [{"index": 0, "delta": said}]})
+    def delta(**fields):
+        return translator.event({"choices": [{"index": 0, "delta": fields}]})
 
     def called(index, arguments, **named):
         return delta(tool_calls=[{"index": index, "function": {"arguments": arguments} | named} | {"id": f"c{index}"}])
@@ -173,7 +173,7 @@ def test_calls_go_on_side_by_side():
 
 
 def test_a_call_without_arguments_has_an_empty_object():
-    """Clients read JSON. A call without a name of its own gets one."""
+    """Clients parse it as JSON. A call without an id gets one."""
     answer = limited("tool_calls", content=None, tool_calls=[{"function": {"name": "f", "arguments": ""}}])
     complete = new().complete(200, answer)
     assert complete["output"][0]["arguments"] == "{}"
@@ -184,11 +184,11 @@ def test_a_call_without_arguments_has_an_empty_object():
 
 
 def test_an_error_has_openais_shape():
-    """With the lengths of too long a prompt, whatever a backend has beside its message."""
-    said = {
+    """The error has the lengths of a prompt that is too long, whatever other fields the backend sends."""
+    error = {
         "error": {"message": "too long", "type": "exceed", "code": 400, "n_prompt_tokens": 9, "n_ctx": 4, "url": "x"}
     }
-    found = new().complete(400, said)["error"]
+    found = new().complete(400, error)["error"]
     assert found == {
         "message": "too long (the prompt needs 9 tokens, 4 are available)",
         "type": "exceed",
@@ -203,8 +203,8 @@ def test_an_error_has_openais_shape():
     }
 
 
-def test_a_stream_that_fails_says_so_twice_and_is_not_kept():
-    """`response.failed` with what had come, and an error event, at which clients raise; a beginning comes first."""
+def test_a_failed_stream_has_two_error_events_and_is_not_stored():
+    """`response.failed` has the partial answer, the error event makes clients raise; both follow the start."""
     kept = []
     for before in (b"", b"part"):
         translator = new(kept)
@@ -221,7 +221,7 @@ def test_a_stream_that_fails_says_so_twice_and_is_not_kept():
 
 
 def test_an_answer_of_nothing_is_a_response_of_nothing():
-    """A backend may say that it has finished, and nothing else."""
+    """A backend may send only a finish reason."""
     events = streamed(limited("stop", content=None))
     assert events[-1]["response"]["output"] == []
     assert events_of(new().end())[-1]["type"] == "response.completed"
@@ -244,8 +244,8 @@ def test_what_is_no_piece_of_an_answer_ends_it(delta):
 
 
 @pytest.mark.parametrize("of_calls", [False, True])
-def test_an_answer_without_an_end_is_not_held_for_ever(monkeypatch, of_calls):
-    """Of texts and of calls, with or without arguments."""
+def test_an_endless_answer_is_not_held_forever(monkeypatch, of_calls):
+    """The bound covers texts and calls, with or without arguments."""
     monkeypatch.setattr(responses_answers, "MAX_CHARACTERS", 1000)
     translator = new()
 
@@ -259,8 +259,8 @@ def test_an_answer_without_an_end_is_not_held_for_ever(monkeypatch, of_calls):
         go_on()
 
 
-def test_a_client_that_waits_hears_a_comment():
-    """Which no client takes for an event."""
+def test_a_waiting_client_gets_a_comment():
+    """Clients ignore comments."""
     assert ResponsesTranslator(echo={}, items=()).waiting().startswith(b":")
 
 
@@ -271,8 +271,8 @@ def returning(change):
 MUTANTS = {
     "a cut answer looks finished": ("INCOMPLETE", lambda real: {}),
     "a filtered answer looks cut": ("INCOMPLETE", lambda real: real | {"content_filter": "max_output_tokens"}),
-    "tokens are lost": ("count_in", returning(lambda said: 0)),
-    "calls fall together": ("index_of", returning(lambda said: 0)),
+    "tokens are lost": ("count_in", returning(lambda value: 0)),
+    "calls fall together": ("index_of", returning(lambda value: 0)),
     "a refusal looks like a text": ("_FIELDS", lambda real: real | {"refusal": "output_text"}),
     "reasoning looks like a text": ("_FIELDS", lambda real: real | {"reasoning_content": "output_text"}),
     "deltas have another name": ("_DELTAS", lambda real: real | {"output_text": "response.text"}),
@@ -290,7 +290,7 @@ METHODS = {
 @pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS | METHODS)
 def test_a_mutant_is_caught(name, monkeypatch):
-    """Each deliberate bug makes a stream that differs from the whole answer, or from what was answered."""
+    """Each deliberate bug makes the stream differ from the whole answer, or from the chat completion."""
     if name in MUTANTS:
         patched, mutate = MUTANTS[name]
         monkeypatch.setattr(responses_answers, patched, mutate(getattr(responses_answers, patched)))

@@ -1,4 +1,4 @@
-"""Requests of responses as chat completions: what has a counterpart, what is left out, what is refused by name."""
+"""Responses requests as chat completions: translated, omitted and refused fields."""
 
 import pytest
 
@@ -54,7 +54,7 @@ def chat(**more):
     ],
 )
 def test_each_field_has_its_counterpart(more, expected):
-    """One that is null is one that is not there."""
+    """A null field equals a missing one."""
     assert chat(**more) == {"messages": [{"role": "user", "content": "hi"}]} | expected
 
 
@@ -106,7 +106,7 @@ def test_each_field_has_its_counterpart(more, expected):
     ],
 )
 def test_what_has_no_counterpart_is_refused_by_its_name(more, words):
-    """With the value, and what to write instead."""
+    """The error has the value and an alternative."""
     with pytest.raises(DialectError) as caught:
         read(**more)
     assert words in str(caught.value)
@@ -131,8 +131,8 @@ def test_what_changes_no_meaning_is_left_out_by_name():
     }
 
 
-def test_a_history_stands_between_the_instructions_and_the_own_items():
-    """The instructions of earlier requests do not go on."""
+def test_the_history_is_between_instructions_and_new_items():
+    """Instructions of earlier requests do not apply."""
     translated = read(instructions="now", previous_response_id="resp_1")
     history = [
         {"type": "message", "role": "system", "content": [{"type": "input_text", "text": "once"}]},
@@ -150,8 +150,8 @@ def test_a_history_stands_between_the_instructions_and_the_own_items():
     assert not read(store=False).translator.store
 
 
-def test_a_response_says_what_was_asked():
-    """And the API's defaults of what was not."""
+def test_a_response_repeats_the_request_parameters():
+    """Omitted fields have the API's defaults."""
     more = {"tools": [{"type": "function", "name": "f"}], "text": {"format": FORMAT}, "metadata": {"a": "b"}}
     echo = read(**more, temperature=0, reasoning={"effort": "low"}).translator.echo
     assert echo["tools"] == [{"type": "function", "name": "f", "description": None, "parameters": {}, "strict": False}]

@@ -1,4 +1,4 @@
-"""Items of responses as turns of a chat."""
+"""Responses items as turns of a chat."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def turns(*items, instructions=""):
     return turns_of(instructions, items_of(list(items), []))
 
 
-def said(role, content, **more):
+def item(role, content, **more):
     return {"role": role, "content": content} | more
 
 
@@ -23,55 +23,55 @@ def call(name="f", call_id="c1"):
 @pytest.mark.parametrize(
     ("items", "expected"),
     [
-        ([said("user", "a")], [said("user", "a")]),
-        ([said("user", [{"type": "input_text", "text": "a"}])], [said("user", "a")]),
-        ([said("user", [{"type": "input_text", "text": "a"}] * 2)], [said("user", "a\na")]),
-        ([said("developer", "a"), said("user", "b")], [said("system", "a"), said("user", "b")]),
+        ([item("user", "a")], [item("user", "a")]),
+        ([item("user", [{"type": "input_text", "text": "a"}])], [item("user", "a")]),
+        ([item("user", [{"type": "input_text", "text": "a"}] * 2)], [item("user", "a\na")]),
+        ([item("developer", "a"), item("user", "b")], [item("system", "a"), item("user", "b")]),
         (
-            [said("system", "a"), said("developer", "b"), said("user", "c")],
-            [said("system", "a\n\nb"), said("user", "c")],
+            [item("system", "a"), item("developer", "b"), item("user", "c")],
+            [item("system", "a\n\nb"), item("user", "c")],
         ),
-        ([said("user", "a"), said("system", "b")], [said("user", "a"), said("system", "b")]),
+        ([item("user", "a"), item("system", "b")], [item("user", "a"), item("system", "b")]),
         (
-            [said("assistant", [{"type": "output_text", "text": "a", "annotations": []}], id="m", status="completed")],
-            [said("assistant", "a")],
+            [item("assistant", [{"type": "output_text", "text": "a", "annotations": []}], id="m", status="completed")],
+            [item("assistant", "a")],
         ),
-        ([said("assistant", [{"type": "refusal", "refusal": "no"}])], [said("assistant", "no")]),
+        ([item("assistant", [{"type": "refusal", "refusal": "no"}])], [item("assistant", "no")]),
         (
-            [said("user", [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": PICTURE}])],
-            [said("user", [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": PICTURE}}])],
-        ),
-        (
-            [said("user", [{"type": "input_image", "image_url": PICTURE, "detail": "low"}])],
-            [said("user", [{"type": "image_url", "image_url": {"url": PICTURE, "detail": "low"}}])],
+            [item("user", [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": PICTURE}])],
+            [item("user", [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": PICTURE}}])],
         ),
         (
-            [said("user", [{"type": "input_file", "file_data": "data:x", "filename": "n"}])],
-            [said("user", [{"type": "file", "file": {"file_data": "data:x", "filename": "n"}}])],
+            [item("user", [{"type": "input_image", "image_url": PICTURE, "detail": "low"}])],
+            [item("user", [{"type": "image_url", "image_url": {"url": PICTURE, "detail": "low"}}])],
+        ),
+        (
+            [item("user", [{"type": "input_file", "file_data": "data:x", "filename": "n"}])],
+            [item("user", [{"type": "file", "file": {"file_data": "data:x", "filename": "n"}}])],
         ),
         (
             [call(), {"type": "function_call_output", "call_id": "c1", "output": "r"}],
             [
-                said("assistant", None, tool_calls=[
+                item("assistant", None, tool_calls=[
                     {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]),
-                said("tool", "r", tool_call_id="c1"),
+                item("tool", "r", tool_call_id="c1"),
             ],
         ),
         (
             [{"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "r"}]}],
-            [said("tool", "r", tool_call_id="c1")],
+            [item("tool", "r", tool_call_id="c1")],
         ),
     ],
 )  # fmt: skip
 def test_each_item_is_a_turn(items, expected):
-    """A text where there are texts alone, else parts."""
+    """The content is a string if all parts are text, else a list of parts."""
     assert turns(*items) == expected
 
 
-def test_calls_belong_to_what_the_model_has_just_said():
-    """A text and two calls are one turn; a result between them begins another."""
+def test_calls_belong_to_the_latest_assistant_turn():
+    """A text and two calls are one turn; a result between them starts another."""
     result = {"type": "function_call_output", "call_id": "c1", "output": "r"}
-    found = turns(said("assistant", "a"), call(), call("g", "c2"), result, call("h", "c3"))
+    found = turns(item("assistant", "a"), call(), call("g", "c2"), result, call("h", "c3"))
     assert [turn["role"] for turn in found] == ["assistant", "tool", "assistant"]
     assert [[each["function"]["name"] for each in turn.get("tool_calls", ())] for turn in found] == [
         ["f", "g"],
@@ -81,25 +81,25 @@ def test_calls_belong_to_what_the_model_has_just_said():
 
 
 def test_instructions_come_first():
-    """In one turn with the developer's words: templates know one system turn, at the beginning."""
-    assert turns(said("developer", "b"), said("user", "c"), instructions="a") == [
-        said("system", "a\n\nb"),
-        said("user", "c"),
+    """They share one turn with the developer's message: templates support one system turn, at the beginning."""
+    assert turns(item("developer", "b"), item("user", "c"), instructions="a") == [
+        item("system", "a\n\nb"),
+        item("user", "c"),
     ]
 
 
 def test_reasoning_is_taken_and_passed_over():
-    """It reaches no backend, and its name is in the audit log; what is encrypted is not kept."""
+    """It reaches no backend, and its name is in the audit log; encrypted content is not stored."""
     dropped = []
     thought = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "s"}],
                "content": [{"type": "reasoning_text", "text": "t"}], "encrypted_content": "x" * 99}  # fmt: skip
-    found = items_of([thought, said("user", "a", phase="final_answer")], dropped)
+    found = items_of([thought, item("user", "a", phase="final_answer")], dropped)
     assert found[0] == {
         "type": "reasoning",
         "summary": [{"type": "summary_text", "text": "s"}],
         "content": [{"type": "reasoning_text", "text": "t"}],
     }
-    assert turns_of("", found) == [said("user", "a")]
+    assert turns_of("", found) == [item("user", "a")]
     assert dropped == ["input[0] (reasoning)", "input[1].phase"]
 
 
@@ -113,31 +113,31 @@ def test_reasoning_is_taken_and_passed_over():
         ([{"type": "item_reference", "id": "msg_1"}], "input[0].type is 'item_reference'; supported: message"),
         ([{"type": ["message"]}], "input[0].type is ['message']"),
         ([{"type": "custom_tool_call"}], "input[0].type is 'custom_tool_call'"),
-        ([said("tool", "a")], "input[0].role is 'tool'; write user, assistant, system or developer"),
-        ([said(["user"], "a")], "input[0].role is ['user']"),
-        ([said("user", None)], "input[0].content is missing"),
-        ([said("user", [])], "input[0].content is empty"),
-        ([said("user", [{"type": "input_audio"}])], "input[0].content[0].type is 'input_audio'"),
-        ([said("user", [{"type": "input_text"}])], "input[0].content[0].text is None; write a string"),
-        ([said("user", [{"type": "refusal", "refusal": "x"}])], "input[0].content[0].type is 'refusal'"),
+        ([item("tool", "a")], "input[0].role is 'tool'; write user, assistant, system or developer"),
+        ([item(["user"], "a")], "input[0].role is ['user']"),
+        ([item("user", None)], "input[0].content is missing"),
+        ([item("user", [])], "input[0].content is empty"),
+        ([item("user", [{"type": "input_audio"}])], "input[0].content[0].type is 'input_audio'"),
+        ([item("user", [{"type": "input_text"}])], "input[0].content[0].text is None; write a string"),
+        ([item("user", [{"type": "refusal", "refusal": "x"}])], "input[0].content[0].type is 'refusal'"),
         (
-            [said("user", [{"type": "input_image", "file_id": "f"}])],
+            [item("user", [{"type": "input_image", "file_id": "f"}])],
             "content[0].file_id refers to a file that this router",
         ),
-        ([said("user", [{"type": "input_image"}])], "input[0].content[0].image_url is None"),
+        ([item("user", [{"type": "input_image"}])], "input[0].content[0].image_url is None"),
         (
-            [said("user", [{"type": "input_file", "file_url": "http://x"}])],
+            [item("user", [{"type": "input_file", "file_url": "http://x"}])],
             "file_url refers to a file that this router cannot read",
         ),
         ([call() | {"arguments": {}}], "input[0].arguments is {}; write a string"),
         ([{"type": "function_call_output", "call_id": "c"}], "input[0].output is missing"),
         ([{"type": "function_call_output", "output": "r"}], "input[0].call_id is None"),
         ([{"type": "reasoning", "summary": "s"}], "input[0].summary must be a list"),
-        ([said("user", "a", id=7)], "input[0].id is 7"),
+        ([item("user", "a", id=7)], "input[0].id is 7"),
     ],
 )
 def test_what_is_no_item_is_refused_by_its_place(asked, words):
-    """With what to write instead."""
+    """The error has an alternative."""
     with pytest.raises(DialectError) as caught:
         items_of(asked, [])
     assert words in str(caught.value)

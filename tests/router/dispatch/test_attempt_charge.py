@@ -1,4 +1,4 @@
-"""What an attempt is charged, for each kind of its ending."""
+"""The charge of an attempt for each kind of end."""
 
 from decimal import Decimal
 
@@ -28,5 +28,5 @@ COUNTED = Consumption(prompt=3, answer=5, prices=PRICES)
     ],
 )
 def test_an_ending_has_one_charge(is_sent, status, usage, charged):
-    """None is what was reserved."""
+    """None is the reserved amount."""
     assert charge_of(is_sent=is_sent, status=status, usage=usage, prices=PRICES) == charged

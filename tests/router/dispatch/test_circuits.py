@@ -1,4 +1,4 @@
-"""When a backend is left alone: the value, step by step, and whatever happens in whatever order."""
+"""Circuits of backends: each transition, and invariants under any order of events."""
 
 import random
 
@@ -19,14 +19,13 @@ def failed(circuit, *times):
 
 
 def test_failures_in_a_row_open_it_and_a_success_between_them_does_not():
-    """Three of them."""
     assert failed(Circuit(), 1, 2).state(2) is State.CLOSED
     assert failed(failed(Circuit(), 1, 2).succeeded(), 3, 4).state(4) is State.CLOSED
     assert failed(Circuit(), 1, 2, 3).state(3) is State.OPEN
 
 
 def test_one_goes_through_after_the_pause():
-    """And no second one, until it is known what became of the first."""
+    """A second one must wait until the result of the first is known."""
     circuit = failed(Circuit(), 0, 0, 0)
     assert circuit.admit(14.9) == (circuit, False)
     probing, may = circuit.admit(15)
@@ -36,7 +35,7 @@ def test_one_goes_through_after_the_pause():
 
 
 def test_a_stream_that_begins_and_breaks_off_is_a_failure_like_others():
-    """Three in a row open it; half-open, one that begins lets others through, and its break opens it for longer."""
+    """Three in a row open it; half-open, a started stream lets others through, and its break opens it for longer."""
     circuit = Circuit()
     for now in (1, 2, 3):
         circuit = failed(circuit.began(), now)
@@ -47,7 +46,7 @@ def test_a_stream_that_begins_and_breaks_off_is_a_failure_like_others():
 
 
 def test_pauses_grow_to_a_bound():
-    """15, 30, 60, and then 100 seconds."""
+    """The pauses are 15, 30, 60 and then 100 seconds."""
     circuit, now, backoff = failed(Circuit(), 0, 0), 0.0, []
     for _ in range(5):
         circuit, _ = circuit.admit(now)
@@ -63,8 +62,8 @@ def test_what_was_under_way_when_it_opened_does_not_prolong_it():
     assert (circuit.open_until, circuit.opened) == (15, 1)
 
 
-def test_a_backend_that_says_when_is_left_alone_until_then():
-    """Though it has not failed; what is longer counts."""
+def test_retry_after_of_a_backend_is_respected():
+    """It has not failed; the longer of both times applies."""
     circuit = Circuit().rate_limited(10, 40)
     assert (circuit.state(49.9), circuit.state(50)) == (State.OPEN, State.HALF_OPEN)
     assert circuit.rate_limited(20, 1).open_until == 50
@@ -72,7 +71,7 @@ def test_a_backend_that_says_when_is_left_alone_until_then():
 
 @given(st.lists(st.tuples(st.sampled_from(["ask", "answer", "fail", "leave"]), st.floats(0, 40)), max_size=60))
 def test_no_order_of_events_lets_two_probes_through_or_shuts_it_for_good(events):
-    """While it is open nothing goes through, half-open one at a time, and after its longest pause it can be asked."""
+    """While open it admits none, half-open one at a time, and after its longest pause it admits a request."""
     circuit, now, under_way = Circuit(), 0.0, 0
     for event, seconds in events:
         now += seconds

@@ -1,4 +1,4 @@
-"""Clients and providers that speak Anthropic's messages, over the data path that all requests take."""
+"""Clients and providers that speak Anthropic's Messages, over the common data path."""
 
 import json
 
@@ -21,12 +21,12 @@ SAID = {
 
 
 def claude(**changes):
-    """Anthropic as a provider."""
+    """Return Anthropic as a provider."""
     return rl.cloud("claude", provider="anthropic", dialect="anthropic", model="opus", **changes)
 
 
-def event(**said):
-    return f"event: {said['type']}\ndata: {json.dumps(said)}\n\n".encode()
+def event(**fields):
+    return f"event: {fields['type']}\ndata: {json.dumps(fields)}\n\n".encode()
 
 
 def delta(text):
@@ -41,22 +41,22 @@ PING = event(type="ping")
 
 
 async def test_a_client_of_messages_gets_a_message():
-    """From an engine that was asked for a chat; budgets, audit and headers are those of every request."""
+    """The engine gets a chat completion; budgets, audit and headers are as for every request."""
     async with rl.open_lab(rl.MAC, mac=rl.answer()) as lab:
-        said = await lab.ask(rl.MESSAGE | {"top_k": 5, "service_tier": "auto"}, MESSAGES)
-    body = json.loads(said.body)
+        response = await lab.ask(rl.MESSAGE | {"top_k": 5, "service_tier": "auto"}, MESSAGES)
+    body = json.loads(response.body)
     text = {"type": "text", "text": "yes", "citations": None}
-    assert (said.status, body["type"], body["content"]) == (200, "message", [text])
+    assert (response.status, body["type"], body["content"]) == (200, "message", [text])
     assert (body["usage"]["input_tokens"], body["usage"]["output_tokens"]) == (3, 5)
     (asked,) = lab.players["mac"].bodies
     assert asked == {"model": "m", "max_tokens": 9, "messages": rl.MESSAGE["messages"], "top_k": 5}
     (line,) = lab.audit
     assert (line["path"], line["outcome"], line["droppedFields"]) == (MESSAGES, "ok", ["service_tier"])
-    assert said.headers.get("x-llmkube-backend") == "mac"
+    assert response.headers.get("x-llmkube-backend") == "mac"
 
 
 async def test_a_client_of_messages_reads_a_stream():
-    """Its events come as the documentation says, tokens at the end."""
+    """Its events are those of the documentation, with the tokens at the end."""
     usage = b'data: {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}\n\n'
     parts = rl.stream(rl.piece("one"), rl.piece(" two", "stop"), usage, rl.DONE)
     async with rl.open_lab(rl.MAC, mac=parts) as lab:
@@ -68,10 +68,10 @@ async def test_a_client_of_messages_reads_a_stream():
 
 
 async def test_a_provider_of_messages_is_asked_in_its_own_words():
-    """With its own headers; its answer is one of chat completions."""
-    async with rl.open_lab(rl.config_of(claude()), claude=rl.answer(said=SAID)) as lab:
-        said = await lab.ask(rl.ASKED | {"max_tokens": 4, "seed": 3})
-    body = json.loads(said.body)
+    """It gets its own headers; the client gets a chat completion."""
+    async with rl.open_lab(rl.config_of(claude()), claude=rl.answer(body=SAID)) as lab:
+        response = await lab.ask(rl.ASKED | {"max_tokens": 4, "seed": 3})
+    body = json.loads(response.body)
     assert body["choices"][0]["message"]["content"] == "yes"
     assert body["usage"]["total_tokens"] == 8
     (head,), (asked,) = lab.players["claude"].heads, lab.players["claude"].bodies
@@ -83,9 +83,9 @@ async def test_a_provider_of_messages_is_asked_in_its_own_words():
 
 
 async def test_its_key_goes_where_it_reads_it(tmp_path):
-    """And not as a Bearer too."""
+    """The key is not sent as a Bearer token, too."""
     (tmp_path / "key").write_text("sk-ant")
-    async with rl.open_lab(rl.config_of(claude(key_file=str(tmp_path / "key"))), claude=rl.answer(said=SAID)) as lab:
+    async with rl.open_lab(rl.config_of(claude(key_file=str(tmp_path / "key"))), claude=rl.answer(body=SAID)) as lab:
         assert (await lab.ask()).status == 200
     head = lab.players["claude"].heads[0].lower()
     assert "x-api-key: sk-ant" in head
@@ -93,7 +93,7 @@ async def test_its_key_goes_where_it_reads_it(tmp_path):
 
 
 async def test_a_providers_stream_of_messages_is_one_of_chat_completions():
-    """With usage only for a client that asks for it."""
+    """Usage is included only if the client requests it."""
     parts = rl.stream(START, PING, BLOCK, delta("one"), delta(" two"), LAST, STOP)
     async with rl.open_lab(rl.config_of(claude()), claude=parts) as lab:
         _, data, whole = await lab.read()
@@ -114,11 +114,11 @@ async def test_a_providers_stream_of_messages_is_one_of_chat_completions():
         rl.stream(START, b"data: {\n\n"),
         rl.stream(START, event(type="content_block_delta", index=0, delta="text")),
         rl.error(529, "busy", type="overloaded_error"),
-        rl.answer(said=b"no json"),
+        rl.answer(body=b"no json"),
     ],
 )
 async def test_a_provider_of_messages_that_fails_is_left_for_the_next(parts):
-    """As long as nothing of its answer was said."""
+    """This is so until a part of its answer was sent."""
     async with rl.open_lab(
         rl.config_of(claude(), rl.local("mac")), claude=parts, mac=rl.stream(rl.piece("ok", "stop"), rl.DONE)
     ) as lab:
@@ -128,7 +128,7 @@ async def test_a_provider_of_messages_that_fails_is_left_for_the_next(parts):
 
 
 async def test_a_providers_stream_that_breaks_later_is_not_whole():
-    """`message_delta` alone does say why it ended; less does not."""
+    """Only `message_delta` has the reason of the end; without it the answer is incomplete."""
     async with rl.open_lab(rl.config_of(claude()), claude=rl.stream(START, BLOCK, delta("one"))) as lab:
         _, data, whole = await lab.read()
     assert not whole
@@ -136,46 +136,46 @@ async def test_a_providers_stream_that_breaks_later_is_not_whole():
 
 
 async def test_messages_to_a_provider_of_messages():
-    """Both translations in one: blocks, calls and tokens arrive."""
+    """Blocks, calls and tokens survive both translations."""
     call = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Rome"}}
-    said = SAID | {"content": [call], "stop_reason": "tool_use"}
+    message = SAID | {"content": [call], "stop_reason": "tool_use"}
     tool = {"name": "weather", "input_schema": {"type": "object"}}
-    async with rl.open_lab(rl.config_of(claude()), claude=rl.answer(said=said)) as lab:
+    async with rl.open_lab(rl.config_of(claude()), claude=rl.answer(body=message)) as lab:
         got = json.loads((await lab.ask(rl.MESSAGE | {"tools": [tool]}, MESSAGES)).body)
     assert (got["content"], got["stop_reason"]) == ([call], "tool_use")
     assert lab.players["claude"].bodies[0]["tools"] == [tool]
 
 
 async def test_what_a_provider_cannot_be_asked_goes_to_one_that_can():
-    """And is refused with field and fix where there is none; no circuit counts it."""
+    """Without such a provider it is refused with field and fix; no circuit counts it."""
     async with rl.open_lab(
-        rl.config_of(claude(), rl.local("mac")), claude=rl.answer(said=SAID), mac=rl.answer()
+        rl.config_of(claude(), rl.local("mac")), claude=rl.answer(body=SAID), mac=rl.answer()
     ) as lab:
         assert json.loads((await lab.ask(rl.ASKED | {"n": 2})).body) == rl.ANSWER
-    async with rl.open_lab(rl.config_of(claude()), claude=rl.answer(said=SAID)) as lab:
+    async with rl.open_lab(rl.config_of(claude()), claude=rl.answer(body=SAID)) as lab:
         for _ in range(9):
-            said = await lab.ask(rl.ASKED | {"n": 2})
-        assert (said.status, json.loads(said.body)["error"]["message"]) == (
+            response = await lab.ask(rl.ASKED | {"n": 2})
+        assert (response.status, json.loads(response.body)["error"]["message"]) == (
             400,
             "n is 2; the Messages API supports one answer only",
         )
         assert (await lab.ask()).status == 200
 
 
-async def test_tokens_are_counted_by_the_backend_and_charged_to_nobody():
-    """By llama.cpp's server and Anthropic; what counts none is asked nothing."""
+async def test_tokens_are_counted_by_the_backend_without_charge():
+    """llama.cpp's server and Anthropic count tokens; other backends are not asked."""
     budget = Budget(name="all", scope="router", window_seconds=60, max_tokens=1000)
     for backend, name in ((rl.local("mac"), "mac"), (claude(), "claude")):
         async with rl.open_lab(
-            rl.config_of(backend, budgets=(budget,)), **{name: rl.answer(said={"input_tokens": 12})}
+            rl.config_of(backend, budgets=(budget,)), **{name: rl.answer(body={"input_tokens": 12})}
         ) as lab:
-            said = await lab.ask({"model": "m", "messages": rl.MESSAGE["messages"]}, COUNT)
-            assert json.loads(said.body) == {"input_tokens": 12}
+            response = await lab.ask({"model": "m", "messages": rl.MESSAGE["messages"]}, COUNT)
+            assert json.loads(response.body) == {"input_tokens": 12}
             assert lab.router.budgets()[0]["tokensUsed"] == 0
         assert lab.players[name].heads[0].startswith("POST /v1/messages/count_tokens")
     async with rl.open_lab(rl.config_of(rl.cloud("cloud")), cloud=rl.answer()) as lab:
-        said = await lab.ask({"model": "m", "messages": rl.MESSAGE["messages"]}, COUNT)
-        assert (said.status, json.loads(said.body)["error"]["type"]) == (400, "invalid_request_error")
+        response = await lab.ask({"model": "m", "messages": rl.MESSAGE["messages"]}, COUNT)
+        assert (response.status, json.loads(response.body)["error"]["type"]) == (400, "invalid_request_error")
         assert not lab.players["cloud"].asked
 
 
@@ -188,25 +188,25 @@ async def test_tokens_are_counted_by_the_backend_and_charged_to_nobody():
     ],
 )
 async def test_refusals_have_the_shape_of_their_dialect(body, headers, status, kind):
-    """Before a backend is asked."""
+    """They are refused before a backend is asked."""
     async with rl.open_lab(rl.config_of(rl.cloud("cloud")), cloud=rl.answer()) as lab:
-        said = await lab.ask(body, MESSAGES, headers)
-    error = json.loads(said.body)
-    assert (said.status, error["type"], error["error"]["type"]) == (status, "error", kind)
+        response = await lab.ask(body, MESSAGES, headers)
+    error = json.loads(response.body)
+    assert (response.status, error["type"], error["error"]["type"]) == (status, "error", kind)
     assert not lab.players["cloud"].asked
 
 
 async def test_a_backends_refusal_has_the_shape_of_its_clients_dialect():
-    """With how long the prompt is, and what there is room for."""
+    """The error has the length of the prompt and the limit."""
     long = rl.error(400, "too long", n_prompt_tokens=900, n_ctx=512, type="exceed_context_size_error")
     async with rl.open_lab(rl.MAC, mac=long) as lab:
-        said = await lab.ask(rl.MESSAGE, MESSAGES)
-    assert said.status == 400
-    assert json.loads(said.body)["error"]["message"] == "too long (the prompt needs 900 tokens, 512 are available)"
+        response = await lab.ask(rl.MESSAGE, MESSAGES)
+    assert response.status == 400
+    assert json.loads(response.body)["error"]["message"] == "too long (the prompt needs 900 tokens, 512 are available)"
 
 
-async def test_a_client_of_messages_without_a_key_is_told_so_in_its_dialect(tmp_path):
-    """The head alone refuses it; its key is the one that its own header shows."""
+async def test_a_missing_key_is_reported_in_the_clients_dialect(tmp_path):
+    """Only the head is read; the key comes from the header that this dialect uses."""
     (tmp_path / "team").write_text("k1")
     async with rl.open_lab(rl.config_of(rl.local("mac"), auth=Auth(keys_folder=str(tmp_path))), mac=rl.answer()) as lab:
         refused = await lab.ask(rl.MESSAGE, MESSAGES)
@@ -215,7 +215,7 @@ async def test_a_client_of_messages_without_a_key_is_told_so_in_its_dialect(tmp_
 
 
 async def test_a_client_of_ollama_reads_lines():
-    """A stream by default; whole if it says so; errors in its shape."""
+    """A stream is the default, a whole answer on request; errors have Ollama's shape."""
     usage = b'data: {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}\n\n'
     parts = rl.stream(rl.piece("one"), rl.piece(" two", "stop"), usage, rl.DONE)
     async with rl.open_lab(rl.MAC, mac=(parts, rl.answer(), rl.saying(rl.stream(rl.piece("x"), end=b"")))) as lab:
@@ -223,21 +223,21 @@ async def test_a_client_of_ollama_reads_lines():
         lines = [json.loads(line) for line in data.splitlines()]
         assert (status, whole, [line["message"]["content"] for line in lines]) == (200, True, ["one", " two", ""])
         assert (lines[-1]["done"], lines[-1]["prompt_eval_count"], lines[-1]["eval_count"]) == (True, 7, 2)
-        said = await lab.ask({"model": "m", "prompt": "hi", "stream": False}, "/api/generate")
-        assert json.loads(said.body)["response"] == "yes"
+        response = await lab.ask({"model": "m", "prompt": "hi", "stream": False}, "/api/generate")
+        assert json.loads(response.body)["response"] == "yes"
         _, data, whole = await lab.read(rl.ASKED, "/api/chat")
         assert (whole, set(json.loads(data.splitlines()[-1]))) == (False, {"error"})
 
 
 async def test_what_ollama_lists_is_what_can_be_asked_for():
-    """The same ids as `/v1/models`; what engines of ours serve; and what one can."""
+    """The ids are those of `/v1/models`; running engines and capabilities are listed, too."""
     config = rl.config_of(rl.local("mac", capabilities=frozenset({"chat"})), rl.cloud("gpt-5"), rules=(), by_model=True)
     async with rl.open_lab(config, mac=rl.answer(), **{"gpt-5": rl.answer()}) as lab:
         tags = json.loads((await lab.ask(path="/api/tags", method="GET")).body)["models"]
         assert [each["model"] for each in tags] == ["mac", "gpt-5"]
         for each in tags:
-            said = await lab.ask(rl.ASKED | {"model": each["model"], "stream": False}, "/api/chat")
-            assert said.status == 200
+            response = await lab.ask(rl.ASKED | {"model": each["model"], "stream": False}, "/api/chat")
+            assert response.status == 200
         running = json.loads((await lab.ask(path="/api/ps", method="GET")).body)["models"]
         assert [each["model"] for each in running] == ["mac"]
         assert json.loads((await lab.ask({"model": "mac"}, "/api/show")).body)["capabilities"] == ["completion"]
@@ -258,23 +258,23 @@ BODIES = {
 
 @pytest.mark.parametrize("path", ROUTES)
 async def test_no_route_is_without_a_permit(path):
-    """A sensitive request reaches no provider by any of them."""
+    """A sensitive request reaches no provider by any route."""
     async with rl.open_lab(
-        rl.config_of(claude(), rl.cloud("cloud")), claude=rl.answer(said=SAID), cloud=rl.answer()
+        rl.config_of(claude(), rl.cloud("cloud")), claude=rl.answer(body=SAID), cloud=rl.answer()
     ) as lab:
-        said = await lab.ask(BODIES.get(path, rl.ASKED), path, {"x-llmkube-classification": "pii"})
-    assert said.status == 503
+        response = await lab.ask(BODIES.get(path, rl.ASKED), path, {"x-llmkube-classification": "pii"})
+    assert response.status == 503
     assert not lab.players["claude"].asked
     assert not lab.players["cloud"].asked
     assert lab.audit[0]["path"] == path
 
 
 async def test_an_error_that_is_a_text_keeps_its_status():
-    """For clients of a dialect too."""
+    """The status is kept for clients of other dialects, too."""
     async with rl.open_lab(rl.MAC, mac=rl.answer(400, {"error": "no such thing"})) as lab:
-        said = await lab.ask(rl.MESSAGE, MESSAGES)
+        response = await lab.ask(rl.MESSAGE, MESSAGES)
         lines = await lab.ask(rl.ASKED, "/api/chat")
-    assert (said.status, json.loads(said.body)["error"]["message"]) == (400, "no such thing")
+    assert (response.status, json.loads(response.body)["error"]["message"]) == (400, "no such thing")
     assert (lines.status, json.loads(lines.body)) == (400, {"error": "no such thing"})
 
 
@@ -287,13 +287,13 @@ PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/pn
 
 
 async def test_a_picture_for_a_model_that_reads_none_is_400_and_no_fault_of_the_backend():
-    """It goes to one that can; without one the client reads why, and the circuit stays closed."""
+    """A backend that supports it is asked; without one the client gets the reason, and the circuit stays closed."""
     asked = rl.MESSAGE | {"messages": [{"role": "user", "content": [PICTURE]}]}
     async with rl.open_lab(rl.MAC, mac=(*[NO_PICTURES] * 9, rl.answer())) as lab:
         for _ in range(9):
-            said = await lab.ask(asked, MESSAGES)
-            body = json.loads(said.body)
-            assert (said.status, body["error"]["type"]) == (400, "invalid_request_error")
+            response = await lab.ask(asked, MESSAGES)
+            body = json.loads(response.body)
+            assert (response.status, body["error"]["type"]) == (400, "invalid_request_error")
             assert "image input is not supported" in body["error"]["message"]
         assert (await lab.ask(rl.MESSAGE, MESSAGES)).status == 200
     async with rl.open_lab(rl.config_of(rl.local("mac"), rl.cloud("sees")), mac=NO_PICTURES, sees=rl.answer()) as lab:
@@ -301,12 +301,12 @@ async def test_a_picture_for_a_model_that_reads_none_is_400_and_no_fault_of_the_
 
 
 async def test_a_result_that_is_an_error_stays_one():
-    """At a provider of messages; one of chat completions has no field for it, and the audit log says so."""
+    """A provider of Messages gets the flag; chat completions have no field for it, and the audit log reports that."""
     use = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "t", "content": "no such city", "is_error": True}
     turns = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
     asked = rl.MESSAGE | {"messages": [*rl.MESSAGE["messages"], *turns]}
-    async with rl.open_lab(rl.config_of(claude()), claude=rl.answer(said=SAID)) as lab:
+    async with rl.open_lab(rl.config_of(claude()), claude=rl.answer(body=SAID)) as lab:
         assert (await lab.ask(asked, MESSAGES)).status == 200
         assert lab.players["claude"].bodies[0]["messages"][-1]["content"] == [result]
     async with rl.open_lab(rl.config_of(rl.cloud("gpt")), gpt=rl.answer()) as lab:

@@ -1,6 +1,6 @@
-"""Which backend answers, in which order they are asked, and what a client is told when none does.
+"""Choice and order of backends, and the error that a client gets if none answers.
 
-What attempts came to, and what the client is told.
+Results of attempts as answers to the client.
 """
 
 import json
@@ -22,8 +22,8 @@ async def test_what_the_request_itself_got_wrong_is_an_answer(status):
     """No other backend is asked, and the circuit stays closed."""
     async with rl.open_lab(TWO, a=rl.error(status, "your fault", code="c"), b=rl.answer()) as lab:
         for _ in range(5):
-            said = await lab.ask()
-            assert (said.status, json.loads(said.body)["error"]["message"]) == (status, "your fault")
+            response = await lab.ask()
+            assert (response.status, json.loads(response.body)["error"]["message"]) == (status, "your fault")
     assert (len(lab.players["a"].asked), len(lab.players["b"].asked)) == (5, 0)
     assert lab.audit[0]["outcome"] == "c"
     outcome = {"rule": "all", "backend": "a", "classification": "none", "outcome": "client_error"}
@@ -41,11 +41,11 @@ async def test_what_the_request_itself_got_wrong_is_an_answer(status):
     ],
 )
 async def test_a_refusal_of_the_content_is_an_answer(first):
-    """No other backend is asked for what one refuses."""
+    """No other backend is asked for content that one refuses."""
     async with rl.open_lab(TWO, a=first, b=rl.answer()) as lab:
-        said = await lab.ask()
+        response = await lab.ask()
     assert not lab.players["b"].asked
-    assert b"content" in said.body or said.status in (429, 500)
+    assert b"content" in response.body or response.status in (429, 500)
 
 
 @pytest.mark.parametrize(
@@ -56,21 +56,21 @@ async def test_a_refusal_of_the_content_is_an_answer(first):
         (rl.saying(b"", then=rl.until_gone), 504, "backend_timeout"),
     ],
 )
-async def test_what_is_said_when_none_answers(autojump_clock, first, status, code):
-    """By the last cause, with an honest Retry-After, and no address."""
+async def test_the_error_if_no_backend_answers(autojump_clock, first, status, code):
+    """The last cause decides; Retry-After is correct, and no address is shown."""
     async with rl.open_lab(rl.config_of(rl.cloud("secret-host")), {}, **{"secret-host": first}) as lab:
-        said = await lab.ask()
-    assert (said.status, json.loads(said.body)["error"]["code"]) == (status, code)
-    assert said.headers.get("retry-after") == ("30" if status == 429 else None)
-    assert b":80" not in said.body
+        response = await lab.ask()
+    assert (response.status, json.loads(response.body)["error"]["code"]) == (status, code)
+    assert response.headers.get("retry-after") == ("30" if status == 429 else None)
+    assert b":80" not in response.body
 
 
-async def test_a_rule_that_fails_closed_says_so():
-    """With 503, whatever the cause was."""
+async def test_a_rule_that_fails_closed_reports_it():
+    """The status is 503 for any cause."""
     rule = Rule(name="closed", match=Match(), backends=("mac",), fail_closed=True)
     async with rl.open_lab(rl.config_of(rl.local("mac"), rules=(rule,)), mac=rl.error(500)) as lab:
-        said = await lab.ask()
-    assert (said.status, json.loads(said.body)["error"]["code"]) == (503, "fail_closed_runtime")
+        response = await lab.ask()
+    assert (response.status, json.loads(response.body)["error"]["code"]) == (503, "fail_closed_runtime")
     assert lab.metric("llmkube_router_fail_closed_total", rule="closed", classification="none") == 1
 
 
@@ -96,20 +96,20 @@ async def test_time_bounds_silence_and_never_the_length_of_a_stream(autojump_clo
     assert trio.current_time() - started_at == pytest.approx(60, abs=0.1)
 
 
-async def test_a_backend_that_says_nothing_is_left_at_its_limit(autojump_clock):
-    """The rule's own limit wins."""
+async def test_a_silent_backend_is_abandoned_at_its_limit(autojump_clock):
+    """The rule's limit takes precedence."""
     rule = Rule(name="all", match=Match(), backends=("a", "b"), first_byte_seconds=7)
     async with rl.open_lab(
         rl.config_of(rl.cloud("a"), rl.cloud("b"), rules=(rule,)), a=rl.until_gone, b=rl.answer()
     ) as lab:
-        said = await lab.ask()
-    assert said.status == 200
+        response = await lab.ask()
+    assert response.status == 200
     assert lab.audit[0]["attempts"][0]["ms"] == pytest.approx(7000)
     assert lab.audit[0]["attempts"][0]["result"] == "timeout"
 
 
-async def test_a_cold_engine_is_waited_for_and_its_client_hears_of_it(autojump_clock):
-    """Comments come while it loads, and then the answer in the same stream."""
+async def test_a_cold_engine_is_waited_for_and_its_client_gets_comments(autojump_clock):
+    """Comments are sent while it loads, and then the answer in the same stream."""
     loading = rl.error(503, "Loading model", code=503, type="unavailable_error")
     async with rl.open_lab(rl.MAC, mac=(*[loading] * 30, rl.stream(rl.WHOLE_STREAM))) as lab:
         status, body, clean = await lab.read()
@@ -121,30 +121,30 @@ async def test_a_cold_engine_is_waited_for_and_its_client_hears_of_it(autojump_c
 
 
 async def test_a_cold_engine_is_waited_for_no_longer_than_a_first_byte(autojump_clock):
-    """503 with a Retry-After where nothing was sent yet, an error event in a stream."""
+    """The client gets 503 with Retry-After, or an error event if the stream has started."""
     loading = rl.error(503, "Loading model")
     async with rl.open_lab(rl.config_of(rl.local("mac"), first_byte_seconds=20), mac=loading) as lab:
-        said = await lab.ask()
+        response = await lab.ask()
         status, body, clean = await lab.read()
-    assert (said.status, said.headers.get("retry-after")) == (503, "5")
-    assert json.loads(said.body)["error"]["code"] == "model_loading"
+    assert (response.status, response.headers.get("retry-after")) == (503, "5")
+    assert json.loads(response.body)["error"]["code"] == "model_loading"
     assert (status, clean, b'"code":"model_loading"' in body) == (200, False, True)
 
 
 async def test_a_warm_backend_is_asked_before_a_cold_one_is_waited_for():
-    """Nobody waits while another one answers."""
+    """No client waits while another backend can answer."""
     async with rl.open_lab(
         rl.config_of(rl.local("mac"), rl.local("b")), mac=rl.error(503, "Loading model"), b=rl.answer()
     ) as lab:
-        said = await lab.ask()
-    assert said.headers.get("x-llmkube-backend") == "b"
+        response = await lab.ask()
+    assert response.headers.get("x-llmkube-backend") == "b"
 
 
 # -- circuits ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_backend_that_fails_is_left_alone_and_then_asked_by_one(autojump_clock):
-    """Three failures in a row open its circuit for 15 seconds; then one request of many goes through."""
+async def test_a_failing_backend_is_closed_and_then_tried_by_one_request(autojump_clock):
+    """Three failures in a row open its circuit for 15 seconds; then one request goes through."""
     async with rl.open_lab(TWO, a=rl.error(500), b=rl.answer()) as lab:
         for _ in range(6):
             assert (await lab.ask()).status == 200
@@ -164,8 +164,8 @@ async def test_a_backend_that_fails_is_left_alone_and_then_asked_by_one(autojump
         assert len(lab.players["a"].asked) == 5
 
 
-async def test_retry_after_is_the_time_that_a_backend_is_left_alone(autojump_clock):
-    """However short or long it is, after one 429."""
+async def test_retry_after_is_the_pause_of_the_backend(autojump_clock):
+    """After one 429, any duration applies, short or long."""
     async with rl.open_lab(TWO, a=(rl.error(429, lines=[b"Retry-After: 40"]), rl.answer()), b=rl.answer()) as lab:
         await lab.ask()
         await trio.sleep(39)
@@ -174,8 +174,8 @@ async def test_retry_after_is_the_time_that_a_backend_is_left_alone(autojump_clo
         assert (await lab.ask()).headers.get("x-llmkube-backend") == "a"
 
 
-async def test_a_client_that_leaves_during_the_probe_leaves_its_place_to_the_next(autojump_clock):
-    """Nothing became known of the backend."""
+async def test_a_disconnect_during_the_probe_lets_the_next_request_probe(autojump_clock):
+    """The result of the probe is unknown."""
     async with rl.open_lab(
         rl.MAC, mac=(rl.error(500), rl.error(500), rl.error(500), rl.until_gone, rl.answer())
     ) as lab:
@@ -193,7 +193,7 @@ async def test_a_client_that_leaves_during_the_probe_leaves_its_place_to_the_nex
 
 
 async def test_weights_share_requests():
-    """1:3 over many requests, give or take."""
+    """Many requests are shared at about 1:3."""
     rule = Rule(name="w", match=Match(), backends=("a", "b"), strategy="weighted")
     async with rl.open_lab(
         rl.config_of(rl.cloud("a"), rl.cloud("b", weight=3), rules=(rule,)), a=rl.answer(), b=rl.answer()
@@ -204,7 +204,7 @@ async def test_weights_share_requests():
 
 
 async def test_the_least_loaded_backend_is_asked(autojump_clock):
-    """What is under way counts, to the end of its stream."""
+    """Requests count until the end of their stream."""
     rule = Rule(name="l", match=Match(), backends=("a", "b"), strategy="least-loaded")
     slow = rl.saying(
         rl.stream(rl.piece("x"), end=b""), rl.chunk(rl.piece("", "stop") + rl.DONE) + b"0\r\n\r\n", seconds=50
@@ -220,14 +220,14 @@ async def test_the_least_loaded_backend_is_asked(autojump_clock):
 
 
 async def test_a_shadow_gets_a_copy_and_neither_delays_nor_fails_the_request(autojump_clock):
-    """Its answer is dropped, also one that never comes; copies beyond the bound are left out."""
+    """Its answer is dropped, even if it never comes; copies beyond the limit are skipped."""
     rule = Rule(name="s", match=Match(), backends=("a", "b"), strategy="shadow")
     async with rl.open_lab(
         rl.config_of(rl.cloud("a"), rl.cloud("b"), rules=(rule,)), a=rl.answer(), b=rl.until_gone
     ) as lab:
         for _ in range(40):
-            said = await lab.ask()
-            assert (said.status, said.headers.get("x-llmkube-backend")) == (200, "a")
+            response = await lab.ask()
+            assert (response.status, response.headers.get("x-llmkube-backend")) == (200, "a")
         assert trio.current_time() < 1
         assert len(lab.players["b"].asked) == 8
         assert lab.metric("llmkube_router_shadows_total", backend="b", result="left_out") == 16
@@ -236,11 +236,11 @@ async def test_a_shadow_gets_a_copy_and_neither_delays_nor_fails_the_request(aut
     assert lab.players["b"].bodies[0]["messages"] == rl.ASKED["messages"]
 
 
-async def test_usage_is_asked_for_and_shown_to_those_who_asked():
-    """An event with nothing but usage breaks clients that did not ask for it; the metrics have it in both cases."""
+async def test_usage_is_requested_and_shown_on_request():
+    """An event with only usage breaks clients that did not request it; the metrics have it in both cases."""
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}\n\n'
-    said = rl.stream(rl.piece("x"), rl.piece("", "stop"), usage, rl.DONE)
-    async with rl.open_lab(rl.config_of(rl.cloud("a")), a=said) as lab:
+    body = rl.stream(rl.piece("x"), rl.piece("", "stop"), usage, rl.DONE)
+    async with rl.open_lab(rl.config_of(rl.cloud("a")), a=body) as lab:
         _, hidden, _ = await lab.read()
         _, shown, _ = await lab.read(rl.STREAMED | {"stream_options": {"include_usage": True}})
     assert (b'"choices":[]' in hidden, b'"choices":[]' in shown) == (False, True)
@@ -248,8 +248,8 @@ async def test_usage_is_asked_for_and_shown_to_those_who_asked():
     assert lab.metric("llmkube_router_tokens_total", backend="a", kind="prompt") == 6
 
 
-async def test_a_backend_whose_streams_all_break_off_is_left_alone():
-    """Each has begun well; the fourth client is answered by the next backend. One that ends well counts them anew."""
+async def test_a_backend_whose_streams_all_break_off_is_closed():
+    """Each starts normally; the fourth client is answered by the next backend. A complete stream resets the count."""
     broken, whole = rl.saying(rl.stream(rl.piece("one"), end=b"")), rl.saying(rl.stream(rl.WHOLE_STREAM))
     async with rl.open_lab(TWO, a=(broken, broken, whole, broken), b=whole) as lab:
         ends = [(await lab.read())[2] for _ in range(7)]
@@ -266,54 +266,54 @@ CASES = {
     "too many requests": ((Cause.RATE_LIMITED,), 429, "rate_limited", AGAIN),
     "it loads": ((Cause.LOADING,), 503, "model_loading", {"Retry-After": "5"}),
     "none may be asked": ((Cause.CIRCUIT, Cause.KEY), 503, "no_backend_available", AGAIN),
-    "all are left alone": ((Cause.CIRCUIT, Cause.CIRCUIT), 503, "no_backend_available", AGAIN),
-    "one that is left alone says nothing": ((Cause.SERVER_ERROR, Cause.CIRCUIT), 502, "all_backends_failed", {}),
+    "all circuits are open": ((Cause.CIRCUIT, Cause.CIRCUIT), 503, "no_backend_available", AGAIN),
+    "an open circuit does not matter": ((Cause.SERVER_ERROR, Cause.CIRCUIT), 502, "all_backends_failed", {}),
     "not ready": ((Cause.NOT_READY,), 503, "no_backend_available", AGAIN),
     "errors": ((Cause.SERVER_ERROR,), 502, "all_backends_failed", {}),
     "no connection": ((Cause.CONNECT,), 502, "all_backends_failed", {}),
 }
 
 
-def told(failures, closed_by=""):
+def answer_after(failures, closed_by=""):
     attempts = [AttemptRecord(f"b{at}", each.cause.value, "", 0.0, 0) for at, each in enumerate(failures)]
     return no_answer(failures, attempts, closed_by=closed_by, wait_seconds=2.1)
 
 
-def again_in(said):
-    return dict(said.response.headers.without("content-type"))
+def again_in(answer):
+    return dict(answer.response.headers.without("content-type"))
 
 
 @pytest.mark.parametrize(("causes", "status", "code", "headers"), CASES.values(), ids=CASES)
 def test_the_answer_follows_from_the_attempts(causes, status, code, headers):
-    said = told([Failure(cause, "detail") for cause in causes])
-    assert (said.response.status, said.code, again_in(said)) == (status, code, headers)
-    assert ("b0: " in said.error["message"]) == (code != "unsupported")
+    answer = answer_after([Failure(cause, "detail") for cause in causes])
+    assert (answer.response.status, answer.code, again_in(answer)) == (status, code, headers)
+    assert ("b0: " in answer.error["message"]) == (code != "unsupported")
 
 
 @pytest.mark.parametrize(
     ("has_siblings", "status", "code"), [(True, 429, "tenant_queue_full"), (False, 503, "queue_full")]
 )
-def test_a_full_queue_is_the_tenants_own_or_everybodys(has_siblings, status, code):
-    """It says when to come again."""
-    said = told([Failure(Cause.QUEUE, "full", retry_after_seconds=7.0, has_siblings=has_siblings)])
-    assert (said.response.status, said.code, again_in(said)["Retry-After"]) == (status, code, "7")
+def test_a_full_queue_is_the_tenants_own_or_shared(has_siblings, status, code):
+    """The error has a Retry-After."""
+    answer = answer_after([Failure(Cause.QUEUE, "full", retry_after_seconds=7.0, has_siblings=has_siblings)])
+    assert (answer.response.status, answer.code, again_in(answer)["Retry-After"]) == (status, code, "7")
 
 
 def test_a_rule_that_fails_closed_is_named():
-    """Whatever the attempts came to: only what cannot be done at all is the client's to mend."""
-    said = told([Failure(Cause.TIMEOUT, "")], closed_by="pii")
-    assert (said.response.status, said.code) == (503, "fail_closed_runtime")
-    assert "rule 'pii' fails closed" in said.error["message"]
-    assert told([Failure(Cause.UNSUPPORTED, "no tools")], closed_by="pii").error["message"] == "no tools"
+    """This applies to all results of attempts, except requests that no backend supports: the client must fix those."""
+    answer = answer_after([Failure(Cause.TIMEOUT, "")], closed_by="pii")
+    assert (answer.response.status, answer.code) == (503, "fail_closed_runtime")
+    assert "rule 'pii' fails closed" in answer.error["message"]
+    assert answer_after([Failure(Cause.UNSUPPORTED, "no tools")], closed_by="pii").error["message"] == "no tools"
 
 
 def test_a_client_does_not_ask_again_for_what_a_person_has_stopped():
-    """Unless another backend may answer by then."""
+    """If another backend may answer by then, the client may retry."""
     stopped, crashed = (Failure(Cause.NOT_READY, "", reason="Hung", is_stuck=is_stuck) for is_stuck in (True, False))
-    assert again_in(told([stopped], closed_by="pii")) == {"X-Should-Retry": "false"}
-    assert again_in(told([stopped, crashed], closed_by="pii")) == AGAIN
+    assert again_in(answer_after([stopped], closed_by="pii")) == {"X-Should-Retry": "false"}
+    assert again_in(answer_after([stopped, crashed], closed_by="pii")) == AGAIN
 
 
-def test_a_client_is_never_told_to_come_again_at_once():
-    said = no_answer([Failure(Cause.CIRCUIT, "")], [], closed_by="", wait_seconds=-4.0)
-    assert again_in(said) == {"Retry-After": "1"}
+def test_retry_after_is_never_zero():
+    answer = no_answer([Failure(Cause.CIRCUIT, "")], [], closed_by="", wait_seconds=-4.0)
+    assert again_in(answer) == {"Retry-After": "1"}

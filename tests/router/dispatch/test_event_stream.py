@@ -1,4 +1,4 @@
-"""Events of a stream, and when an answer is whole."""
+"""Events of a stream, and the end of a complete answer."""
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,7 @@ EVENTS = [b": comment\n\n", piece("one"), b"data: a\r\ndata: b\r\n\r\n", b"event
 
 @given(st.lists(st.integers(0, 10_000), max_size=12))
 def test_events_are_the_same_however_the_network_cut_them(positions):
-    """With each of the three ends of lines."""
+    """Each of the three line endings works."""
     splitter, found = EventSplitter(), []
     for each in cut(b"".join(EVENTS) + b"data: rest", positions):
         found += splitter.feed(each)
@@ -31,7 +31,7 @@ def test_the_data_of_an_event_is_all_of_its_lines():
 
 
 def test_an_event_without_an_end_is_refused(monkeypatch):
-    """Before it fills the memory."""
+    """It is refused before it fills the memory."""
     monkeypatch.setattr(event_stream, "MAX_EVENT_BYTES", 100)
     splitter = EventSplitter()
     for _ in range(10):
@@ -58,12 +58,12 @@ def test_an_event_without_an_end_is_refused(monkeypatch):
     ],
 )
 def test_what_one_event_is(event, kind):
-    """Nothing that cannot be read passes for a piece of an answer."""
+    """Unreadable data is never taken for a piece of an answer."""
     assert AnswerJudge().take(event) is kind
 
 
 def test_an_answer_is_whole_when_every_choice_is_finished():
-    """Or when it says that it is."""
+    """The `[DONE]` marker completes it as well."""
     judge = AnswerJudge()
     assert not judge.is_complete
     judge.take(piece("x"))
@@ -77,7 +77,7 @@ def test_an_answer_is_whole_when_every_choice_is_finished():
 
 
 def test_tokens_are_those_of_the_last_event_that_has_some():
-    """OpenAI's usage, llama.cpp's timings, or both."""
+    """They are OpenAI's usage, llama.cpp's timings, or both."""
     judge = AnswerJudge()
     judge.take(piece("x", timings={"prompt_n": 3, "cache_n": 7, "predicted_n": 5, "prompt_ms": 1.5, "predicted_ms": 2}))
     assert judge.usage == Usage(10, 5, 7, 1.5, 2.0)

@@ -1,4 +1,4 @@
-"""Which header lines cross the router."""
+"""Headers that the router forwards."""
 
 import json
 
@@ -25,7 +25,7 @@ CLIENTS = {
 
 
 async def test_a_provider_gets_its_own_key_and_nothing_of_the_client(tmp_path):
-    """No credential, no cookie, no data class; the trace and the request's name pass. Each attempt has its own key."""
+    """Credentials, cookies and data class are removed; trace and request id pass. Each attempt has its own key."""
     for name in ("a", "b"):
         (tmp_path / name).write_text(f"key-of-{name}\n")
     config = config_of(*(cloud(name, key_file=str(tmp_path / name)) for name in ("a", "b")))
@@ -43,8 +43,8 @@ async def test_a_provider_gets_its_own_key_and_nothing_of_the_client(tmp_path):
     assert "client-secret" not in written
 
 
-async def test_a_rotated_key_counts_without_a_restart(tmp_path):
-    """From the next request on; a missing one is said to the operator, and sends nothing."""
+async def test_a_rotated_key_is_used_without_a_restart(tmp_path):
+    """The next request uses it; if it is missing, the operator sees an error and nothing is sent."""
     file = tmp_path / "key"
     async with open_lab(config_of(cloud("a", key_file=str(file))), a=answer()) as lab:
         assert (await lab.ask()).status == 503
@@ -60,34 +60,34 @@ async def test_a_rotated_key_counts_without_a_restart(tmp_path):
 
 
 async def test_an_engine_of_ours_gets_no_credential_of_the_client():
-    """Nor any other line that is not on the list."""
+    """Only headers of the allowlist pass."""
     async with open_lab(config_of(local("mac")), mac=answer()) as lab:
         await lab.ask(headers=CLIENTS)
     (head,) = lab.players["mac"].heads
     assert "client" not in head.lower()
 
 
-async def test_what_a_backend_says_of_itself_stays_here():
-    """Limits and times pass; cookies, its server and where it is do not."""
+async def test_a_backends_own_headers_are_not_forwarded():
+    """Limits and times pass; cookies, server name and location do not."""
     lines = [b"Set-Cookie: a=b", b"Server: secret", b"Location: http://10.0.0.1/", b"x-ratelimit-remaining-tokens: 7"]
     async with open_lab(config_of(cloud("a")), a=answer(lines=lines)) as lab:
-        said = await lab.ask()
-    names = {name.lower() for name, _ in said.headers}
+        response = await lab.ask()
+    names = {name.lower() for name, _ in response.headers}
     assert names == {
         "x-ratelimit-remaining-tokens", "x-request-id", "x-llmkube-backend", "content-type", "server-timing",
         "content-length",
     }  # fmt: skip
-    assert "total;dur=" in said.headers.get("server-timing")
+    assert "total;dur=" in response.headers.get("server-timing")
 
 
 async def test_an_error_names_no_address():
-    """Only backends, by their names; the audit log has the rest."""
+    """It names backends only; the audit log has the details."""
     config = config_of(cloud("a", base_url="http://10.1.2.3:8443/v1"))
     async with open_lab(config, {"10.1.2.3": None}) as lab:
-        said = await lab.ask()
-    assert said.status == 502
-    assert b"10.1.2.3" not in said.body
-    assert json.loads(said.body)["error"]["message"] == "no backend answered (a: connect_error)"
+        response = await lab.ask()
+    assert response.status == 502
+    assert b"10.1.2.3" not in response.body
+    assert json.loads(response.body)["error"]["message"] == "no backend answered (a: connect_error)"
     assert "10.1.2.3:8443" in lab.audit[0]["attempts"][0]["detail"]
 
 
@@ -104,7 +104,7 @@ async def test_an_error_names_no_address():
     ],
 )
 def test_a_trace_is_passed_on_or_begun(given, parent):
-    """W3C trace context: what is not valid begins a new one, without the old one's state."""
+    """W3C trace context: an invalid one is replaced, and its state is dropped."""
     trace = trace_of({"traceparent": given, "tracestate": "a=b"}, FRESH)
     assert trace == (
         {"traceparent": parent, "tracestate": "a=b"} if parent else {"traceparent": f"00-{FRESH[:32]}-{FRESH[32:]}-01"}
@@ -113,5 +113,5 @@ def test_a_trace_is_passed_on_or_begun(given, parent):
 
 @pytest.mark.parametrize(("given", "name"), [("req-1", "req-1"), ("", "x"), ("a\tb", "x"), ("a" * 200, "x")])
 def test_a_request_keeps_the_name_that_its_client_gave_it(given, name):
-    """If a log can hold it."""
+    """The id must be one that a log can hold."""
     assert request_id_of({"x-request-id": given}, "x") == name

@@ -1,4 +1,4 @@
-"""Where the time of a request went: what its client is told, in the head of an answer and at the end of a stream."""
+"""Timing of a request, reported to the client in the head of an answer and at the end of a stream."""
 
 import re
 
@@ -16,7 +16,7 @@ LOADING = rl.error(503, "Loading model", code=503, type="unavailable_error")
 
 
 def parts_of(timing):
-    """Its parts by their names: a number of milliseconds, or a text."""
+    """Return the parts by name: milliseconds as a number, or a text."""
     found = {}
     for part in timing.split(", "):
         name, kind, value = re.fullmatch(r'([a-z]+);(dur|desc)="?([^"]*?)"?', part).groups()
@@ -25,7 +25,7 @@ def parts_of(timing):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "expected"),
     [
         ({}, "total;dur=2000.0"),
         ({"queue_seconds": 0.0}, "total;dur=2000.0, queue;dur=0.0"),
@@ -42,24 +42,24 @@ def parts_of(timing):
         ),
     ],
 )
-async def test_what_is_known_is_said_and_nothing_else(changes, said, autojump_clock):
+async def test_only_known_times_are_reported(changes, expected, autojump_clock):
     """A backend that reports no times and no cache has none, not 0."""
     await trio.lowlevel.checkpoint()
     request = Request(request_id="x", path="/", method="POST", peer="", started_at=trio.current_time() - 2, trace={})
     answered = AnswerRecord(**{name: each for name, each in changes.items() if name != "tries"})
-    assert server_timing(Record(request, answered=answered, attempts=changes.get("tries", []))) == said
+    assert server_timing(Record(request, answered=answered, attempts=changes.get("tries", []))) == expected
 
 
-async def test_a_whole_answer_says_all_of_it_in_its_head():
-    """Tokens from the cache, prefill and decode are llama.cpp's own."""
-    async with rl.open_lab(rl.config_of(rl.local("mac", slots=1)), mac=rl.answer(said=rl.ANSWER | TIMED)) as lab:
-        said = parts_of((await lab.ask()).headers.get("server-timing"))
-    assert list(said) == ["total", "queue", "backend", "attempts", "cached", "prefill", "decode"]
-    assert (said["cached"], said["prefill"], said["decode"]) == ("40", 12.5, 70.2)
+async def test_a_whole_answer_reports_all_times_in_its_head():
+    """Cached tokens, prefill and decode are llama.cpp's own values."""
+    async with rl.open_lab(rl.config_of(rl.local("mac", slots=1)), mac=rl.answer(body=rl.ANSWER | TIMED)) as lab:
+        timing = parts_of((await lab.ask()).headers.get("server-timing"))
+    assert list(timing) == ["total", "queue", "backend", "attempts", "cached", "prefill", "decode"]
+    assert (timing["cached"], timing["prefill"], timing["decode"]) == ("40", 12.5, 70.2)
 
 
-async def test_a_turn_that_is_waited_for_is_told(autojump_clock):
-    """The second request waits 12 s for the first; its stream's end says so, for its head was sent before."""
+async def test_the_wait_for_a_turn_is_reported(autojump_clock):
+    """The second request waits 12 s for the first; the stream's end reports it, since its head was sent before."""
     slow = rl.saying(b"", rl.stream(rl.piece("one"), rl.piece(" two", "stop", **TIMED), rl.DONE), seconds=12)
     async with rl.open_lab(rl.config_of(rl.local("mac", slots=1)), mac=slow) as lab:
         async with trio.open_nursery() as nursery:
@@ -67,37 +67,37 @@ async def test_a_turn_that_is_waited_for_is_told(autojump_clock):
             await trio.sleep(1)
             status, data, clean = await lab.read()
         (timing,) = lab.timings
-    said = parts_of(timing)
+    parts = parts_of(timing)
     assert (status, clean, data.startswith(b": the request waits")) == (200, True, True)
-    assert said["queue"] == pytest.approx(11_000, abs=50)
-    assert said["total"] == pytest.approx(23_000, abs=50)
-    assert "load" not in said
-    assert (said["cached"], said["prefill"], said["decode"]) == ("40", 12.5, 70.2)
+    assert parts["queue"] == pytest.approx(11_000, abs=50)
+    assert parts["total"] == pytest.approx(23_000, abs=50)
+    assert "load" not in parts
+    assert (parts["cached"], parts["prefill"], parts["decode"]) == ("40", 12.5, 70.2)
 
 
-async def test_an_engine_that_loads_is_told(autojump_clock):
-    """It loads for 30 s: a whole answer says so in its head, a stream at its end; one that was warm says nothing."""
-    cold = (*[LOADING] * 30, rl.answer(said=rl.ANSWER | TIMED))
+async def test_the_loading_of_an_engine_is_reported(autojump_clock):
+    """After 30 s of loading, a whole answer reports it in its head, a stream at its end; a warm engine reports none."""
+    cold = (*[LOADING] * 30, rl.answer(body=rl.ANSWER | TIMED))
     async with rl.open_lab(rl.config_of(rl.local("mac", slots=1)), mac=cold) as lab:
         whole = parts_of((await lab.ask()).headers.get("server-timing"))
         warm = parts_of((await lab.ask()).headers.get("server-timing"))
     async with rl.open_lab(rl.MAC, mac=(*[LOADING] * 30, rl.stream(rl.piece("one", "stop"), rl.DONE))) as lab:
         await lab.read()
         streamed = parts_of(lab.timings[0])
-    for said in (whole, streamed):
-        assert said["load"] == pytest.approx(30_000, abs=50)
-        assert said["total"] == pytest.approx(30_000, abs=50)
+    for parts in (whole, streamed):
+        assert parts["load"] == pytest.approx(30_000, abs=50)
+        assert parts["total"] == pytest.approx(30_000, abs=50)
     assert whole["queue"] == pytest.approx(0, abs=50)
     assert "load" not in warm
 
 
-async def test_a_refusal_says_what_was_waited_for(autojump_clock):
-    """An engine that never loaded, and attempts."""
+async def test_a_refusal_reports_its_waits(autojump_clock):
+    """The refusal names an engine that never loaded, and the attempts."""
     async with rl.open_lab(rl.config_of(rl.local("mac"), first_byte_seconds=20), mac=LOADING) as lab:
         refused = await lab.ask()
-    said = parts_of(refused.headers.get("server-timing"))
-    assert (refused.status, said["attempts"]) == (503, "1")
-    assert said["load"] == pytest.approx(19_000, abs=50)
+    parts = parts_of(refused.headers.get("server-timing"))
+    assert (refused.status, parts["attempts"]) == (503, "1")
+    assert parts["load"] == pytest.approx(19_000, abs=50)
 
 
 @pytest.mark.parametrize(
@@ -110,13 +110,13 @@ async def test_a_refusal_says_what_was_waited_for(autojump_clock):
         ("/api/chat", {"model": "m", "messages": rl.MESSAGE["messages"]}, b""),
     ],
 )
-async def test_the_end_of_a_stream_is_told_before_its_last_event(path, body, comes, monkeypatch):
-    """As a comment, where the client reads server-sent events; lines of JSON have none."""
+async def test_the_times_of_a_stream_come_before_its_last_event(path, body, comes, monkeypatch):
+    """It is a comment if the client reads server-sent events; JSON lines have none."""
     monkeypatch.setattr("router.proxy.router_lab.without_times", lambda data: data)
-    said = (
+    stream = (
         rl.piece("one", "stop") if path != "/v1/completions" else rl.piece("one", "stop").replace(b'"delta"', b'"text"')
     )
-    async with rl.open_lab(rl.MAC, mac=rl.stream(said, rl.DONE)) as lab:
+    async with rl.open_lab(rl.MAC, mac=rl.stream(stream, rl.DONE)) as lab:
         _, data, clean = await lab.read(body, path)
     assert clean
     comment, _, rest = data.partition(b": server-timing ")[2].partition(b"\n\n")
@@ -124,7 +124,7 @@ async def test_the_end_of_a_stream_is_told_before_its_last_event(path, body, com
     assert comment.startswith(b"total;dur=" if comes else b"")
 
 
-async def test_a_stream_that_breaks_off_says_no_times():
+async def test_a_stream_that_breaks_off_reports_no_times():
     """Its end is the error."""
     async with rl.open_lab(rl.MAC, mac=rl.saying(rl.stream(rl.piece("one"), end=b""))) as lab:
         _, data, clean = await lab.read()
@@ -135,9 +135,9 @@ async def test_a_stream_that_breaks_off_says_no_times():
 
 
 MUTANTS = {
-    "queue_seconds": test_a_turn_that_is_waited_for_is_told,
-    "load_seconds": test_an_engine_that_loads_is_told,
-    "usage": test_a_turn_that_is_waited_for_is_told,
+    "queue_seconds": test_the_wait_for_a_turn_is_reported,
+    "load_seconds": test_the_loading_of_an_engine_is_reported,
+    "usage": test_the_wait_for_a_turn_is_reported,
 }
 """Members of a record that a bug leaves out, with the test that must fail."""
 
@@ -145,7 +145,7 @@ MUTANTS = {
 @pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 async def test_each_deliberate_bug_is_seen(name, monkeypatch, autojump_clock):
-    """Without that the timelines would show nothing."""
+    """If a bug passed, the timelines would prove nothing."""
 
     def timing(record):
         return server_timing(attrs.evolve(record, answered=attrs.evolve(record.answered, **{name: None})))

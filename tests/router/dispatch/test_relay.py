@@ -1,4 +1,4 @@
-"""How a stream ends: as a whole, or with an error that client, audit log, budgets and circuits are told of alike."""
+"""End of a stream: complete, or the same error for client, audit log, budgets and circuits."""
 
 import json
 
@@ -11,11 +11,11 @@ from router.proxy import router_lab as rl
 
 MESSAGES = "/v1/messages"
 
-# -- what cannot be said in the client's dialect ----------------------------------------------------------------------
+# -- answers that the client's dialect cannot express ------------------------------------------------------------------
 
 
 def tool_piece(arguments, index=0, finish=None):
-    """One event of a stream: a piece of a call."""
+    """Return one event of a stream: a piece of a call."""
     call = {"index": index, "id": f"c{index}", "function": {"name": "f", "arguments": arguments}}
     choice = {"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": finish}
     return b"data: %b\n\n" % json.dumps({"choices": [choice]}).encode()
@@ -36,7 +36,7 @@ UNTRANSLATABLE = {
 
 @pytest.mark.parametrize("name", UNTRANSLATABLE)
 async def test_a_stream_that_cannot_be_translated_ends_like_every_other_broken_one(name):
-    """An error event and no clean end; audit and metrics say so; what was reserved is charged; no circuit counts it."""
+    """It ends with an error event in audit and metrics; the reservation is charged, and no circuit counts it."""
     path, parts = UNTRANSLATABLE[name]
     budget = Budget(name="all", scope="router", window_seconds=60, max_tokens=100_000)
     async with rl.open_lab(rl.config_of(rl.local("mac"), budgets=(budget,)), mac=parts) as lab:
@@ -55,11 +55,11 @@ async def test_a_stream_that_cannot_be_translated_ends_like_every_other_broken_o
 
 
 async def test_a_whole_answer_that_cannot_be_translated_is_502_everywhere():
-    """To the client, in the audit log and in the metrics; it costs what was reserved."""
+    """The client, the audit log and the metrics have it; the reservation is charged."""
     call = {"function": {"name": "f", "arguments": '{"a": '}}
-    said = {"choices": [{"message": {"tool_calls": [call]}}]}
+    completion = {"choices": [{"message": {"tool_calls": [call]}}]}
     budget = Budget(name="all", scope="router", window_seconds=60, max_tokens=100_000)
-    async with rl.open_lab(rl.config_of(rl.local("mac"), budgets=(budget,)), mac=rl.answer(said=said)) as lab:
+    async with rl.open_lab(rl.config_of(rl.local("mac"), budgets=(budget,)), mac=rl.answer(body=completion)) as lab:
         got = await lab.ask(rl.MESSAGE, MESSAGES)
         used = lab.router.budgets()[0]["tokensUsed"]
     assert (got.status, json.loads(got.body)["error"]["type"]) == (502, "api_error")
@@ -72,7 +72,7 @@ async def test_a_whole_answer_that_cannot_be_translated_is_502_everywhere():
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/api/chat"])
 async def test_a_backend_that_falls_silent_ends_a_stream_of_a_dialect(path, autojump_clock):
-    """At its limit, with an error in the client's shape and no clean end."""
+    """The limit ends it with an error in the client's shape and no clean end."""
     script = rl.saying(rl.stream(rl.piece("one"), end=b""), then=rl.until_gone)
     async with rl.open_lab(rl.config_of(rl.local("mac", first_byte_seconds=60)), mac=script) as lab:
         _, data, whole = await lab.read(rl.MESSAGE | {"stream": True}, path)
@@ -84,7 +84,7 @@ async def test_a_backend_that_falls_silent_ends_a_stream_of_a_dialect(path, auto
 
 @pytest.mark.parametrize("path", [rl.CHAT, "/v1/messages", "/api/chat"])
 async def test_a_client_that_leaves_cancels_the_backend_at_once(path, autojump_clock):
-    """Before the first byte, and in the middle of a stream; both are written down."""
+    """This is so before the first byte and in the middle of a stream; both are logged."""
     for script in (rl.until_gone, rl.saying(rl.stream(rl.piece("x"), end=b""), then=rl.until_gone)):
         async with rl.open_lab(rl.MAC, mac=script) as lab:
             with trio.move_on_after(5):

@@ -1,4 +1,4 @@
-"""What of a client's body a backend gets."""
+"""Parts of a client's body that a backend gets."""
 
 import json
 
@@ -41,12 +41,12 @@ FULL = {
 
 
 def test_what_a_request_has_passes_as_it_is():
-    """To OpenAI every field of its API, at every depth; only the model is another."""
+    """OpenAI gets every field of its API, at every depth; only the model is replaced."""
     assert sent(FULL, cloud("c")) == FULL | {"model": "gpt"}
 
 
 def test_metadata_goes_to_those_who_only_store_it():
-    """A gateway takes orders from it."""
+    """A gateway would interpret it."""
     assert "metadata" not in sent(FULL, cloud("c", provider="litellm"))
 
 
@@ -59,12 +59,12 @@ def test_metadata_goes_to_those_who_only_store_it():
     ],
 )
 def test_each_path_has_its_own_fields(path, body):
-    """What another path has is dropped."""
+    """Fields of another path are dropped."""
     assert sent(body | {"messages": []}, cloud("c"), path) == body | {"model": "gpt"}
 
 
 def test_an_engine_of_ours_gets_the_further_fields_of_its_server():
-    """And the model as the client has it, unless the backend goes by another name."""
+    """The model is the client's, unless the backend has another name for it."""
     body = {"model": "m", "messages": [], "top_k": 3, "cache_prompt": True, "grammar": "root ::= .", "id_slot": 1}
     assert sent(body, local("mac")) == body
     assert sent(body, local("mac", model="phi"))["model"] == "phi"
@@ -79,14 +79,14 @@ def test_an_engine_of_ours_gets_the_further_fields_of_its_server():
 )
 @pytest.mark.parametrize("path", FIELDS)
 def test_an_engine_of_ours_is_named_no_file_host_or_model(field, path):
-    """It gets what a list has; else a client would have it load, dial or run what it likes."""
+    """Only listed fields pass; else a client could make it load, connect to or run anything."""
     found = rebuild(path, {"model": "m", "messages": [], field: "x"}, local("a"))
     assert field not in json.loads(found.body)
     assert field in found.dropped
 
 
-def test_openai_itself_is_told_a_limit_by_its_newer_name():
-    """OpenAI's newer models refuse `max_tokens`; whoever else speaks its API may know no other name."""
+def test_openai_gets_a_limit_by_its_newer_name():
+    """OpenAI's newer models refuse `max_tokens`; other servers of its API may know only that name."""
     own = cloud("c", base_url="https://api.openai.com/v1")
     assert sent({"model": "m", "max_tokens": 5}, own)["max_completion_tokens"] == 5
     assert "max_tokens" not in sent({"model": "m", "max_tokens": 5, "max_completion_tokens": 6}, own)
@@ -95,14 +95,14 @@ def test_openai_itself_is_told_a_limit_by_its_newer_name():
 
 
 def test_what_was_dropped_is_known():
-    """By its path, for the audit log."""
+    """The audit log gets their paths."""
     body = {"model": "m", "messages": [{"role": "user", "content": "x", "api_key": "k"}], "api_base": "http://x"}
     rebuilt = rebuild("/chat/completions", parse_body(json.dumps(body).encode()), cloud("c"))
     assert rebuilt.dropped == ("messages[0].api_key", "api_base")
 
 
 def test_usage_is_asked_for_in_streams():
-    """Whether the client did, is known; other options of the stream are not passed on."""
+    """The client's own request for it is remembered; other stream options are not passed on."""
     asked = parse_body(json.dumps({"model": "m", "stream": True, "stream_options": {"x": 1}}).encode())
     rebuilt = rebuild("/chat/completions", asked, cloud("c"))
     assert (json.loads(rebuilt.body)["stream_options"], rebuilt.usage_added) == ({"include_usage": True}, True)
@@ -120,7 +120,7 @@ def test_usage_is_asked_for_in_streams():
     ],
 )
 def test_nothing_is_fetched_for_a_client(part):
-    """Neither by a provider nor by an engine of ours."""
+    """Neither a provider nor our engine fetches a URL."""
     with pytest.raises(BodyError, match=r"messages\[0\]\.content\[0\].*data:"):
         refuse_urls({"model": "m", "messages": [{"content": [part]}]})
 
@@ -137,7 +137,7 @@ VALUES = st.recursive(
 @example({"logit_bias": {"api_base": 1}}, "/chat/completions")
 @example({"metadata": {"url": CANARY}}, "/chat/completions")
 def test_no_field_that_names_a_url_or_a_key_reaches_a_provider(body, path):
-    """Whatever is nested in whatever."""
+    """Nested fields are checked at any depth."""
     try:
         asked = parse_body(json.dumps(body | {"model": "m"}).encode())
         written = json.loads(rebuild(path, asked, cloud("c")).body)
@@ -151,7 +151,7 @@ def test_no_field_that_names_a_url_or_a_key_reaches_a_provider(body, path):
         elif isinstance(value, dict):
             for name, each in value.items():
                 if name in ("parameters", "schema", "metadata"):
-                    continue  # text to the model; labels that OpenAI stores, and no other provider gets
+                    continue  # text for the model; labels that OpenAI stores and no other provider gets
                 yield name, each
                 yield from names(each)
 
@@ -189,7 +189,7 @@ TURN = {"role": "user", "content": "hi"}
     ],
 )
 def test_a_field_of_another_type_is_refused_by_its_name(changes, words):
-    """With what it should be."""
+    """The error has the expected type."""
     with pytest.raises(DialectError) as caught:
         check_types({"model": "m", "messages": [TURN]} | changes)
     assert words in str(caught.value)
@@ -206,5 +206,5 @@ def test_a_field_of_another_type_is_refused_by_its_name(changes, words):
     ],
 )
 def test_what_backends_take_passes(changes):
-    """Also what is null, and what only llama.cpp's server has."""
+    """Null values and fields of llama.cpp's server pass, too."""
     check_types({"model": "m", "messages": [TURN]} | changes)

@@ -1,4 +1,4 @@
-"""The way to backends: nobody dials without a permit, https is verified, no redirect is followed."""
+"""Connections to backends: none without a permit, https is verified, and redirects are not followed."""
 
 import json
 import ssl
@@ -33,21 +33,21 @@ from router.proxy.router_lab import answer, cloud, config_of, local, open_lab
         ("http://[::1]/v1/", False, ("::1", 80), "[::1]", "/v1"),
     ],
 )
-def test_a_base_url_says_where(url, secure, origin, host, path):
-    """A usual port is not in the Host header, where some providers do not expect it."""
+def test_parts_of_a_base_url(url, secure, origin, host, path):
+    """A default port is not in the Host header: some providers do not expect it."""
     assert Address.of(url) == Address(secure, origin, host, path)
 
 
 @pytest.mark.parametrize("url", ["ftp://x/", "https://u:p@x/", "x", "", "https:///v1", "https://x/?key=1"])
 def test_what_is_no_base_url(url):
-    """Credentials in a URL would be in logs."""
+    """Credentials in a URL would be logged."""
     with pytest.raises(ValueError, match="not a base URL"):
         Address.of(url)
 
 
 @pytest.mark.parametrize("forged", [None, cloud("a"), "http://a/", object()])
 async def test_without_a_permit_nothing_is_dialled(forged):
-    """Not with a backend, an address, or anything else."""
+    """No backend, address or other object replaces a permit."""
     dialled = []
 
     async def connect(host, port):
@@ -81,7 +81,7 @@ async def serve_tls(context, listener_count, connection):
 
 
 async def test_https_is_verified_and_a_file_adds_authorities(tmp_path):
-    """A certificate that nobody vouches for is a failed attempt; with its authority in --ca-file it is an answer."""
+    """An unknown authority is a failed attempt; with the authority in --ca-file the backend answers."""
     public = make_pair(tmp_path / "server.pem", "localhost")
     ca_file = tmp_path / "ca.pem"
     ca_file.write_text(public)
@@ -103,14 +103,14 @@ async def test_https_is_verified_and_a_file_adds_authorities(tmp_path):
                 assert (await lab.ask()).status == status, (host, trusted)
                 if status == 200:
                     assert (await lab.ask()).status == 200
-                    assert len(connections) == before + 1  # the connection is used again
+                    assert len(connections) == before + 1  # the connection is reused
                 else:
                     assert "certificate" in lab.audit[0]["attempts"][0]["detail"].lower()
         nursery.cancel_scope.cancel()
 
 
 def test_a_file_without_certificates_is_refused_with_its_flag(tmp_path):
-    """Not taken for an empty bundle."""
+    """It is not treated as an empty bundle."""
     file = tmp_path / "ca.pem"
     file.write_text("nothing")
     with pytest.raises(CertificateFileError, match="PEM") as refused:
@@ -122,7 +122,7 @@ ENGINE = Engine("engine", 1234, "own-name", b"Authorization: Bearer k\r\n")
 
 
 class Directory:
-    """One service, by its state."""
+    """A directory of one service in a given state."""
 
     def __init__(self, found):
         self.found = found
@@ -133,7 +133,7 @@ class Directory:
 
 @asynccontextmanager
 async def attempts_over(found, model="default/m"):
-    """Yield attempts at one service of a directory, leave to make them, and what its engine was asked."""
+    """Yield attempts at one service of a directory, a permit for them, and the requests that its engine received."""
     listener, asked = MemoryListener(), []
 
     async def handle(exchange):
@@ -151,8 +151,8 @@ async def attempts_over(found, model="default/m"):
         nursery.cancel_scope.cancel()
 
 
-async def test_the_engine_of_a_service_is_dialled_where_the_directory_says_with_its_own_key_and_name():
-    """Not at the address of the backend, which is that of the gateway, for requests as for questions about health."""
+async def test_a_services_engine_is_dialled_at_the_directorys_address_with_its_own_key_and_name():
+    """Requests and health probes do not use the backend's address, which is the gateway's."""
     async with attempts_over(ENGINE) as (attempts, permit, asked):
         assert await attempts.ask(permit, "/slots") == Reply(200, "llama.cpp", body=b"[]")
         request = ClientRequest(
@@ -165,7 +165,7 @@ async def test_the_engine_of_a_service_is_dialled_where_the_directory_says_with_
 
 
 async def test_the_health_of_an_engine_that_is_not_there():
-    """One that does not run counts as little as one that loads; a service that is not there does not answer."""
+    """A stopped engine is treated like one that loads; a missing service does not answer."""
     async with attempts_over(UnavailableModel("ScaledToZero", "it was stopped")) as (attempts, permit, asked):
         assert (await attempts.ask(permit, "/slots")).is_loading
     async with attempts_over(ENGINE, model="default/other") as (attempts, permit, asked):

@@ -1,4 +1,4 @@
-"""What leads on to the next backend, and what is an answer."""
+"""Results that lead to the next backend, and results that are answers."""
 
 import pytest
 
@@ -24,8 +24,8 @@ NOT_READY = {"message": "model 'chat' is not ready: it stalled while loading", "
         (503, {"message": "no slot"}, True, Cause.SERVER_ERROR),
         (503, NOT_READY | {"reason": "Loading"}, True, Cause.LOADING),
         (503, NOT_READY | {"reason": "OfTomorrow"}, True, Cause.LOADING),
-        (503, NOT_READY, True, Cause.LOADING),  # of a gateway that gives no reason
-        (503, NOT_READY | {"reason": "LoadStalled"}, True, Cause.NOT_READY),  # whatever its message says of loading
+        (503, NOT_READY, True, Cause.LOADING),  # from a gateway that gives no reason
+        (503, NOT_READY | {"reason": "LoadStalled"}, True, Cause.NOT_READY),  # even if its message mentions loading
         (503, NOT_READY | {"reason": "ScaledToZero"}, False, Cause.SERVER_ERROR),
         (404, {"message": "m", "code": "model_not_found"}, True, Cause.MISSING),
         (404, {"message": "m", "code": "model_not_found"}, False, None),
@@ -34,8 +34,8 @@ NOT_READY = {"message": "model 'chat' is not ready: it stalled while loading", "
         (400, {"innererror": {"code": "ResponsibleAIPolicyViolation"}}, False, None),
     ],
 )
-def test_only_the_causes_of_the_list_lead_on(status, error, ours, cause):
-    """A refusal of the content never does, whatever its status."""
+def test_only_listed_causes_lead_to_the_next_backend(status, error, ours, cause):
+    """Refused content never does, with any status."""
     failure = judge(status, Headers(), error, ours=ours)
     assert (failure.cause if failure else None) is cause
 
@@ -55,12 +55,12 @@ def test_only_the_causes_of_the_list_lead_on(status, error, ours, cause):
     ],
 )
 def test_an_error_with_200_has_the_status_that_it_should_have_had(error, status):
-    """By its own words."""
+    """The status comes from the error itself."""
     assert status_of_error(error) == status
 
 
 @pytest.mark.parametrize(
-    ("said", "error"),
+    ("body", "error"),
     [
         ({"error": {"message": "m"}}, {"message": "m"}),
         ({"error": "m"}, {"message": "m"}),
@@ -70,9 +70,9 @@ def test_an_error_with_200_has_the_status_that_it_should_have_had(error, status)
         (None, None),
     ],
 )
-def test_what_an_error_is(said, error):
-    """A member of that name with something in it."""
-    assert error_in(said) == error
+def test_what_an_error_is(body, error):
+    """An error is a non-empty member of that name."""
+    assert error_in(body) == error
 
 
 @pytest.mark.parametrize(
@@ -89,12 +89,12 @@ def test_what_an_error_is(said, error):
     ],
 )
 def test_when_a_backend_wants_to_be_asked_again(lines, seconds):
-    """A date counts by the backend's own clock."""
+    """A date is relative to the backend's own clock."""
     assert retry_after(Headers.of(lines)) == seconds
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         ("cannot reach http://10.9.8.7:8081/v1, sorry", "cannot reach (an address), sorry"),
         ("refused by 192.168.0.7:8000.", "refused by (an address)."),
@@ -107,7 +107,7 @@ def test_when_a_backend_wants_to_be_asked_again(lines, seconds):
         ("needed 4096, available 512.5", "needed 4096, available 512.5"),
     ],
 )
-def test_what_a_backend_says_names_no_address_of_these_networks(words, told):
-    """Whatever else it says is for the client."""
-    assert error_in({"error": words}) == {"message": told}
-    assert error_in({"error": {"message": words, "code": 7}}) == {"message": told, "code": 7}
+def test_messages_of_backends_show_no_local_address(words, expected):
+    """The rest of the message is passed on."""
+    assert error_in({"error": words}) == {"message": expected}
+    assert error_in({"error": {"message": words, "code": 7}}) == {"message": expected, "code": 7}

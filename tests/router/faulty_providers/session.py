@@ -1,7 +1,7 @@
 """Sixteen faults of providers over real sockets: a real `llmkube router`, and two scripted providers for each request.
 
-The first provider of each request has the fault, the second one is well. What each fault is, and what is to become of
-it, is the table of `tests/router/proxy/test_faults.py`, which plays it in memory as well.
+The first provider of each request has the fault, the second one is healthy. The table of
+`tests/router/proxy/test_faults.py` defines each fault and the expected result; that test plays it in memory as well.
 """
 
 import json
@@ -32,7 +32,7 @@ SLUGS: Final[Mapping[str, str]] = {PLAIN: "plain", STREAM: "streamed", AFTER: "a
 
 
 async def drip(connection: Any, head: bytes, each: bytes) -> None:
-    """One byte after the other, for ever."""
+    """Send one byte after another, forever."""
     await connection.send_all(head)
     while True:
         await trio.sleep(DRIP_SECONDS)
@@ -40,7 +40,7 @@ async def drip(connection: Any, head: bytes, each: bytes) -> None:
 
 
 def resetting(data: bytes) -> Any:
-    """A script: these bytes, then a reset of the connection."""
+    """Return a script: these bytes, then a reset of the connection."""
 
     async def script(connection: Any) -> None:
         await connection.send_all(data)
@@ -58,7 +58,7 @@ DRIPS: Final = {
 }
 RESETS: Final = {PLAIN: resetting(rl.answer()[:20]), STREAM: resetting(rl.SSE[:30]), AFTER: resetting(HALF)}
 REAL: Final = {"slow drip": DRIPS, "reset": RESETS}
-"""What is other on sockets than in memory: a drip that is no slower than a test, and a reset that is one."""
+"""Scripts that differ between sockets and memory: a drip faster than a test's timeout, and a real reset."""
 
 
 @attrs.frozen
@@ -70,18 +70,18 @@ class Case:
 
     @property
     def slug(self) -> str:
-        """Its model, rule and first backend."""
+        """The name of its model, rule and first backend."""
         return f"{self.fault.lower().replace(' ', '-')}-{SLUGS[self.kind]}"
 
     @property
     def script(self) -> Any:
-        """What the first provider does; None where there is none."""
+        """Script of the first provider; None without a connection."""
         fault = FAULTS[self.fault]
         return REAL.get(self.fault, {PLAIN: fault.plain, STREAM: fault.streamed, AFTER: fault.after})[self.kind]
 
     @property
     def exists(self) -> bool:
-        """Whether this fault can be there at this time."""
+        """Return whether this fault is possible before or after the first byte."""
         return self.kind != AFTER or self.script is not None
 
 
@@ -89,14 +89,14 @@ CASES: Final = [case for fault in FAULTS for case in (Case(fault, kind) for kind
 
 
 def judge(case: Case, got: tuple[int, bytes, bool], audit: Mapping[str, Any], seconds: float, second_asked: int) -> str:
-    """Return what is not as wanted; "" if all is."""
+    """Return a description of what is wrong, or ""."""
     fault, (status, body, clean) = FAULTS[case.fault], got
     if seconds > LIMIT_SECONDS + 12:
         return f"took {seconds:.0f} s"
     if case.kind == AFTER:
         events = body.strip().split(b"\n\n")
         if b"[DONE]" in body:
-            return f"said to be whole: {body!r}"
+            return f"presented as complete: {body!r}"
         last = json.loads(events[-1].removeprefix(b"data: "))
         if status != 200 or clean or "error" not in last or events[0] != rl.piece("one").strip():
             return f"{status} {body!r}, clean end {clean}"
@@ -121,7 +121,7 @@ def judge(case: Case, got: tuple[int, bytes, bool], audit: Mapping[str, Any], se
 
 
 def written_router(ports: Mapping[str, int], audit: Path) -> dict[str, Any]:
-    """A router with a rule for each request, by its model."""
+    """Return a router with a rule for each request, by its model."""
 
     def backend(name: str) -> dict[str, Any]:
         url = f"http://127.0.0.1:{ports[name]}/v1" if name in ports else "https://no-such-name.invalid/v1"
@@ -150,7 +150,7 @@ def written_router(ports: Mapping[str, int], audit: Path) -> dict[str, Any]:
 
 
 async def play(folder: Path) -> dict[Case, str]:
-    """Ask all at once; return what is not as wanted of each, "" where all is."""
+    """Send all requests at once; return for each what is wrong, or ""."""
     players: dict[str, rl.Player] = {}
     scripts = {case.slug: case.script for case in CASES}
     scripts |= {WELL[PLAIN]: rl.answer(), WELL[STREAM]: rl.stream(rl.WHOLE_STREAM)}
@@ -177,11 +177,11 @@ async def play(folder: Path) -> dict[Case, str]:
             lab = rl.Lab(None, {}, None, [])
             lab.front = Front(port)
             began = trio.current_time()
-            said = await lab.read(
+            response = await lab.read(
                 (rl.ASKED if case.kind == PLAIN else rl.STREAMED) | {"model": case.slug},
                 headers={"X-Request-Id": case.slug},
             )
-            got[case] = said, trio.current_time() - began
+            got[case] = response, trio.current_time() - began
 
         async with trio.open_nursery() as clients:
             for case in CASES:
@@ -198,14 +198,14 @@ async def play(folder: Path) -> dict[Case, str]:
         if (named := re.search(r"X-Request-Id: (\S+)", head))
     )
     return {
-        case: judge(case, said, audited[case.slug], seconds, fell_over[case.slug])
-        for case, (said, seconds) in got.items()
+        case: judge(case, response, audited[case.slug], seconds, fell_over[case.slug])
+        for case, (response, seconds) in got.items()
     }
 
 
 @attrs.frozen
 class Front:
-    """The router's port, as a lab asks it."""
+    """The router's port, for a lab's requests."""
 
     port: int
 

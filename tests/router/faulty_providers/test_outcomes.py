@@ -1,4 +1,4 @@
-"""Sixteen of sixteen faults of providers are handled by a real router, over sockets."""
+"""A real router handles all sixteen faults of providers, over sockets."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from router.proxy.test_faults import FAULTS
 @pytest.mark.ci
 @pytest.mark.e2e
 async def test_each_fault_is_handled(tmp_path):
-    """Before the first byte another provider answers, or the refusal does; after it the stream ends with an error."""
+    """Before the first byte another provider answers, or the refusal passes; after it the stream ends with an error."""
     found = await play(tmp_path)
     assert set(found) == set(CASES)
     assert {case.fault for case in found} == set(FAULTS)
@@ -26,23 +26,23 @@ ERROR = b'data: {"error": {"code": "stream_backend_silent"}}\n\n'
 @pytest.mark.parametrize(
     ("kind", "got", "audit", "asked"),
     [
-        (PLAIN, (504, b"{}", True), FELL, 0),  # it did not go on to the second
+        (PLAIN, (504, b"{}", True), FELL, 0),  # the second provider was not asked
         (PLAIN, (200, b"{}", True), FELL, 1),  # another answer than the second's
-        (PLAIN, (200, BODY, True), {"attempts": [{"result": "answered"}]}, 1),  # not told in the audit log
+        (PLAIN, (200, BODY, True), {"attempts": [{"result": "answered"}]}, 1),  # missing in the audit log
         (STREAM, (200, WHOLE_STREAM, False), FELL, 1),  # no clean end
-        (AFTER, (200, piece("one"), True), ENDED, 0),  # cut, as if it were whole
+        (AFTER, (200, piece("one"), True), ENDED, 0),  # truncated, but presented as complete
         (AFTER, (200, piece("one") + ERROR + DONE, True), ENDED, 0),
         (AFTER, (200, piece("one") + ERROR, False), ENDED, 1),  # two answers in one
         (AFTER, (200, piece("one") + ERROR, False), {"outcome": "ok"}, 0),  # audited as a success
     ],
 )
 def test_what_is_not_as_wanted_is_seen(kind, got, audit, asked):
-    """Each answer of these to a provider that goes silent is told as wrong; the right one is not."""
+    """Each of these answers to a provider that goes silent is reported as wrong."""
     assert judge(Case("silent", kind), got, audit, 3.0, asked)
 
 
 def test_what_is_as_wanted_is_not():
-    """The same, done right."""
+    """The corrected answers are accepted."""
     assert not judge(Case("silent", PLAIN), (200, BODY, True), FELL, 3.0, 1)
     assert not judge(Case("silent", STREAM), (200, WHOLE_STREAM, True), FELL, 3.0, 1)
     assert not judge(Case("silent", AFTER), (200, piece("one") + ERROR, False), ENDED, 3.0, 0)

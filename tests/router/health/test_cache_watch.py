@@ -1,4 +1,4 @@
-"""The gauge of the KV cache is what an engine says now: absent where none tells, gone with its engine, 0 while idle."""
+"""The KV cache gauge is the engine's current value: absent if unknown, removed with its engine, 0 while idle."""
 
 import json
 
@@ -34,7 +34,7 @@ def mac(name="a", **changes):
 
 
 async def _lives_and_dies():
-    """An engine that computes, ends, is idle, computes again and is killed."""
+    """Run an engine that computes, finishes, is idle, computes again and is killed."""
     there, seen = {"a": engine(slots(BUSY, IDLE))}, []
     async with open_lab(config_of(mac()), there) as lab, trio.open_nursery() as nursery:
 
@@ -44,15 +44,15 @@ async def _lives_and_dies():
             asked = {path for at, path in there["a"].probed if at > trio.current_time() - 6}
             seen.append((share, of_all, asked))
 
-        await look(30)  # nobody has asked
+        await look(30)  # no request yet
         nursery.start_soon(lab.read)
         await look(8)
         there["a"].health = slots(BUSY, BUSY)
         await look(6)
-        await look(60)  # what sleeps is not woken
+        await look(60)  # a sleeping engine is not woken
         nursery.start_soon(lab.read)
         await look(8)
-        there["a"].health = None  # no answer any more
+        there["a"].health = None  # no longer answers
         await look(8)
         nursery.cancel_scope.cancel()
     shares = [None, 464 / 1024, 928 / 1024, 0, 928 / 1024, None]
@@ -61,12 +61,12 @@ async def _lives_and_dies():
 
 
 async def test_the_gauge_lives_and_dies_with_its_engine(autojump_clock):
-    """Within 7 seconds."""
+    """It follows within 7 seconds."""
     await _lives_and_dies()
 
 
 async def test_a_stopped_idle_engine_has_no_gauge(autojump_clock):
-    """Nor is one that has come back as something else."""
+    """An engine that was replaced by another server has none, either."""
     for health in (None, answer(200, b"{}"), answer(503, b"{}", LLAMA)):
         there = {"a": engine(slots(BUSY), stream(WHOLE_STREAM))}
         async with open_lab(config_of(mac()), there) as lab:
@@ -132,14 +132,14 @@ MUTANTS = {
 @pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 async def test_each_deliberate_bug_is_seen(name, monkeypatch, autojump_clock):
-    """Without that the timeline would show nothing."""
+    """If a bug passed, the timeline would prove nothing."""
     monkeypatch.setattr(*MUTANTS[name])
     with pytest.raises(AssertionError):
         await _lives_and_dies()
 
 
 async def test_a_figure_that_outlives_its_engine_is_seen(monkeypatch, autojump_clock):
-    """The frozen gauge."""
+    """The gauge would keep its last value."""
     _retains_stale_uses(monkeypatch)
     with pytest.raises(AssertionError):
         await _lives_and_dies()

@@ -1,4 +1,4 @@
-"""A frozen engine is left within ten seconds, a long prefill never: timelines between a router and scripted engines."""
+"""A frozen engine is abandoned within ten seconds, a long prefill never: timelines with scripted engines."""
 
 import json
 import math
@@ -20,7 +20,7 @@ TWO = rl.config_of(rl.local("a"), rl.cloud("b"))
 
 
 def after(seconds, response):
-    """A script: silence for as long, then an answer."""
+    """Return a script: this many seconds of silence, then an answer."""
     return rl.saying(b"", response, seconds=seconds)
 
 
@@ -34,8 +34,8 @@ async def backend_of(lab, **asked):
     return response.headers.get("x-llmkube-backend"), trio.current_time() - began
 
 
-async def test_a_frozen_engine_is_left_within_ten_seconds(autojump_clock):
-    """The next permitted backend answers, its circuit is open, and it is opened anew only when it answers again."""
+async def test_a_frozen_engine_is_abandoned_within_ten_seconds(autojump_clock):
+    """The next permitted backend answers; the circuit opens, and closes only when the engine answers again."""
     there = {"a": engine(FIRST, rl.until_gone, FIRST), "b": rl.Player((rl.answer(),))}
     async with rl.open_lab(TWO, there) as lab:
         assert (await backend_of(lab))[0] == "a"
@@ -57,8 +57,8 @@ async def test_a_frozen_engine_is_left_within_ten_seconds(autojump_clock):
 
 
 @pytest.mark.ci
-async def test_a_long_prefill_is_never_left(autojump_clock):
-    """An hour without a byte, under a limit of two: the engine answers what it is asked, once a second."""
+async def test_a_long_prefill_is_never_abandoned(autojump_clock):
+    """An hour without a byte passes under a limit of two minutes: the engine answers a health query every second."""
     config = attrs.evolve(TWO, first_byte_seconds=7200.0)
     there = {"a": engine(after(3600, FIRST)), "b": rl.Player((rl.answer(),))}
     async with rl.open_lab(config, there) as lab:
@@ -70,7 +70,7 @@ async def test_a_long_prefill_is_never_left(autojump_clock):
 @pytest.mark.ci
 @pytest.mark.parametrize(("prefill", "name", "seconds"), [(3000, "a", 3000), (4000, "b", 3600)])
 async def test_where_no_spec_gives_a_limit_an_engine_that_lives_is_waited_for(autojump_clock, prefill, name, seconds):
-    """Beyond the router's own two minutes, for an hour."""
+    """The wait exceeds the router's two minutes, up to an hour."""
     config = attrs.evolve(TWO, first_byte_extends=True)
     there = {"a": engine(after(prefill, FIRST)), "b": rl.Player((rl.answer(),))}
     async with rl.open_lab(config, there) as lab:
@@ -89,7 +89,7 @@ async def test_where_no_spec_gives_a_limit_an_engine_that_lives_is_waited_for(au
     ],
 )
 async def test_a_limit_holds_where_the_spec_gives_it_or_nothing_shows_life(autojump_clock, backend, health):
-    """A minute of silence is the end of an attempt."""
+    """A minute of silence ends the attempt."""
     config = attrs.evolve(rl.config_of(backend, rl.cloud("b")), first_byte_seconds=60.0, first_byte_extends=True)
     there = {"a": engine(rl.until_gone, health=health), "b": rl.Player((rl.answer(),))}
     async with rl.open_lab(config, there) as lab:
@@ -98,7 +98,7 @@ async def test_a_limit_holds_where_the_spec_gives_it_or_nothing_shows_life(autoj
 
 
 async def test_an_engine_that_begins_is_held_to_the_time_between_two_events(autojump_clock):
-    """What shows life before the first byte puts nothing off after it."""
+    """Evidence of life before the first byte extends no limit after it."""
     config = attrs.evolve(TWO, first_byte_extends=True)
     half = rl.saying(b"", rl.stream(rl.piece("one"), end=b""), seconds=300, then=rl.until_gone)
     async with rl.open_lab(config, {"a": engine(half), "b": rl.Player((rl.answer(),))}) as lab:
@@ -108,7 +108,7 @@ async def test_an_engine_that_begins_is_held_to_the_time_between_two_events(auto
         assert trio.current_time() - began == pytest.approx(300 + 120, abs=1)
 
 
-async def test_a_stream_that_has_not_begun_is_left_too(autojump_clock):
+async def test_a_stream_that_has_not_started_is_abandoned_too(autojump_clock):
     """Its client gets the whole stream of the next backend."""
     there = {"a": engine(FIRST, rl.until_gone), "b": rl.Player((rl.stream(rl.WHOLE_STREAM),))}
     async with rl.open_lab(TWO, there) as lab:
@@ -121,13 +121,13 @@ async def test_a_stream_that_has_not_begun_is_left_too(autojump_clock):
 
 
 def flowing(seconds, pieces=60):
-    """A script: a stream that says something every so often, and then nothing more."""
+    """Return a script: a stream with an event at this interval, and then silence."""
     first, more = rl.stream(rl.piece("one"), end=b""), rl.chunk(rl.piece(" more"))
     return rl.saying(first, *[more] * pieces, seconds=seconds, then=rl.until_gone)
 
 
-async def test_one_that_freezes_in_the_middle_of_a_stream_is_left(autojump_clock):
-    """Within ten seconds a twin goes on with its answer, and not after the two minutes between two events."""
+async def test_an_engine_that_freezes_in_a_stream_is_abandoned(autojump_clock):
+    """Within ten seconds an identical engine continues, long before the two minutes between two events are over."""
     twins = rl.config_of(*(rl.local(name, model_digest="x") for name in "ab"))
     half = rl.stream(rl.piece("one"), end=b"").replace(b"HTTP/1.1 200 OK", LLAMA_200)
     there = {"a": engine(rl.saying(half, then=rl.until_gone)), "b": engine(rl.stream(rl.WHOLE_STREAM))}
@@ -141,8 +141,8 @@ async def test_one_that_freezes_in_the_middle_of_a_stream_is_left(autojump_clock
     assert there["a"].gone_at[0] - began <= 10
 
 
-async def test_a_decode_that_hangs_goes_on_when_its_agent_ends_it(autojump_clock):
-    """Its server answers: the router cannot tell it from one that reads a long prompt, the agent can, by what moves."""
+async def test_a_hanging_decode_is_continued_once_its_agent_ends_it(autojump_clock):
+    """The server answers, so only the agent can distinguish it from a long prefill, by its progress counters."""
     twins = rl.config_of(*(rl.local(name, model_digest="x") for name in "ab"))
     half = rl.stream(rl.piece("one"), end=b"").replace(b"HTTP/1.1 200 OK", LLAMA_200)
     there = {"a": engine(rl.saying(half, b"", seconds=60)), "b": engine(rl.stream(rl.WHOLE_STREAM))}
@@ -154,7 +154,7 @@ async def test_a_decode_that_hangs_goes_on_when_its_agent_ends_it(autojump_clock
 
 
 async def test_the_client_gets_an_error_where_no_other_engine_continues(autojump_clock):
-    """Tools are offered: an error event within ten seconds, and no clean end."""
+    """A request with tools gets an error event within ten seconds, and no clean end."""
     response = rl.stream(rl.piece("one"), end=b"").replace(b"HTTP/1.1 200 OK", LLAMA_200)
     there = {"a": engine(rl.saying(response, then=rl.until_gone), health=None)}
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -167,7 +167,7 @@ async def test_the_client_gets_an_error_where_no_other_engine_continues(autojump
 
 
 async def test_a_stream_that_flows_costs_no_questions(autojump_clock):
-    """What comes is the evidence; with the first silence of a second it is asked."""
+    """Its events are the evidence; it is queried only after a second of silence."""
     there = {"a": engine(flowing(0.5))}
     async with rl.open_lab(rl.config_of(rl.local("a")), there) as lab, trio.open_nursery() as nursery:
         nursery.start_soon(lab.read, rl.STREAMED)
@@ -180,7 +180,7 @@ async def test_a_stream_that_flows_costs_no_questions(autojump_clock):
 
 @pytest.mark.parametrize("backend", [rl.local("a"), rl.cloud("a"), rl.local("a", is_replicated=True)])
 async def test_in_a_stream_the_silence_of_another_server_is_no_evidence(autojump_clock, backend):
-    """It computes in the thread that answers: the limit between two events holds."""
+    """Such a server computes in the thread that answers: only the limit between two events applies."""
     there = {"a": engine(rl.saying(rl.stream(rl.piece("one"), end=b""), then=rl.until_gone), health=None)}
     async with rl.open_lab(rl.config_of(backend), there) as lab:
         began = trio.current_time()
@@ -189,7 +189,7 @@ async def test_in_a_stream_the_silence_of_another_server_is_no_evidence(autojump
 
 
 async def test_a_slow_client_loses_no_half_of_a_piece(autojump_clock):
-    """The engine is found frozen while the client reads nothing: what it reads then is whole events, and the error."""
+    """An engine is found frozen while the client reads nothing; it then reads whole events, and the error."""
     big = rl.stream(*[rl.piece("x" * 60_000)] * 40, end=b"").replace(b"HTTP/1.1 200 OK", LLAMA_200)
     there = {"a": engine(rl.saying(big, then=rl.until_gone), health=None)}
     async with rl.open_lab(rl.config_of(rl.local("a")), there, make_pair=trio.testing.lockstep_stream_pair) as lab:
@@ -208,8 +208,8 @@ async def test_a_slow_client_loses_no_half_of_a_piece(autojump_clock):
     assert all(json.loads(each)["choices"][0]["delta"]["content"] == "x" * 60_000 for each in events[:-1])
 
 
-async def test_one_that_freezes_while_it_computes_is_left(autojump_clock):
-    """Ten seconds after it froze, however long it has computed before."""
+async def test_an_engine_that_freezes_while_it_computes_is_abandoned(autojump_clock):
+    """It is abandoned ten seconds after it froze, no matter how long it has computed before."""
     there = {"a": engine(rl.until_gone), "b": rl.Player((rl.answer(),))}
     async with rl.open_lab(TWO, there) as lab, trio.open_nursery() as nursery:
         found = []
@@ -227,7 +227,7 @@ async def test_one_that_freezes_while_it_computes_is_left(autojump_clock):
 
 
 async def test_without_another_backend_the_client_gets_an_error(autojump_clock):
-    """504 within ten seconds, and not after the limit of the first byte."""
+    """The client gets 504 within ten seconds, and not after the limit of the first byte."""
     there = {"a": engine(FIRST, rl.until_gone)}
     async with rl.open_lab(rl.config_of(rl.local("a")), there) as lab:
         await lab.ask()
@@ -244,11 +244,11 @@ async def test_without_another_backend_the_client_gets_an_error(autojump_clock):
         (rl.cloud("a"), None, FIRST),
         (rl.local("a", is_replicated=True), None, FIRST),
         (rl.local("a"), rl.answer(404, {}), FIRST),
-        (rl.local("a"), rl.answer(502, {}), FIRST),  # a proxy in front of it lives, of the engine nothing is known
+        (rl.local("a"), rl.answer(502, {}), FIRST),  # the proxy in front answers, the engine is unknown
     ],
 )
 async def test_where_silence_is_no_evidence_the_limit_of_the_first_byte_holds(autojump_clock, backend, health, first):
-    """A minute of silence is waited for."""
+    """The client waits a minute."""
     there = {"a": engine(first, after(60, first), health=health), "b": rl.Player((rl.answer(),))}
     async with rl.open_lab(rl.config_of(backend, rl.cloud("b")), there) as lab:
         await lab.ask()
@@ -256,7 +256,7 @@ async def test_where_silence_is_no_evidence_the_limit_of_the_first_byte_holds(au
 
 
 async def test_many_requests_are_asked_for_by_one_task(autojump_clock):
-    """A hundred that wait cost one question a second, and all are left together."""
+    """A hundred waiting requests cost one query a second, and all are abandoned together."""
     there = {"a": engine(FIRST, rl.until_gone), "b": rl.Player((rl.answer(),))}
     async with rl.open_lab(TWO, there) as lab:
         await lab.ask()
@@ -276,7 +276,7 @@ async def test_many_requests_are_asked_for_by_one_task(autojump_clock):
 
 @pytest.mark.ci
 async def test_quick_requests_cost_no_questions(autojump_clock):
-    """At most one a second, however many there are."""
+    """At most one query a second is sent for any number of them."""
     there = {"a": engine(after(0.01, FIRST))}
     async with rl.open_lab(rl.config_of(rl.local("a")), there) as lab:
         for _ in range(1000):
@@ -285,7 +285,7 @@ async def test_quick_requests_cost_no_questions(autojump_clock):
 
 
 async def test_a_reload_forgets_an_engine_that_changed(autojump_clock):
-    """Its circuit is closed at once, and no task asks at the old address any more."""
+    """Its circuit is closed at once, and the old address is no longer queried."""
     there = {"a": engine(FIRST, rl.until_gone, FIRST), "b": rl.Player((rl.answer(),))}
     async with rl.open_lab(TWO, there) as lab:
         await lab.ask()
@@ -359,20 +359,20 @@ def asks_whatever_flows(patch):
 
 
 SHOWN = {
-    leaves_no_stream: test_one_that_freezes_in_the_middle_of_a_stream_is_left,
+    leaves_no_stream: test_an_engine_that_freezes_in_a_stream_is_abandoned,
     breaks_off_a_write: test_a_slow_client_loses_no_half_of_a_piece,
     asks_whatever_flows: test_a_stream_that_flows_costs_no_questions,
-    never_frozen: test_a_frozen_engine_is_left_within_ten_seconds,
-    frozen_by_time_alone: test_a_long_prefill_is_never_left,
-    forgets_what_it_is: test_a_frozen_engine_is_left_within_ten_seconds,
-    opens_no_circuit: test_a_frozen_engine_is_left_within_ten_seconds,
+    never_frozen: test_a_frozen_engine_is_abandoned_within_ten_seconds,
+    frozen_by_time_alone: test_a_long_prefill_is_never_abandoned,
+    forgets_what_it_is: test_a_frozen_engine_is_abandoned_within_ten_seconds,
+    opens_no_circuit: test_a_frozen_engine_is_abandoned_within_ten_seconds,
 }
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("mutant", SHOWN, ids=lambda each: each.__name__)
 async def test_each_deliberate_bug_is_seen(autojump_clock, monkeypatch, mutant):
-    """By one of the timelines above."""
+    """One of the timelines above fails."""
     mutant(monkeypatch)
     with pytest.raises(Exception):  # noqa: B017 (a nursery wraps it or not)
         await SHOWN[mutant](None)
@@ -380,7 +380,7 @@ async def test_each_deliberate_bug_is_seen(autojump_clock, monkeypatch, mutant):
 
 @pytest.mark.ci
 async def test_a_watch_that_believes_every_server_is_seen(autojump_clock, monkeypatch):
-    """It leaves one that computes in the thread that answers."""
+    """It abandons an engine that computes in the thread that answers."""
     believes_every_server(monkeypatch)
     with pytest.raises(Exception):  # noqa: B017 (a nursery wraps it or not)
         await test_where_silence_is_no_evidence_the_limit_of_the_first_byte_holds(
@@ -389,7 +389,7 @@ async def test_a_watch_that_believes_every_server_is_seen(autojump_clock, monkey
 
 
 async def test_a_request_that_goes_out_to_a_frozen_engine_waits_for_nothing():
-    """Found frozen before its wait had begun, and in the middle of it."""
+    """The engine may be found frozen before or during the wait."""
     early, late = WaitingRequest(extends=False, began_at=0.0), WaitingRequest(extends=False, began_at=0.0)
     early.freeze()
     with trio.CancelScope() as first:

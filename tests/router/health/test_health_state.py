@@ -1,8 +1,7 @@
-"""When a probe's answers make a backend unhealthy, and healthy again.
+"""Probe results that make a backend unhealthy, and healthy again.
 
-Whether an engine that says nothing is frozen: by what it answers to questions, never by how long a request takes.
-
-How full a KV cache is, by what llama.cpp's server says at /slots.
+A silent engine is frozen if it does not answer queries, however long a request takes.
+The use of a KV cache is computed from /slots of llama.cpp's server.
 """
 
 import json
@@ -53,19 +52,18 @@ OK, BAD, LOADING = Reply(200), Reply(500), Reply(503, is_loading=True)
     ],
 )
 def test_failures_in_a_row(found, healthy, failures):
-    """Three of them; one good answer ends it, an engine that loads neither ends nor adds to it."""
+    """Three of them make it unhealthy; a success resets the count, an engine that loads does not change it."""
     assert (after(*found).is_healthy, after(*found).failures) == (healthy, failures)
 
 
 @pytest.mark.parametrize("status", [301, 302, 400, 401, 404, 429, 500, 503])
 def test_no_other_status_is_a_good_answer(status):
-    """A redirect among them: it is not followed. The reason names status and path, and no address."""
+    """Redirects are not followed. The reason has status and path, and no address."""
     assert after(Reply(status)).cause == f"status {status} at /health"
 
 
 @pytest.mark.parametrize("status", [200, 204])
 def test_2xx_is(status):
-    """Whatever the body is."""
     assert after(BAD, Reply(status)) == ProbeState()
 
 
@@ -73,7 +71,7 @@ KNOWN = Silence().responded(LLAMA_SERVER)
 
 
 def watched(silence, answers, at=0.0):
-    """Play questions, each answered (by a name) or not (None), as the watch asks them; yield time and state."""
+    """Play queries, each answered (with a name) or not (None), as the watch sends them; yield time and state."""
     for answer in answers:
         sent_at = at
         if answer is None:
@@ -86,7 +84,7 @@ def watched(silence, answers, at=0.0):
 
 
 def test_an_engine_that_answers_nothing_is_frozen_within_ten_seconds():
-    """From the moment of the request, a second before the first question; and not before eight have passed."""
+    """Ten seconds start with the request, a second before the first query; eight seconds must have passed."""
     seen = [(at, state.is_frozen(at)) for at, state in watched(KNOWN, [None] * 9, at=INTERVAL_SECONDS)]
     first = next(at for at, frozen in seen if frozen)
     assert FROZEN_SECONDS <= first <= 10
@@ -95,7 +93,7 @@ def test_an_engine_that_answers_nothing_is_frozen_within_ten_seconds():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_an_engine_that_answers_now_and_then_is_never_frozen(seed):
-    """An hour with two thirds of the questions lost, but never all of eight seconds."""
+    """In an hour, two thirds of the queries are lost, but never all within eight seconds."""
     dice, at = random.Random(seed), 0.0
     silence = KNOWN
     while at < 3600:
@@ -107,20 +105,20 @@ def test_an_engine_that_answers_now_and_then_is_never_frozen(seed):
 
 
 def test_of_other_servers_nothing_is_concluded():
-    """One that computes in the thread that answers is silent while it does its work."""
+    """A server that computes in the thread that answers is silent while it computes."""
     for name in ("", "uvicorn", "nginx"):
         for at, silence in watched(Silence().responded(name), [None] * 100):
             assert not silence.is_frozen(at)
 
 
 def test_the_server_name_is_remembered():
-    """A proxy in front may answer for an engine: that it is llama.cpp's is not forgotten for it."""
+    """A proxy in front may answer for an engine that was identified as llama.cpp's."""
     assert KNOWN.responded("").is_llama
     assert not KNOWN.timed_out(1).responded("").unanswered
 
 
 def test_a_pause_of_this_process_is_held_against_no_engine():
-    """After a minute of sleep one question is late, however long ago it was asked."""
+    """After a minute of sleep only one query is late, however old it is."""
     late = KNOWN.timed_out(10.0)
     assert not late.is_frozen(70.0)
     assert not late.timed_out(70.0).is_frozen(72.0)
@@ -128,7 +126,7 @@ def test_a_pause_of_this_process_is_held_against_no_engine():
 
 
 @pytest.mark.parametrize("patched", ["FROZEN_CHECKS", "FROZEN_SECONDS"])
-def test_both_bounds_count(monkeypatch, patched):
+def test_both_limits_are_necessary(monkeypatch, patched):
     """A mutant without one of them takes a pause, or three quick refusals, for a frozen engine."""
     pause, refusals = KNOWN.timed_out(10.0), KNOWN.timed_out(0.0).timed_out(1.0).timed_out(2.0)
     assert (pause.is_frozen(70.0), refusals.is_frozen(3.0)) == (False, False)
@@ -139,21 +137,21 @@ def test_both_bounds_count(monkeypatch, patched):
 IDLE = {"id": 0, "n_ctx": 512, "speculative": False, "is_processing": False}
 LAST = IDLE | {"id_task": 1, "n_prompt_tokens": 453, "n_prompt_tokens_processed": 53, "n_prompt_tokens_cache": 400}
 BUSY = LAST | {"is_processing": True, "next_token": [{"has_next_token": True, "n_decoded": 11}]}
-"""As llama.cpp's server says it in the middle of an answer: 400 tokens were cached, 53 read, 11 written."""
+"""/slots of llama.cpp's server in the middle of an answer: 400 tokens were cached, 53 read, 11 written."""
 
 
 @pytest.mark.parametrize(
     ("slots", "splits", "use"),
     [
         ([IDLE], True, CacheUse(0, 512)),
-        ([LAST], True, CacheUse(0, 512)),  # what an idle slot keeps is free for the next request
+        ([LAST], True, CacheUse(0, 512)),  # an idle slot's cache is free for the next request
         ([BUSY], True, CacheUse(464, 512)),
         ([BUSY, IDLE], True, CacheUse(464, 1024)),
         ([BUSY, BUSY], True, CacheUse(928, 1024)),
         ([BUSY, IDLE], False, CacheUse(464, 512)),
-        ([BUSY, BUSY], False, CacheUse(512, 512)),  # one for both: full, not more than full
+        ([BUSY, BUSY], False, CacheUse(512, 512)),  # one cache for both: full, not more than full
         ([BUSY], None, CacheUse(464, 512)),
-        ([BUSY, IDLE], None, None),  # of one cache or of two: not known
+        ([BUSY, IDLE], None, None),  # one cache or two: unknown
         ([BUSY | {"next_token": {"n_decoded": 11}}], True, CacheUse(464, 512)),  # other builds
         ([BUSY | {"next_token": [{"n_decoded": 9999}]}], True, CacheUse(512, 512)),  # the context has been shifted
         ([{"is_processing": True, "runner_cpu_seconds": 3.5}], True, None),  # Ollama
@@ -169,15 +167,15 @@ BUSY = LAST | {"is_processing": True, "next_token": [{"has_next_token": True, "n
     ],
 )
 def test_cache_use_of_slots(slots, splits, use):
-    """Nothing where a part of it is missing: half a figure is none."""
+    """If a part is missing, there is no value."""
     assert cache_use(json.dumps(slots).encode(), splits) == use
 
 
 def test_invalid_json_has_no_cache_use():
-    """Nor does an answer that was cut."""
+    """A truncated answer has none, either."""
     assert cache_use(json.dumps([BUSY]).encode()[:-1], True) is None
 
 
-def test_a_share_is_of_one():
-    """As the endpoint picker reads it."""
+def test_cache_use_is_a_fraction():
+    """The endpoint picker reads it as a fraction."""
     assert CacheUse(464, 512).share == 0.90625

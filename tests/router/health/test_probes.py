@@ -1,4 +1,4 @@
-"""A healthCheck is asked as its spec says, closes a backend and opens it again; a reload ends it."""
+"""A healthCheck follows its spec, and opens and closes the circuit of a backend; a reload ends it."""
 
 import attrs
 import trio
@@ -17,7 +17,7 @@ def players(health, **more):
 
 
 async def test_it_asks_at_the_path_and_in_the_rhythm_of_the_spec(autojump_clock):
-    """From the root of the host, from the start on; backends without a healthCheck are asked nothing."""
+    """Paths start at the root of the host, and probes at startup; backends without a healthCheck are not probed."""
     async with open_lab(PROBED, players(WELL)) as lab:
         began = trio.current_time()
         await trio.sleep(35)
@@ -30,7 +30,7 @@ async def test_it_asks_at_the_path_and_in_the_rhythm_of_the_spec(autojump_clock)
 
 
 async def test_three_failures_close_a_backend_and_one_success_lets_one_request_through(autojump_clock):
-    """No request reaches it meanwhile, whatever they have shown; status, gauge and `/readyz` say why."""
+    """No request reaches it meanwhile; status, gauge and `/readyz` have the reason."""
     async with open_lab(PROBED, players(error(500))) as lab:
         await trio.sleep(15)
         assert (await lab.ask()).headers.get("x-llmkube-backend") == "a"
@@ -48,7 +48,7 @@ async def test_three_failures_close_a_backend_and_one_success_lets_one_request_t
 
 
 async def test_after_a_success_one_request_tries_it_out(autojump_clock):
-    """Until it is known what became of that one, the next ones go elsewhere."""
+    """Other requests use the next backend until its result is known."""
     there = players(error(500), a=Player((until_gone,), error(500)))
     async with open_lab(PROBED, there) as lab, trio.open_nursery() as nursery:
         await trio.sleep(25)
@@ -62,7 +62,7 @@ async def test_after_a_success_one_request_tries_it_out(autojump_clock):
 
 
 async def test_no_answer_in_time_is_a_failure(autojump_clock):
-    """Each question has its own patience; the next one comes at its time."""
+    """Each probe has its own timeout; the interval does not change."""
     async with open_lab(PROBED, players(None)) as lab:
         began = trio.current_time()
         await trio.sleep(25)
@@ -72,14 +72,14 @@ async def test_no_answer_in_time_is_a_failure(autojump_clock):
 
 
 async def test_no_connection_is_a_failure(autojump_clock):
-    """With a reason that names no address."""
+    """The reason has no address."""
     async with open_lab(PROBED, {"a": None, "b": Player((answer(),))}) as lab:
         await trio.sleep(25)
         assert lab.router.states()["a"] == "health check failed: no response at /ok"
 
 
 async def test_an_engine_that_loads_is_waited_for(autojump_clock):
-    """Its 503 is no failure: a request is held until the model is there."""
+    """Its 503 is not a failure: requests wait until the model is loaded."""
     loads = error(503, "Loading model")
     async with open_lab(config_of(local("a", probe=PROBE)), {"a": Player((loads, loads, answer()), loads)}) as lab:
         await trio.sleep(100)
@@ -89,7 +89,7 @@ async def test_an_engine_that_loads_is_waited_for(autojump_clock):
 
 
 async def test_a_reload_ends_the_probes_of_before(autojump_clock):
-    """A backend that is as it was keeps what is known of it; one that changed begins anew; one without is not asked."""
+    """An unchanged backend keeps its state; a changed one starts again; one without a healthCheck is not probed."""
     async with open_lab(PROBED, players(error(500))) as lab:
         await trio.sleep(25)
         await reload(lab, attrs.evolve(PROBED, first_byte_seconds=9.0))
@@ -111,7 +111,7 @@ async def reload(lab, config):
 
 
 async def test_lists_of_teams_close_no_probe(tmp_path, autojump_clock):
-    """A probe is nobody's request; it carries the backend's own key, and the next one's not."""
+    """A probe belongs to no client; it carries the backend's own key, and no other backend's."""
     (tmp_path / "keys").mkdir()
     (tmp_path / "keys" / "red").write_text("k")
     (tmp_path / "a").write_text("sk-of-a")
@@ -132,7 +132,7 @@ async def test_lists_of_teams_close_no_probe(tmp_path, autojump_clock):
 
 
 class Scripted(Player):
-    """A player that lets a function read what comes."""
+    """A player that lets a function read the data."""
 
     def __init__(self, script):
         super().__init__((script,))

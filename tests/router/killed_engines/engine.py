@@ -1,8 +1,8 @@
-"""An engine that a script plays and that kills itself at random: `python engine.py PORT SEED ODDS`.
+"""A scripted engine that kills itself at random: `python engine.py PORT SEED ODDS`.
 
-It answers the chat of a number with the words of that number, whole or as a stream, and goes on behind an assistant's
-words that a request ends with, as llama.cpp's server does. At each step of an answer it draws, and once in `ODDS` it
-sends itself SIGKILL: every request that it has under way ends as they end with a real engine.
+It answers the chat of a number with the words of that number, whole or as a stream, and continues an assistant message
+at the end of a request, as llama.cpp's server does. At each step of an answer, with a chance of one in `ODDS`, it
+sends itself SIGKILL: all its requests then end as with a real engine.
 """
 
 import json
@@ -19,7 +19,7 @@ SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding:
 
 @cache
 def words_of(number: int) -> tuple[str, ...]:
-    """The answer to a number: 1 to 12 words."""
+    """Return the answer to a number: 1 to 12 words."""
     return tuple(f"w{number}.{at} " for at in range(number % 12 + 1))
 
 
@@ -29,8 +29,8 @@ def _chunk(data: bytes) -> bytes:
 
 def _event(text: str, finish: str | None) -> bytes:
     choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
-    said = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
-    return b"data: %b\n\n" % json.dumps(said).encode()
+    event = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+    return b"data: %b\n\n" % json.dumps(event).encode()
 
 
 def _usage(count: int) -> dict[str, int]:
@@ -41,7 +41,7 @@ class Engine:
     """One of the engines.
 
     Attributes:
-        odds: One step in so many kills it.
+        odds: One step in this many kills it.
     """
 
     def __init__(self, seed: int, odds: int) -> None:
@@ -49,7 +49,7 @@ class Engine:
         self.odds = odds
 
     async def step(self) -> None:
-        """Go on, or end at once with everything that is under way."""
+        """Continue, or kill this process with all its requests."""
         if self.dice.randrange(self.odds) == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         await trio.lowlevel.checkpoint()
@@ -79,16 +79,16 @@ class Engine:
         turns = asked["messages"]
         words = words_of(int(turns[0]["content"]))
         if turns[-1]["role"] == "assistant":
-            said, rest = turns[-1]["content"], list(words)
-            while rest and said.startswith(rest[0]):
-                said = said.removeprefix(rest.pop(0))
+            completion, rest = turns[-1]["content"], list(words)
+            while rest and completion.startswith(rest[0]):
+                completion = completion.removeprefix(rest.pop(0))
             words = tuple(rest)
         await self.step()
         if not asked.get("stream"):
             message = {"role": "assistant", "content": "".join(words)}
             choice = {"index": 0, "message": message, "finish_reason": "stop"}
-            said = {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
-            body = json.dumps(said | {"usage": _usage(len(words))}).encode()
+            completion = {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+            body = json.dumps(completion | {"usage": _usage(len(words))}).encode()
             head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
             await stream.send_all(head + body[:20])
             await self.step()

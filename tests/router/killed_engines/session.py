@@ -1,7 +1,7 @@
-"""A real router before engines that are killed at random, and clients that hold every answer against what it has to be.
+"""A real router with engines that are killed at random, and clients that check every answer.
 
-An answer is whole, or the client is told that it is not: by an error's status, or in a stream by an error event, no
-`[DONE]` and no clean end. Whatever else is wrong, and a word that is not the answer's next one is wrong as well.
+An answer is complete, or the client gets an error: an error status, or in a stream an error event, no `[DONE]` and no
+clean end. Everything else is wrong, including an unexpected word.
 """
 
 import json
@@ -26,19 +26,19 @@ from router.killed_engines.engine import words_of
 
 ENGINES, CLIENTS, ODDS = 3, 12, 8000
 LOOKS: Final = 200
-WHOLE, TOLD, REFUSED = "whole", "ended with an error event", "refused with an error"
+WHOLE, BROKEN, REFUSED = "whole", "ended with an error event", "refused with an error"
 
 
 @attrs.define(eq=False)
-class Found:
-    """What became of the requests.
+class Results:
+    """Results of the requests.
 
     Attributes:
-        answers: How many of each kind.
-        wrong: What should not be, with the request's number.
-        deaths: How often an engine was killed.
+        answers: Number of each kind.
+        wrong: Descriptions of wrong answers, with the request's number.
+        deaths: Number of killed engines.
         memory: Bytes of the router (RSS), after equal shares of the requests.
-        seconds: Of all.
+        seconds: Total duration.
     """
 
     answers: Counter[str] = attrs.field(factory=Counter)
@@ -49,7 +49,7 @@ class Found:
 
 
 def written_router(ports: list[int]) -> dict[str, Any]:
-    """A router whose one rule has all engines, the least loaded first; a dead one is left alone for a second."""
+    """Return a router whose one rule has all engines, the least loaded first; a circuit opens for a second."""
     backends = [{"name": f"e{number}", "inferenceServiceRef": {"name": f"e{number}"}} for number in range(len(ports))]
     route = {"backends": [each["name"] for each in backends], "strategy": "least-loaded"}
     budget = {"name": "all", "scope": "router", "windowSeconds": 3600, "maxTokens": 10**12}
@@ -66,8 +66,8 @@ def written_router(ports: list[int]) -> dict[str, Any]:
     }
 
 
-async def keep_alive(port: int, number: int, found: Found) -> None:
-    """Start an engine, and again whenever it has been killed."""
+async def keep_alive(port: int, number: int, found: Results) -> None:
+    """Start an engine, and restart it whenever it was killed."""
     while True:
         seed = number + ENGINES * (found.deaths + 1)
         command = [sys.executable, engine.__file__, str(port), str(seed), str(ODDS)]
@@ -96,29 +96,29 @@ async def ask(stream: trio.SocketStream, number: int) -> tuple[int, bytes, bool]
 
 
 def judge(number: int, status: int, data: bytes, clean: bool) -> str:
-    """Return what an answer is; what is wrong begins with `wrong`."""
+    """Return the kind of an answer; a wrong one's starts with `wrong`."""
     answer = "".join(words_of(number))
     if status >= 429:
         return REFUSED if clean and b'"error"' in data else f"wrong: {status} {data!r}"
     if status != 200:
         return f"wrong: status {status} {data[:200]!r}"
     if number % 3 == 0:
-        said = json.loads(data) if clean else {}
-        return WHOLE if said and said["choices"][0]["message"]["content"] == answer else f"wrong: {data!r}"
+        chunks = json.loads(data) if clean else {}
+        return WHOLE if chunks and chunks["choices"][0]["message"]["content"] == answer else f"wrong: {data!r}"
     events = [line.removeprefix(b"data: ") for line in data.split(b"\n") if line.startswith(b"data: ")]
     done = events[-1:] == [b"[DONE]"]
-    said = [json.loads(each) for each in events[: -1 if done else None]]
-    text = "".join(each["choices"][0]["delta"].get("content") or "" for each in said if each.get("choices"))
-    failed = bool(said) and "error" in said[-1]
+    chunks = [json.loads(each) for each in events[: -1 if done else None]]
+    text = "".join(each["choices"][0]["delta"].get("content") or "" for each in chunks if each.get("choices"))
+    failed = bool(chunks) and "error" in chunks[-1]
     if done and clean and not failed and text == answer:
         return WHOLE
     if failed and not done and not clean and answer.startswith(text):
-        return TOLD
+        return BROKEN
     return f"wrong: {'clean' if clean else 'broken'} end, done {done}, error {failed}, {text!r} of {answer!r}"
 
 
-async def client(port: int, numbers: Callable[[], int | None], found: Found) -> None:
-    """Ask one request after the other; a connection that ends is opened anew."""
+async def client(port: int, numbers: Callable[[], int | None], found: Results) -> None:
+    """Send one request after another; reopen a connection that ends."""
     stream = None
     while (number := numbers()) is not None:
         if stream is None:
@@ -153,10 +153,10 @@ async def open_router(folder: Path, ports: list[int]) -> AsyncIterator[tuple[int
 
 
 async def play(
-    count: int, folder: Path, tell: Callable[[str], None] = lambda text: None, *, seconds: float = math.inf
-) -> Found:
-    """Ask so many requests while engines die, or as many as are answered within a time."""
-    found, ports = Found(), [free_port() for _ in range(ENGINES)]
+    count: int, folder: Path, report: Callable[[str], None] = lambda text: None, *, seconds: float = math.inf
+) -> Results:
+    """Send this many requests, or as many as are answered in time, while engines are killed."""
+    found, ports = Results(), [free_port() for _ in range(ENGINES)]
     asked = 0
     async with open_router(folder, ports) as (port, process), trio.open_nursery() as nursery:
         for number, each in enumerate(ports):
@@ -168,7 +168,7 @@ async def play(
             nonlocal asked
             if asked % max(1, count // LOOKS) == 0 and len(found.memory) <= LOOKS:
                 found.memory.append(process.memory_info().rss)
-                tell(f"{asked} asked, {dict(found.answers)}, {found.deaths} deaths, {found.memory[-1] >> 20} MiB")
+                report(f"{asked} asked, {dict(found.answers)}, {found.deaths} deaths, {found.memory[-1] >> 20} MiB")
             asked += 1
             return asked if asked <= count and trio.current_time() < began + seconds else None
 

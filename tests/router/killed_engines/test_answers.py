@@ -1,18 +1,18 @@
-"""Engines are killed at random while they answer: each answer is whole, or its client is told that it is not."""
+"""Engines are killed at random while they answer: each answer is complete, or its client gets an error."""
 
 import pytest
 
 from lengths import KILLED_ENGINES
 from router.killed_engines import session
 from router.killed_engines.engine import words_of
-from router.killed_engines.session import REFUSED, TOLD, WHOLE, judge
+from router.killed_engines.session import BROKEN, REFUSED, WHOLE, judge
 
 MIB = 1 << 20
 
 
 @pytest.mark.e2e
-async def test_each_answer_is_whole_or_its_client_is_told(tmp_path, monkeypatch):
-    """By a real router, over sockets; its memory stays as it is, and it goes on answering."""
+async def test_each_answer_is_complete_or_an_error(tmp_path, monkeypatch):
+    """A real router keeps serving over sockets, and its memory does not grow."""
     monkeypatch.setattr(session, "ODDS", min(session.ODDS, KILLED_ENGINES))
     found = await session.play(KILLED_ENGINES, tmp_path)
     assert found.wrong == []
@@ -23,8 +23,8 @@ async def test_each_answer_is_whole_or_its_client_is_told(tmp_path, monkeypatch)
 
 
 def events(*texts, done=True, error=False):
-    said = [f'data: {{"choices": [{{"index": 0, "delta": {{"content": "{each}"}}}}]}}\n\n' for each in texts]
-    return "".join([*said, 'data: {"error": {}}\n\n' * error, "data: [DONE]\n\n" * done]).encode()
+    lines = [f'data: {{"choices": [{{"index": 0, "delta": {{"content": "{each}"}}}}]}}\n\n' for each in texts]
+    return "".join([*lines, 'data: {"error": {}}\n\n' * error, "data: [DONE]\n\n" * done]).encode()
 
 
 WORDS = words_of(4)
@@ -34,12 +34,12 @@ WORDS = words_of(4)
     ("status", "data", "clean", "kind"),
     [
         (200, events(*WORDS), True, WHOLE),
-        (200, events(*WORDS[:2], done=False, error=True), False, TOLD),
-        (200, events(*WORDS[:2]), True, "wrong"),  # cut, as if it were whole
-        (200, events(*WORDS[:2], done=False), False, "wrong"),  # cut without a word
+        (200, events(*WORDS[:2], done=False, error=True), False, BROKEN),
+        (200, events(*WORDS[:2]), True, "wrong"),  # truncated, but presented as complete
+        (200, events(*WORDS[:2], done=False), False, "wrong"),  # truncated without an error
         (200, events(*WORDS[:2], error=True), True, "wrong"),  # a failure that ends like an answer
-        (200, events(WORDS[1], done=False, error=True), False, "wrong"),  # not how the answer begins
-        (200, events(*WORDS, *WORDS), True, "wrong"),  # said twice
+        (200, events(WORDS[1], done=False, error=True), False, "wrong"),  # not the beginning of the answer
+        (200, events(*WORDS, *WORDS), True, "wrong"),  # a word twice
         (503, b'{"error": {}}', True, REFUSED),
         (503, b"", True, "wrong"),
         (404, b'{"error": {}}', True, "wrong"),
@@ -47,5 +47,5 @@ WORDS = words_of(4)
     ],
 )
 def test_what_an_answer_is(status, data, clean, kind):
-    """Else no wrong answer would be seen among a million."""
+    """If a wrong kind passed here, no wrong answer would be found among a million."""
     assert judge(4, status, data, clean).partition(":")[0] == kind

@@ -1,4 +1,4 @@
-"""Providers in a network namespace of their own, which write down every byte that reaches them, and whose it was.
+"""Providers in a network namespace of their own that record every byte they receive, by request.
 
 A program: `python canaries.py REPORT`, in a namespace that its parent has made. It waits for a line on stdin, answers
 on every address of the namespace, and writes its report when stdin ends.
@@ -21,14 +21,14 @@ PIECE: Final = b'data: {"choices": [{"index": 0, "delta": {"content": "yes"}, "f
 SSE: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 
 
-def _answer(status: int, said: object, line: str = "X: y") -> bytes:
-    body = json.dumps(said).encode()
+def _answer(status: int, content: object, line: str = "X: y") -> bytes:
+    body = json.dumps(content).encode()
     head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\n{line}\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
 def drawn_answer(dice: random.Random, streams: bool) -> tuple[bytes, bool]:
-    """Return what a canary answers, and whether the connection goes on: half the time it fails in some way."""
+    """Return the answer of a canary, and whether the connection stays open: half of the answers are failures."""
     error = {"error": {"message": "no", "code": "no"}}
     away = f"Location: http://{dice.choice(ELSEWHERE)}:{PORT}/v1/chat/completions"
     kind = dice.randrange(14)
@@ -47,7 +47,7 @@ def drawn_answer(dice: random.Random, streams: bool) -> tuple[bytes, bool]:
 
 
 class Canaries:
-    """What has come: bytes by request and address, and those that belong to no request."""
+    """Received bytes by request and address, and those that belong to no request."""
 
     def __init__(self) -> None:
         self.seen: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -75,8 +75,8 @@ class Canaries:
                 whole = len(head) + 4 + length
                 self.seen[lines.partition(NAME)[2].partition(b"\r\n")[0].decode()][address] += whole
                 data = data[whole:]
-                said, goes_on = drawn_answer(self.dice, b'"stream":true' in rest)
-                await stream.send_all(said)
+                answer, goes_on = drawn_answer(self.dice, b'"stream":true' in rest)
+                await stream.send_all(answer)
                 if not goes_on:
                     data = b""
                     return
@@ -88,7 +88,7 @@ class Canaries:
 
 
 def received() -> dict[str, int]:
-    """Return the bytes that each interface of this namespace has received, by the kernel's own count."""
+    """Return the bytes that each interface of this namespace has received, from the kernel's counters."""
     lines = Path("/proc/self/net/dev").read_text().splitlines()[2:]
     return {name.strip(): int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
 

@@ -1,7 +1,7 @@
-"""A router in a network namespace, drawn policies and requests for it, and canaries in another namespace.
+"""A router in a network namespace, random policies and requests for it, and canaries in another namespace.
 
 A program: `python -m router.own_network.session COUNT SEED CLASSES BUG [SECONDS]`, in a namespace of its own. Two wires
-lead to the canaries: `near` to those that are local, `far` to all others. It prints what reached whom as JSON.
+lead to the canaries: `near` to local ones, `far` to all others. It prints the canaries' bytes as JSON.
 """
 
 import json
@@ -38,7 +38,7 @@ def run(*command: str) -> None:
 
 @contextmanager
 def open_canaries(report: Path) -> Iterator[None]:
-    """Hold the canaries, behind two wires; they have written their report at the end."""
+    """Run the canaries behind two wires; their report is written at the end."""
     command = ["unshare", "--net", sys.executable, canaries.__file__, str(report)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         run("ip", "link", "set", "lo", "up")
@@ -49,7 +49,7 @@ def open_canaries(report: Path) -> Iterator[None]:
         run(*inside, "link", "set", "lo", "up")
         for name, network in TIERS.items():
             run("ip", "link", "add", name, "type", "veth", "peer", "name", f"{name}0", "netns", str(process.pid))
-            run("ip", "link", "set", name, "addrgenmode", "none")  # else the kernel itself sends, for IPv6
+            run("ip", "link", "set", name, "addrgenmode", "none")  # else the kernel sends IPv6 packets of its own
             run("ip", "addr", "add", f"{network}.1/24", "dev", name)
             run(*inside, "link", "set", f"{name}0", "addrgenmode", "none")
             for host in range(2, 8):
@@ -65,12 +65,12 @@ def open_canaries(report: Path) -> Iterator[None]:
 
 
 def address_of(router: dict[str, Any], name: str) -> str:
-    """Where a backend of a drawn router is: local ones are near."""
+    """Return the address of a backend of a drawn router: local ones are near."""
     return f"{TIERS['near' if router['backends'][name]['local'] else 'far']}.{int(name[1:]) + 2}"
 
 
 def placed(router: dict[str, Any], keys: str) -> Any:
-    """The router as the code gets it, with each backend at its canary."""
+    """Return the router's config, with each backend at its canary."""
     config = config_of(router)
     backends = {
         name: attrs.evolve(each, base_url=f"http://{address_of(router, name)}:{canaries.PORT}/v1", first_byte_seconds=9)
@@ -82,7 +82,7 @@ def placed(router: dict[str, Any], keys: str) -> Any:
 
 
 def draw(dice: random.Random, classes: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Draw a router and two requests; with `sensitive` each of them has a class that stays local."""
+    """Draw a router and two requests; with `sensitive`, each has a class that stays local."""
     while True:
         router = draw_router(dice)
         requests = [draw_request(dice, router) for _ in range(2)]
@@ -91,7 +91,7 @@ def draw(dice: random.Random, classes: str) -> tuple[dict[str, Any], list[dict[s
 
 
 def written(request: dict[str, Any], router: dict[str, Any], name: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """The body and the headers of a request."""
+    """Return the body and the headers of a request."""
     head = {each: value for each, value in request["head"].items() if each != "authorization"}
     if router["teams"] and request["team"]:
         head["authorization"] = f"Bearer key-of-{request['team']}"
@@ -104,8 +104,8 @@ def written(request: dict[str, Any], router: dict[str, Any], name: str) -> tuple
 async def play(
     count: int, seed: int, classes: str, folder: Path, *, seconds: float = math.inf
 ) -> dict[str, frozenset[str]]:
-    """Ask `count` drawn routers twice each, or as many as the time allows; return where each request may go."""
-    from llmkube.base.http.dial import dial  # what a bug stands in for is looked up when the router is imported
+    """Send up to `count` drawn routers two requests each, as time allows; return the permitted backends."""
+    from llmkube.base.http.dial import dial  # functions that a bug replaces are looked up when the router is imported
     from router.proxy.router_lab import config_of as lab_config
     from router.proxy.router_lab import local, open_lab
 
@@ -139,7 +139,7 @@ def _asked(found: tuple[dict[str, Any], dict[str, str]]) -> tuple[Any, str, dict
 
 
 def follow_redirects(patch: pytest.MonkeyPatch) -> None:
-    """A transport that goes where a backend points to."""
+    """Replace the transport with one that follows redirects."""
     from llmkube.router.dispatch.transport import Address, Transport
 
     start = Transport.start
@@ -156,7 +156,7 @@ def follow_redirects(patch: pytest.MonkeyPatch) -> None:
 
 
 def wait_for_all(patch: pytest.MonkeyPatch) -> None:
-    """Decisions that say of all backends how long they are waited for: a bug that adds one would end in a KeyError."""
+    """Make each decision contain the wait of all backends: a bug that adds one would end in a KeyError."""
     decide = decision.decide
 
     def decided(config: Any, facts: Any, allowed: Any, **given: Any) -> Any:
@@ -187,9 +187,9 @@ def main(count: int, seed: int, classes: str, bug: str, seconds: float = math.in
         for address, size in by_address.items()
         if address not in may_reach.get(name, ())
     ]
-    said = {"asked": len(may_reach), "reached": len(found["seen"]), "leaks": len(leaks), "examples": leaks[:9]}
-    said |= {"stray": found["stray"], "received": found["received"]}
-    sys.stdout.write(json.dumps(said) + "\n")
+    summary = {"asked": len(may_reach), "reached": len(found["seen"]), "leaks": len(leaks), "examples": leaks[:9]}
+    summary |= {"stray": found["stray"], "received": found["received"]}
+    sys.stdout.write(json.dumps(summary) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The policy's promise on the wire: canary providers in a network namespace of their own get no byte that is forbidden.
+"""The policy's promise on the wire: canary providers in their own network namespace get no forbidden byte.
 
-The router dials them over two wires, of local and of other backends. The canaries write down each byte by the request
-that it belongs to, and half of their answers are failures, redirects or nothing, so that every fallback is walked. The
-kernel counts the bytes of each wire by itself.
+The router connects over two wires, to local and to other backends. The canaries record each byte by request, and half
+of their answers are failures, redirects or nothing, so that every fallback is used. The kernel counts the bytes of each
+wire independently.
 """
 
 import json
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.e2e
 
 
 def played(count, seed=22, classes="any", bug=""):
-    """What became of drawn routers, with two requests each."""
+    """Return the result of drawn routers, with two requests each."""
     if subprocess.run([*NAMESPACES, "sh", "-c", NEEDED], capture_output=True, check=False).returncode:
         pytest.skip("this test needs network namespaces: Linux, unshare and nsenter, ip, and root or user namespaces")
     command = [*NAMESPACES, sys.executable, "-m", "router.own_network.session", str(count), str(seed), classes, bug]
@@ -32,7 +32,7 @@ def played(count, seed=22, classes="any", bug=""):
 
 
 def test_no_byte_reaches_a_canary_that_is_closed_to_its_request():
-    """Each byte belongs to a request, and no request reached what the oracle forbids; most reached something."""
+    """Each byte belongs to a request whose backend the oracle permits; most requests reached a backend."""
     found = played(WIRE_LEAKS)
     assert (found["leaks"], found["stray"]) == (0, {}), found["examples"]
     assert found["asked"] == 2 * WIRE_LEAKS
@@ -41,7 +41,7 @@ def test_no_byte_reaches_a_canary_that_is_closed_to_its_request():
 
 
 def test_of_sensitive_requests_alone_the_far_wire_carries_nothing():
-    """Not a packet: the kernel has counted 0 bytes there, and many on the other wire."""
+    """The kernel has counted 0 bytes there, and many on the other wire."""
     found = played(WIRE_LEAKS // 4, seed=7, classes="sensitive")
     assert found["received"]["far0"] == 0
     assert found["received"]["near0"] > 1000
@@ -59,11 +59,11 @@ CAUGHT = {
     "a refusal goes to the default": 200,
     "copies go to all of a rule": 1500,
 }
-"""Deliberate bugs, and how many routers show one."""
+"""Deliberate bugs, with the number of routers that reveal each."""
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("bug", CAUGHT)
 def test_a_router_that_leaks_is_seen_on_the_wire(bug):
-    """Each deliberate bug has bytes at a canary that was closed."""
+    """Each deliberate bug sends bytes to a canary that is closed."""
     assert played(CAUGHT[bug], bug=bug)["leaks"] > 0

@@ -1,7 +1,7 @@
-"""Routers and requests as dice have them: plain data with the truth beside it, for the oracle, and what the code gets.
+"""Random routers and requests: plain data for the oracle, and the code's objects for the same data.
 
-The plain data says what a client means; how it writes that into headers (case, separators, repetition) is drawn apart.
-Nothing is validated: a router of which no check has ever refused anything may leak as little as any other.
+The plain data has the client's intent; its form in headers (case, separators, repetition) is drawn separately.
+Nothing is validated: a router that the checks would refuse may leak no more than any other.
 """
 
 import random
@@ -18,12 +18,12 @@ TEAMS: Final = ("red", "blue", "green", "")
 STRATEGIES: Final = ("primary-fallback", "weighted", "shadow", "least-loaded")
 COMPLEXITIES: Final = ("simple", "moderate", "complex")
 _SPACE: Final = "\u00a0".encode().decode("latin-1")
-"""A space that does not break, as a client that writes UTF-8 sends it and a head is read."""
+"""A no-break space in UTF-8, read as Latin-1."""
 HEADER: Final = "x-llmkube-classification"
 
 
 def draw_router(dice: random.Random) -> dict[str, Any]:
-    """Draw what a router is: names, places, rules, lists of teams."""
+    """Draw a router: names, locations, rules, lists of teams."""
     names = [f"b{number}" for number in range(dice.randint(1, 6))]
     backends = {
         name: {
@@ -74,7 +74,7 @@ def _draw_rule(dice: random.Random, names: list[str], number: int) -> dict[str, 
 
 
 def draw_request(dice: random.Random, router: dict[str, Any]) -> dict[str, Any]:
-    """Draw what a client means, what it sends for it, and what the router has measured."""
+    """Draw a client's intent, the request for it, and the router's measurements."""
     classes = frozenset(dice.sample(CLASSES, dice.choice((0, 0, 1, 1, 1, 2, 3))))
     regions = frozenset(dice.sample(REGIONS, dice.choice((0, 0, 0, 1, 2))))
     needs = frozenset(dice.sample((*TAGS, "unheard"), dice.choice((0, 0, 0, 1, 2))))
@@ -125,7 +125,7 @@ def _body(dice: random.Random, model: str, parts: frozenset[str]) -> dict[str, A
         content.append({"type": dice.choice(("image_url", "input_image", "image"))})
     if "audio" in parts:
         content.append({"type": "input_audio"})
-    if dice.random() < 0.3:  # as the answer of a tool has it
+    if dice.random() < 0.3:  # the content of a tool's answer
         content = [{"type": "tool_result", "content": content}]
     turns = [{"role": "user", "content": "hi"}, {"role": "user", "content": content}]
     body: dict[str, Any] = {dice.choice(("messages", "input")): turns}
@@ -135,7 +135,7 @@ def _body(dice: random.Random, model: str, parts: frozenset[str]) -> dict[str, A
 
 
 def config_of(router: dict[str, Any]) -> RoutingConfig:
-    """Return what the code gets of a router."""
+    """Return the config of a router."""
     return RoutingConfig(
         name="drawn/router",
         backends={

@@ -1,4 +1,4 @@
-"""What policy promises, written down a second time and plainly: it reads drawn data and none of the code under test."""
+"""An independent, plain implementation of the policy's promises: it reads drawn data and uses no code under test."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ DEFAULT_WAIT = 120.0
 
 
 def fits(pattern: str, text: str) -> bool:
-    """A pattern, one character at a time."""
+    """Match a pattern, one character at a time."""
     if not pattern:
         return not text
     if pattern[0] == "*":
@@ -24,7 +24,7 @@ def classes_of(router: dict[str, Any], request: dict[str, Any]) -> set[str]:
 
 
 def forbidden(router: dict[str, Any], request: dict[str, Any], name: str) -> str:
-    """Which promise it would break to send a request to a backend, or "" if none."""
+    """Return the promise that sending a request to a backend would break, or ""."""
     backend = router["backends"][name]
     if classes_of(router, request) & router["sensitive"] and not backend["local"]:
         return "class"
@@ -39,7 +39,7 @@ def forbidden(router: dict[str, Any], request: dict[str, Any], name: str) -> str
 
 
 def needed_by(router: dict[str, Any], request: dict[str, Any]) -> set[str]:
-    """What the header asks for, and what the body does where some backend of the router has it."""
+    """Return the capabilities of the header, and of the body those that some backend of the router has."""
     needed = set(request["needs"])
     for part, tag in (("image", "vision"), ("audio", "audio"), ("tools", "tools")):
         if part in request["parts"] and any(tag in other["tags"] for other in router["backends"].values()):
@@ -48,7 +48,7 @@ def needed_by(router: dict[str, Any], request: dict[str, Any]) -> set[str]:
 
 
 def team_may(router: dict[str, Any], request: dict[str, Any], backend: dict[str, Any]) -> bool:
-    """Both what is asked for and what answers has to be in the team's list."""
+    """Return whether the requested model and the backend are both in the team's list."""
     if request["team"] not in router["teams"]:
         return False
     patterns = router["teams"][request["team"]]
@@ -113,7 +113,7 @@ def refused(reason: str, rule: str = "") -> dict[str, Any]:
 
 
 def expected(router: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
-    """What has to become of a request: rule, order, shadows, reason, waits."""
+    """Return the expected result of a request: rule, order, shadows, reason, waits."""
     if not model_allowed(router, request):
         return refused("ModelNotAllowed")
     for rule in router["rules"]:

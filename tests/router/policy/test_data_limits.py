@@ -1,4 +1,4 @@
-"""A conversation reaches nothing that one of its requests may not reach, whatever later requests say or leave out."""
+"""A conversation is limited by all its requests, whatever later requests state or omit."""
 
 import random
 
@@ -32,7 +32,7 @@ def facts(classes=(), regions=()):
     ],
 )
 def test_a_request_has_the_limits_of_its_history_as_well(asked, history, classes, regions):
-    """All classes of both, and the regions that are in both; no region at all means everywhere."""
+    """Classes are the union, regions the intersection; no region at all means everywhere."""
     found = store.apply_limits(asked, history)
     assert (found.classes, found.regions) == (classes, regions)
 
@@ -45,7 +45,7 @@ def test_no_region_in_common_is_nowhere_and_not_everywhere(history):
 
 
 def test_limits_are_those_of_the_facts():
-    """A request that names no region may be sent on to any; so may its answer."""
+    """A request without regions may be sent to any, and so may its answer."""
     assert store.limits_of(facts(["pii"], ["eu"])) == DataLimits(classes=frozenset({"pii"}), regions=frozenset({"eu"}))
     assert store.limits_of(facts()).regions is None
 
@@ -54,13 +54,13 @@ def test_limits_are_those_of_the_facts():
 
 
 def closed(router, request, name):
-    """Whether the data of one request may not go to a backend, as the oracle says it."""
+    """Return whether the oracle closes a backend to the data of one request."""
     bare = request | {"needs": frozenset(), "parts": frozenset()}
     return oracle.forbidden(router | {"teams": {}}, bare, name) in ("class", "region")
 
 
 def reached(config, request, history):
-    """What a request that continues a conversation may reach, and the limits of what is kept; None for nowhere."""
+    """Return the permitted backends of a continuing request, and the limits of the stored data; None if refused."""
     asked = request_facts.facts_of(config, request["head"], request["body"], Principal(team=request["team"]))
     try:
         both = store.apply_limits(asked, history)
@@ -72,7 +72,7 @@ def reached(config, request, history):
 
 
 def play(count, seed):
-    """Draw routers, and conversations that branch; judge what each request of them may reach."""
+    """Draw routers, and conversations that branch; check the permitted backends of each request."""
     dice = random.Random(seed)
     refused = narrowed = 0
     for _ in range(count):
@@ -97,7 +97,7 @@ def play(count, seed):
 
 
 def test_no_conversation_leaks():
-    """Nothing is open that any of its requests closes; nothing else is closed."""
+    """A backend is closed exactly if one of its requests closes it."""
     refused, narrowed = play(LEAKS // 10, seed=31)
     assert refused > LEAKS // 500
     assert narrowed > LEAKS // 100
@@ -108,7 +108,7 @@ def of_limited(change):
 
 
 def of_regions(change):
-    """A mutant that joins regions in another way."""
+    """Return a mutant that combines regions differently."""
 
     def joined(real, asked, history):
         both = real(attrs.evolve(asked, regions=frozenset()), attrs.evolve(history, regions=None))
@@ -150,7 +150,7 @@ MUTANTS = {
 @pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(name, monkeypatch):
-    """Each deliberate bug opens something that is closed, or closes what is open."""
+    """Each deliberate bug opens a closed backend, or closes an open one."""
     patched, mutant = MUTANTS[name]
     monkeypatch.setattr(store, patched, mutant)
     with pytest.raises(AssertionError):

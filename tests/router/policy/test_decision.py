@@ -1,6 +1,6 @@
-"""The first rule that matches decides, over what is permitted; each way to choose, and why a request is refused.
+"""The first matching rule decides among permitted backends; strategies, and reasons of refusals.
 
-Which of several permitted backends is asked first: the warm one, unless it is overloaded; else the least loaded.
+Among several permitted backends, the warm one is first unless it is overloaded; else the least loaded.
 """
 
 import random
@@ -28,7 +28,7 @@ def with_rule(strategy, more=""):
 
 
 def test_primary_fallback_keeps_the_order_of_the_rule():
-    """Whatever is loaded, and whatever was drawn."""
+    """Load and random draws do not matter."""
     assert order(with_rule("primary-fallback"), pick=0.9, load={"a": 9}) == ["a", "b", "c"]
 
 
@@ -43,12 +43,12 @@ def test_primary_fallback_keeps_the_order_of_the_rule():
     ],
 )
 def test_weighted_draws_the_first_by_its_share(pick, found):
-    """One in four and three in four; what has no share is fallen back on alone."""
+    """They are chosen 1:3; a backend without a share is only a fallback."""
     assert order(with_rule("weighted"), pick=pick) == found
 
 
-def test_weights_count_among_what_is_permitted():
-    """A share of a backend that is closed goes to the others; without any share the order of the rule holds."""
+def test_weights_apply_to_permitted_backends():
+    """The share of a closed backend goes to the others; if none has a share, the rule's order applies."""
     config = running(
         THREE.replace("name: b, inf", "name: b, region: eu, inf").replace("name: c, inf", "name: c, region: eu, inf")
         + "rules: [{ name: r, route: { backends: [a, b, c], strategy: weighted } }]\n"
@@ -58,7 +58,7 @@ def test_weights_count_among_what_is_permitted():
 
 
 def test_least_loaded_sorts_by_what_is_in_flight():
-    """Ties stay in the order of the rule; what nobody counts has nothing in flight."""
+    """Ties keep the rule's order; a backend without a count has nothing in flight."""
     config = with_rule("least-loaded")
     assert order(config, load={"a": 2, "b": 1, "c": 1}) == ["b", "c", "a"]
     assert order(config, load={"a": 1}) == ["b", "c", "a"]
@@ -66,7 +66,7 @@ def test_least_loaded_sorts_by_what_is_in_flight():
 
 
 def test_shadows_get_copies_and_never_answer():
-    """Not even where the one that answers is closed: the rule is passed over then."""
+    """If the backend that answers is closed, the rule is skipped."""
     text = THREE.replace("name: a, inf", "name: a, region: us, inf").replace("name: b, inf", "name: b, region: eu, inf")
     config = running(text + "rules: [{ name: r, route: { backends: [a, b, c], strategy: shadow } }]\ndefaultRoute: b\n")
     decision = ask(config)
@@ -77,13 +77,13 @@ def test_shadows_get_copies_and_never_answer():
 
 
 def test_waits_are_the_rules_then_the_backends_then_the_routers():
-    """The longest wait for the first byte, by backend."""
+    """Each backend has the longest wait for the first byte."""
     assert ask(with_rule("primary-fallback")).first_byte_seconds == {"a": 5.0, "b": 120.0, "c": 120.0}
     assert ask(with_rule("primary-fallback", ", timeout: 9s")).first_byte_seconds == {"a": 9.0, "b": 9.0, "c": 9.0}
 
 
-def test_each_condition_of_a_rule_counts():
-    """A rule matches what meets all of them, in any case of a header's name."""
+def test_each_condition_of_a_rule_applies():
+    """A rule matches if all its conditions are met; header names are case-insensitive."""
     config = running(
         BACKENDS
         + """
@@ -103,7 +103,7 @@ defaultRoute: mac
 
 
 def test_a_rule_of_which_nothing_may_be_used_is_passed_over_unless_it_fails_closed():
-    """By class, by capability, by latency, by absence."""
+    """The backend may be excluded by class, capability, latency or absence."""
     text = "rules: [{{ name: r, match: {}, failClosed: {}, route: {{ backends: [cloud] }} }}]\ndefaultRoute: mac\n"
     pii = {"x-llmkube-classification": "pii"}
     for match, head, measured in (
@@ -119,7 +119,7 @@ def test_a_rule_of_which_nothing_may_be_used_is_passed_over_unless_it_fails_clos
 
 
 def test_a_backend_that_was_never_measured_may_be_fast():
-    """A latency that nobody knows keeps nobody out; one that is met exactly neither."""
+    """An unknown latency excludes no backend, nor does one that equals the limit."""
     config = running(
         BACKENDS + "rules: [{ name: r, match: { latencySLOMs: 100 }, route: { backends: [cloud, mac] } }]\n"
     )
@@ -128,7 +128,7 @@ def test_a_backend_that_was_never_measured_may_be_fast():
 
 
 def test_the_models_name_leads_to_its_backend_where_it_is_permitted():
-    """Else to the default route, else nowhere, with the reason."""
+    """Otherwise the default route applies, or the request is refused with the reason."""
     by_name = "defaultRouteStrategy: BackendNameMatch\n"
     config = running(BACKENDS + by_name + "defaultRoute: mac\n")
     pii = {"x-llmkube-classification": "pii"}
@@ -143,7 +143,7 @@ def test_the_models_name_leads_to_its_backend_where_it_is_permitted():
 
 
 def test_a_team_without_the_model_is_refused_before_any_rule():
-    """It may ask for another model: that is another answer than a refusal of the policy."""
+    """The refusal differs from the policy's: the client may use another model."""
     auth = "policy: { auth: { keysSecretRef: { name: k }, allowlists: [{ team: red, models: ['phi*'] }] } }\n"
     config = running(BACKENDS + auth + "defaultRoute: mac\n")
     assert order(config, {}, {"model": "phi-4"}, team="red") == ["mac"]
@@ -181,19 +181,19 @@ def names(order):
     ],
 )
 def test_the_warm_backend_is_first_unless_it_is_overloaded(load, warm, order):
-    """With two slots each: it is left where it has none free and another has, or where its queue is a round longer."""
+    """With two slots each, it is skipped if only another one has a free slot, or if its queue is a round longer."""
     chosen = permits(a=2, b=2, c=2)
     assert names(least_loaded(chosen, load, {name: Warmth(size) for name, size in warm.items()})) == order
 
 
 @pytest.mark.parametrize(("ahead", "order"), [(MAX_AHEAD - 1, "ba"), (MAX_AHEAD, "ab")])
 def test_without_known_slots_a_few_requests_more_are_an_overload(ahead, order):
-    """No queue is known of such a backend, only how many requests it has more than the other."""
+    """Such a backend has no known queue, only a number of requests more than the other."""
     assert names(least_loaded(permits(a=0, b=0), {"a": 1, "b": 1 + ahead}, {"b": Warmth(512)})) == order
 
 
 def test_a_cold_prompt_goes_where_nothing_is_given_up_for_it():
-    """Of those with the same load; else where what is given up was used longest ago."""
+    """With equal load, a backend with room is chosen; else the one whose oldest prompt was used longest ago."""
     chosen = permits(a=2, b=2, c=2)
     assert names(least_loaded(chosen, {}, {"a": Warmth(0, 7), "b": Warmth(0, 5), "c": Warmth(0, 6)})) == "bca"
     assert names(least_loaded(chosen, {}, {"a": Warmth(0, 7), "b": Warmth(0, 5), "c": Warmth(0, 0)})) == "cba"
@@ -201,14 +201,14 @@ def test_a_cold_prompt_goes_where_nothing_is_given_up_for_it():
 
 
 def drawn_warmth(dice, router):
-    """Also of backends that are closed to the request, and of one that the router does not have."""
+    """Draw warm prompts, including closed backends and one that the router does not have."""
     named = [name for name in (*router["backends"], "elsewhere") if dice.random() < 0.7]
     return {name: Warmth(dice.choice([0, 256, 4096]), dice.randrange(9)) for name in named}
 
 
 @pytest.mark.ci
 def test_warmth_only_reorders_what_is_permitted():
-    """For drawn routers and requests: the same backends, rule, shadows and limits as without; some orders do change."""
+    """Backends, rule, shadows and limits of drawn requests are unchanged; some orders change."""
     dice, changed = random.Random(22), 0
     for _ in range(5000):
         router = draw_router(dice)
@@ -227,7 +227,7 @@ def test_warmth_only_reorders_what_is_permitted():
 
 
 def test_a_share_that_the_spec_asks_for_is_kept():
-    """Strategy weighted draws by its weights alone, whatever is warm."""
+    """Strategy weighted uses its weights alone, even if a backend is warm."""
     backends = {
         name: Backend(name=name, model_id=name, base_url=f"http://{name}/v1", local=True, weight=1) for name in "ab"
     }

@@ -1,6 +1,6 @@
-"""What the Go implementation and other gateways get wrong where they decide: each once, by the number of its list.
+"""Policy defects of the Go implementation and other gateways, each by its number in the list.
 
-The numbers are those of the issue's two lists. Each router is a ModelRouter as a user writes it, compiled and asked.
+The numbers are those of the issue's two lists. Each router is compiled from a ModelRouter as a user writes it.
 """
 
 import pytest
@@ -11,7 +11,7 @@ from router.written_routers import BACKENDS, ask, compiled, errors, order, runni
 
 
 def test_an_external_backend_is_not_local_by_default():
-    """A provider without a tier is cloud: nothing sensitive reaches it, and no rule for it may name it."""
+    """A provider without a tier is cloud: it gets no sensitive request, and no rule for one may name it."""
     config = running(BACKENDS + "defaultRoute: cloud\n")
     assert not config.backends["cloud"].local
     assert order(config, {"x-llmkube-classification": "pii"}) == []
@@ -21,13 +21,13 @@ def test_an_external_backend_is_not_local_by_default():
 
 @pytest.mark.parametrize("url", ["https://api.openai.com/v1", "https://8.8.8.8/v1", "https://10.0.0.1.example.com"])
 def test_a_label_does_not_make_a_provider_local(url):
-    """`tier: local`, as the original's schema filled in, is refused for what may be outside of this network."""
+    """`tier: local`, the default in the original's schema, is refused for a URL that may be outside this network."""
     text = BACKENDS.replace("model: gpt-5,", f'model: gpt-5, url: "{url}",').replace("  cap", "  tier: local\n  cap")
     assert f"spec.backends[cloud].tier: 'local', but {url} may be outside this network; write cloud" in errors(text)
 
 
 def test_a_label_on_a_provider_without_url_means_nothing():
-    """Stored routers have it: they go on, as cloud, and the warning says so."""
+    """Stored routers have it: they still work, as cloud, with a warning."""
     found = compiled(BACKENDS.replace("name: cloud\n", "name: cloud\n  tier: local\n"))
     assert found.errors == ()
     assert not found.config.backends["cloud"].local
@@ -35,7 +35,7 @@ def test_a_label_on_a_provider_without_url_means_nothing():
 
 
 def test_the_order_of_rules_does_not_leak():
-    """A rule about complexity above the one for pii: what is both still stays here."""
+    """A complex request with pii stays here although the rule about complexity comes first."""
     config = running(
         BACKENDS
         + """
@@ -51,7 +51,7 @@ rules:
 
 @pytest.mark.parametrize("written", ["pii, phi", "PII,public", "public;pii", "public pii", '"pii"', " pii ", "pii,"])
 def test_several_values_and_cases_are_read(written):
-    """However a client writes its classes, a sensitive one among them keeps the request here."""
+    """A sensitive class among others keeps the request here, in any spelling."""
     config = running(BACKENDS + "defaultRoute: cloud\n")
     decision = ask(config, {"x-llmkube-classification": written})
     assert (decision.order, decision.reason) == ((), "NotPermitted")
@@ -71,7 +71,7 @@ defaultRoute: cloud
 
 
 def test_what_names_no_class_has_the_default():
-    """A request without a label is what defaultClassification says, and the default route is checked against it."""
+    """A request without a label has defaultClassification, and the default route is checked against it."""
     policy = "policy: { classification: { defaultClassification: PII } }\n"
     found = errors(BACKENDS + policy + "defaultRoute: cloud\n")
     assert "spec.defaultRoute: 'cloud' is not local, but requests without a class have class pii" in found
@@ -82,13 +82,13 @@ def test_what_names_no_class_has_the_default():
 
 @pytest.mark.parametrize("mode", ["detector", "hybrid"])
 def test_a_detector_that_is_not_built_is_refused(mode):
-    """It would be taken to have looked."""
+    """Users would rely on a detection that does not happen."""
     found = errors(BACKENDS + f"policy: {{ classification: {{ mode: {mode} }} }}\n")
     assert found.startswith(f"spec.policy.classification.mode: '{mode}' is not supported")
 
 
 def test_each_field_has_its_effect():
-    """Weights, shadows, latency and prices decide; what decides nothing is refused or named."""
+    """Weights, shadows, latency and prices decide; a field without effect is refused or reported."""
     text = """
 rules:
 - name: split
@@ -123,7 +123,7 @@ def test_a_request_with_an_image_reaches_what_sees():
     assert order(running(BACKENDS + asks)) == ["cloud"]
 
 
-def test_a_pattern_goes_over_slashes():
+def test_a_pattern_matches_slashes():
     """`*` fits openai/gpt-5."""
     rule = 'rules: [{{ name: m, match: {{ models: ["{}"] }}, route: {{ backends: [cloud] }} }}]\n'
     for pattern in ("*", "*gpt-5", "openai/*", "open*5"):
@@ -132,7 +132,7 @@ def test_a_pattern_goes_over_slashes():
 
 
 def test_one_missing_backend_degrades_itself():
-    """The router goes on with the others; nothing is sent to the one, and why is said."""
+    """The router uses the others; nothing is sent to the missing one, and the reason is reported."""
     text = BACKENDS + "rules: [{ name: all, route: { backends: [mac, cloud] } }]\n"
     config = running(text, missing={"phi-4-mini"})
     assert config.backends["mac"].missing == "there is no InferenceService phi-4-mini"
@@ -143,7 +143,7 @@ def test_one_missing_backend_degrades_itself():
 
 
 def test_each_id_that_clients_see_is_routable():
-    """Under BackendNameMatch a request for the published id goes to its backend; two of one id are refused."""
+    """Under BackendNameMatch a request for the published id goes to its backend; duplicate ids are refused."""
     named = BACKENDS.replace("name: cloud\n", "name: cloud\n  displayName: gpt-5\n")
     strategy = "defaultRoute: mac\ndefaultRouteStrategy: BackendNameMatch\n"
     config = running(named + strategy)
@@ -154,7 +154,7 @@ def test_each_id_that_clients_see_is_routable():
 
 
 def test_two_keys_of_one_provider_have_two_files():
-    """A file per backend, of the Secret that this backend names."""
+    """Each backend has a file, from its own Secret."""
     second = """
 - name: other
   external: { provider: openai, model: gpt-5, credentialsSecretRef: { name: other-key } }
@@ -172,7 +172,7 @@ def test_two_keys_of_one_provider_have_two_files():
 
 
 def test_a_fallback_stays_within_what_is_permitted():
-    """`Any live provider` is no fallback: what is tried next meets region and class as the first does."""
+    """`Any live provider` is not a fallback: the next backend has the same limits of region and class."""
     text = """
 backends:
 - { name: eu-a, inferenceServiceRef: { name: a }, region: eu }
@@ -188,14 +188,14 @@ rules: [{ name: all, route: { backends: [eu-a, us, eu-b, somewhere] } }]
 
 
 def test_nothing_is_accepted_and_inert():
-    """A field that nobody reads is refused, with its name and those that are known."""
+    """An unknown field is refused, with its name and the known ones."""
     found = errors(BACKENDS + "rules: [{ name: r, match: { dataClasification: [pii] }, route: { backends: [mac] } }]\n")
     assert found.startswith('spec.rules[0].match.dataClasification: unknown field (value ["pii"])')
     assert "spec.policy.budget:" in errors(BACKENDS + "policy: { budget: 5 }\n")
 
 
 def test_a_missing_price_is_not_0():
-    """A budget in dollars names each backend without prices; one that costs nothing says so."""
+    """A budget in dollars is reported for each backend without prices; a free backend has a price of 0."""
     budget = "policy: { budgets: [{ name: month, scope: router, maxUSD: '50' }] }\n"
     assert "spec.policy.budgets[month].maxUSD: 50 cannot be enforced without prices of mac, cloud" in errors(
         BACKENDS + budget

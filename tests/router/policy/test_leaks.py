@@ -1,4 +1,4 @@
-"""No router that dice can make sends a request where its class, region, team or needs forbid."""
+"""No drawn router sends a request to a backend that its class, region, team or needs forbid."""
 
 import random
 
@@ -10,7 +10,7 @@ from router.policy.drawn_routers import config_of, draw_request, draw_router
 
 
 def decided(config, request, **more):
-    """What the code under test does with a request, asked by its modules, so that a mutant can stand in."""
+    """Return the decision of the code under test, called through its modules so that mutants apply."""
     facts = request_facts.facts_of(config, request["head"], request["body"], Principal(team=request["team"]))
     allowed = permits.permits_for(config, facts)
     return decision.decide(
@@ -25,7 +25,7 @@ def decided(config, request, **more):
 
 
 def judge(router, request, found):
-    """Hold a decision against what is promised, and then against what the oracle decides."""
+    """Check a decision against the promises, and then against the oracle's decision."""
     order = [permit.backend.name for permit in found.order]
     shadows = [permit.backend.name for permit in found.shadows]
     for name in (*order, *shadows):
@@ -45,7 +45,7 @@ def judge(router, request, found):
 
 
 def play(count, seed):
-    """Draw routers, ask each twice, and judge."""
+    """Draw routers, and check two requests of each."""
     dice = random.Random(seed)
     for _ in range(count):
         router = draw_router(dice)
@@ -56,12 +56,12 @@ def play(count, seed):
 
 
 def test_no_generated_router_leaks():
-    """Whatever rules, strategies, loads and draws there are: order and shadows hold nothing that is closed."""
+    """For all rules, strategies, loads and draws, order and shadows contain no closed backend."""
     play(LEAKS, seed=22)
 
 
 def test_the_dice_reach_each_outcome():
-    """A property over cases that never occur shows nothing: each way to decide and each reason to close is drawn."""
+    """A property over cases that never occur proves nothing: each strategy and each reason is drawn."""
     dice = random.Random(1)
     outcomes, closed, strategies, shadowed = set(), set(), set(), 0
     for _ in range(2000):

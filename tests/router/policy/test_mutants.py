@@ -1,4 +1,4 @@
-"""Each deliberate bug of the policy breaks the property of test_leaks.py: without that, the property shows nothing."""
+"""Each deliberate bug of the policy breaks the property of test_leaks.py: else the property would prove nothing."""
 
 import attrs
 import pytest
@@ -13,7 +13,7 @@ FITS_ANY = routing_config.matches_any
 
 
 def of_facts(change):
-    """A mutant that knows something else of a request: `change(facts, config, head, body)` returns what it knows."""
+    """Return a mutant with other facts of a request: `change(facts, config, head, body)`."""
 
     def mutate(patch):
         def facts_of(config, head, body, principal):
@@ -25,12 +25,12 @@ def of_facts(change):
 
 
 def of_permits(change):
-    """A mutant that judges another config or another request: `change(config, facts)` returns both."""
+    """Return a mutant that evaluates another config or request: `change(config, facts)` returns both."""
     return lambda patch: patch.setattr(permits, "permits_for", lambda config, facts: PERMITS(*change(config, facts)))
 
 
 def of_rules(change):
-    """A mutant that decides by other rules: `change(rule)`."""
+    """Return a mutant with other rules: `change(rule)`."""
 
     def mutate(patch):
         def decide(config, facts, allowed, **given):
@@ -42,19 +42,19 @@ def of_rules(change):
 
 
 def of_match(**fields):
-    """A mutant that does not ask for some condition of a rule."""
+    """Return a mutant that skips a condition of a rule."""
     return of_rules(lambda rule: attrs.evolve(rule, match=attrs.evolve(rule.match, **fields)))
 
 
 def of_config(change):
-    """A mutant that decides by another config, with the permits of the right one."""
+    """Return a mutant that decides by another config, with the permits of the right one."""
     return lambda patch: patch.setattr(
         decision, "decide", lambda config, facts, allowed, **given: DECIDE(change(config), facts, allowed, **given)
     )
 
 
 def of_decision(change):
-    """A mutant that changes what was decided: `change(decision, config, facts, given)`."""
+    """Return a mutant that changes the decision: `change(decision, config, facts, given)`."""
 
     def mutate(patch):
         def decide(config, facts, allowed, **given):
@@ -66,7 +66,7 @@ def of_decision(change):
 
 
 def of_given(change):
-    """A mutant that sees other circumstances: `change(given)` returns those that differ."""
+    """Return a mutant with other circumstances: `change(given)` returns those that differ."""
     return lambda patch: patch.setattr(
         decision,
         "decide",
@@ -79,7 +79,7 @@ def every_backend(config, **fields):
 
 
 def unrestricted(config):
-    """Permits of a request of which nothing is known, where everything is open."""
+    """Return the permits of a request without facts in an unrestricted config."""
     open_config = every_backend(config, missing="", local=True)
     return PERMITS(attrs.evolve(open_config, auth=attrs.evolve(config.auth, models_of_team={})), OPEN_FACTS).allowed
 
@@ -106,20 +106,20 @@ def classes_from(read):
 
 
 def widened(found, config, facts, given):
-    """What falls over goes on with every backend that there is."""
+    """Fall back to every existing backend."""
     names = [permit.backend.name for permit in found.order]
     rest = [permit for name, permit in unrestricted(config).items() if name not in names]
     return attrs.evolve(found, order=(*found.order, *rest)) if found.order else found
 
 
 def to_the_default(found, config, facts, given):
-    """A refusal goes to the default route instead."""
+    """Send a refused request to the default route."""
     default = unrestricted(config).get(config.default_backend)
     return attrs.evolve(found, order=(default,), reason="") if not found.order and default else found
 
 
 def shadows_of_all(found, config, facts, given):
-    """Copies go to each backend of the rule."""
+    """Send copies to each backend of the rule."""
     if not found.shadows or found.rule is None:
         return found
     everything = unrestricted(config)
@@ -127,7 +127,7 @@ def shadows_of_all(found, config, facts, given):
 
 
 def without_permits(patch):
-    """Rules choose from all backends."""
+    """Let rules choose from all backends."""
 
     def decide(config, facts, allowed, **given):
         return DECIDE(config, facts, attrs.evolve(allowed, allowed=unrestricted(config)), **given)
@@ -136,7 +136,7 @@ def without_permits(patch):
 
 
 def of_patterns(matches_any):
-    """A mutant that takes patterns otherwise: `matches_any(patterns, model)`."""
+    """Return a mutant that matches patterns differently: `matches_any(patterns, model)`."""
 
     def mutate(patch):
         for module in (decision, permits):
@@ -191,7 +191,7 @@ MUTANTS = {
             facts,
         )
     ),
-    "nothing is sensitive beside what is not": of_permits(
+    "nothing is sensitive next to another class": of_permits(
         lambda config, facts: (
             config,
             facts if facts.classes <= config.classes.sensitive else attrs.evolve(facts, classes=frozenset()),
@@ -200,7 +200,7 @@ MUTANTS = {
     "one of the needs is enough": of_permits(
         lambda config, facts: (config, attrs.evolve(facts, capabilities=frozenset(sorted(facts.capabilities)[:1])))
     ),
-    "needs that nobody has are dropped": of_permits(
+    "needs that no backend has are dropped": of_permits(
         lambda config, facts: (
             config,
             attrs.evolve(facts, capabilities=facts.capabilities & config.capabilities),
@@ -221,7 +221,7 @@ MUTANTS = {
             facts,
         )
     ),
-    # what is known of a request
+    # facts of a request
     "classes keep their case": classes_from(lambda line: words(line.replace('"', ""), ";", " ", "|")),
     "a header is one class": classes_from(lambda line: frozenset({line.lower().strip()} - {""})),
     "classes end at commas alone": classes_from(lambda line: words(line.lower().replace('"', ""))),
@@ -239,7 +239,7 @@ MUTANTS = {
     "regions keep their case": of_facts(
         lambda facts, config, head, body: attrs.evolve(facts, regions=words(head.get("x-llmkube-region", "")))
     ),
-    # what it may reach
+    # permitted backends
     "every backend is local": of_permits(lambda config, facts: (every_backend(config, local=True), facts)),
     "no named region is any region": of_permits(
         lambda config, facts: (
@@ -263,7 +263,7 @@ MUTANTS = {
     ),
     "what a backend serves is not judged": of_permits(lambda config, facts: (every_backend(config, model=""), facts)),
     "what cannot be used may be reached": of_permits(lambda config, facts: (every_backend(config, missing=""), facts)),
-    # which rule decides
+    # the rule that decides
     "rules choose from all backends": without_permits,
     "the last rule wins": of_config(lambda config: attrs.evolve(config, rules=config.rules[::-1])),
     "the first rule alone is asked": of_config(lambda config: attrs.evolve(config, rules=config.rules[:1])),
@@ -286,7 +286,7 @@ MUTANTS = {
     "? fits nothing": of_patterns(
         lambda patterns, model: FITS_ANY((*patterns, *(each.replace("?", "") for each in patterns)), model)
     ),
-    # what is tried
+    # attempted backends
     "a fallback is any backend": of_decision(widened),
     "a refusal goes to the default": of_decision(to_the_default),
     "copies go to all of a rule": of_decision(shadows_of_all),
@@ -310,7 +310,7 @@ MUTANTS = {
 @pytest.mark.soak
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=[name.replace(" ", "-") for name in MUTANTS])
 def test_each_deliberate_bug_of_the_policy_is_caught(mutant, monkeypatch):
-    """The property fails for each policy that decides a little otherwise."""
+    """The property fails for each slightly wrong policy."""
     mutant(monkeypatch)
     with pytest.raises(AssertionError):
         play(1500, seed=7)
@@ -318,5 +318,5 @@ def test_each_deliberate_bug_of_the_policy_is_caught(mutant, monkeypatch):
 
 @pytest.mark.soak
 def test_there_are_mutants_of_each_step():
-    """25 at least, as was asked for: of what is known, of permits, of rules, and of what is tried."""
+    """There are at least 25, of facts, permits, rules and attempts."""
     assert len(MUTANTS) >= 25

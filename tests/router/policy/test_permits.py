@@ -1,4 +1,4 @@
-"""A Permit has one maker, and what it is made for is class ∩ tenant ∩ region ∩ capability ∩ models."""
+"""Only one function makes a Permit, for class ∩ tenant ∩ region ∩ capability ∩ models."""
 
 import ast
 import copy
@@ -17,7 +17,7 @@ from llmkube.router.policy.request_facts import Principal, RequestFacts
 SOURCES = Path(llmkube.__file__).parent
 HOME = "router/policy/permits.py"
 COPIES_HEADS = "base/http/heads.py"
-"""Copies a head by `object.__new__`; by the contract of the floors it knows nothing of routers."""
+"""It copies a head by `object.__new__`; the layering contract keeps it independent of routers."""
 
 
 def backend(name, **fields):
@@ -36,9 +36,9 @@ def a_permit():
 
 
 def second_makers(tree, *, home):
-    """The places in a module that make a Permit, or reach for what would: calls of it, its maker, `object.__new__`.
+    """Return the lines of a module that make a Permit or could: calls of it, its maker, `object.__new__`.
 
-    Elsewhere the name `Permit` stands in imports, in annotations, and where a transport asks what it was given.
+    Otherwise the name `Permit` is in imports, in annotations, and where a transport checks its argument.
     """
     annotations = {id(each) for node in ast.walk(tree) for root in annotated(node) for each in ast.walk(root)}
     makers = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "permits_for"]
@@ -60,7 +60,7 @@ def second_makers(tree, *, home):
 
 
 def annotated(node):
-    """Where a node names a class and makes nothing of it: annotations, parts of a type, questions for the type."""
+    """Return whether a node uses a class as a type only: annotations, parts of a type, type checks."""
     if isinstance(node, ast.AnnAssign | ast.arg):
         return [each for each in (node.annotation,) if each is not None]
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -74,7 +74,7 @@ def annotated(node):
 
 @pytest.mark.ci
 def test_nothing_else_in_the_sources_makes_a_permit():
-    """No module but policy/permits calls it, reaches for its maker, or makes objects past their class."""
+    """No module but policy/permits calls it, uses its maker, or makes objects without the class's constructor."""
     found = {}
     for path in sorted(SOURCES.rglob("*.py")):
         module = path.relative_to(SOURCES).as_posix()
@@ -103,12 +103,12 @@ def test_nothing_else_in_the_sources_makes_a_permit():
     ],
 )
 def test_a_second_maker_would_be_seen(source):
-    """The reading of sources finds each way round that anybody has thought of."""
+    """The source check finds each known bypass."""
     assert list(second_makers(ast.parse(source), home=False))
 
 
 def test_the_name_in_an_annotation_makes_nothing():
-    """What takes a Permit, holds one or returns one may say so."""
+    """Functions that take, hold or return a Permit may annotate it."""
     source = """
 from llmkube.router.policy.permits import Permit
 def dial(leave: Permit) -> tuple[Permit, ...]:
@@ -120,7 +120,7 @@ def dial(leave: Permit) -> tuple[Permit, ...]:
 
 
 def test_a_permit_is_not_made_without_its_maker():
-    """Neither by a call with something else, nor by a kind of it."""
+    """A call with another argument and a subclass are refused."""
     with pytest.raises(TypeError, match="only permits_for creates a Permit"):
         Permit(backend("away"), object())
     with pytest.raises(TypeError, match="only permits_for creates a Permit"):
@@ -129,13 +129,13 @@ def test_a_permit_is_not_made_without_its_maker():
 
 @pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_permit_is_not_copied(way):
-    """A copy would be a second one, and an unpickled one would come from anywhere."""
+    """A copy would be a second permit, and an unpickled one could come from anywhere."""
     with pytest.raises(TypeError):
         way(a_permit())
 
 
 def test_a_permit_does_not_change():
-    """The backend that was judged is the one that is dialled."""
+    """The connection uses the backend that was evaluated."""
     permit = a_permit()
     for change in (lambda: setattr(permit, "backend", backend("away")), lambda: delattr(permit, "backend")):
         with pytest.raises(AttributeError, match="does not change"):
@@ -144,7 +144,7 @@ def test_a_permit_does_not_change():
 
 
 def test_one_that_was_made_past_its_class_names_no_backend():
-    """`object.__new__` gives an object without a backend: there is nothing that a transport could dial."""
+    """`object.__new__` returns an object without a backend: a transport has nothing to connect to."""
     with pytest.raises(AttributeError):
         _ = object.__new__(Permit).backend
 
@@ -174,7 +174,7 @@ EVERYWHERE = config(
     ],
 )
 def test_what_a_request_may_reach(facts, open_to_it):
-    """Each restriction closes what does not meet it, and they add up; each closed backend has a reason."""
+    """Each restriction closes backends, and all apply together; each closed backend has a reason."""
     found = permits_for(EVERYWHERE, RequestFacts(model="x", **facts))
     assert set(found.allowed) == open_to_it
     assert set(found.refused) == set(EVERYWHERE.backends) - open_to_it
@@ -198,7 +198,7 @@ LISTED = Auth(keys_folder="/keys", models_of_team={"red": ("phi-*", "smart"), "b
     ],
 )
 def test_a_team_reaches_what_its_list_has(team, model, open_to_it):
-    """The list holds for the model that is asked for and for the one that answers; a team without one reaches none."""
+    """The list applies to the requested and the answering model; a team without a list reaches none."""
     smart = attrs.evolve(backend("alias", local=False, model="claude-opus"), model_id="smart")
     listed = config(backend("here"), backend("away", local=False, model="gpt-5"), smart, auth=LISTED)
     found = permits_for(listed, RequestFacts(model=model, principal=Principal(team=team)))
@@ -206,7 +206,7 @@ def test_a_team_reaches_what_its_list_has(team, model, open_to_it):
 
 
 def test_a_team_that_may_not_use_a_model_is_refused():
-    """Another answer than that nothing can be reached: the client may ask for another model."""
+    """It differs from "no backend is permitted": the client may use another model."""
     limited = config(backend("here"), auth=LISTED)
     found = permits_for(limited, RequestFacts(model="gpt-5", principal=Principal(team="red")))
     assert not found.model_allowed
@@ -214,7 +214,7 @@ def test_a_team_that_may_not_use_a_model_is_refused():
 
 
 def test_what_cannot_be_used_closes_itself_alone():
-    """A backend without an address, or one that is missing, is closed with the reason, and the others stay open."""
+    """A backend without an address, or a missing one, is closed with the reason; the others stay open."""
     found = permits_for(
         config(backend("here"), backend("gone", missing="there is no InferenceService gone")), RequestFacts(model="")
     )
@@ -225,6 +225,6 @@ def test_what_cannot_be_used_closes_itself_alone():
 
 
 def test_the_module_offers_no_other_maker():
-    """What is public in it is the class, the set and the function."""
+    """Its public names are the class, the set and the function."""
     public = {name for name, each in vars(permits).items() if getattr(each, "__module__", "") == permits.__name__}
     assert {name for name in public if not name.startswith("_")} == {"Permit", "Permits", "permits_for"}

@@ -1,4 +1,4 @@
-"""What policy knows of a request, however it is written."""
+"""Facts of a request for the policy, in any notation."""
 
 import attrs
 import pytest
@@ -42,7 +42,7 @@ def facts(head=None, body=None):
     ],
 )
 def test_no_reading_of_a_label_loses_a_class(written, classes):
-    """What is read too much closes backends; what is read too little opens them."""
+    """An extra class closes backends; a missing one opens them."""
     assert facts({NAME: written}).classes == classes
 
 
@@ -60,25 +60,25 @@ def test_no_reading_of_a_label_loses_a_class(written, classes):
     ],
 )
 def test_a_label_with_other_signs_is_the_class_that_it_looks_like(written, meant):
-    """A client sends it as UTF-8, or as Latin-1 where that has its signs; the head is read as Latin-1."""
+    """A client sends UTF-8, or Latin-1 if that has the characters; the head is read as Latin-1."""
     assert meant in facts({NAME: written.encode().decode("latin-1")}).classes
-    assert meant in facts({NAME: written}).classes  # `llmkube router explain` has it as it was typed
+    assert meant in facts({NAME: written}).classes  # `llmkube router explain` gets it as typed
 
 
 def test_a_default_of_several_classes_is_all_of_them():
-    """It is read as a header is: as one class of that name it would be no sensitive one."""
+    """It is read like a header: as a single class it would not be sensitive."""
     config = attrs.evolve(CONFIG, classes=Classes(default="pii, phi"))
     assert facts_of(config, {}, {"model": "m"}, Principal()).classes == {"pii", "phi"}
 
 
 def test_no_header_means_the_default_class():
-    """And a named class replaces it."""
+    """A named class replaces it."""
     assert facts().classes == {"internal"}
     assert facts({NAME: "public"}).classes == {"public"}
 
 
 def test_capabilities_come_from_header_and_body():
-    """Any tag of the header; of the body only what some backend of the router has."""
+    """Every tag of the header is included, and of the body those that some backend of the router has."""
     assert facts({"x-llmkube-capabilities": "Chat, LONG"}).capabilities == {"chat", "long"}
     image = {"model": "m", "messages": [{"content": [{"type": "image_url"}]}], "tools": [{}]}
     assert facts(body=image).capabilities == {"vision"}  # no backend has tools
@@ -102,13 +102,13 @@ def test_capabilities_come_from_header_and_body():
     ],
 )
 def test_a_body_of_any_shape_is_read(body):
-    """What has no such part needs nothing, and nothing in it is an error."""
+    """A body without such parts needs nothing, and no part of it raises an error."""
     assert facts(body=body).capabilities == frozenset()
     assert facts(body=body).model == ""
 
 
 def test_depth_has_a_bound():
-    """A body that is nested without end costs no stack."""
+    """A deeply nested body does not exhaust the stack."""
     part = {"type": "image"}
     for _ in range(5000):
         part = {"content": [part]}
@@ -116,11 +116,11 @@ def test_depth_has_a_bound():
 
 
 def test_a_request_without_a_body_has_facts():
-    """A list of models is asked for by GET."""
+    """A list of models is requested by GET."""
     asked = facts_of(CONFIG, {"x-llmkube-region": "EU, us"}, None, Principal(team="red"))
     assert (asked.model, asked.regions, asked.principal.team) == ("", {"eu", "us"}, "red")
 
 
 def test_headers_are_not_shown():
-    """The keys of clients are among them, and facts are logged."""
+    """They contain keys of clients, and facts are logged."""
     assert "hunter2" not in repr(facts({"authorization": "Bearer hunter2"}))

@@ -1,7 +1,7 @@
-"""Two engines of a script, whose slots keep what they computed last, under conversations of several tenants.
+"""Two scripted engines whose slots keep their latest prompts, with conversations of several tenants.
 
-Time is counted in units of one token read; no clock runs. An engine works as llama.cpp's server does: a request takes
-the idle slot that has most of its prompt, else the one that was used longest ago, and reports what it found there.
+Time is counted in tokens read, without a clock. An engine works like llama.cpp's server: a request takes the idle slot
+with most of its prompt, else the least recently used one, and reports the cached tokens.
 """
 
 import heapq
@@ -19,7 +19,7 @@ from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
 PATH = "/chat/completions"
 NAMES = ("a", "b")
 WRITES = 20
-"""Writing a token takes as long as reading so many."""
+"""Tokens that are read in the time of writing one."""
 
 
 @attrs.define(eq=False)
@@ -44,7 +44,7 @@ class Engine:
     load: int = 0
 
     def best(self, tokens):
-        """The idle slot that a request would take, and how much of the prompt it has."""
+        """Return the idle slot for a request, and how much of the prompt it has."""
         idle = [slot for slot in self.slots if not slot.busy]
         if not idle:
             return None, 0
@@ -69,7 +69,7 @@ class ScriptedRequest:
 
 @attrs.define
 class Tally:
-    """What became of a run: tokens of prompts, and those that were cached."""
+    """Result of a run: tokens of prompts, and cached ones."""
 
     prompt: int = 0
     cached: int = 0
@@ -91,7 +91,7 @@ def body_of(tokens):
 
 
 class Conversations:
-    """Tenants with a system prompt each, and conversations that grow by turns, some of them in branches."""
+    """Tenants with a system prompt each, and conversations that grow by turns, some with branches."""
 
     def __init__(self, seed, *, tenants=4, conversations=80, active=8, turns=12, think=3000):
         self.dice = random.Random(seed)
@@ -99,7 +99,7 @@ class Conversations:
         self.systems = {f"t{at}": self.draw(self.dice.randrange(50, 250)) for at in range(tenants)}
         self.left = {}
         self.first = []
-        # A conversation lasts about so long: as many of them as `active` are under way at a time
+        # The length of a conversation, such that `active` of them run at a time
         span = conversations * turns / 2 * (think + 900) / active
         for at in range(conversations):
             tenant = f"t{at % tenants}"
@@ -114,7 +114,7 @@ class Conversations:
         return ScriptedRequest(tenant, tokens, self.draw(self.dice.randrange(10, 60)), conversation)
 
     def next(self, asked):
-        """The next turn of a conversation, after a while; None at its end."""
+        """Return the next turn of a conversation, after a while; None at its end."""
         self.left[asked.conversation] -= 1
         if self.left[asked.conversation] <= 0:
             return None
@@ -123,7 +123,7 @@ class Conversations:
 
 
 class Router:
-    """Chooses as the router does, by what it has learned from reports."""
+    """Chooses like the router, from reported cache use."""
 
     def __init__(self, slots, learns=True):
         self.backends = {
@@ -155,7 +155,7 @@ class Router:
 
 
 class Oracle:
-    """Sees into each slot: takes the most cached tokens, then the shortest queue, then the slot unused for longest."""
+    """Knows each slot: chooses most cached tokens, then the shortest queue, then the least recently used slot."""
 
     def choose(self, asked, engines):
         least = min(engine.load for engine in engines.values())
@@ -174,16 +174,16 @@ class Oracle:
 
 
 def play(chooser, seed, *, slots=4, overwrites=True, reports=lambda cached: cached, restarts=(), **load):
-    """Run conversations to their ends; return what was cached.
+    """Run conversations to their ends; return the cached tokens.
 
     Args:
-        chooser: Decides.
-        seed: Of the conversations: they are the same whoever decides, but for their times.
-        slots: Of each engine.
-        overwrites: Whether a slot that has a tenth of a prompt is taken for it, and the rest of it lost.
-        reports: What an engine says of the tokens that it had.
-        restarts: Requests after which engine `a` loses all that it has.
-        load: Of the conversations.
+        chooser: Chooses the engine.
+        seed: Seed of the conversations: except for their times they do not depend on the chooser.
+        slots: Slots of each engine.
+        overwrites: Whether a slot with a tenth of a prompt is taken for it, and the rest of its cache lost.
+        reports: Function of the cached tokens that returns the reported number.
+        restarts: Numbers of requests after which engine `a` loses its cache.
+        load: Parameters of the conversations.
     """
     talks, tally, order = Conversations(seed, **load), Tally(), itertools.count()
     engines = {name: Engine([Slot() for _ in range(slots)], overwrites) for name in NAMES}

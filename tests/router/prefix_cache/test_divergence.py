@@ -1,4 +1,4 @@
-"""Where a prompt leaves the nearest earlier one: the character, or between which two where its text is not kept."""
+"""The character at which a prompt differs from the nearest earlier one, or a range if that text is not stored."""
 
 import itertools
 import random
@@ -12,7 +12,7 @@ from llmkube.router.prefix_cache.warm_prefixes import MARK_OFFSETS, MAX_PROMPT_B
 
 
 def test_the_position_is_in_characters():
-    """A text of others than ASCII has more bytes; a byte of a character that differs is that character."""
+    """Non-ASCII text has more bytes; a byte that differs within a character is that character."""
     text = prompt_text("/completions", {"prompt": "ö" * 600}, 1300)
     assert Divergence(256, 512).position(text) == "129-257"
     assert Divergence(256, 512).position(b"a" * 600) == "256-512"
@@ -22,7 +22,7 @@ def test_the_position_is_in_characters():
 
 
 def test_a_character_that_is_cut_by_a_place_may_differ():
-    """`ö` and `ā` differ in their first bytes: where the text ends between theirs, one more character counts."""
+    """`ö` and `ā` differ in their first bytes: if the text ends within them, one more character is reported."""
     text = ("a" + "ö" * 300).encode()
     assert Divergence(0, 256).position(text) == "0-129"
     assert not ("a" + "ö" * 127 + "ā").encode()[:256].startswith(text[:256])
@@ -38,17 +38,17 @@ def earlier(text, *, kept=True, scope=SCOPE):
 
 
 def alike(one, other):
-    """How many characters two texts share, one by one."""
+    """Return the number of common characters, compared one by one."""
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def places(count):
-    """How many places so many bytes reach."""
+    """Return the number of marks in this many bytes."""
     return sum(each <= count for each in MARK_OFFSETS)
 
 
 def drawn(rng):
-    """Prompts that begin alike, of one to four bytes a character, up to what is looked at of one."""
+    """Draw prompts with common beginnings, of one to four bytes a character, up to the compared length."""
     alphabet, texts = rng.choice(["ab", "öā", "aö€😀"]), []
     for _ in range(16):
         before = rng.choice(texts) if texts else ""
@@ -59,7 +59,7 @@ def drawn(rng):
 
 
 def check(seed, dropped):
-    """Compare drawn prompts, of which some have no text, with a count of characters; return how many were exact."""
+    """Compare drawn prompts, some without a text, with a count of characters; return how many were exact."""
     rng, exact = random.Random(seed), 0
     texts = drawn(rng)
     for at in range(1, len(texts)):
@@ -90,12 +90,12 @@ def check(seed, dropped):
 @pytest.mark.parametrize("seed", sample_rows(range(12)))
 @pytest.mark.parametrize("dropped", [0.0, 0.6, 1.0])
 def test_it_is_the_character_that_a_count_of_characters_finds(seed, dropped):
-    """Of any prompts; where the texts of all nearest ones are dropped, the character is within what is said."""
+    """Prompts are random; if no nearest text is stored, the character is within the reported range."""
     assert check(seed, dropped) > 0 or dropped == 1.0
 
 
 def test_prompts_of_another_model_are_no_earlier_ones():
-    """An engine that serves it had none of them in its cache."""
+    """An engine that serves it had none of their tokens in its cache."""
     assert nearest(earlier("a" * 999), [earlier("a" * 600, scope=b"another.")]) is None
     assert nearest(earlier("a" * 999), []) is None
 
@@ -161,7 +161,7 @@ MUTANTS = [
 @pytest.mark.soak
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_each_deliberate_bug_is_seen(mutant, monkeypatch):
-    """By the tests above."""
+    """One of the tests above fails."""
     mutant(monkeypatch)
     with pytest.raises((AssertionError, ValueError)):
         _check_all()

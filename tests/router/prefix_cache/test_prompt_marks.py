@@ -1,4 +1,4 @@
-"""Two prompts share the marks of what they have in common, and no others; a prompt costs no more than its beginning."""
+"""Two prompts share exactly the marks of their common beginning; the cost of a prompt is bounded."""
 
 import itertools
 import random
@@ -31,15 +31,15 @@ def shared(left, right):
 
 
 def test_the_places_are_few_and_no_further_apart_than_a_sixteenth():
-    """What is known of a prefix is within 256 bytes or 7 % of what is true of it."""
+    """The known part of a prefix is within 256 bytes or 7 % of its length."""
     assert MARK_OFFSETS[:3] == (256, 512, 768)
     assert len(MARK_OFFSETS) < 80
     assert all(later - one <= max(256, one // 16) for one, later in itertools.pairwise(MARK_OFFSETS))
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_turn_that_goes_on_has_all_marks_of_the_one_before(seed):
-    """Whatever the lengths are: the brackets at the end of a body are no part of the prompt."""
+def test_a_continued_turn_has_all_marks_of_the_one_before(seed):
+    """This is so for all lengths: the brackets at the end of a body are not part of the prompt."""
     dice = random.Random(seed)
     texts = ["x" * dice.randrange(1, 700) for _ in range(12)]
     for turns in range(1, len(texts)):
@@ -48,7 +48,7 @@ def test_a_turn_that_goes_on_has_all_marks_of_the_one_before(seed):
 
 
 def test_what_differs_shares_no_mark_from_there_on():
-    """Neither later text nor more of it brings them together again."""
+    """Equal text after a difference has different marks."""
     left, right = chat_body("a" * 2000, "b" * 5000), chat_body("a" * 2000, "c" + "b" * 5000)
     same = shared(marks(left), marks(right))
     assert MARK_OFFSETS[same - 1] <= 2100 < MARK_OFFSETS[same] + 256
@@ -57,7 +57,7 @@ def test_what_differs_shares_no_mark_from_there_on():
 
 
 def test_seeds_share_nothing():
-    """The same text of two tenants is not known to be the same."""
+    """Equal texts of two tenants have different marks."""
     text = prompt_text(CHAT, chat_body("a" * 5000), 0)
     assert not set(marks_of(b"one", text)) & set(marks_of(b"two", text))
 
@@ -73,12 +73,12 @@ def test_seeds_share_nothing():
     ],
 )
 def test_what_no_engine_keeps_has_no_marks(path, body):
-    """Short prompts among it."""
+    """Short prompts have none, either."""
     assert marks(body, path) == ()
 
 
 def test_completions_have_a_prompt():
-    """As a string or as tokens."""
+    """It is a string or tokens."""
     assert len(marks({"prompt": "a" * 1000}, "/completions")) == 3
     assert marks({"prompt": list(range(1000))}, "/completions")
 
@@ -92,7 +92,7 @@ def test_completions_have_a_prompt():
     ],
 )
 def test_a_long_body_has_the_marks_that_it_would_have_as_a_whole(messages):
-    """Only its beginning is written down, in the same bytes."""
+    """Only its beginning is serialized, to the same bytes."""
     body = {"messages": messages}
     long = marks(body, body_bytes=SMALL_BODY_BYTES + 1)
     assert long
@@ -109,14 +109,14 @@ def test_a_long_body_has_the_marks_that_it_would_have_as_a_whole(messages):
     ],
 )
 def test_a_body_cut_finely_is_not_copied(messages):
-    """What is written down of 16 MiB is bounded in bytes and in pieces."""
+    """The serialized part of 16 MiB is bounded in bytes and in pieces."""
     text = prompt_text(CHAT, {"messages": messages()}, 16 << 20)
     assert len(text) <= MAX_PROMPT_BYTES
     assert text.count(b",") <= MAX_PIECES
 
 
 def test_nesting_ends_nothing():
-    """A body that is nested too deeply for a writer has no marks, or those up to there."""
+    """A body that is nested too deeply to serialize has no marks, or those before that part."""
     deep = orjson.loads(b"[" * 900 + b"]" * 900)
     for size in (0, 16 << 20):
         assert isinstance(prompt_text(CHAT, {"messages": deep}, size), bytes)

@@ -1,4 +1,4 @@
-"""A tenant is told where its prompt leaves its own earlier ones, and nothing that depends on anybody else's."""
+"""A tenant learns where its prompt differs from its own earlier ones, and nothing about other tenants."""
 
 import json
 import random
@@ -22,11 +22,11 @@ from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
 from router.proxy.router_lab import ANSWER, answer, config_of, local, open_lab
 
 PATH = "/completions"
-START = len('["')  # what stands before a prompt in its text
+START = len('["')  # the serialized prefix of a prompt
 
 
 class DivergenceProbe:
-    """What tenants are told of texts."""
+    """Reports divergences of texts to tenants."""
 
     def __init__(self):
         self.prefixes, self.own = WarmPrefixes(b"secret"), TenantPrompts()
@@ -40,25 +40,25 @@ ONE, TWO = "a" * 3000, "b" * 3000
 
 
 def exact(characters):
-    """What is told of ASCII where as many characters of a prompt are alike."""
+    """Return the report for ASCII prompts with this many common characters."""
     return Divergence(START + characters, START + characters + 1)
 
 
 def test_a_prompt_that_diverges_reports_the_position():
-    """The first character that differs; nothing where it leaves none."""
+    """The position is the first different character; a prompt without a difference has none."""
     divergence = DivergenceProbe()
     assert divergence(ONE) is None  # the first
-    assert divergence(ONE + TWO) is None  # it goes on
+    assert divergence(ONE + TWO) is None  # continues it
     assert divergence(ONE[:1500]) is None  # its beginning
     assert divergence(ONE + TWO) is None  # the same again
     assert divergence(ONE[:1000] + TWO) == exact(1000)
     assert divergence("c" * 400) == exact(0)
     assert divergence("c" * 390 + TWO[:5]) == exact(390)  # after its last mark
-    assert divergence(ONE[:300], model="other") is None  # whose engine had none of it
+    assert divergence(ONE[:300], model="other") is None  # whose engine had no cached tokens
 
 
-def test_of_several_the_nearest_counts():
-    """Whatever came after it."""
+def test_of_several_the_nearest_is_compared():
+    """Later prompts do not matter."""
     divergence = DivergenceProbe()
     divergence(ONE + TWO)
     divergence(ONE + "c" * 3000)
@@ -67,7 +67,7 @@ def test_of_several_the_nearest_counts():
 
 
 def test_more_cached_tokens_mean_that_another_prompt_is_nearer():
-    """One that is not remembered any more; then nothing is said, nor where no tokens are reported."""
+    """The nearest prompt is no longer stored, so none is reported; nor is one without a token count."""
     divergence = DivergenceProbe()
     divergence(ONE)
     assert divergence(ONE[:1000] + TWO, share=0.1) == exact(1000)
@@ -77,35 +77,35 @@ def test_more_cached_tokens_mean_that_another_prompt_is_nearer():
 
 
 def test_a_conversation_that_grows_keeps_one_text():
-    """All of its prompts are exact in the room of the longest; one that was answered before goes on as well."""
-    divergence, said = DivergenceProbe(), [random.Random(at).randbytes(3500).hex() for at in range(MAX_PROMPTS)]
+    """All its prompts are exact at the cost of the longest; a prompt that continues an answered one as well."""
+    divergence, texts = DivergenceProbe(), [random.Random(at).randbytes(3500).hex() for at in range(MAX_PROMPTS)]
     for count in range(1, MAX_PROMPTS + 1):
-        assert divergence("".join(said[:count])) is None
-    assert divergence("".join(said[:7])) is None
+        assert divergence("".join(texts[:count])) is None
+    assert divergence("".join(texts[:7])) is None
     own = divergence.own._tenants["t"]
     assert len({id(each.text) for each in own.prompts.values()}) == 1
     assert own.text_bytes == START + 7000 * MAX_PROMPTS
-    assert divergence("".join(said[:7]) + "x") is None
-    assert divergence("".join(said[:7])[:-1] + "x") == exact(6999 + 6 * 7000)
+    assert divergence("".join(texts[:7]) + "x") is None
+    assert divergence("".join(texts[:7])[:-1] + "x") == exact(6999 + 6 * 7000)
 
 
 def test_a_dropped_text_is_compared_by_its_marks():
-    """The oldest texts are dropped; of those that share as many marks, one whose text is kept is enough."""
+    """The oldest texts are dropped; if several prompts share as many marks, one stored text is enough."""
     divergence = DivergenceProbe()
     divergence(ONE + "c" * 700)
     for number in range(4):
         divergence(f"{number}" * 90_000)  # two of them fit
     assert divergence(ONE[:1000] + TWO) == Divergence(768, 1024)
-    assert divergence(ONE[:1010] + "d" * 99) == exact(1000)  # the one that leaves it has its text
+    assert divergence(ONE[:1010] + "d" * 99) == exact(1000)  # the nearest one's text is stored
     assert divergence("3" * 80_000 + TWO) == exact(80_000)
 
 
 def test_what_is_remembered_is_bounded():
-    """Of each tenant, and of all; what a tenant used last stays."""
+    """Limits apply to each tenant and in total; the most recently used prompts are kept."""
     divergence = DivergenceProbe()
     for number in range(MAX_PROMPTS + 5):
         divergence(f"{number:04}" * 100)
-    assert divergence("0000" * 70 + ONE) == exact(3)  # forgotten: it leaves "0005"
+    assert divergence("0000" * 70 + ONE) == exact(3)  # dropped: it differs from "0005"
     for number in range(MAX_TENANTS + 5):
         divergence(ONE, f"t{number}")
     assert len(divergence.own._tenants) == MAX_TENANTS
@@ -117,7 +117,7 @@ MOST_BYTES_HELD = MAX_TENANTS_WITH_TEXT * MAX_TEXT_BYTES + (1 << 20)
 
 
 def _held_after(tenants, each):
-    """How many bytes stay after so many tenants have asked so many long prompts."""
+    """Return the bytes that are held after this many long prompts of this many tenants."""
     rng, divergence = random.Random(1), DivergenceProbe()
     tracemalloc.start()
     try:
@@ -133,7 +133,7 @@ def _held_after(tenants, each):
 
 
 def test_texts_stay_within_the_memory_bound():
-    """As the allocator counts it: of one tenant, and of more tenants than keep texts."""
+    """The allocator measures it, for one tenant and for more tenants than texts are stored for."""
     assert 200_000 <= _held_after(1, 30) <= MAX_TEXT_BYTES + 50_000
     assert MOST_BYTES_HELD / 2 <= _held_after(2 * MAX_TENANTS_WITH_TEXT, 4) <= MOST_BYTES_HELD
 
@@ -141,7 +141,7 @@ def test_texts_stay_within_the_memory_bound():
 @pytest.mark.soak
 @pytest.mark.parametrize("mutant", ["MAX_TEXT_BYTES", "MAX_TENANTS_WITH_TEXT", "_drop_oldest", "drop_texts"])
 def test_each_bound_that_is_not_kept_is_seen(mutant, monkeypatch):
-    """By that measure."""
+    """The memory measurement shows it."""
     if mutant.isupper():
         monkeypatch.setattr(tenant_prompts, mutant, 1 << 30)
     else:
@@ -151,7 +151,7 @@ def test_each_bound_that_is_not_kept_is_seen(mutant, monkeypatch):
 
 
 def test_nothing_prints_a_prompt():
-    """Not what is remembered, nor what a request carries."""
+    """Neither stored prompts nor a request's state contain it in their repr."""
     divergence = DivergenceProbe()
     divergence(ONE)
     prompt = divergence.prefixes.prompt("t", PATH, {"model": "m", "prompt": ONE}, 3030)
@@ -163,7 +163,7 @@ def test_nothing_prints_a_prompt():
 
 
 def _work(act):
-    """What something returns, and how many calls that took."""
+    """Return a function's result, and the number of calls that it took."""
     calls = 0
 
     def count(_frame, event, _argument):
@@ -179,22 +179,22 @@ def _work(act):
 
 
 def _history(seed, others):
-    """What one tenant is told of its prompts, and how much is done for that, while others ask as well."""
+    """Return the reports for one tenant's prompts, and the number of calls, while others send prompts as well."""
     rng, crowd, divergence, found, texts = random.Random(seed), random.Random(seed + 1), DivergenceProbe(), [], []
     for _ in range(30):
         before = rng.choice(texts) if texts else ""
         text = before[: rng.randrange(len(before) + 1)] + "".join(rng.choices("ab", k=rng.randrange(300, 3000)))
         texts.append(text)
-        for _ in range(others):  # the very same prompts, what goes on from them, what leaves them, and others
+        for _ in range(others):  # equal prompts, continuations, prompts that differ, and others
             cut = crowd.randrange(len(text))
-            for said in (text, text + ONE, text[:cut] + TWO, ONE):
-                divergence(said, f"other{crowd.randrange(9)}", share=crowd.random())
-        found.append(_work(lambda said=text: divergence(said, share=0.1)))
+            for prompt in (text, text + ONE, text[:cut] + TWO, ONE):
+                divergence(prompt, f"other{crowd.randrange(9)}", share=crowd.random())
+        found.append(_work(lambda prompt=text: divergence(prompt, share=0.1)))
     return found
 
 
 def test_nothing_depends_on_what_other_tenants_have_asked():
-    """Neither what is told, nor whether, nor the work for it: call by call the same as if nobody else were there."""
+    """Reports and calls are exactly those of a router without other tenants."""
     for seed in range(5):
         alone = _history(seed, 0)
         assert _history(seed, 3) == alone
@@ -202,20 +202,20 @@ def test_nothing_depends_on_what_other_tenants_have_asked():
 
 
 def test_how_much_others_ask_changes_nothing():
-    """Their texts have room of their own: after any number of bytes of theirs it is told as exactly."""
+    """Their texts have a separate limit: any number of bytes of theirs leaves the reports exact."""
     divergence = DivergenceProbe()
     divergence(ONE)
     for number in range(3 * MAX_TENANTS_WITH_TEXT):
         divergence(f"{number:06}" * 20_000, f"t{number % (MAX_TENANTS_WITH_TEXT - 1)}")
     assert divergence(ONE[:1000] + TWO) == exact(1000)
-    for number in range(MAX_TENANTS_WITH_TEXT):  # how many they are does
+    for number in range(MAX_TENANTS_WITH_TEXT):  # the number of tenants does
         divergence(ONE, f"t{number}")
     assert divergence(ONE[:500] + TWO) == Divergence(256, 512)
 
 
 def _one_for_all(patch):
     plain = TenantPrompts.answered
-    patch.setattr(TenantPrompts, "answered", lambda self, tenant, prompt, **said: plain(self, "all", prompt, **said))
+    patch.setattr(TenantPrompts, "answered", lambda self, tenant, prompt, **more: plain(self, "all", prompt, **more))
 
 
 def _marks_without_a_tenant(patch):
@@ -252,7 +252,7 @@ LEAKS = [_one_for_all, _marks_without_a_tenant, _others_are_looked_at, _a_longer
 @pytest.mark.soak
 @pytest.mark.parametrize("mutant", LEAKS)
 def test_each_deliberate_leak_is_seen(mutant, monkeypatch):
-    """By what is told, or, where a tenant's texts alone are kept with another's, by the work."""
+    """Reports show it, or the number of calls if a tenant's texts are compared with another's."""
     alone = _history(0, 0)
     mutant(monkeypatch)
     leaky = _history(0, 3)
@@ -272,9 +272,9 @@ BEFORE = len('[[{"role":"user","content":"')
 
 
 async def _divergences(lab, body, key):
-    said = await lab.ask(body, headers={"authorization": f"Bearer {key}"})
-    assert json.loads(said.body)["choices"]
-    return [each for each in said.headers.get("server-timing").split(", ") if each.startswith("diverged")]
+    response = await lab.ask(body, headers={"authorization": f"Bearer {key}"})
+    assert json.loads(response.body)["choices"]
+    return [each for each in response.headers.get("server-timing").split(", ") if each.startswith("diverged")]
 
 
 async def _divergences_of_text(lab, text, key):
@@ -283,13 +283,13 @@ async def _divergences_of_text(lab, text, key):
 
 @pytest.mark.parametrize("strategy", ["primary-fallback", "least-loaded"])
 async def test_a_team_reads_of_its_own_prompts_alone(strategy, tmp_path):
-    """In the head of the answer; another team that asks the same in between is told nothing, and changes nothing."""
+    """The head of the answer has it; another team with the same prompt gets no report and has no effect."""
     for team, key in (("red", "k1"), ("blue", "k2")):
         (tmp_path / team).write_text(f"{key}\n")
     config = config_of(local("a"), local("b"), auth=Auth(keys_folder=str(tmp_path)))
     config = attrs.evolve(config, rules=(attrs.evolve(config.rules[0], strategy=strategy),))
-    said = answer(said=ANSWER | TIMED)
-    async with open_lab(config, a=said, b=said) as lab:
+    script = answer(body=ANSWER | TIMED)
+    async with open_lab(config, a=script, b=script) as lab:
         assert await _divergences_of_text(lab, ONE, "k1") == []
         assert await _divergences_of_text(lab, ONE[:1000] + TWO, "k2") == []
         assert await _divergences_of_text(lab, ONE + TWO, "k1") == []
@@ -298,22 +298,22 @@ async def test_a_team_reads_of_its_own_prompts_alone(strategy, tmp_path):
 
 
 async def test_the_character_is_that_of_the_text_in_the_docs():
-    """Of `json.dumps`, with what is escaped, characters beyond ASCII, and tools before messages."""
+    """The text is that of `json.dumps`, with escapes, non-ASCII characters, and tools before messages."""
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     texts = [f'"{"ö" * 150}\n\u0001€ {word} and {"more" * 50}' for word in ("noon", "night")]
     bodies = [{"model": "m", "messages": [{"role": "user", "content": each}], "tools": tools} for each in texts]
-    async with open_lab(config_of(local("a")), a=answer(said=ANSWER | TIMED)) as lab:
+    async with open_lab(config_of(local("a")), a=answer(body=ANSWER | TIMED)) as lab:
         assert await _divergences(lab, bodies[0], "k") == []
-        (said,) = await _divergences(lab, bodies[1], "k")
+        (position,) = await _divergences(lab, bodies[1], "k")
     one, two = (
         json.dumps([each["tools"], each["messages"]], ensure_ascii=False, separators=(",", ":")) for each in bodies
     )
-    at = int(said.partition('"')[2][:-1])
+    at = int(position.partition('"')[2][:-1])
     assert (one[:at], one[at], two[at]) == (two[:at], "o", "i")
 
 
 async def test_an_engine_that_reports_no_times_makes_no_miss():
-    """Nothing is known of its cache."""
+    """Its cache is unknown."""
     async with open_lab(config_of(local("a")), a=answer()) as lab:
         assert await _divergences_of_text(lab, ONE, "x") == []
         assert await _divergences_of_text(lab, TWO, "x") == []

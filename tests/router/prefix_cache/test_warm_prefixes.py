@@ -1,4 +1,4 @@
-"""What engines report teaches where a prompt is warm, and unlearns it; 95 % of what an oracle gets is got by that."""
+"""Reported cache use teaches where prompts are warm, and reaches 95 % of an oracle's hits."""
 
 import pytest
 
@@ -18,7 +18,7 @@ A, B = backend("a"), backend("b")
 
 
 class Known:
-    """Beliefs, asked and told with texts."""
+    """Known warm prompts, by text."""
 
     def __init__(self):
         self.prefixes = WarmPrefixes(b"secret")
@@ -38,7 +38,7 @@ ONE, TWO = "a" * 3000, "b" * 3000
 
 
 def test_what_was_answered_is_warm_there_and_nowhere_else():
-    """Also the beginning of what goes on from it; nothing of what begins differently."""
+    """The beginning of its continuations is warm; a prompt with another beginning is not."""
     known = Known()
     assert known.record_answer(ONE) == "cold"
     assert known.warm(ONE) > 2700
@@ -48,15 +48,15 @@ def test_what_was_answered_is_warm_there_and_nowhere_else():
 
 
 def test_a_hit_or_a_miss_is_reported():
-    """Half of what was expected is a hit: a template and a tokenizer are between bytes and tokens."""
+    """Half of the expected tokens is a hit: bytes and tokens differ by template and tokenizer."""
     known = Known()
     known.record_answer(ONE)
     assert known.record_answer(ONE + TWO, 0.5) == "hit"
     assert known.record_answer(ONE + TWO, 0.2) == "miss"
 
 
-def test_a_miss_unlearns_all_that_went_on_from_what_is_gone():
-    """What is warm after it is what the engine has computed just now, and what it reported."""
+def test_a_miss_unlearns_all_continuations():
+    """Then only the latest prompt is warm, up to the reported tokens."""
     known = Known()
     start = "s" * 1000
     known.record_answer(start + ONE + TWO)
@@ -67,7 +67,7 @@ def test_a_miss_unlearns_all_that_went_on_from_what_is_gone():
 
 
 def test_a_prompt_is_given_up_after_as_many_others_as_the_engine_keeps():
-    """At first as many as it has slots; one that keeps more teaches it by what it reports."""
+    """The initial capacity is its number of slots; reports of more cached tokens raise it."""
     known = Known()
     for letter in "abc":
         known.record_answer(letter * 3000)
@@ -80,7 +80,7 @@ def test_a_prompt_is_given_up_after_as_many_others_as_the_engine_keeps():
 
 
 def test_room_is_what_the_slots_leave():
-    """A prompt that is cold everywhere goes where there is room, then where the oldest is given up."""
+    """A prompt that is cold everywhere goes to a backend with room, then to the one with the oldest prompt."""
     known = Known()
     cold = known.prompt("z" * 3000)
     assert known.prefixes.warmth(cold, [A])["a"].oldest == 0
@@ -94,7 +94,7 @@ def test_room_is_what_the_slots_leave():
 
 
 def test_an_engine_that_never_has_anything_is_expected_to_have_nothing():
-    """Nor one that never says so; one answer with something from the cache is enough to be believed again."""
+    """An engine without reports expects none, either; one report of cached tokens restores the expectation."""
     known = Known()
     for _ in range(4):
         known.record_answer(ONE, 0.0)
@@ -105,14 +105,14 @@ def test_an_engine_that_never_has_anything_is_expected_to_have_nothing():
 
 
 def test_an_answer_without_a_count_teaches_nothing():
-    """A provider that says nothing of tokens is as it was before."""
+    """A provider without token counts changes nothing."""
     known = Known()
     assert known.prefixes.answered(known.prompt(ONE), A, cached=0, tokens=0) == ""
     assert known.warm(ONE) == 0
 
 
 def test_backends_are_forgotten():
-    """One that cannot be reached has lost its cache; one that is no more is no more."""
+    """A backend that cannot be reached has lost its cache; a removed backend is removed."""
     known = Known()
     for where in (A, B):
         known.record_answer(ONE, where=where)
@@ -123,22 +123,22 @@ def test_backends_are_forgotten():
 
 
 def test_memory_is_bounded():
-    """Ten thousand prompts of a thousand tenants, at an engine that keeps whatever it is asked."""
+    """There are ten thousand prompts of a thousand tenants, at an engine that keeps every one."""
     known = Known()
     for at in range(10_000):
         known.record_answer(f"{at:05}" * 120, tenant=f"t{at % 1000}")
     assert known.prefixes.prompts <= MAX_PROMPTS
 
 
-def test_short_prompts_and_other_requests_are_left_alone():
-    """Their cost is nothing, or no engine keeps them."""
+def test_short_prompts_and_other_requests_are_ignored():
+    """Their prefill is cheap, or no engine caches them."""
     known = Known()
     assert known.prompt("short") is None
     assert known.prefixes.prompt("t", "/embeddings", {"input": ONE}, 3000) is None
 
 
 def test_slots_that_are_not_known_are_taken_to_be_a_few():
-    """Until reports say otherwise."""
+    """Reports correct the number."""
     known, unknown = Known(), backend("u", slots=0)
     for at in range(INITIAL_CAPACITY + 1):
         known.record_answer(f"{at:05}" * 600, where=unknown)
@@ -149,7 +149,7 @@ def test_slots_that_are_not_known_are_taken_to_be_a_few():
 
 
 def test_a_prompt_of_another_tenant_is_not_known_to_be_warm():
-    """Nor of another model: what answers is no way to try out what others have asked."""
+    """Nor is one of another model: the choice of backend does not reveal other tenants' prompts."""
     known = Known()
     known.record_answer(ONE)
     assert (known.warm(ONE, tenant="other"), known.warm(ONE, model="other")) == (0, 0)
@@ -157,7 +157,7 @@ def test_a_prompt_of_another_tenant_is_not_known_to_be_warm():
 
 @pytest.mark.parametrize("reported", [0.0, 0.5, 1.0])
 def test_what_others_ask_makes_no_difference_whether_it_is_the_same_or_not(reported):
-    """Two worlds: in one a tenant asks what another has asked, word for word, in the other something else."""
+    """In one case a tenant sends exactly another's prompt, in the other a different one."""
     seen = []
     for texts in ([ONE, TWO, ONE + TWO], ["x" * 3000, "y" * 3000, "x" * 3000 + "y" * 3000]):
         known, world = Known(), []
@@ -169,7 +169,7 @@ def test_what_others_ask_makes_no_difference_whether_it_is_the_same_or_not(repor
     assert seen[0] == seen[1]
 
 
-# -- beside an oracle -------------------------------------------------------------------------------------------------
+# -- compared with an oracle -------------------------------------------------------------------------------------------
 
 CALM = {"slots": 4, "active": 4, "conversations": 50}
 FULL = {"slots": 4, "active": 8, "conversations": 50}
@@ -180,7 +180,7 @@ SEEDS = range(3)
 
 
 def rates(chooser_of, load, **more):
-    """The share of the prompts' tokens that came from a cache, over several seeds."""
+    """Return the share of prompt tokens that came from a cache, over several seeds."""
     tallies = [play(chooser_of(load["slots"]), seed, **load, **more) for seed in SEEDS]
     return sum(each.rate for each in tallies) / len(tallies)
 
@@ -196,7 +196,7 @@ def blind(slots):
 @pytest.mark.ci
 @pytest.mark.parametrize("load", [CALM, FULL, MANY, FEW], ids=["calm", "full", "many", "few"])
 def test_at_least_95_percent_of_an_oracles_hits(load):
-    """Two engines whose slots keep what was used last; without what is learned it is below 75 %."""
+    """Two engines have slots with their latest prompts; without learning the share is below 75 %."""
     best = rates(oracle, load, **LRU)
     assert rates(Router, load, **LRU) >= 0.95 * best
     assert rates(blind, load, **LRU) < 0.75 * best
@@ -205,13 +205,13 @@ def test_at_least_95_percent_of_an_oracles_hits(load):
 @pytest.mark.ci
 @pytest.mark.parametrize("load", [CALM, FULL, MANY, FEW], ids=["calm", "full", "many", "few"])
 def test_slots_that_are_written_over_by_a_branch_cost_little_more(load):
-    """An engine without a cache in memory takes the slot that has a tenth of a prompt, and its rest is lost: 90 %."""
+    """An engine without a cache in memory overwrites the slot that has a tenth of a prompt: 90 %."""
     assert rates(Router, load) >= 0.90 * rates(oracle, load)
 
 
 @pytest.mark.ci
 def test_a_restarted_engine_is_learned_again():
-    """Three times it loses all that it had: what it reports afterwards corrects what was believed."""
+    """It loses its cache three times: later reports correct the expectation."""
     again = {"restarts": (60, 140, 220)}
     assert rates(Router, CALM, **LRU, **again) >= 0.93 * rates(oracle, CALM, **LRU, **again)
 

@@ -29,29 +29,29 @@ MESSAGE = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content
 
 
 def local(name, **changes):
-    """An engine of ours."""
+    """Return a local engine."""
     return Backend(**{"name": name, "model_id": name, "base_url": f"http://{name}/v1", "local": True} | changes)
 
 
 def cloud(name, **changes):
-    """A provider."""
+    """Return a provider."""
     given = {"name": name, "model_id": name, "base_url": f"http://{name}/v1", "local": False, "provider": "openai"}
     return Backend(**given | {"model": "gpt"} | changes)
 
 
 def config_of(*backends, rules=None, **changes):
-    """A config whose one rule, unless others are given, tries these backends in their order."""
+    """Return a config whose one rule, unless others are given, tries these backends in order."""
     names = tuple(each.name for each in backends)
     rules = (Rule(name="all", match=Match(), backends=names),) if rules is None else rules
     return RoutingConfig(name="default/r", backends={each.name: each for each in backends}, rules=rules, **changes)
 
 
 MAC = config_of(local("mac"))
-"""One engine of ours, for whatever comes."""
+"""One local engine for all requests."""
 
 
 def piece(text, finish=None, **more):
-    """One event of a chat's stream."""
+    """Return one event of a chat stream."""
     choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
     return (
         b"data: %b\n\n"
@@ -76,24 +76,24 @@ def chunk(data):
 
 
 def stream(*pieces, end=b"0\r\n\r\n"):
-    """The bytes of a stream in chunks."""
+    """Return the bytes of a stream in chunks."""
     return SSE + b"".join(chunk(each) for each in pieces) + end
 
 
-def answer(status=200, said=ANSWER, lines=()):
-    """The bytes of a whole answer."""
-    body = said if isinstance(said, bytes) else json.dumps(said).encode()
+def answer(status=200, body=ANSWER, lines=()):
+    """Return the bytes of a whole answer."""
+    body = body if isinstance(body, bytes) else json.dumps(body).encode()
     head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
     return head.encode() + b"".join(each + b"\r\n" for each in lines) + b"\r\n" + body
 
 
 def without_times(data):
-    """A stream without the comment that says where the time went."""
+    """Return a stream without the comment that has the timing."""
     return _TIMING.sub(b"", data)
 
 
 def events_of(data):
-    """What the events of a stream say."""
+    """Return the data of a stream's events."""
     return [json.loads(each.partition(b"data: ")[2]) for each in data.split(b"\n\n") if b"data: " in each]
 
 
@@ -103,11 +103,10 @@ def error(status, message="no", lines=(), **more):
 
 @attrs.define(eq=False)
 class Player:
-    """A backend: each request gets the next of these scripts, the last one again and again.
+    """A backend: each request gets the next of these scripts, and the last one from then on.
 
     A script is the bytes of an answer, after which the connection ends unless it can carry another request, or a
-    function of the connection. What is asked with GET is kept apart, and gets `health`, or no
-    answer where that is None.
+    function of the connection. GET requests are stored separately, and get `health`, or no answer if that is None.
     """
 
     scripts: tuple
@@ -178,7 +177,7 @@ async def until_gone(connection):
 
 
 def saying(*pieces, seconds=0.0, then=None):
-    """A script: these bytes, with as many seconds before each but the first; then the connection ends."""
+    """Return a script: these bytes, with this many seconds before each but the first; then the connection ends."""
 
     async def script(connection):
         for at, each in enumerate(pieces):
@@ -192,7 +191,7 @@ def saying(*pieces, seconds=0.0, then=None):
 
 
 class Lab:
-    """A router, its backends and somebody to ask it."""
+    """A router, its backends and a client."""
 
     def __init__(self, config, players, registry, lines, make_pair=trio.testing.memory_stream_pair):
         self.config = config
@@ -205,13 +204,13 @@ class Lab:
         self.timings = []
 
     async def ask(self, body=ASKED, path=CHAT, headers=None, method="POST"):
-        """Ask, and return the answer; one that breaks off raises."""
+        """Send a request, and return the answer; a truncated one raises."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode() if method == "POST" else b""
         async with open_http_client(self.front.connect) as client:
             return await client.request(method, f"http://router{path}", headers=Headers.of(headers or {}), body=data)
 
     async def read(self, body=STREAMED, path=CHAT, headers=None):
-        """Ask, and return status, what came but the comments with times (`timings`), and whether the end was clean."""
+        """Return status, body without timing comments (see `timings`), and whether the end was clean."""
         connection = await self.front.connect("router", 80)
         data = json.dumps(body).encode()
         lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
@@ -260,7 +259,7 @@ async def open_lab(
     make_pair=trio.testing.memory_stream_pair,
     **scripts,
 ):
-    """Hold a router over backends: `name=script` or `name=(script, script)`, by the host that their URL names."""
+    """Run a router over backends: `name=script` or `name=(script, script)`, by the host in their URL."""
     players = dict(players or {}) | {
         name: Player(script if isinstance(script, tuple) else (script,)) for name, script in scripts.items()
     }

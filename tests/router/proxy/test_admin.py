@@ -1,4 +1,4 @@
-"""What a router's operator is told: how each backend does, and when a pod may end."""
+"""The operator's view of a router: state of each backend, and the end of a pod."""
 
 import json
 from contextlib import asynccontextmanager
@@ -16,7 +16,7 @@ from router.proxy.router_lab import SSE, answer, chunk, config_of, error, local,
 
 @asynccontextmanager
 async def open_admin(lab):
-    """Serve the lab's admin port, and yield what asks it."""
+    """Serve the lab's admin port, and yield a function that sends requests."""
     listener = MemoryListener()
 
     async def ask(path, host="10.9.0.1:9090", **headers):
@@ -34,8 +34,8 @@ async def open_admin(lab):
         nursery.cancel_scope.cancel()
 
 
-async def test_backends_are_told_one_by_one(autojump_clock):
-    """Whether requests are sent to each, and why not; nothing of where it is."""
+async def test_each_backend_is_reported(autojump_clock):
+    """The answer has each backend's state and reason, and no address."""
     gone = local("gone", missing="there is no InferenceService gone", base_url="")
     async with (
         open_lab(config_of(local("a"), local("b"), gone), a=error(500), b=answer()) as lab,
@@ -43,8 +43,8 @@ async def test_backends_are_told_one_by_one(autojump_clock):
     ):
         for _ in range(5):
             await lab.ask()
-        said = json.loads((await ask("/backends")).body)["backends"]
-        assert said == [
+        backends = json.loads((await ask("/backends")).body)["backends"]
+        assert backends == [
             {"name": "a", "healthy": False, "message": "circuit open after failures; retried automatically"},
             {"name": "b", "healthy": True, "message": ""},
             {"name": "gone", "healthy": False, "message": "there is no InferenceService gone"},
@@ -53,7 +53,7 @@ async def test_backends_are_told_one_by_one(autojump_clock):
 
 
 async def test_a_pod_may_end_once_its_last_answer_is_out(autojump_clock):
-    """Not before the cluster's proxies know that it goes, and not in the middle of an answer."""
+    """The pod waits until the cluster's proxies know, and until the answer is complete."""
     slow = saying(answer()[:-1], answer()[-1:], seconds=40)
     async with open_lab(config_of(local("a")), a=slow) as lab, open_admin(lab) as ask, trio.open_nursery() as nursery:
         start = trio.current_time()
@@ -67,7 +67,7 @@ async def test_a_pod_may_end_once_its_last_answer_is_out(autojump_clock):
 
 
 async def test_a_pod_ends_although_an_answer_does_not(autojump_clock):
-    """Five minutes of a healthy stream, then the kubelet goes on."""
+    """After five minutes of a healthy stream, the kubelet proceeds."""
     endless = saying(SSE, *[chunk(piece("word "))] * 100, seconds=30)
     async with (
         open_lab(config_of(local("a")), a=endless) as lab,
@@ -83,13 +83,13 @@ async def test_a_pod_ends_although_an_answer_does_not(autojump_clock):
 
 
 async def test_a_page_may_read_nothing(autojump_clock):
-    """One that comes from elsewhere; one that has moved its name here is known by that."""
+    """A foreign page is refused, and one that uses DNS rebinding by its Host header."""
     async with open_lab(config_of(local("a")), a=answer()) as lab, open_admin(lab) as ask:
         assert (await ask("/backends", Origin="https://evil.example")).status == 403
 
 
 async def test_a_crowd_that_waits_for_the_end_keeps_no_probe_out(autojump_clock):
-    """A neighbour who asks for `/drained` again and again would else take every place from the kubelet."""
+    """A neighbour with many requests for `/drained` would else take every connection from the kubelet."""
     endless = saying(SSE, *[chunk(piece("word "))] * 100, seconds=30)
     async with (
         open_lab(config_of(local("a")), a=endless) as lab,
@@ -126,7 +126,7 @@ async def test_a_crowd_that_waits_for_the_end_keeps_no_probe_out(autojump_clock)
         ("[::1].evil.example", 403),
         ("", 403),
         ("127.0.0.1.evil.example", 403),
-        ("evilsvc", 200),  # without a dot: no name of the internet
+        ("evilsvc", 200),  # without a dot: not a name of the internet
         ("evil.cluster.local.example", 403),
         ("evil.example@127.0.0.1", 403),
         ("evil.example#localhost", 403),
@@ -138,7 +138,7 @@ async def test_a_crowd_that_waits_for_the_end_keeps_no_probe_out(autojump_clock)
     ],
 )
 async def test_the_operators_port_is_asked_by_its_own_names(host, status, autojump_clock):
-    """On each of its paths; a name that is moved here, and a line that two readers would read differently, get none."""
+    """This applies to each path; a rebound name and an ambiguous Host header are refused."""
     async with open_lab(config_of(local("a")), a=answer()) as lab, open_admin(lab) as ask:
         for path in ("/backends", "/metrics", "/healthz"):
             assert (await ask(path, host=host)).status == status

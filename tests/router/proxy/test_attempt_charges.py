@@ -1,4 +1,4 @@
-"""What a request is charged whose attempts end in every way; deliberate bugs show that each is looked at."""
+"""The charge of a request for every way its attempts end; deliberate bugs prove that each is checked."""
 
 import json
 
@@ -17,7 +17,7 @@ from router.proxy.test_continuations import TWINS, dying, engine_at, place_of
 SMALL = {"max_tokens": 10}
 PLAIN, BY_EVENTS = rl.ASKED | SMALL, rl.STREAMED | SMALL
 COUNTED = rl.ANSWER["usage"]["total_tokens"]
-NOT_COUNTED = rl.answer(said={name: each for name, each in rl.ANSWER.items() if name != "usage"})
+NOT_COUNTED = rl.answer(body={name: each for name, each in rl.ANSWER.items() if name != "usage"})
 WRITTEN_THEN_ERROR = rl.stream(rl.piece("one") + b'data: {"error": {"message": "no", "code": 500}}\n\n')
 SILENT = rl.saying(b"", then=rl.until_gone)
 
@@ -33,19 +33,19 @@ def taken(lab):
 
 
 def reserve_of(body):
-    """What is reserved for this request."""
+    """Return the amount that is reserved for this request."""
     return len(json.dumps(body)) + body.get("max_tokens", DEFAULT_TOKENS)
 
 
 async def undisturbed():
-    """What an answer is charged that one engine gives."""
+    """Return the charge of an answer from one engine."""
     async with rl.open_lab(budgeted(TWINS[0]), {"a": engine_at("a")}) as lab:
         await lab.read(CONTINUED)
         return taken(lab)
 
 
 async def charged(first, body=PLAIN, **changes):
-    """What a request is charged beside its answer, whose first backend ends like this and whose second answers."""
+    """Return the charge besides the answer, if the first backend ends like this and the second answers."""
     counted = rl.piece("", "stop", usage=rl.ANSWER["usage"])
     second = rl.stream(counted, rl.DONE) if body.get("stream") else rl.answer()
     a = rl.local("a", first_byte_seconds=3, **changes)
@@ -63,25 +63,25 @@ ENDINGS = {
     "no connection": (None, PLAIN, 0),
     "429": (rl.error(429), PLAIN, 0),
     "500": (rl.error(500), PLAIN, 0),
-    "an error with 200": (rl.answer(said={"error": {"message": "no", "code": 503}}), PLAIN, 0),
+    "an error with 200": (rl.answer(body={"error": {"message": "no", "code": 503}}), PLAIN, 0),
     "a redirect": (rl.answer(307, lines=(b"Location: http://b/",)), PLAIN, 0),
     "silence": (SILENT, PLAIN, 1),
     "the end of the connection": (rl.saying(b""), PLAIN, 1),
     "half an answer": (rl.saying(rl.answer()[:-9]), PLAIN, 1),
-    "an answer that cannot be read": (rl.answer(said=b"{"), PLAIN, 1),
+    "an answer that cannot be read": (rl.answer(body=b"{"), PLAIN, 1),
     "half a stream's beginning": (rl.saying(rl.SSE), BY_EVENTS, 1),
     "an error after a piece in one read": (WRITTEN_THEN_ERROR, BY_EVENTS, 1),
 }
 
 
 async def each_ending(name):
-    """An attempt that was sent and has no answer that can be counted costs its reserve; a refused one nothing."""
+    """A sent attempt without a countable answer costs its reservation; a refused one is free."""
     script, body, reserves = ENDINGS[name]
     assert await charged(script, body) == reserves * reserve_of(body)
 
 
 async def nothing_is_sent_that_is_not_reserved():
-    """A second attempt needs a second reservation: without room the client gets 429, and nobody else is asked."""
+    """A second attempt needs a second reservation: if it does not fit, the client gets 429, and no backend is asked."""
     room = 2 * reserve_of(PLAIN) - 1
     config = budgeted(*(rl.local(name, first_byte_seconds=3) for name in "abc"), tokens=room)
     async with rl.open_lab(config, a=SILENT, b=rl.answer(), c=rl.answer()) as lab:
@@ -94,8 +94,8 @@ async def nothing_is_sent_that_is_not_reserved():
         assert [each["result"] for each in lab.audit[0]["attempts"]] == ["timeout", "budget_exhausted"]
 
 
-async def who_leaves_before_anything_is_sent_pays_nothing():
-    """A request that waits for its turn has cost no engine anything; the one that has the turn pays."""
+async def a_client_that_leaves_before_anything_is_sent_is_free():
+    """A queued request has cost no engine anything; a request that was sent is charged."""
     config = budgeted(rl.local("a", slots=1, first_byte_seconds=60))
     async with rl.open_lab(config, a=SILENT) as lab, trio.open_nursery() as clients:
         clients.start_soon(lab.read, PLAIN)
@@ -108,15 +108,15 @@ async def who_leaves_before_anything_is_sent_pays_nothing():
 
 
 async def a_continued_answer_is_charged_once():
-    """What a dead engine wrote is not charged again by the one that goes on, and nothing stays reserved."""
+    """Text of a dead engine is not charged again by the next one, and nothing stays reserved."""
     async with rl.open_lab(budgeted(*TWINS), {"a": dying("a", place_of("a", 5)), "b": engine_at("b")}) as lab:
         _, data, whole = await lab.read(CONTINUED)
         assert (text_in(data), whole) == (TEXT, True)
         assert taken(lab) == await undisturbed()
 
 
-async def an_engine_that_fails_to_go_on_is_charged_as_well():
-    """It was sent the whole request, and says nothing: its reserve, beside what the answer took."""
+async def an_engine_that_fails_to_continue_is_charged_as_well():
+    """It was sent the whole request without a result, so its reservation is charged besides the answer."""
     twins = (TWINS[0], rl.local("b", model_digest="x", first_byte_seconds=3), rl.local("c", model_digest="x"))
     players = {"a": dying("a", place_of("a", 5)), "b": dying("b", 0), "c": engine_at("c")}
     async with rl.open_lab(budgeted(*twins), players) as lab:
@@ -138,7 +138,7 @@ MUTANTS = {
         lambda **ending: charge_of(**ending | {"status": 0}),
         lambda: each_ending("429"),
     ),
-    "nobody looks whether a request was sent": (
+    "a sent request is treated as not sent": (
         AttemptCharges,
         "mark_sent",
         lambda self: None,
@@ -156,45 +156,45 @@ MUTANTS = {
         unreserved,
         nothing_is_sent_that_is_not_reserved,
     ),
-    "who leaves a queue pays": (
+    "a client that leaves a queue is charged": (
         attempt_charges,
         "charge_of",
         lambda **ending: None,
-        who_leaves_before_anything_is_sent_pays_nothing,
+        a_client_that_leaves_before_anything_is_sent_is_free,
     ),
-    "each engine of an answer is charged all of it": (
+    "each engine of an answer is charged in full": (
         AttemptCharges,
         "mark_interrupted",
         lambda self: self.failed(0),
         a_continued_answer_is_charged_once,
     ),
-    "an engine that fails to go on is free": (
+    "an engine that fails to continue is free": (
         AttemptCharges,
         "failed",
         lambda self, status: None,
-        an_engine_that_fails_to_go_on_is_charged_as_well,
+        an_engine_that_fails_to_continue_is_charged_as_well,
     ),
 }
-"""A deliberate bug each, and the timeline that must fail with it."""
+"""Deliberate bugs, each with the timeline that must fail."""
 
 
 TIMELINES = [
     nothing_is_sent_that_is_not_reserved,
-    who_leaves_before_anything_is_sent_pays_nothing,
+    a_client_that_leaves_before_anything_is_sent_is_free,
     a_continued_answer_is_charged_once,
-    an_engine_that_fails_to_go_on_is_charged_as_well,
+    an_engine_that_fails_to_continue_is_charged_as_well,
 ]
 
 
 @pytest.mark.parametrize("name", ENDINGS)
 async def test_each_ending(name, autojump_clock):
-    """An attempt is charged by how it ends."""
+    """The end of an attempt determines its charge."""
     await each_ending(name)
 
 
 @pytest.mark.parametrize("timeline", TIMELINES, ids=lambda one: one.__name__)
 async def test_timelines(timeline, autojump_clock):
-    """What each says of itself is so."""
+    """Each timeline's docstring holds."""
     await timeline()
 
 

@@ -1,4 +1,4 @@
-"""Budgets over a router: what is refused, what is charged, and what never happens."""
+"""Budgets of a router: refusals, charges, and invariants."""
 
 import random
 from decimal import Decimal
@@ -26,10 +26,10 @@ def taken(lab):
 
 
 async def test_a_full_budget_refuses_with_a_time(autojump_clock):
-    """429 in OpenAI's shape, with Retry-After; the backend is not asked; afterwards it is again."""
+    """It is 429 in OpenAI's shape, with Retry-After; the backend is not asked until then."""
     config = limited(max_tokens=100 + len(b'{"model": "m"}'))
     async with rl.open_lab(
-        config, a=rl.answer(said=rl.ANSWER | {"usage": {"prompt_tokens": 60, "completion_tokens": 30}})
+        config, a=rl.answer(body=rl.ANSWER | {"usage": {"prompt_tokens": 60, "completion_tokens": 30}})
     ) as lab:
         assert (await lab.ask(rl.ASKED | SMALL)).status == 200
         refused = await lab.ask(rl.ASKED | SMALL)
@@ -43,9 +43,9 @@ async def test_a_full_budget_refuses_with_a_time(autojump_clock):
 
 @pytest.mark.ci
 async def test_teams_that_are_idle_leave_their_accounts_to_new_ones(autojump_clock, monkeypatch):
-    """Once the most accounts are there, those whose window has passed are forgotten, and no new team shares one."""
+    """At the maximum number of accounts, expired ones are removed, so that no new team shares one."""
     monkeypatch.setattr("llmkube.router.budgets.meter.MAX_ACCOUNTS", 3)
-    took = rl.answer(said=rl.ANSWER | {"usage": {"prompt_tokens": 60, "completion_tokens": 30}})
+    took = rl.answer(body=rl.ANSWER | {"usage": {"prompt_tokens": 60, "completion_tokens": 30}})
     async with rl.open_lab(limited(scope="team", max_tokens=120), a=took) as lab:
 
         async def statuses(*teams):
@@ -57,10 +57,10 @@ async def test_teams_that_are_idle_leave_their_accounts_to_new_ones(autojump_clo
 
 
 async def test_what_an_answer_took_is_charged(autojump_clock):
-    """By `usage`, by llama.cpp's `timings`, and as reserved where a backend says neither."""
-    said = [{"usage": {"prompt_tokens": 3, "completion_tokens": 5}}, {"timings": {"prompt_n": 2, "predicted_n": 4}}, {}]
+    """The charge comes from `usage`, from llama.cpp's `timings`, or is the reservation if both are missing."""
+    took = [{"usage": {"prompt_tokens": 3, "completion_tokens": 5}}, {"timings": {"prompt_n": 2, "predicted_n": 4}}, {}]
     plain = {name: value for name, value in rl.ANSWER.items() if name != "usage"}
-    scripts = tuple(rl.answer(said=plain | each) for each in said)
+    scripts = tuple(rl.answer(body=plain | each) for each in took)
     async with rl.open_lab(limited(), a=scripts) as lab:
         for wanted in (8, 6):
             before = taken(lab)
@@ -72,10 +72,10 @@ async def test_what_an_answer_took_is_charged(autojump_clock):
 
 
 async def test_each_of_several_answers_of_llama_cpp_is_charged(autojump_clock):
-    """Its server counts one of them, in `usage` and `timings`; others count all."""
+    """llama.cpp's server counts only one of them, in `usage` and `timings`; other servers count all."""
     took = {"usage": {"prompt_tokens": 3, "completion_tokens": 5}}
     timed = took | {"timings": {"prompt_n": 3, "predicted_n": 5, "prompt_ms": 1.0, "predicted_ms": 1.0}}
-    async with rl.open_lab(limited(), a=(rl.answer(said=rl.ANSWER | timed), rl.answer(said=rl.ANSWER | took))) as lab:
+    async with rl.open_lab(limited(), a=(rl.answer(body=rl.ANSWER | timed), rl.answer(body=rl.ANSWER | took))) as lab:
         for wanted in (3 + 4 * 5, 3 + 5):
             before = taken(lab)
             await lab.ask(rl.ASKED | SMALL | {"n": 4})
@@ -90,8 +90,8 @@ async def test_a_request_that_got_nothing_costs_nothing(autojump_clock):
         assert taken(lab) == 0
 
 
-async def test_who_goes_away_pays(autojump_clock):
-    """Else a client would get a long answer written for nothing, again and again."""
+async def test_a_disconnected_client_is_charged(autojump_clock):
+    """Otherwise a client could have long answers generated for free, again and again."""
 
     async def slow(connection):
         await trio.sleep(60)
@@ -106,14 +106,14 @@ async def test_who_goes_away_pays(autojump_clock):
 
 
 async def test_a_stream_that_breaks_is_charged_as_reserved(autojump_clock):
-    """It has written something, and nobody says how much."""
+    """It has written an unknown number of tokens."""
     async with rl.open_lab(limited(), a=rl.saying(rl.SSE + rl.chunk(rl.piece("one")))) as lab:
         await lab.read(rl.STREAMED | SMALL)
         assert taken(lab) > 10
 
 
 async def test_a_request_without_a_limit_is_given_one(autojump_clock):
-    """The backend is told, so that what is reserved is the most that can come."""
+    """The backend gets the limit too, so that the reservation is the maximum."""
     async with rl.open_lab(limited(max_tokens=10_000), a=rl.answer()) as lab:
         await lab.ask()
         await lab.ask(rl.ASKED | {"max_tokens": 3, "n_predict": -1})
@@ -124,9 +124,9 @@ async def test_a_request_without_a_limit_is_given_one(autojump_clock):
 
 @pytest.mark.ci
 async def test_a_thousand_streams_and_crashes_admit_no_more_than_is_reserved(autojump_clock):
-    """Random ends, breaks, silences, refusals and disconnects at two backends: never more than the limit, and no leak.
+    """Random ends, breaks, silences, refusals and disconnects at two backends never exceed the limit.
 
-    What backends have computed, also for nobody, is within what is charged.
+    All computed tokens, including those of disconnected clients, are charged.
     """
     rng, most, computed = random.Random(5), 20_000, 0
     usage = rl.piece("", "stop", usage={"prompt_tokens": 20, "completion_tokens": 5})
@@ -137,7 +137,7 @@ async def test_a_thousand_streams_and_crashes_admit_no_more_than_is_reserved(aut
         if kind < 0.1:
             await connection.send_all(rl.error(rng.choice((429, 500))))
             return
-        computed += 21  # a prompt and a token, whatever becomes of them
+        computed += 21  # a prompt and a token, however it ends
         await trio.sleep(rng.uniform(0, 5))
         if kind < 0.3:
             return

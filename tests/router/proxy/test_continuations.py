@@ -1,4 +1,4 @@
-"""An answer whose engine dies goes on at another, and the client sees one stream; else it ends with an error."""
+"""An answer whose engine dies is continued by another in the same stream, or ends with an error."""
 
 import pytest
 import trio
@@ -26,27 +26,27 @@ TWINS = (rl.local("a", model_digest="x", first_byte_seconds=20), rl.local("b", m
 END = b"0\r\n\r\n"
 
 
-def said_by(player, name, path=CHAT, **more):
-    """The chunked stream by which this engine answers what it was asked last."""
+def script_of(player, name, path=CHAT, **more):
+    """Return the chunked stream of this engine's answer to its last request."""
     return rl.SSE + b"".join(map(rl.chunk, answer(path, player.bodies[-1], name, **more))) + END
 
 
 def engine(name, path=CHAT, **more):
-    """An engine that answers all."""
+    """Return an engine that completes each answer."""
     return dying(name, None, path, **more)
 
 
 def dying(name, *cuts, path=CHAT, then=None, **more):
-    """A backend: the n-th answer ends after so many bytes, and what comes after the last number is whole.
+    """Return a backend whose n-th answer ends after this many bytes; later answers, and those with None, are complete.
 
-    None is a whole answer. What comes with `then` instead of the end of the connection is done with it.
+    `then` runs instead of the end of the connection.
     """
     player = rl.Player(())
 
     async def play(connection):
         at = len(player.asked) - 1
         cut = cuts[at] if at < len(cuts) else None
-        await connection.send_all(said_by(player, name, path, **more)[:cut])
+        await connection.send_all(script_of(player, name, path, **more)[:cut])
         if cut is not None and then is not None:
             await then(connection)
 
@@ -59,7 +59,7 @@ def engine_at(name, path=CHAT, **more):
 
 
 def place_of(name, event, path=CHAT, body=ASKED):
-    """How many bytes of the answer come before the end of its n-th event."""
+    """Return the number of bytes before the end of the answer's n-th event."""
     sent = body | {"timings_per_token": True}
     return len(rl.SSE + b"".join(map(rl.chunk, list(answer(path, sent, name))[:event])))
 
@@ -93,7 +93,7 @@ REQUESTS = {
 
 @pytest.mark.parametrize("name", sample_rows(REQUESTS))
 async def test_a_cut_after_any_byte_leaves_no_trace(name, autojump_clock):
-    """Wherever the first engine's stream is cut, the client reads the bytes of one that was not, and a clean end."""
+    """If the first engine's stream is cut at any byte, the client reads the same bytes and a clean end."""
     path, body = REQUESTS[name]
     by_a, by_b = await undisturbed(path, body), await undisturbed(path, body, "b")
     first = len(rl.chunk(next(iter(answer(path, body | {"timings_per_token": True}, "a")))))
@@ -105,7 +105,7 @@ async def test_a_cut_after_any_byte_leaves_no_trace(name, autojump_clock):
         for cut in cuts:
             lab.router.listed_fields.dispatcher.circuits.keep_only(frozenset())
             status, data, whole = await lab.read(body, f"/v1{path}")
-            # Before the end of the first event nothing was said: the second engine is asked as if it were the first
+            # Before the end of the first event nothing was sent: the second engine is asked as if it were the first
             expected = by_a if cut >= len(rl.SSE) + first - 2 else by_b
             assert (status, whole, timeless(data)) == (200, True, expected), cut
     assert all(line["outcome"] == "ok" for line in lab.audit)
@@ -116,7 +116,7 @@ async def test_a_cut_after_any_byte_leaves_no_trace(name, autojump_clock):
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/api/chat"])
 async def test_dialects_get_the_joined_stream(path, autojump_clock):
-    """After each event: the same bytes as undisturbed, but for the times."""
+    """After a cut at each event the bytes are as undisturbed, except for the times."""
     body = {"model": "m", "max_tokens": 99, "stream": True, "messages": [{"role": "user", "content": "hi"}]}
     whole = None
     for event in (None, *range(1, len(PIECES) + 3)):
@@ -124,9 +124,9 @@ async def test_dialects_get_the_joined_stream(path, autojump_clock):
         players = {"a": dying("a", cut), "b": engine_at("b")}
         lab, _, data, clean = await stream_of(rl.config_of(*TWINS), players, body, path)
         assert clean
-        said = [words for words in data.decode().splitlines() if "_duration" not in words]
-        whole = said if whole is None else whole
-        assert said == whole, event
+        lines = [words for words in data.decode().splitlines() if "_duration" not in words]
+        whole = lines if whole is None else whole
+        assert lines == whole, event
         assert lab.audit[0]["outcome"] == "ok"
 
 
@@ -134,8 +134,8 @@ async def test_dialects_get_the_joined_stream(path, autojump_clock):
 
 
 @pytest.mark.parametrize("how", ["broken", "cut", "silent"])
-async def test_however_an_engine_dies_the_answer_goes_on(how, autojump_clock):
-    """Its connection ends, its stream ends without an end, or it says nothing for as long as a first byte may take."""
+async def test_the_answer_continues_however_an_engine_dies(how, autojump_clock):
+    """The connection ends, the stream ends without an end event, or it is silent for the first byte's limit."""
 
     async def then(connection):
         if how == "cut":
@@ -151,7 +151,7 @@ async def test_however_an_engine_dies_the_answer_goes_on(how, autojump_clock):
 
 
 async def test_the_next_engine_is_asked_for_the_rest_and_everything_is_written_down(autojump_clock):
-    """Text, limit, permits, circuits, queue, audit, metrics: as of a request that one engine answers."""
+    """Text, limit, permits, circuits, queue, audit and metrics equal those of a request to one engine."""
     backends = [rl.local(name, model_digest="x", slots=1) for name in "ab"]
     players = {"a": dying("a", place_of("a", 5)), "b": engine_at("b")}
     async with rl.open_lab(rl.config_of(*backends), players) as lab:
@@ -160,9 +160,9 @@ async def test_the_next_engine_is_asked_for_the_rest_and_everything_is_written_d
         failures = [dispatcher.circuits.of(name).failures for name in "ab"]
         running = [dispatcher.calls.turns.line(each).queue.running for each in backends]
         assert lab.router.in_flight() == 0
-    said = "".join(text for text, _ in PIECES[:4])
+    prefix = "".join(text for text, _ in PIECES[:4])
     (rest,) = players["b"].bodies
-    assert rest["messages"][-1] == {"role": "assistant", "content": said}
+    assert rest["messages"][-1] == {"role": "assistant", "content": prefix}
     assert rest["max_tokens"] == 50 - sum(tokens for _, tokens in PIECES[:4])
     assert (failures, running) == ([1, 0], [0, 0])
     (line,) = lab.audit
@@ -173,7 +173,7 @@ async def test_the_next_engine_is_asked_for_the_rest_and_everything_is_written_d
 
 
 async def test_the_prompt_is_charged_once(autojump_clock):
-    """A budget pays what the undisturbed answer takes."""
+    """The charge is that of the undisturbed answer."""
     budget = Budget(name="all", scope="router", window_seconds=600, max_tokens=100_000)
     players = {"a": dying("a", place_of("a", 5)), "b": engine_at("b")}
     async with rl.open_lab(rl.config_of(*TWINS, budgets=(budget,)), players) as lab:
@@ -190,14 +190,14 @@ async def test_one_that_has_had_all_its_tokens_is_ended_without_another_engine(a
     assert (whole, players["b"].asked) == (True, [])
 
 
-# -- where it goes on -------------------------------------------------------------------------------------------------
+# -- where it is continued ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("result", ["loading", "not_ready"])
 async def test_the_same_engine_is_waited_for(autojump_clock, result):
-    """It is asked once a second until it answers; the client hears comments, and its circuit counts one failure.
+    """It is tried once a second until it answers; the client gets comments, and its circuit counts one failure.
 
-    So is one of which the gateway says that it crashes again and again.
+    This also applies to an engine that crashes repeatedly according to the gateway.
     """
     player = dying("a", place_of("a", 5))
     up_at = 12.5
@@ -222,14 +222,14 @@ async def test_the_same_engine_is_waited_for(autojump_clock, result):
     assert [each["result"] for each in lab.audit[0]["attempts"]] == ["answered", result, "answered"]
 
 
-async def test_an_engine_that_does_not_come_back_ends_it(autojump_clock):
-    """After as long as a first byte may take: an error event, no clean end, and what was said is charged."""
+async def test_an_engine_that_does_not_restart_ends_the_answer(autojump_clock):
+    """After the limit of a first byte the client gets an error event and no clean end; the text so far is charged."""
     budget = Budget(name="all", scope="router", window_seconds=600, max_tokens=100_000)
 
     async def script(connection):
         if len(player.asked) == 1:
-            await connection.send_all(said_by(player, "a")[: place_of("a", 5)])
-            lab.players["a"] = None  # nobody takes another connection
+            await connection.send_all(script_of(player, "a")[: place_of("a", 5)])
+            lab.players["a"] = None  # does not accept another connection
 
     player = rl.Player((script,))
     async with rl.open_lab(rl.config_of(TWINS[0], budgets=(budget,)), {"a": player}) as lab:
@@ -245,12 +245,12 @@ async def test_an_engine_that_does_not_come_back_ends_it(autojump_clock):
 
 @pytest.mark.parametrize("is_counted", [True, False])
 async def test_an_engine_that_takes_requests_and_breaks_off_is_paid_three_times_at_most(autojump_clock, is_counted):
-    """Each may have been computed, and costs what was reserved; without a budget it is asked for as long as any."""
+    """Each attempt may have been computed, and costs its reservation; without a budget the limit is time."""
     budget = Budget(name="all", scope="router", window_seconds=600, max_tokens=100_000)
 
     async def script(connection):
         if len(player.asked) == 1:
-            await connection.send_all(said_by(player, "a")[: place_of("a", 5)])
+            await connection.send_all(script_of(player, "a")[: place_of("a", 5)])
 
     player = rl.Player((script,))
     config = rl.config_of(TWINS[0], budgets=(budget,) if is_counted else ())
@@ -260,8 +260,8 @@ async def test_an_engine_that_takes_requests_and_breaks_off_is_paid_three_times_
     assert len(player.asked) >= 1 + 3
 
 
-async def test_it_goes_on_nowhere_else_than_it_was_permitted(autojump_clock):
-    """Not at a twin that the rule does not name, at one of another model, or at a provider."""
+async def test_it_continues_only_at_permitted_backends(autojump_clock):
+    """An identical engine outside the rule, one of another model, and a provider are not used."""
     backends = (*TWINS, rl.local("other", model_digest="y"), rl.cloud("cloud", model_digest="x"))
     names = ("a", "other", "cloud")
     players = {"a": dying("a", *[place_of("a", 2)] * 9)} | {each: engine_at(each) for each in ("b", "other", "cloud")}
@@ -271,8 +271,8 @@ async def test_it_goes_on_nowhere_else_than_it_was_permitted(autojump_clock):
     assert not whole
 
 
-async def test_it_goes_on_three_times_at_most(autojump_clock):
-    """Engines that die one after the other end it; the bytes up to there are those of the answer."""
+async def test_an_answer_is_continued_three_times_at_most(autojump_clock):
+    """Engines that die one after another end it; the bytes so far are those of the answer."""
     cuts = [place_of("a", 3)] * 9
     players = {"a": dying("a", *cuts), "b": dying("b", *cuts)}
     lab, _, data, whole = await stream_of(rl.config_of(*TWINS), players)
@@ -283,12 +283,12 @@ async def test_it_goes_on_three_times_at_most(autojump_clock):
 
 
 async def test_an_engine_that_refuses_is_not_asked_again(autojump_clock):
-    """What is refused now is refused in a second: the client is told at once, and pays what it has."""
+    """It would refuse again: the client gets the error at once, and is charged for the text so far."""
     players = {"a": rl.Player(()), "b": rl.Player((rl.error(400, "prefill is not supported"),))}
 
     async def script(connection):
         if len(players["a"].asked) == 1:
-            await connection.send_all(said_by(players["a"], "a")[: place_of("a", 5)])
+            await connection.send_all(script_of(players["a"], "a")[: place_of("a", 5)])
         else:
             await connection.send_all(rl.error(400, "prefill is not supported"))
 
@@ -300,7 +300,7 @@ async def test_an_engine_that_refuses_is_not_asked_again(autojump_clock):
 
 
 async def test_another_answer_is_not_taken_for_the_rest(autojump_clock):
-    """An engine that ends the text and begins anew has read more tokens: an error, and nothing of what it says."""
+    """An engine that starts a new answer has read more tokens: the client gets an error and no text of it."""
     players = {"a": dying("a", place_of("a", 5)), "b": engine_at("b", extra_prompt=4)}
     lab, _, data, whole = await stream_of(rl.config_of(*TWINS), players)
     assert (whole, rl.events_of(data)[-1]["error"]["code"]) == (False, "stream_not_joined")
@@ -310,7 +310,7 @@ async def test_another_answer_is_not_taken_for_the_rest(autojump_clock):
     assert lab.metric("llmkube_router_continuations_total", outcome="not_continuable") == 1
 
 
-# -- what does not go on ----------------------------------------------------------------------------------------------
+# -- not continued -----------------------------------------------------------------------------------------------------
 
 DOES_NOT = {
     "tools": {"tools": [{"type": "function", "function": {"name": "f"}}]},
@@ -321,16 +321,16 @@ DOES_NOT = {
 
 
 @pytest.mark.parametrize("name", DOES_NOT)
-async def test_what_cannot_go_on_ends_with_an_error(name, autojump_clock):
-    """No other engine is asked; the end is an error event and not clean."""
+async def test_what_cannot_be_continued_ends_with_an_error(name, autojump_clock):
+    """No other engine is asked; the stream ends with an error event."""
     players = {"a": dying("a", place_of("a", 3, body=rl.STREAMED)), "b": engine_at("b")}
     _, _, data, whole = await stream_of(rl.config_of(*TWINS), players, ASKED | DOES_NOT[name])
     assert (whole, players["b"].asked) == (False, [])
     assert rl.events_of(data)[-1]["error"]["code"] == "stream_broken_off"
 
 
-async def test_a_providers_answer_does_not_go_on(autojump_clock):
-    """Whatever digest it has, and whatever build it says it is."""
+async def test_a_providers_answer_is_not_continued(autojump_clock):
+    """A digest or a reported build makes no difference."""
     players = {"p": dying("p", place_of("a", 3, body=rl.STREAMED)), "b": engine_at("b")}
     backends = (rl.cloud("p", model_digest="x"), TWINS[1])
     lab, _, _, whole = await stream_of(rl.config_of(*backends), players)
@@ -338,8 +338,8 @@ async def test_a_providers_answer_does_not_go_on(autojump_clock):
     assert lab.metric("llmkube_router_continuations_total", outcome="not_continuable") == 1
 
 
-async def test_a_backend_of_which_only_the_address_is_known_goes_on_at_itself(autojump_clock):
-    """llama.cpp says its build; where tokens are limited they have to be counted, which only a digest asks for."""
+async def test_a_backend_with_only_an_address_continues_its_own_answer(autojump_clock):
+    """llama.cpp reports its build; a token limit requires a count, which is requested only with a digest."""
     for limit, ends in (({}, True), ({"max_tokens": 50}, False)):
         players = {"a": dying("a", place_of("a", 3, body=rl.STREAMED)), "b": engine_at("b")}
         backends = (rl.local("a", first_byte_seconds=20), rl.local("b", first_byte_seconds=20))
@@ -349,7 +349,7 @@ async def test_a_backend_of_which_only_the_address_is_known_goes_on_at_itself(au
 
 
 async def test_a_client_that_leaves_ends_everything(autojump_clock):
-    """While the answer goes on elsewhere, and while an engine is waited for."""
+    """The client may leave while the answer is continued, or while an engine is waited for."""
     silent = rl.Player((rl.until_gone,))
     for players in ({"a": dying("a", place_of("a", 4)), "b": silent}, {"a": dying("a", place_of("a", 4), 0, 0, 0, 0)}):
         async with rl.open_lab(rl.config_of(*TWINS[: len(players)]), players) as lab:
@@ -366,7 +366,7 @@ async def test_a_client_that_leaves_ends_everything(autojump_clock):
 
 
 async def _play():
-    """The timelines that a bug of the data path has to fail in."""
+    """Run the timelines that each bug of the data path must fail."""
     players = {"a": dying("a", place_of("a", 5)), "b": engine_at("b")}
     lab, _, data, whole = await stream_of(rl.config_of(*TWINS), players)
     assert (text_in(data), whole, data.count(b'"role"')) == (TEXT, True, 1)
@@ -380,18 +380,18 @@ async def _play():
 
 
 MUTANTS = {
-    "every backend may go on": (dispatcher, "continuation_targets", lambda order, _broken: order),
+    "every backend may continue": (dispatcher, "continuation_targets", lambda order, _broken: order),
     "only the dead one may": (dispatcher, "continuation_targets", lambda _order, broken: (broken,)),
-    "it goes on for ever": (joined_answer, "MAX_CONTINUATIONS", 9),
+    "it continues forever": (joined_answer, "MAX_CONTINUATIONS", 9),
     "the text is forgotten": (joined_answer, "next_request", lambda _path, body, _text, _tokens: dict(body)),
-    "nothing can go on": (joined_answer, "obstacle", lambda _path, _body: "no"),
+    "nothing can be continued": (joined_answer, "obstacle", lambda _path, _body: "no"),
 }
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 async def test_each_mutant_is_caught(name, monkeypatch, autojump_clock):
-    """Without that the timelines would show nothing."""
+    """If a mutant passed, the timelines would prove nothing."""
     monkeypatch.setattr(*MUTANTS[name])
     with pytest.raises(AssertionError):
         await _play()
@@ -399,5 +399,5 @@ async def test_each_mutant_is_caught(name, monkeypatch, autojump_clock):
 
 @pytest.mark.soak
 async def test_without_a_mutant_they_pass(autojump_clock):
-    """So that what a mutant fails in is the mutant."""
+    """So a failure with a mutant is caused by the mutant."""
     await _play()

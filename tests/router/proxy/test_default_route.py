@@ -1,4 +1,4 @@
-"""What engines do not speak, at the default route: a router answers it, and asks the engine itself."""
+"""Dialects that engines do not support, at the default route: the gateway's router translates and asks the engine."""
 
 import json
 import random
@@ -32,7 +32,7 @@ MODEL = decode(Model, {"metadata": {"name": "phi", "namespace": "ml", "uid": "u"
 
 @attrs.frozen
 class View:
-    """What the agent knows of a service."""
+    """The agent's state of a service."""
 
     port: int = 1
     ready: bool = True
@@ -57,15 +57,15 @@ def completion(text):
 
 
 def pieces(*texts):
-    """A stream of a chat, as an engine writes it."""
+    """Return the stream of a chat, as an engine writes it."""
     choices = [{"index": 0, "delta": {"content": text}, "finish_reason": None} for text in texts]
     choices[-1]["finish_reason"] = "stop"
-    said = [json.dumps({"object": "chat.completion.chunk", "choices": [each]}).encode() for each in choices]
-    return b"".join(b"data: %b\n\n" % each for each in (*said, b"[DONE]"))
+    events = [json.dumps({"object": "chat.completion.chunk", "choices": [each]}).encode() for each in choices]
+    return b"".join(b"data: %b\n\n" % each for each in (*events, b"[DONE]"))
 
 
 class Engine:
-    """An engine that has chat completions, and what `more` says; what it has not is 404."""
+    """An engine that has chat completions and the paths in `more`; others are 404."""
 
     def __init__(self, **more):
         self.listener = MemoryListener()
@@ -88,12 +88,12 @@ class Engine:
         elif request.path == CHAT:
             await exchange.respond(Response.json(200, completion("yes")))
         else:
-            said = self.more.get(request.path.rpartition("/")[2])
-            await exchange.respond(Response.json(200 if said else 404, said or {"detail": "Not Found"}))
+            body = self.more.get(request.path.rpartition("/")[2])
+            await exchange.respond(Response.json(200 if body else 404, body or {"detail": "Not Found"}))
 
 
 class Mortal(Engine):
-    """An engine of llama.cpp's words, which dies after so many events of its first answer."""
+    """An engine with llama.cpp's script that dies after this many events of its first answer."""
 
     def __init__(self, events):
         super().__init__()
@@ -106,15 +106,15 @@ class Mortal(Engine):
             return
         events = list(llama_script.answer(llama_script.CHAT, json.loads(exchange.body)))
         lives = self.events is None
-        said, self.events = events if lives else events[: self.events], None
+        sent, self.events = events if lives else events[: self.events], None
         framing = b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n"
-        chunks = b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in said)
+        chunks = b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in sent)
         await exchange.send(exchange.begin(200, framing) + chunks + (b"0\r\n\r\n" if lives else b""))
         exchange.complete = exchange.keep_alive = lives
 
 
 class World:
-    """A gateway over services, and somebody to ask it."""
+    """A gateway over services, and a client."""
 
     def __init__(self, engines):
         self.engines = dict(enumerate(engines, 1))
@@ -126,7 +126,7 @@ class World:
         self.directory = AgentDirectory(lambda: self.views, lambda: self.version)
 
     def serve(self, name, namespace="ml", spec=None, **view):
-        """Let there be a service, or another one of its name."""
+        """Add a service, or replace it."""
         found = service(name, namespace, **spec or {})
         self.services[found.key] = found
         self.views[found.key] = View(aliases=found.spec.aliases, **view)
@@ -146,7 +146,7 @@ class World:
             turns=self.turns,
         )
 
-    async def connect(self, host, port):  # and to nothing else: no request comes back to the gateway
+    async def connect(self, host, port):  # only this address: no request returns to the gateway
         assert host == "engine"
         return await self.engines[port].listener.connect(host, port)
 
@@ -155,7 +155,7 @@ class World:
         async with open_http_client(self.front.connect) as client:
             return await client.request(method, f"http://gw{path}", headers=Headers.of(headers), body=data)
 
-    async def said(self, path, body=None, method="POST"):
+    async def answer(self, path, body=None, method="POST"):
         answer = await self.ask(path, body, method)
         assert answer.status == 200, answer.body
         return json.loads(answer.body)
@@ -163,7 +163,7 @@ class World:
 
 @asynccontextmanager
 async def open_world(*engines):
-    """Hold a gateway with its router; the service `chat` is there."""
+    """Run a gateway with its router and the service `chat`."""
     world = World(engines or (Engine(),))
     world.serve("chat")
     async with open_http_client(world.connect) as client, trio.open_nursery() as nursery:
@@ -176,7 +176,7 @@ async def open_world(*engines):
 
 
 async def test_ollama_s_clients_are_answered_whatever_the_engine():
-    """It is asked for a chat completion by its own id, with its own key; the client reads lines of Ollama's."""
+    """The engine gets a chat completion with its own id and key; the client reads Ollama's lines."""
     engine = Engine()
     async with open_world(engine) as world:
         answer = await world.ask("/api/chat", HELLO, authorization="Bearer client")
@@ -184,7 +184,7 @@ async def test_ollama_s_clients_are_answered_whatever_the_engine():
         assert answer.headers.get("content-type") == "application/x-ndjson"
         assert [line["message"]["content"] for line in lines[:2]] == ["yes", " indeed"]
         assert (lines[-1]["done"], lines[-1]["model"]) == (True, "chat")
-        assert (await world.said("/api/generate", {"model": "chat", "prompt": "hi", "stream": False}))[
+        assert (await world.answer("/api/generate", {"model": "chat", "prompt": "hi", "stream": False}))[
             "response"
         ] == "yes"
     assert [(path, key) for path, key, _ in engine.asked] == [(CHAT, "Bearer engine-key")] * 2
@@ -192,7 +192,7 @@ async def test_ollama_s_clients_are_answered_whatever_the_engine():
 
 
 async def test_what_an_engine_speaks_itself_passes_as_it_is():
-    """Not a byte of such a request or of its answer is another one, and fields that no list knows are in it."""
+    """The request and the answer are unchanged byte for byte, including unknown fields."""
     engine = Engine(messages={"by": "the engine"}, responses={"by": "the engine"})
     written = b'{"model":  "engine-alias", "odd": [1.0], "max_tokens": "many"}'
     async with open_world(engine) as world:
@@ -205,11 +205,11 @@ async def test_what_an_engine_speaks_itself_passes_as_it_is():
 
 
 async def test_messages_are_there_where_the_engine_has_none():
-    """It says that there is nothing, and is asked for a chat completion; errors have the shape of the dialect."""
+    """After its 404, the engine gets a chat completion; errors have the dialect's shape."""
     engine = Engine()
     async with open_world(engine) as world:
-        said = await world.said("/v1/messages", MESSAGE)
-        assert (said["type"], said["content"][0]["text"]) == ("message", "yes")
+        answer = await world.answer("/v1/messages", MESSAGE)
+        assert (answer["type"], answer["content"][0]["text"]) == ("message", "yes")
         assert [path for path, _, _ in engine.asked] == ["/v1/messages", CHAT]
         missing = await world.ask("/v1/messages", MESSAGE | {"model": "none"})
     assert missing.status == 404
@@ -218,22 +218,22 @@ async def test_messages_are_there_where_the_engine_has_none():
 
 
 async def test_responses_are_kept_where_the_engine_has_none():
-    """The next one continues it, and it can be read and deleted."""
+    """The next response continues it, and it can be read and deleted."""
     engine = Engine()
     async with open_world(engine) as world:
-        first = await world.said("/v1/responses", {"model": "chat", "input": "one"})
-        await world.said("/v1/responses", {"model": "chat", "input": "two", "previous_response_id": first["id"]})
+        first = await world.answer("/v1/responses", {"model": "chat", "input": "one"})
+        await world.answer("/v1/responses", {"model": "chat", "input": "two", "previous_response_id": first["id"]})
         asked = [turn["content"] for turn in json.loads(engine.asked[-1][2])["messages"]]
         assert len(asked) == 3
         path = f"/v1/responses/{first['id']}"
-        assert (await world.said(path, method="GET"))["id"] == first["id"]
+        assert (await world.answer(path, method="GET"))["id"] == first["id"]
         assert (await world.ask(path, method="DELETE")).status == 200
         assert (await world.ask(path, method="GET")).status == 404
 
 
 @pytest.mark.parametrize("path", ["/v1/messages/count_tokens", "/v1/audio/speech"])
 async def test_what_an_engine_alone_can_do_comes_back_once(path):
-    """Its router asks engines for that, too: its 404 is the answer, and no request goes round."""
+    """The router supports these paths only through an engine, too: its 404 is the answer, without a loop."""
     engine = Engine()
     async with open_world(engine) as world:
         with trio.fail_after(60):
@@ -248,8 +248,8 @@ async def test_what_an_engine_alone_can_do_comes_back_once(path):
         ({"reason": "ScaledToZero", "message": "it was stopped"}, ("x-should-retry", "false")),
     ],
 )
-async def test_a_model_that_is_not_ready_is_said_at_once(autojump_clock, view, header):
-    """As for the other paths, in the words of the directory; nobody waits for a model that a person has stopped."""
+async def test_a_model_that_is_not_ready_is_reported_at_once(autojump_clock, view, header):
+    """The error is the directory's, as for the other paths; a stopped model is not waited for."""
     async with open_world() as world:
         world.serve("chat", ready=False, **view)
         began = trio.current_time()
@@ -261,7 +261,7 @@ async def test_a_model_that_is_not_ready_is_said_at_once(autojump_clock, view, h
 
 
 async def test_a_model_is_known_as_soon_as_the_gateway_knows_it():
-    """No look of the router at its config has to pass: the requests that come together all find it."""
+    """The router's config need not be reloaded first: all concurrent requests find it."""
     async with open_world() as world:
         world.serve("new", spec={"aliases": ["org/new"]})
         answers = []
@@ -276,24 +276,24 @@ async def test_a_model_is_known_as_soon_as_the_gateway_knows_it():
 
 
 async def test_the_lists_are_what_the_directory_knows():
-    """`/api/tags` has the ids of `/v1/models`; `/api/ps` those with an engine; one is shown by what it is for."""
+    """`/api/tags` has the ids of `/v1/models`; `/api/ps` those with an engine; details have capabilities."""
     async with open_world() as world:
         world.serve("emb", mode="embedding", spec={"aliases": ["org/emb"]})
         world.serve("off", ready=False, reason="ScaledToZero")
-        ids = [each["id"] for each in (await world.said("/v1/models", method="GET"))["data"]]
-        assert [each["name"] for each in (await world.said("/api/tags", method="GET"))["models"]] == ids
+        ids = [each["id"] for each in (await world.answer("/v1/models", method="GET"))["data"]]
+        assert [each["name"] for each in (await world.answer("/api/tags", method="GET"))["models"]] == ids
         assert ids == ["chat", "emb", "off", "org/emb"]
-        assert [each["name"] for each in (await world.said("/api/ps", method="GET"))["models"]] == [
+        assert [each["name"] for each in (await world.answer("/api/ps", method="GET"))["models"]] == [
             "chat", "emb", "org/emb",
         ]  # fmt: skip
-        assert (await world.said("/api/show", {"model": "emb"}))["capabilities"] == ["embedding"]
+        assert (await world.answer("/api/show", {"model": "emb"}))["capabilities"] == ["embedding"]
         assert (await world.ask("/api/tags", {})).status == 405
         wrong = await world.ask("/api/embed", {"model": "chat", "input": "x"})
         assert (wrong.status, "spec.mode: embedding" in wrong.body.decode()) == (501, True)
 
 
 async def test_two_services_of_one_name_are_two_models():
-    """Each id leads where it leads at the gateway: what is of two is of none, and a name wins over an alias."""
+    """Ids resolve as at the gateway: an ambiguous id has no model, and a name is preferred to an alias."""
     async with open_world(Engine(), Engine()) as world:
         world.serve("chat", "other", port=2)
         assert (await world.ask("/api/chat", HELLO)).status == 404
@@ -305,7 +305,7 @@ async def test_two_services_of_one_name_are_two_models():
 
 
 async def test_requests_wait_for_a_slot(autojump_clock):
-    """An engine with one slot gets one after the other."""
+    """An engine with one slot gets one request after another."""
     engine = Engine()
     engine.pause = 1.0
     async with open_world(engine) as world:
@@ -317,7 +317,7 @@ async def test_requests_wait_for_a_slot(autojump_clock):
 
 
 async def test_what_passes_takes_a_slot(autojump_clock):
-    """What is translated waits for it, and comes before what passes later, which waits at the engine, if at all."""
+    """Translated requests wait in the router, and come before later direct ones, which wait at the engine."""
     engine, ended = Engine(), []
     engine.pause = 1.0
     async with open_world(engine) as world, trio.open_nursery() as nursery:
@@ -334,11 +334,11 @@ async def test_what_passes_takes_a_slot(autojump_clock):
         nursery.start_soon(ask, "translated", "/api/chat", 0.2)
         nursery.start_soon(ask, "third", CHAT, 1.05)
     assert ended == ["first", "second", "translated", "third"]
-    assert engine.most_at_once == 3  # without a bound of ours, as ever
+    assert engine.most_at_once == 3  # the router adds no limit
 
 
 async def test_an_answer_survives_its_engine(autojump_clock):
-    """A client of Ollama's reads one stream, whose end is clean, and the same text as of an engine that lives."""
+    """An Ollama client reads one stream with a clean end, and the same text as without a crash."""
     engine = Mortal(4)
     async with open_world(engine) as world:
         answer = await world.ask("/api/chat", HELLO | {"options": {"temperature": 0}})
@@ -347,22 +347,22 @@ async def test_an_answer_survives_its_engine(autojump_clock):
     assert (lines[-1]["done"], [path for path, _, _ in engine.asked].count(CHAT)) == (True, 2)
 
 
-async def test_pages_are_judged_as_elsewhere_at_the_gateway():
-    """A page of this machine reads the answer, and asks before; one from elsewhere is refused."""
+async def test_pages_are_checked_as_elsewhere_at_the_gateway():
+    """A local page gets a preflight and the answer; a foreign one is refused."""
     async with open_world() as world:
         near, far = {"origin": "http://localhost:3000"}, {"origin": "https://evil.example"}
         assert (await world.ask("/api/chat", HELLO, **far)).status == 403
         answer = await world.ask("/api/chat", HELLO, **near)
         assert (answer.status, answer.headers.get("access-control-allow-origin")) == (200, near["origin"])
-        wish = near | {"access-control-request-method": "POST"}
-        assert (await world.ask("/api/tags", method="OPTIONS", **wish)).status == 204
+        preflight = near | {"access-control-request-method": "POST"}
+        assert (await world.ask("/api/tags", method="OPTIONS", **preflight)).status == 204
 
 
 async def test_a_body_that_would_be_parsed_for_too_long_is_refused():
-    """The gateway holds longer ones; this one is refused in the words of its dialect."""
+    """The gateway allows longer ones; this one is refused in the shape of its dialect."""
     async with open_world() as world:
         long = json.dumps(HELLO).encode() + b" " * LIMITS.max_body_bytes
-        answer = await world.ask("/v1/messages", long[1:])  # no JSON: what is too long is not read
+        answer = await world.ask("/v1/messages", long[1:])  # not JSON: a body that is too long is not parsed
         assert answer.status == 400
         padded = b'{"model": "chat", "pad": "%b"}' % (b"x" * LIMITS.max_body_bytes)
         answer = await world.ask("/api/chat", padded)
@@ -371,7 +371,7 @@ async def test_a_body_that_would_be_parsed_for_too_long_is_refused():
 
 
 def test_the_config_has_what_continues_an_answer():
-    """Slots, digest and cache are those of a ModelRouter's backend of the same service."""
+    """Slots, digest and cache equal those of a ModelRouter's backend of the same service."""
     world = World([])
     world.serve("chat", spec={"parallelSlots": 3})
     config = default_config(world.there)

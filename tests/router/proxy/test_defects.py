@@ -1,4 +1,4 @@
-"""What the Go implementation and other gateways get wrong while they ask backends: by the number of its list."""
+"""Data path defects of the Go implementation and other gateways, by the number in the list."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from router.written_routers import running
 
 
 async def test_a_client_s_secrets_do_not_reach_a_provider(autojump_clock):
-    """Cookies, keys and headers of its own stay here."""
+    """Cookies, keys and headers of the client are not forwarded."""
     async with rl.open_lab(rl.config_of(rl.cloud("a")), a=rl.answer()) as lab:
         secrets = {"cookie": "c=SECRET", "x-api-key": "SECRET", "authorization": "Bearer SECRET", "x-mine": "SECRET"}
         assert (await lab.ask(headers=secrets)).status == 200
@@ -20,7 +20,7 @@ async def test_a_client_s_secrets_do_not_reach_a_provider(autojump_clock):
 
 
 async def test_a_redirect_is_not_followed(autojump_clock):
-    """Where a backend points to hears nothing of the request."""
+    """The target of the redirect gets nothing of the request."""
     moved = rl.answer(307, lines=(b"Location: http://b/v1/chat/completions",))
     async with rl.open_lab(rl.config_of(rl.local("a")), a=moved, b=rl.answer()) as lab:
         assert (await lab.ask()).status != 200
@@ -28,9 +28,9 @@ async def test_a_redirect_is_not_followed(autojump_clock):
 
 
 async def test_an_error_names_no_address_of_these_networks(autojump_clock):
-    """Neither what a backend says of others, nor where it would have been."""
-    said = rl.error(400, "no model at http://10.9.8.7:8081/v1")
-    async with rl.open_lab(rl.config_of(rl.local("a")), a=(said, rl.error(500, "boom at 10.9.8.7"))) as lab:
+    """A backend's error has none, and the router's own errors have none."""
+    refusal = rl.error(400, "no model at http://10.9.8.7:8081/v1")
+    async with rl.open_lab(rl.config_of(rl.local("a")), a=(refusal, rl.error(500, "boom at 10.9.8.7"))) as lab:
         answers = [await lab.ask() for _ in range(2)]
     async with rl.open_lab(rl.config_of(rl.local("a")), players={"a": None}) as lab:
         answers.append(await lab.ask())
@@ -40,13 +40,13 @@ async def test_an_error_names_no_address_of_these_networks(autojump_clock):
 
 
 async def test_a_stream_that_outlasts_every_limit_comes_whole(autojump_clock):
-    """The limit of 2 s is for silence: ten minutes of words arrive to the last one; the audit log has their time."""
+    """The limit of 2 s is for silence: a stream of ten minutes arrives completely; the audit log has its duration."""
     words = [rl.chunk(rl.piece("word "))] * 600
     script = rl.saying(rl.SSE, *words, rl.chunk(rl.piece("", "stop") + rl.DONE) + b"0\r\n\r\n", seconds=1)
     async with rl.open_lab(rl.config_of(rl.local("a", first_byte_seconds=2), first_byte_seconds=2), a=script) as lab:
-        status, said, clean = await lab.read()
+        status, body, clean = await lab.read()
         (line,) = lab.audit
-    assert (status, clean, said.count(b"word "), said.endswith(rl.DONE)) == (200, True, 600, True)
+    assert (status, clean, body.count(b"word "), body.endswith(rl.DONE)) == (200, True, 600, True)
     assert (line["outcome"], line["latencyMs"] >= 600_000) == ("ok", True)
 
 
@@ -54,7 +54,7 @@ async def test_a_stream_that_outlasts_every_limit_comes_whole(autojump_clock):
     "url", ["http://a.internal", "http://a.internal/", "http://a.internal/v1", "http://a.internal/v1/"]
 )
 async def test_a_base_url_does_not_double_its_path(url):
-    """With or without /v1, and a slash after it, a backend is asked at /v1/chat/completions."""
+    """With or without /v1 and a trailing slash, a backend is asked at /v1/chat/completions."""
     gateway = f'{{ provider: litellm, model: x, url: "{url}" }}'
     backends = f"backends: [{{ name: a, external: {gateway}, tier: cloud }}]\ndefaultRoute: a\n"
     async with rl.open_lab(running(backends), **{"a.internal": rl.answer()}) as lab:
@@ -64,7 +64,7 @@ async def test_a_base_url_does_not_double_its_path(url):
 
 
 async def test_one_request_of_many_tries_a_backend_that_was_shut(autojump_clock):
-    """Of twenty that come when its pause is over, nineteen go on to the other backend at once."""
+    """Of twenty that come when its pause is over, nineteen use the other backend at once."""
     slow = rl.saying(b"", rl.answer(), seconds=5)
     async with rl.open_lab(
         rl.config_of(rl.local("a"), rl.local("b")), a=(*[rl.error(500)] * 3, slow), b=rl.answer()
@@ -80,7 +80,7 @@ async def test_one_request_of_many_tries_a_backend_that_was_shut(autojump_clock)
 
 
 async def test_a_failure_is_counted_and_the_health_becomes_0(autojump_clock):
-    """By the router's own name; the attempts of an answered request count too."""
+    """Names are the router's; failed attempts of an answered request are counted, too."""
     async with rl.open_lab(rl.config_of(rl.cloud("a")), a=rl.error(500)) as lab:
         assert lab.metric("llmkube_router_backend_health", backend="a") == 1
         for _ in range(4):
@@ -95,7 +95,7 @@ async def test_a_failure_is_counted_and_the_health_becomes_0(autojump_clock):
 
 
 async def test_a_client_makes_up_no_series():
-    """A thousand data classes, models, paths and complexities of its own add no label's value."""
+    """A thousand made-up data classes, models, paths and complexities add no label value."""
     async with rl.open_lab(rl.config_of(rl.local("a")), a=rl.answer()) as lab:
 
         async def ask(number):
@@ -113,8 +113,8 @@ async def test_a_client_makes_up_no_series():
     assert not [each for each in values if "made-up" in each]
 
 
-async def test_a_client_s_trace_goes_on_at_the_backend():
-    """Whoever traces finds a request in the audit log and at the provider by one number."""
+async def test_a_client_s_trace_continues_at_the_backend():
+    """The audit log and the provider have the same trace id."""
     trace = "0af7651916cd43dd8448eb211c80319c"
     async with rl.open_lab(rl.config_of(rl.cloud("a")), a=rl.answer()) as lab:
         await lab.ask(headers={"traceparent": f"00-{trace}-b7ad6b7169203331-01"})
@@ -123,7 +123,7 @@ async def test_a_client_s_trace_goes_on_at_the_backend():
 
 
 async def test_a_reload_drops_no_stream_and_forgets_nothing(autojump_clock):
-    """A stream that began before ends whole; the circuit of a backend that stays is still open."""
+    """A running stream is completed; the circuit of an unchanged backend stays open."""
     slow = rl.saying(
         rl.stream(rl.piece("one"), end=b""), rl.chunk(rl.piece("", "stop") + rl.DONE) + b"0\r\n\r\n", seconds=9
     )
@@ -151,14 +151,14 @@ async def test_a_reload_drops_no_stream_and_forgets_nothing(autojump_clock):
 
 
 async def test_a_router_that_can_ask_no_backend_is_not_ready():
-    """While its process is well; the original said ok to both."""
+    """Its process is live; the original answered ok to both probes."""
     async with rl.open_lab(rl.config_of(rl.local("a", base_url="", missing="there is no InferenceService a"))) as lab:
         assert (await lab.ask(path="/readyz", method="GET")).status == 503
         assert (await lab.ask(path="/healthz", method="GET")).status == 200
 
 
-async def test_a_rotated_key_counts_at_the_next_request(tmp_path):
-    """From its file, without a restart; the old one is sent no more."""
+async def test_a_rotated_key_is_used_at_the_next_request(tmp_path):
+    """The file is read without a restart; the old key is no longer sent."""
     key = tmp_path / "key"
     key.write_text("old")
     async with rl.open_lab(rl.config_of(rl.cloud("a", key_file=str(key))), a=rl.answer()) as lab:
@@ -171,14 +171,14 @@ async def test_a_rotated_key_counts_at_the_next_request(tmp_path):
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/messages", "/api/chat"])
 async def test_there_is_more_than_chat_completions(path):
-    """Each is answered by the backend that the same rules choose."""
+    """The same rules choose the backend of each path."""
     body = rl.MESSAGE | {"stream": False, "prompt": "p", "input": "i", "query": "q", "documents": ["d"]}
-    async with rl.open_lab(rl.MAC, mac=rl.answer(said=rl.ANSWER)) as lab:
+    async with rl.open_lab(rl.MAC, mac=rl.answer(body=rl.ANSWER)) as lab:
         assert (await lab.ask(body, path)).status == 200
 
 
 async def test_a_body_that_is_too_large_is_413_and_a_stream_is_not_held_back():
-    """The first event is with the client while the backend still writes."""
+    """The first event reaches the client while the backend still writes."""
     async with rl.open_lab(
         rl.config_of(rl.local("a")), a=rl.saying(rl.stream(rl.WHOLE_STREAM[:-14], end=b""), then=rl.until_gone)
     ) as lab:

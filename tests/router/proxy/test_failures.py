@@ -1,6 +1,6 @@
-"""What other gateways of 2026 got wrong, over the data path: each by the number of the issue's list.
+"""Failures of other gateways in 2026, over the data path: each by the number in the issue's list.
 
-Those about policy are in `tests/router/policy/test_defects.py`, the one about what is installed in `tests/supply`.
+Those about policy are in `tests/router/policy/test_defects.py`, the one about installation in `tests/supply`.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ CANARY = "canary-9f2e"
 
 @pytest.mark.parametrize("line", [{"Authorization": f"Bearer {TOKEN}"}, {"X-Api-Key": TOKEN}, {"Cookie": f"k={TOKEN}"}])
 async def test_a_client_s_token_follows_no_fallback(tmp_path, line):
-    """Anthropic fails, Bedrock and Vertex are asked next: each sees its own key, none the client's nor another's."""
+    """Anthropic fails, Bedrock and Vertex are tried next: each gets its own key, none the client's or another's."""
     names = ("claude", "bedrock", "vertex")
     for name in names:
         (tmp_path / name).write_text(f"key-of-{name}")
@@ -58,7 +58,7 @@ POISON = {
 
 
 def poisoned(value):
-    """The same with an address and a key in every object of it."""
+    """Return a copy with an address and a key in every object."""
     if isinstance(value, dict):
         return {name: poisoned(each) for name, each in value.items()} | POISON
     return [poisoned(each) for each in value] if isinstance(value, list) else value
@@ -68,7 +68,7 @@ def poisoned(value):
     "outside", [{}, POISON, {"extra_body": POISON}, {"metadata": POISON}, {"user_config": [POISON]}]
 )
 async def test_a_client_names_no_address_and_no_key(outside):
-    """At no depth: another address is not dialled, and neither provider nor gateway hears what was in those fields."""
+    """At any depth, such fields open no connection to another address and are forwarded to no backend."""
     content = [{"type": "text", "text": "t"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}]
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     turns = [{"role": "user", "content": content}, {"role": "assistant", "tool_calls": [call]}]
@@ -77,15 +77,15 @@ async def test_a_client_names_no_address_and_no_key(outside):
     async with rl.open_lab(
         rl.config_of(gateway, rl.cloud("openai")), gateway=rl.error(500), openai=rl.answer(), evil=rl.answer()
     ) as lab:
-        said = await lab.ask(body)
-        assert said.status in (200, 400)
+        response = await lab.ask(body)
+        assert response.status in (200, 400)
         assert lab.players["evil"].listener.dialled == []
         asked = [text for name in ("gateway", "openai") for _, text in lab.players[name].asked]
     assert not [text for text in asked if CANARY.encode() in text]
 
 
 async def test_fields_without_a_name_of_ours_reach_no_provider():
-    """The list says what passes, so a field that is invented tomorrow does not."""
+    """The allowlist decides, so an unknown future field is not forwarded."""
     invented = {"tomorrows_endpoint": f"http://evil/{CANARY}"}
     async with rl.open_lab(rl.config_of(rl.cloud("openai")), openai=rl.answer()) as lab:
         assert (await lab.ask(rl.ASKED | invented)).status == 200
@@ -109,7 +109,7 @@ async def test_fields_without_a_name_of_ours_reach_no_provider():
     ],
 )
 async def test_a_wrong_key_is_compared_whole_and_reaches_nothing(tmp_path, monkeypatch, key):
-    """By its digest alone, whatever is in it: no file, no budget, no backend is touched; all hear the same."""
+    """Only its digest is compared: no file, budget or backend is used, and each key gets the same error."""
     teams = tmp_path / "teams"
     teams.mkdir()
     (teams / "red").write_text("red-key")
@@ -121,8 +121,8 @@ async def test_a_wrong_key_is_compared_whole_and_reaches_nothing(tmp_path, monke
         unknown = await lab.ask(headers={"X-Api-Key": "unknown"})
         lines, files = list(lab.lines), {path: path.read_bytes() for path in (tmp_path / "kept").iterdir()}
         for headers in ({"X-Api-Key": key}, {"Authorization": f"Bearer {key}"}):
-            said = await lab.ask(headers=headers)
-            assert (said.status, said.body) == (401, unknown.body)
+            response = await lab.ask(headers=headers)
+            assert (response.status, response.body) == (401, unknown.body)
         assert lab.lines == lines
         assert {path: path.read_bytes() for path in files} == files
         assert (lab.players["mac"].asked, lab.router.budgets()[0]["tokensUsed"]) == ([], 0)
@@ -130,7 +130,7 @@ async def test_a_wrong_key_is_compared_whole_and_reaches_nothing(tmp_path, monke
 
 
 async def test_a_key_is_known_by_all_of_it(tmp_path):
-    """Two that share their first forty characters are two teams; what both begin with is no key."""
+    """Two keys with the same first forty characters are two teams; their common prefix is not a key."""
     begin = "sk-" + "a" * 37
     for team in ("red", "blue"):
         (tmp_path / team).write_text(f"{begin}{team}")
@@ -142,8 +142,8 @@ async def test_a_key_is_known_by_all_of_it(tmp_path):
         assert [line["team"] for line in lab.audit] == ["red", "blue", "red"]
 
 
-async def test_who_asks_is_fixed_for_a_request(tmp_path):
-    """A key that goes to another team meanwhile changes nothing of it, and nothing can."""
+async def test_the_team_is_fixed_for_a_request(tmp_path):
+    """Moving the key to another team does not change a running request."""
     (tmp_path / "red").write_text("key")
     slow, goes_on = [], trio.Event()
 
@@ -176,7 +176,7 @@ OF_THE_OPERATOR = ("/metrics", "/backends", "/drained", "/debug", "/admin", "/co
 
 @pytest.mark.parametrize("path", OF_THE_OPERATOR)
 async def test_clients_reach_nothing_of_the_operator_s(path):
-    """Neither by that path nor below /v1; what is asked does not change with the Host header."""
+    """Neither that path nor one below /v1 works, with any Host header."""
     async with rl.open_lab(rl.MAC, mac=rl.answer()) as lab:
         for each in (path, f"/v1{path}", f"/v1/..{path}", f"//{path}"):
             for host in ("router", "localhost:9090", "127.0.0.1:9090"):
@@ -187,7 +187,7 @@ async def test_clients_reach_nothing_of_the_operator_s(path):
 
 @pytest.mark.parametrize("path", ROUTES)
 async def test_every_route_has_all_of_its_meters(tmp_path, path):
-    """A team's budget counts under the router's, and the router's under a team's key: either one stops each route."""
+    """Budgets of a team and of the router both apply: either one stops each route."""
     (tmp_path / "red").write_text("red-key")
     body = FULL[path] | {"model": "m"} if path in FULL else rl.MESSAGE | {"prompt": "p", "input": "i", "query": "q"}
     for scope in ("router", "team"):
@@ -198,15 +198,15 @@ async def test_every_route_has_all_of_its_meters(tmp_path, path):
         )
         config = rl.config_of(rl.local("mac"), auth=Auth(keys_folder=str(tmp_path)), budgets=budgets)
         async with rl.open_lab(config, mac=rl.answer()) as lab:
-            said = await lab.ask(body, path, {"X-Api-Key": "red-key"})
-            assert (said.status, lab.players["mac"].asked) == (429, [])
+            response = await lab.ask(body, path, {"X-Api-Key": "red-key"})
+            assert (response.status, lab.players["mac"].asked) == (429, [])
 
 
 @pytest.mark.parametrize(
     "path", ["/v1/batches", "/v1/files", "/v1/images/generations", "/anthropic/v1/messages", "/openai/x"]
 )
 async def test_nothing_is_passed_through(path):
-    """A path without a meter is none, whatever a backend has there."""
+    """A path without metering is refused, even if a backend has it."""
     assert path not in {*ROUTES, *DIALECTS}
     async with rl.open_lab(rl.config_of(rl.cloud("openai")), openai=rl.answer()) as lab:
         assert (await lab.ask(path=path)).status == 404
@@ -214,10 +214,10 @@ async def test_nothing_is_passed_through(path):
 
 
 async def test_what_is_under_way_is_reserved(autojump_clock):
-    """Of twenty that come at once, as many are let in as fit at their most; afterwards what they took is charged."""
+    """Twenty concurrent requests are admitted up to their maximum usage; then the actual usage is charged."""
     each = len(json.dumps(rl.ASKED | {"max_tokens": 100})) + 100
     budget = Budget(name="b", scope="router", window_seconds=3600, max_tokens=3 * each)
-    slow, found = rl.saying(b"", rl.answer(said=rl.ANSWER), seconds=9), []
+    slow, found = rl.saying(b"", rl.answer(body=rl.ANSWER), seconds=9), []
     async with rl.open_lab(rl.config_of(rl.local("mac"), budgets=(budget,)), mac=slow) as lab:
 
         async def ask():

@@ -1,7 +1,7 @@
-"""Sixteen faults of providers, and what becomes of a request that meets each.
+"""Sixteen faults of providers, and the result of a request that meets each.
 
-Where another backend may answer, it does, and the client sees nothing of the fault. Where the client has some of the
-answer already, the stream ends with an error event and no clean end. What is an answer passes as one.
+If another backend may answer, it does, and the client does not see the fault. If the client has a part of the answer,
+the stream ends with an error event and no clean end. An answer passes as one.
 """
 
 import json
@@ -20,7 +20,7 @@ HALF = rl.stream(rl.piece("one"), end=b"")
 
 
 async def drip(connection):
-    """A byte every nine seconds, for ever."""
+    """Send a byte every nine seconds, forever."""
     await connection.send_all(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n{")
     while True:
         await trio.sleep(9)
@@ -28,7 +28,7 @@ async def drip(connection):
 
 
 async def drip_events(connection):
-    """Half an event, a byte every nine seconds."""
+    """Send half an event, a byte every nine seconds."""
     await connection.send_all(rl.SSE)
     while True:
         await trio.sleep(9)
@@ -36,7 +36,7 @@ async def drip_events(connection):
 
 
 async def endless(connection):
-    """An event without an end."""
+    """Send an event without an end."""
     await connection.send_all(rl.SSE)
     while True:
         await connection.send_all(rl.chunk(b"x" * 1_000_000))
@@ -44,9 +44,10 @@ async def endless(connection):
 
 @attrs.frozen
 class Fault:
-    """What the first of two backends does, and what the client gets.
+    """The fault of the first of two backends, and the client's result.
 
-    `cause` is why the second one answers; without one the first one's word is the answer, with this status and code.
+    `cause` is the reason to try the second one; without it the first one's reply is the answer, with this status and
+    code.
     """
 
     cause: str = ""
@@ -135,14 +136,13 @@ CAUSES |= {("cut stream", "streamed"): "broken_off", ("oversized", "plain"): "br
 
 
 def test_there_are_sixteen():
-    """None is left out."""
     assert len(FAULTS) == 16
 
 
 @pytest.mark.parametrize("kind", ["plain", "streamed"])
 @pytest.mark.parametrize("name", sample_rows(FAULTS))
 async def test_a_fault_before_the_first_byte(autojump_clock, name, kind):
-    """The second backend answers, within the first one's limit, or the first one's word is the answer."""
+    """The second backend answers within the first one's limit, or the first one's reply is the answer."""
     fault, script = FAULTS[name], getattr(FAULTS[name], kind)
     scripts = {"a": script} if script is not None else {}
     good = rl.answer() if kind == "plain" else rl.stream(rl.WHOLE_STREAM)
@@ -174,7 +174,7 @@ async def test_a_fault_before_the_first_byte(autojump_clock, name, kind):
 
 @pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.after is not None])
 async def test_a_fault_after_the_first_byte(autojump_clock, name):
-    """What came passes; then an error event that every client of OpenAI's knows, no `[DONE]`, and no clean end."""
+    """The text so far passes; then come an error event that OpenAI's clients know, no `[DONE]`, and no clean end."""
     fault = FAULTS[name]
     config = rl.config_of(rl.cloud("a"), rl.cloud("b"), first_byte_seconds=60)
     async with rl.open_lab(config, a=fault.after, b=rl.stream(rl.WHOLE_STREAM)) as lab:
@@ -196,15 +196,15 @@ async def test_a_fault_after_the_first_byte(autojump_clock, name):
 
 
 @pytest.mark.parametrize("end", [b"", rl.DONE])
-async def test_a_stream_that_says_it_is_finished_is_whole(end):
-    """With `[DONE]`, or with a reason to be finished and a clean end; the client gets `[DONE]` in both cases."""
+async def test_a_finished_stream_is_complete(end):
+    """`[DONE]`, or a finish reason with a clean end, completes it; the client gets `[DONE]` in both cases."""
     async with rl.open_lab(rl.config_of(rl.cloud("a")), a=rl.stream(rl.piece("one", "stop"), end)) as lab:
         _, body, clean = await lab.read()
     assert (body, clean) == (rl.piece("one", "stop") + rl.DONE, True)
 
 
 async def test_a_real_reset_and_a_real_disconnect():
-    """On sockets: a reset leads on to the next backend, and a client that leaves is gone upstream within 100 ms."""
+    """On sockets, a reset leads to the next backend; a disconnect reaches the backend within 100 ms."""
     gone = trio.Event()
 
     async def reset(connection):

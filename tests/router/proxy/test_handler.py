@@ -1,6 +1,6 @@
-"""What a client of a router meets: which requests are taken, and what is said of the others.
+"""A router's answers to its clients: requests that are accepted, and errors for the others.
 
-What cannot be read is counted, and of clients that are let in it stands in the audit log.
+Unreadable requests are counted, and those of authenticated clients are in the audit log.
 """
 
 import json
@@ -26,12 +26,12 @@ BOTH = config_of(local("mac"), cloud("cloud"))
 
 
 async def test_a_request_gets_the_answer_of_the_first_backend():
-    """The answer passes as it is, and says which backend it is from."""
+    """The answer is unchanged, and a header names the backend."""
     async with open_lab(BOTH, mac=answer(), cloud=answer()) as lab:
-        said = await lab.ask()
-    assert (said.status, json.loads(said.body)) == (200, ANSWER)
-    assert said.headers.get("x-llmkube-backend") == "mac"
-    assert len(said.headers.get("x-request-id")) == 32
+        response = await lab.ask()
+    assert (response.status, json.loads(response.body)) == (200, ANSWER)
+    assert response.headers.get("x-llmkube-backend") == "mac"
+    assert len(response.headers.get("x-request-id")) == 32
     assert not lab.players["cloud"].asked
 
 
@@ -67,42 +67,42 @@ async def test_a_request_gets_the_answer_of_the_first_backend():
     ],
 )
 async def test_what_is_no_request_is_refused_with_the_field_and_the_fix(body, path, status, code, words):
-    """In OpenAI's shape; nothing reaches a backend."""
+    """The error has OpenAI's shape; nothing reaches a backend."""
     async with open_lab(BOTH, mac=answer(), cloud=answer()) as lab:
-        said = await lab.ask(body, path)
-        error = json.loads(said.body)["error"]
-    assert (said.status, error["code"]) == (status, code)
+        response = await lab.ask(body, path)
+        error = json.loads(response.body)["error"]
+    assert (response.status, error["code"]) == (status, code)
     assert words in error["message"]
     assert set(error) == {"message", "type", "code"}
     assert not lab.players["mac"].asked
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "error_of"),
     [
-        ("/v1/chat/completions", lambda said: said["error"]),
-        ("/v1/messages", lambda said: said["error"] if said["type"] == "error" else None),
-        ("/api/chat", lambda said: {"code": "body_too_large", "message": said["error"]}),
+        ("/v1/chat/completions", lambda value: value["error"]),
+        ("/v1/messages", lambda value: value["error"] if value["type"] == "error" else None),
+        ("/api/chat", lambda value: {"code": "body_too_large", "message": value["error"]}),
     ],
 )
-async def test_a_body_above_the_limit_is_413(path, told):
-    """And not read as a whole; the client is told in its own dialect."""
+async def test_a_body_above_the_limit_is_413(path, error_of):
+    """It is not read completely; the error has the client's dialect."""
     async with open_lab(BOTH, limits=Limits(max_body_bytes=100), mac=answer(), cloud=answer()) as lab:
-        said = await lab.ask(ASKED | {"user": "u" * 200}, path=path)
-    assert said.status == 413
-    error = told(json.loads(said.body))
+        response = await lab.ask(ASKED | {"user": "u" * 200}, path=path)
+    assert response.status == 413
+    error = error_of(json.loads(response.body))
     assert (error["code"], error["message"]) == ("body_too_large", "the body is larger than 100 bytes")
 
 
 async def test_get_is_refused_where_post_is_meant():
-    """With what is allowed."""
+    """The answer has the allowed methods."""
     async with open_lab(BOTH, mac=answer(), cloud=answer()) as lab:
-        said = await lab.ask(method="GET")
-    assert (said.status, said.headers.get("allow")) == (405, "POST")
+        response = await lab.ask(method="GET")
+    assert (response.status, response.headers.get("allow")) == (405, "POST")
 
 
 async def test_every_model_that_is_listed_is_routable():
-    """By its own id, without any header; what no rule leads to is not listed."""
+    """Its own id suffices without a header; a model without a rule is not listed."""
     config = config_of(local("mac"), cloud("cloud", model_id="gpt-5"), rules=(), by_model=True)
     async with open_lab(config, mac=answer(), cloud=answer()) as lab:
         listed = json.loads((await lab.ask(path="/v1/models", method="GET")).body)["data"]
@@ -118,18 +118,18 @@ async def test_every_model_that_is_listed_is_routable():
 
 
 async def test_sensitive_data_stays_or_is_refused():
-    """A provider gets no byte of it, whatever rule names it; the refusal says why."""
+    """A provider gets no byte of it, whatever rule names it; the refusal has the reason."""
     async with open_lab(config_of(cloud("cloud")), cloud=answer()) as lab:
-        said = await lab.ask(headers={"X-LLMKube-Classification": "PII"})
-    assert (said.status, json.loads(said.body)["error"]["code"]) == (503, "not_permitted")
-    assert "pii stays local" in json.loads(said.body)["error"]["message"]
+        response = await lab.ask(headers={"X-LLMKube-Classification": "PII"})
+    assert (response.status, json.loads(response.body)["error"]["code"]) == (503, "not_permitted")
+    assert "pii stays local" in json.loads(response.body)["error"]["message"]
     assert lab.metric("llmkube_router_fail_closed_total", rule="default", classification="pii") == 1
     assert not lab.players["cloud"].asked
     assert not lab.players["cloud"].listener.dialled
 
 
-async def test_readyz_says_which_backends_are_not_asked():
-    """It is 503 while none could be."""
+async def test_readyz_lists_unavailable_backends():
+    """The status is 503 if no backend can be asked."""
     config = config_of(local("mac", base_url="", missing="its InferenceService is not there"))
     async with open_lab(config) as lab:
         ready = await lab.ask(path="/readyz", method="GET")
@@ -213,7 +213,7 @@ ODD = st.recursive(
 
 
 def places_in(value, path=()):
-    """Where something stands, at every depth."""
+    """Yield the path of each value, at every depth."""
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, each in parts:
         yield (*path, name)
@@ -221,7 +221,7 @@ def places_in(value, path=()):
 
 
 def replaced(value, path, odd):
-    """The same with something else at one place."""
+    """Return a copy with one value replaced."""
     if not path:
         return odd
     copy = dict(value) if isinstance(value, dict) else list(value)
@@ -230,7 +230,7 @@ def replaced(value, path, odd):
 
 
 def nested(deep):
-    """An object in an object, and so on."""
+    """Return nested objects of this depth."""
     value = {}
     for _ in range(deep):
         value = {"a": value}
@@ -238,24 +238,24 @@ def nested(deep):
 
 
 async def statuses(path, bodies):
-    """What each body gets from an engine, a provider of chat completions and one of messages."""
+    """Return the status of each body with an engine, a provider of chat completions and one of Messages."""
     claude = cloud("claude", provider="anthropic", dialect="anthropic", model="opus")
     config = config_of(local("mac"), cloud("gpt"), claude, rules=(), by_model=True)
-    message = answer(said={"type": "message", "content": [{"type": "text", "text": "yes"}], "input_tokens": 3})
+    message = answer(body={"type": "message", "content": [{"type": "text", "text": "yes"}], "input_tokens": 3})
     found = set()
     async with open_lab(config, mac=answer(), gpt=answer(), claude=message) as lab:
         for body in bodies:
             for name in ("mac", "gpt", "claude")[: 2 if path == "/api/embed" else 3]:  # Anthropic has no vectors
-                said = await lab.ask({"stream": False} | body | {"model": name}, path)
-                if said.status == 400:
-                    error = json.loads(said.body)
+                response = await lab.ask({"stream": False} | body | {"model": name}, path)
+                if response.status == 400:
+                    error = json.loads(response.body)
                     assert ("type" in error) == path.startswith("/v1/messages"), "an error of another dialect"
-                found.add(said.status)
+                found.add(response.status)
     return found
 
 
 def test_every_dialect_has_a_request_here_that_is_taken():
-    """Else odd changes of it would show nothing."""
+    """Otherwise, odd changes of it would prove nothing."""
     assert set(FULL) == set(DIALECTS)
     for path, full in FULL.items():
         assert 200 in trio.run(partial(statuses, path, [full]))
@@ -265,7 +265,7 @@ def test_every_dialect_has_a_request_here_that_is_taken():
 @pytest.mark.parametrize("path", FULL)
 @given(data=st.data())
 def test_an_odd_body_is_an_answer_or_400_and_never_500(path, data):
-    """Whatever stands in the place of any part of a request, at every depth."""
+    """Each value of a request is replaced, at every depth."""
     places = st.sampled_from(list(places_in(FULL[path])))
     changes = data.draw(st.lists(st.tuples(places, ODD), min_size=1, max_size=3))
     bodies = [replaced(FULL[path], place, odd) for place, odd in changes]
@@ -278,25 +278,25 @@ def test_an_odd_body_is_an_answer_or_400_and_never_500(path, data):
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", *FULL])
 async def test_a_body_that_is_nested_as_deeply_as_json_may_be_is_400(path):
-    """And nothing reaches a backend."""
+    """Nothing reaches a backend."""
     deep = b"[" * 1000 + b"]" * 1000
     body = b'{"model": "m", "stream": false, "max_tokens": 9, "messages": %b, "prompt": %b, "input": %b}'
     async with open_lab(BOTH, mac=answer(), cloud=answer()) as lab:
-        said = await lab.ask(body % (deep, deep, deep), path)
-    assert said.status == 400
+        response = await lab.ask(body % (deep, deep, deep), path)
+    assert response.status == 400
     assert not lab.players["mac"].asked
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize("path", FULL)
 def test_a_part_that_is_nested_deeply_is_an_answer_or_400(path):
-    """At every place of a body."""
+    """Each position in a body is tried."""
     bodies = [replaced(FULL[path], place, nested(deep)) for place in places_in(FULL[path]) for deep in (300, 900)]
     assert trio.run(partial(statuses, path, bodies)) <= {200, 400}
 
 
 async def test_lines_that_come_together_share_a_write(autojump_clock):
-    """The first is written at once, those after it within a pause; the last ones at the end."""
+    """The first is written at once, later ones after a pause; the last ones at the end."""
     written = []
 
     async def write(lines):
@@ -346,7 +346,7 @@ def counted(lab, outcome):
 
 
 async def unread(name, tmp_path):
-    """A request that cannot be read counts once; one line has its path, its team and its outcome, and no secret."""
+    """An unreadable request is counted once; its line has path, team and outcome, and no secret."""
     sent, status, outcome, path = UNREAD[name]
     (tmp_path / "team").write_text(KEY)
     config = config_of(local("a"), auth=Auth(keys_folder=str(tmp_path)))
@@ -361,8 +361,8 @@ async def unread(name, tmp_path):
         assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]["code"] == outcome
         assert counted(lab, outcome) == 1
         await trio.sleep(1)
-        said = [(line["path"], line["team"], line["status"], line["outcome"]) for line in lab.audit]
-        assert said == ([] if path is None else [(path, "team", status, outcome)])
+        lines = [(line["path"], line["team"], line["status"], line["outcome"]) for line in lab.audit]
+        assert lines == ([] if path is None else [(path, "team", status, outcome)])
         assert not any(word in b"".join(lab.lines) for word in (KEY.encode(), BODY, b"resp_1"))
         assert all(line["requestID"].encode() in received for line in lab.audit)
 
@@ -382,7 +382,7 @@ MUTANTS = {
 
 @pytest.mark.parametrize("name", UNREAD)
 async def test_what_cannot_be_read(name, tmp_path, autojump_clock):
-    """It is counted, and written down for whom the judge has let in."""
+    """It is counted, and logged if the client is authenticated."""
     await unread(name, tmp_path)
 
 
@@ -401,7 +401,7 @@ async def test_a_deliberate_bug_is_caught(bug, tmp_path, autojump_clock, monkeyp
 
 
 async def test_a_flood_of_strangers_writes_nothing(tmp_path, autojump_clock):
-    """However many come: without a key that counts the log has no line of them, and a metric counts each."""
+    """Without a valid key, no request is logged, and a metric counts each."""
     (tmp_path / "team").write_text(KEY)
     config = config_of(local("a"), auth=Auth(keys_folder=str(tmp_path)))
     async with open_lab(config, limits=LIMITS, a=answer()) as lab:

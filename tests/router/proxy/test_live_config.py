@@ -12,8 +12,8 @@ from llmkube.router.proxy.live_config import keys_for
 from router.proxy.router_lab import DONE, answer, chunk, cloud, config_of, error, local, open_lab, piece, stream
 
 
-async def test_another_config_counts_for_the_next_request_and_drops_none():
-    """A stream that began under the old one goes on to its end."""
+async def test_another_config_applies_to_the_next_request_and_drops_none():
+    """A stream that started under the old one continues to its end."""
     goes_on = trio.Event()
 
     async def slow(connection):
@@ -40,8 +40,8 @@ async def test_another_config_counts_for_the_next_request_and_drops_none():
     assert [json.loads(line)["kind"] for line in lab.lines][:2] == ["start", "config"]
 
 
-async def test_a_config_that_cannot_be_used_changes_nothing_and_is_told():
-    """In /readyz, in the metric, and no longer once the file is right."""
+async def test_an_invalid_config_changes_nothing_and_is_reported():
+    """It is reported in /readyz and in the metric, until the file is valid again."""
     async with open_lab(config_of(local("mac")), mac=answer()) as lab:
 
         def broken():
@@ -60,8 +60,8 @@ async def test_a_config_that_cannot_be_used_changes_nothing_and_is_told():
         assert lab.metric("llmkube_router_config_valid") == 1
 
 
-async def test_a_backend_that_changed_is_asked_anew():
-    """Its circuit was that of another address; one that did not change keeps its own."""
+async def test_a_changed_backend_has_a_new_circuit():
+    """Its circuit belonged to another address; an unchanged backend keeps its circuit."""
     async with open_lab(config_of(cloud("a"), cloud("b")), a=error(500), b=error(500), c=answer()) as lab:
         for _ in range(3):
             await lab.ask()
@@ -72,7 +72,7 @@ async def test_a_backend_that_changed_is_asked_anew():
         assert lab.audit[-1]["attempts"][0]["result"] == "circuit_open"
 
 
-def test_keys_that_cannot_be_read_are_told(tmp_path):
-    """And are not taken for none, which would let everybody in."""
+def test_unreadable_keys_are_reported(tmp_path):
+    """They are not treated as an empty list, which would admit every client."""
     with pytest.raises(UserError, match="file per team"):
         keys_for(config_of(local("a"), auth=Auth(keys_folder=str(tmp_path / "none"))))

@@ -1,6 +1,6 @@
-"""What a router says of its requests has a name in `OUTCOMES`: no refusal of its own counts as a crash.
+"""Each outcome of a request has a name in `OUTCOMES`: no refusal is counted as a crash.
 
-The series of OpenTelemetry's conventions, from what became of requests.
+Series of OpenTelemetry's conventions, from finished requests.
 """
 
 import ast
@@ -28,15 +28,15 @@ ROOMS = ("dispatch", "proxy", "responses")
 ELSEWHERE = {"proxy/admin.py"}  # the operator's port, whose requests are not counted
 
 STATUS_AND_CODE = {"refused": (0, 2), "_own": (0, 2)}
-"""Where the arguments of what refuses have them."""
+"""Positions of status and code in the arguments of refusing functions."""
 
 COMPUTED = {
     "proxy/handler.py": {(400, "any of BodyError"), *handler._REFUSALS.values(), (503, "no_route")},
     "responses/store.py": {(404, "response_not_found")},
-    "dispatch/dispatcher.py": set(),  # called below, with all that it can be told
-    "dispatch/attempt.py": {(400, "backend_refused")},  # what is 500 or more is no answer
+    "dispatch/dispatcher.py": set(),  # called below, with all its arguments
+    "dispatch/attempt.py": {(400, "backend_refused")},  # 500 or more is not an answer
 }
-"""By modules that write a status or a code as another thing than a constant, what these can be."""
+"""Possible values of a status or code that a module does not write as a constant."""
 
 
 def refusals_of(name, text):
@@ -46,16 +46,16 @@ def refusals_of(name, text):
         word = called.id if isinstance(called, ast.Name) else called.attr if isinstance(called, ast.Attribute) else ""
         if word not in STATUS_AND_CODE:
             continue
-        said = [node.args[at] for at in STATUS_AND_CODE[word]]
-        if all(isinstance(each, ast.Constant) for each in said):
-            yield tuple(each.value for each in said)
+        arguments = [node.args[at] for at in STATUS_AND_CODE[word]]
+        if all(isinstance(each, ast.Constant) for each in arguments):
+            yield tuple(each.value for each in arguments)
         else:
             assert name in COMPUTED, f"{name}:{node.lineno}: say in COMPUTED what {ast.unparse(node)} can be"
             yield from COMPUTED[name]
 
 
 def outcomes_of(text):
-    """Return the words that a module writes down as what became of a request, a crash among them."""
+    """Return the outcomes that a module records, including a crash."""
     for node in ast.walk(ast.parse(text)):
         match node:
             case ast.Assign() if "outcome" in ast.unparse(node.targets[0]):
@@ -80,11 +80,11 @@ def sources():
 
 
 def without_backends():
-    """Return what is said when no backend answers, of all that attempts can come to."""
+    """Return the errors if no backend answers, for all results of attempts."""
     for cause, has_siblings, rule in product(Cause, (True, False), ("", "a rule")):
         failure = Failure(cause, "why", 500, has_siblings=has_siblings)
-        said = no_answer([failure], [AttemptRecord("a", cause.value, "", 0.0, 0)], closed_by=rule, wait_seconds=1.0)
-        yield said.response.status, said.code
+        answer = no_answer([failure], [AttemptRecord("a", cause.value, "", 0.0, 0)], closed_by=rule, wait_seconds=1.0)
+        yield answer.response.status, answer.code
 
 
 def refusals():
@@ -93,7 +93,7 @@ def refusals():
 
 
 def test_each_refusal_is_counted_by_its_name():
-    """Those of the client's own making may share `client_error`; none is a crash."""
+    """Errors of the client may share `client_error`; none is a crash."""
     found = refusals()
     assert {(503, "budget_not_kept"), (503, "histories_full"), (503, "queue_full"), (404, "not_found")} <= found
     for status, code in found:
@@ -101,17 +101,17 @@ def test_each_refusal_is_counted_by_its_name():
 
 
 def test_no_name_is_there_that_nothing_gives():
-    """Whoever reads `OUTCOMES` to write an alert waits for nothing in vain."""
+    """An alert on a name in `OUTCOMES` can always fire."""
     given = {code for _, code in refusals()} | {each.value for each in Ending}
     given |= {unread_code(status) for status in range(400, 600)}
     for _, text in (*sources(), ("", Path(principals.__file__).read_text())):
         given |= set(outcomes_of(text))
-    assert given >= metrics.OUTCOMES - {"client_error", "stream_broken"}  # which stand for others
+    assert given >= metrics.OUTCOMES - {"client_error", "stream_broken"}  # names that replace others
 
 
 @pytest.mark.parametrize("code", ["budget_not_kept", "histories_full", "queue_full"])
 def test_a_name_that_is_left_out_is_seen(code, monkeypatch):
-    """As two of these were."""
+    """Two of these names were once omitted."""
     monkeypatch.setattr(metrics, "OUTCOMES", metrics.OUTCOMES - {code})
     with pytest.raises(AssertionError, match=code):
         test_each_refusal_is_counted_by_its_name()
@@ -119,7 +119,7 @@ def test_a_name_that_is_left_out_is_seen(code, monkeypatch):
 
 @pytest.mark.parametrize("new", ['refused(503, words, "is_new")', "refused(503, words, code)"])
 def test_a_refusal_that_is_added_is_seen(new, monkeypatch):
-    """Also one whose code is computed."""
+    """Computed codes are found, too."""
     plain = sources
     monkeypatch.setitem(globals(), "sources", lambda: [*plain(), ("proxy/new.py", new)])
     with pytest.raises(AssertionError, match="new"):
@@ -139,7 +139,7 @@ def record(path="/v1/chat/completions", **what):
 
 
 def ended(*requests):
-    """Count them; return a way to read a sample."""
+    """Count finished requests; return a function that reads a sample."""
     registry = CollectorRegistry()
     metrics = GenAiMetrics(registry)
     for one, backend, outcome, seconds in requests:
@@ -167,7 +167,7 @@ def test_a_failure_has_its_type_and_no_first_token():
 
 
 def test_labels_are_of_the_config():
-    """What a client calls the model is none: it could make up as many as it likes."""
+    """The client's model name is not a label: its values would be unbounded."""
     value = ended((record(model="whatever it answers"), CLOUD, "ok", 1.0))
     labels = {"gen_ai_operation_name": "chat", "gen_ai_provider_name": "aws.bedrock"}
     labels |= {"gen_ai_request_model": "anthropic.claude", "error_type": ""}
@@ -176,7 +176,7 @@ def test_labels_are_of_the_config():
 
 
 @pytest.mark.parametrize(("path", "backend"), [("/v1/rerank", LOCAL), ("/v1/chat/completions", None)])
-def test_what_the_convention_has_no_words_for_is_left_out(path, backend):
+def test_paths_outside_the_convention_are_omitted(path, backend):
     registry = CollectorRegistry()
     metrics = GenAiMetrics(registry)
     before = sum(len(family.samples) for family in registry.collect())

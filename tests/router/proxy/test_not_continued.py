@@ -1,6 +1,6 @@
-"""What no other engine can go on with ends with an error event, in every dialect, wherever and however its engine dies.
+"""An answer that no other engine can continue ends with an error event, in every dialect and for every death.
 
-A row for each dialect and each kind: what the request asks for, or what the answer turns out to be.
+The table has a row for each dialect and kind: a property of the request or of the answer.
 """
 
 import json
@@ -25,7 +25,7 @@ PLAIN = {
     OLLAMA_CHAT: TURNS,
     OLLAMA_GENERATE: PROMPT,
 }
-"""A request of each dialect whose answer is text."""
+"""A request of each dialect with a text answer."""
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 TOOL = {"name": "f", "parameters": SCHEMA}
@@ -52,13 +52,13 @@ NAMES = {"id": "x", "created": 1, "model": "m.gguf", "object": "chat.completion.
 
 
 def event(delta=None, finish=None, **more):
-    """One event of a chat."""
+    """Return one event of a chat."""
     choice = {"index": 0, "delta": delta or {}, "finish_reason": finish} | more
     return b"data: %b\n\n" % json.dumps(NAMES | {"choices": [choice]}).encode()
 
 
 def text_event(text, finish=None, **more):
-    """One event of a completion."""
+    """Return one event of a completion."""
     choice = {"index": 0, "text": text, "finish_reason": finish} | more
     return b"data: %b\n\n" % json.dumps(NAMES | {"choices": [choice]}).encode()
 
@@ -81,7 +81,7 @@ CHATS = tuple(path for path in PLAIN if path != COMPLETIONS)
 
 
 def _rows():
-    """Yield dialect, kind, request, what the first engine says, and after how much of it nothing can go on."""
+    """Yield dialect, kind, request, the first engine's events, and the event from which it cannot be continued."""
     for path, more in TOOLS.items():
         yield path, "tools are offered", PLAIN[path] | more, TEXTS, 1
         yield path, "a tool is called", PLAIN[path] | more, CALLS, 1
@@ -102,18 +102,18 @@ DEATHS = ("broken", "in an event", "cut", "silent")
 
 
 def counted(events):
-    """Events that say how many tokens they took, as the router asks for: else a limit keeps an answer from going on."""
+    """Return the events with token counts, as the router requests: without them, a limit prevents a continuation."""
     for number, each in enumerate(events):
         timings = {"cache_n": 0, "prompt_n": 3, "predicted_n": number, "prompt_ms": 1.0, "predicted_ms": 1.0}
         yield b"data: %b\n\n" % json.dumps(json.loads(each[6:]) | {"timings": timings}).encode()
 
 
 def engine(events, death="", written=None):
-    """An engine that dies after as many of its events; None lets it live."""
+    """Return an engine that dies after this many events; with None it lives."""
 
     async def play(connection):
-        said = rl.SSE + b"".join(map(rl.chunk, (*counted(events), rl.DONE)[:written]))
-        await connection.send_all(said)
+        data = rl.SSE + b"".join(map(rl.chunk, (*counted(events), rl.DONE)[:written]))
+        await connection.send_all(data)
         if death == "in an event":
             await connection.send_all(rl.chunk(b'data: {"choices": [{"index": 0, "del'))
         elif death == "silent":
@@ -134,7 +134,7 @@ async def answered(path, body, first, second):
 
 
 def is_error(path, data):
-    """Whether a stream ends with an error in its dialect, and has no mark of a good end."""
+    """Return whether a stream ends with an error in its dialect, and without a sign of success."""
     blocks = data.strip().split("\n" if path.startswith("/api/") else "\n\n")
     if blocks[-1] == "data: [DONE]":
         return False
@@ -147,12 +147,12 @@ def is_error(path, data):
         OLLAMA_CHAT: ('"done":true',),
         OLLAMA_GENERATE: ('"done":true',),
     }[path]
-    told = bool(last.get("error"))
+    is_reported = bool(last.get("error"))
     if path in (RESPONSES, MESSAGES):
-        told = told and last["type"] == "error" and bool(last["error"]["message"])
+        is_reported = is_reported and last["type"] == "error" and bool(last["error"]["message"])
     if path == RESPONSES:
-        told = told and "response.failed" in data
-    return told and not any(each in data for each in ends)
+        is_reported = is_reported and "response.failed" in data
+    return is_reported and not any(each in data for each in ends)
 
 
 async def _play(name):
@@ -169,22 +169,22 @@ async def _play(name):
 
 
 @pytest.mark.parametrize("name", sample_rows(ROWS))
-async def test_what_cannot_go_on_ends_with_an_error(name, autojump_clock):
-    """The twin, which would go on with any text, is never asked; the audit log says why."""
+async def test_what_cannot_be_continued_ends_with_an_error(name, autojump_clock):
+    """The second engine, which would continue any text, is never asked; the audit log has the reason."""
     await _play(name)
 
 
 @pytest.mark.parametrize("name", sample_rows(ROWS))
 async def test_an_engine_that_lives_ends_its_answer(name):
-    """The same scripts, whole: a clean end, and no error."""
+    """The complete scripts have a clean end, and no error."""
     path, body, events, _ = ROWS[name]
     data, clean, line, _ = await answered(path, body, engine(events), engine(()))
     assert (clean, is_error(path, data), line["outcome"], "error" in line["notContinued"]) == (True, False, "ok", False)
 
 
 @pytest.mark.parametrize("path", PLAIN)
-async def test_plain_text_goes_on(path, autojump_clock):
-    """In every dialect: the table shows what differs from that."""
+async def test_plain_text_is_continued(path, autojump_clock):
+    """This is so in every dialect: each row of the table differs from it."""
     events = COMPLETED if path == COMPLETIONS else TEXTS
     data, clean, line, asked = await answered(path, PLAIN[path], engine(events, "broken", 2), engine(events))
     assert (clean, asked, line["continuations"], line["outcome"]) == (True, 1, 1, "ok")
@@ -193,8 +193,8 @@ async def test_plain_text_goes_on(path, autojump_clock):
 
 @pytest.mark.parametrize("path", PLAIN)
 @pytest.mark.parametrize("kind", ["calls", "thoughts", "logprobs"])
-async def test_what_goes_on_as_something_else_ends_with_an_error(path, kind, autojump_clock):
-    """The client has text, and the twin calls a tool, thinks, or says how likely it is: that is no rest of it."""
+async def test_a_continuation_of_another_kind_ends_with_an_error(path, kind, autojump_clock):
+    """The client has text; a tool call, thoughts or logprobs of the second engine do not continue it."""
     events = COMPLETED if path == COMPLETIONS else TEXTS
     other = {"calls": CALLS, "thoughts": THOUGHTS, "logprobs": LIKELY}[kind]
     if path == COMPLETIONS:
@@ -214,15 +214,15 @@ def _all_goes_on(patch):
 
 
 def _all_is_text(patch):
-    patch.setattr(joined_answer, "choice_of", lambda said: (said["choices"][0] if said.get("choices") else None, ""))
+    patch.setattr(joined_answer, "choice_of", lambda event: (event["choices"][0] if event.get("choices") else None, ""))
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("name", "bug"), [(name, _all_goes_on) for name in BY_REQUEST] + [(name, _all_is_text) for name in BY_ANSWER]
 )
-async def test_each_row_sees_what_goes_on_in_spite_of_it(name, bug, monkeypatch, autojump_clock):
-    """A bug that lets everything go on fails in each row that it concerns."""
+async def test_each_row_catches_a_wrong_continuation(name, bug, monkeypatch, autojump_clock):
+    """A bug that allows each continuation fails in each row that it concerns."""
     bug(monkeypatch)
     with pytest.raises(AssertionError):
         await _play(name)

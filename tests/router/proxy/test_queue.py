@@ -1,4 +1,4 @@
-"""Requests that wait for a slot of an engine: who is asked when, what a client hears, and what a full queue says."""
+"""Requests that wait for a slot of an engine: their order, the clients' comments, and the errors of a full queue."""
 
 import json
 
@@ -20,7 +20,7 @@ async def keep(results, ask, *args):
 
 
 async def test_an_engine_gets_as_many_requests_as_it_has_slots(autojump_clock):
-    """The rest waits in the router, is seen there, and comes one by one."""
+    """The others wait in the router, are shown there, and are sent one by one."""
     answers = []
     async with rl.open_lab(rl.config_of(ONE), mac=SLOW) as lab, trio.open_nursery() as nursery:
         for _ in range(3):
@@ -37,7 +37,7 @@ async def test_an_engine_gets_as_many_requests_as_it_has_slots(autojump_clock):
 
 
 async def test_a_slot_is_held_to_the_end_of_a_stream(autojump_clock):
-    """The second is asked when the first client has its last byte; until then it hears comments."""
+    """The second request is sent after the first client's last byte; until then its client gets comments."""
     long = rl.saying(rl.stream(b": x\n\n", end=b""), rl.chunk(rl.WHOLE_STREAM) + b"0\r\n\r\n", seconds=12)
     results = []
     async with rl.open_lab(rl.config_of(ONE), mac=long) as lab, trio.open_nursery() as nursery:
@@ -57,7 +57,7 @@ async def test_a_slot_is_held_to_the_end_of_a_stream(autojump_clock):
 
 
 async def test_an_engine_whose_slots_are_not_known_has_no_queue():
-    """Nor has a provider: each request is sent at once."""
+    """A provider has none, either: each request is sent at once."""
     async with (
         rl.open_lab(rl.MAC, mac=rl.saying(b"", then=rl.until_gone)) as lab,
         trio.open_nursery() as nursery,
@@ -85,8 +85,8 @@ async def test_a_client_that_goes_away_leaves_the_queue(autojump_clock):
 
 
 @pytest.mark.parametrize(("own", "status", "code"), [(2, 429, "tenant_queue_full"), (1, 503, "queue_full")])
-async def test_a_request_whose_turn_never_comes_is_told_when_to_come_again(autojump_clock, own, status, code):
-    """429 where more of the same tenant waits, 503 where not; the wait is no fault of the backend."""
+async def test_a_request_whose_turn_never_comes_gets_retry_after(autojump_clock, own, status, code):
+    """The status is 429 if the same tenant has more requests, else 503; the backend's circuit does not count it."""
     results = []
     events = [rl.chunk(b": x\n\n"), *[rl.chunk(rl.WHOLE_STREAM[: rl.WHOLE_STREAM.index(b"\n\n") + 2])] * 9]
     long = rl.saying(rl.stream(rl.WHOLE_STREAM[: rl.WHOLE_STREAM.index(b"\n\n") + 2], end=b""), *events, seconds=10)
@@ -105,49 +105,48 @@ async def test_a_request_whose_turn_never_comes_is_told_when_to_come_again(autoj
         nursery.cancel_scope.cancel()
 
 
-async def test_a_full_queue_refuses_the_newest_of_whoever_has_most(autojump_clock, monkeypatch):
-    """At once, with 429 and Retry-After; those before it wait on."""
+async def test_a_full_queue_refuses_the_newest_of_the_busiest_tenant(autojump_clock, monkeypatch):
+    """It gets 429 with Retry-After at once; earlier requests keep waiting."""
     monkeypatch.setattr(fair_queue, "MAX_WAITING", 2)
     answers = []
     async with rl.open_lab(rl.config_of(ONE), mac=SLOW) as lab, trio.open_nursery() as nursery:
         for _ in range(3):
             nursery.start_soon(keep, answers, lab.ask)
         await trio.sleep(1)
-        said = await lab.ask()
-        assert (said.status, json.loads(said.body)["error"]["code"]) == (429, "tenant_queue_full")
-        assert int(said.headers.get("retry-after")) >= 1
+        response = await lab.ask()
+        assert (response.status, json.loads(response.body)["error"]["code"]) == (429, "tenant_queue_full")
+        assert int(response.headers.get("retry-after")) >= 1
         assert trio.current_time() < 2
     assert [each.status for each in answers] == [200] * 3
     outcome = {"rule": "all", "backend": "none", "classification": "none", "outcome": "tenant_queue_full"}
     assert lab.metric("llmkube_router_requests_total", **outcome) == 1
 
 
-async def test_a_full_queue_leads_on_to_the_next_backend(autojump_clock, monkeypatch):
-    """Where the rule has one."""
+async def test_a_full_queue_leads_to_the_next_backend(autojump_clock, monkeypatch):
     monkeypatch.setattr(fair_queue, "MAX_WAITING", 0)
     async with (
         rl.open_lab(rl.config_of(ONE, rl.cloud("b")), mac=SLOW, b=rl.answer()) as lab,
         trio.open_nursery() as nursery,
     ):
-        said = await lab.ask()
-        assert said.status == 200
+        response = await lab.ask()
+        assert response.status == 200
         assert [each["result"] for each in lab.audit[0]["attempts"]] == ["queue", "answered"]
         nursery.cancel_scope.cancel()
 
 
 async def test_an_open_circuit_is_not_waited_for(monkeypatch):
-    """It is left alone at once: nobody stands in its queue."""
+    """No request is queued for it."""
     async with rl.open_lab(rl.config_of(ONE), mac=rl.error(500)) as lab:
         while lab.router.states() == {"mac": ""}:
             await lab.ask()
         monkeypatch.setattr(fair_queue, "MAX_WAITING", 0)
-        said = await lab.ask()
-        assert (said.status, json.loads(said.body)["error"]["code"]) == (503, "no_backend_available")
+        response = await lab.ask()
+        assert (response.status, json.loads(response.body)["error"]["code"]) == (503, "no_backend_available")
         assert lab.metric("llmkube_router_attempts_total", backend="mac", result="circuit_open") == 1
 
 
 async def test_a_tenant_is_charged_what_an_answer_took_and_nothing_while_the_engine_loads(autojump_clock, monkeypatch):
-    """Prompt without what was cached, and answer; the engine is free between two looks at it."""
+    """The charge is the uncached prompt and the answer; the engine is free between two attempts."""
     charged, ended = [], fair_queue.FairQueue.ended
 
     def spy(queue, tenant, tokens, took):
@@ -158,14 +157,14 @@ async def test_a_tenant_is_charged_what_an_answer_took_and_nothing_while_the_eng
     loading = rl.error(503, "Loading model", code=503, type="unavailable_error")
     usage = {"prompt_tokens": 30, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 20}}
     async with rl.open_lab(
-        rl.config_of(ONE), mac=(*[loading] * 3, rl.answer(said=rl.ANSWER | {"usage": usage}))
+        rl.config_of(ONE), mac=(*[loading] * 3, rl.answer(body=rl.ANSWER | {"usage": usage}))
     ) as lab:
         assert (await lab.ask()).status == 200
     assert charged == [0, 0, 0, 15]
 
 
-async def test_a_quiet_team_is_next_whatever_waits_of_another(autojump_clock, tmp_path):
-    """Turns are of teams, not of keys or connections."""
+async def test_a_light_team_is_next_before_any_backlog_of_another(autojump_clock, tmp_path):
+    """Turns belong to teams, not to keys or connections."""
     (tmp_path / "flood").write_text("k1\nk2\n")
     (tmp_path / "quiet").write_text("k3\n")
     config = rl.config_of(ONE, auth=Auth(keys_folder=str(tmp_path)))

@@ -1,4 +1,4 @@
-"""Conversations at a router in memory: whose they are, where they may go, and what they cost."""
+"""Conversations at a router in memory: owners, permitted backends, and costs."""
 
 import json
 import random
@@ -24,16 +24,16 @@ REGION = "x-llmkube-region"
 
 
 async def ask(lab, headers=None, **more):
-    """Ask for a response; return status and object."""
-    said = await lab.ask(ASKED | more, RESPONSES, headers)
-    return said.status, json.loads(said.body)
+    """Request a response; return status and object."""
+    response = await lab.ask(ASKED | more, RESPONSES, headers)
+    return response.status, json.loads(response.body)
 
 
 async def kept(lab, headers=None, **more):
-    """Ask for a response that is answered; return its id."""
-    status, said = await ask(lab, headers, **more)
-    assert status == 200, said
-    return said["id"]
+    """Request a response that must succeed; return its id."""
+    status, response = await ask(lab, headers, **more)
+    assert status == 200, response
+    return response["id"]
 
 
 def conversations_of(lab):
@@ -44,7 +44,7 @@ def conversations_of(lab):
 
 
 def echoing(player):
-    """A script that answers with what was asked last, plain or as a stream."""
+    """Return a script that answers with the last request, whole or as a stream."""
 
     async def script(connection):
         body = json.loads(player.asked[-1][1])
@@ -53,7 +53,7 @@ def echoing(player):
             await connection.send_all(rl.stream(rl.piece(text), rl.piece("", "stop")))
         else:
             message = {"role": "assistant", "content": text}
-            await connection.send_all(rl.answer(said={"choices": [{"message": message, "finish_reason": "stop"}]}))
+            await connection.send_all(rl.answer(body={"choices": [{"message": message, "finish_reason": "stop"}]}))
 
     return script
 
@@ -70,7 +70,7 @@ OUTSIDE = rl.config_of(
 
 
 async def converse(count, seed):
-    """Play conversations that branch; return what stayed, and how often the provider was asked to go on with one."""
+    """Play branching conversations; return the local ones, and the number that the provider continued."""
     dice = random.Random(seed)
     mac, provider = rl.Player(()), rl.Player(())
     mac.scripts, provider.scripts = (echoing(mac),), (echoing(provider),)
@@ -91,9 +91,9 @@ async def converse(count, seed):
             if status != 200:
                 refused += 1
                 continue
-            said = rl.events_of(data)[-1]["response"] if body["stream"] else json.loads(data)
-            assert said["status"] == "completed"
-            known.append((said["id"], (*ancestors, text)))
+            response = rl.events_of(data)[-1]["response"] if body["stream"] else json.loads(data)
+            assert response["status"] == "completed"
+            known.append((response["id"], (*ancestors, text)))
         await trio.testing.wait_all_tasks_blocked()
     outside = [body.decode() for _, body in provider.asked]
     for body in outside:
@@ -103,7 +103,7 @@ async def converse(count, seed):
 
 
 async def test_no_conversation_takes_what_is_closed_outside(autojump_clock):
-    """Questions and answers, plain and as streams, routed, fallen back on and shadowed: the provider gets none."""
+    """Whole answers and streams, routed, fallen back on and shadowed: the provider gets no sensitive text."""
     count = max(250, LEAKS // 20)
     continued, refused = await converse(count, seed=5)
     assert continued > count // 20
@@ -111,7 +111,7 @@ async def test_no_conversation_takes_what_is_closed_outside(autojump_clock):
 
 
 def forgetting(**what):
-    """A mutant that keeps a response without some of its limits."""
+    """Return a mutant that stores a response without some of its limits."""
     real = conversations.limits_of
     return "limits_of", lambda facts: attrs.evolve(real(facts), **what)
 
@@ -127,14 +127,14 @@ MUTANTS = {
 @pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 async def test_a_mutant_is_caught(name, monkeypatch, autojump_clock):
-    """Each deliberate bug takes something outside."""
+    """Each deliberate bug sends sensitive text outside."""
     monkeypatch.setattr(conversations, *MUTANTS[name])
     with pytest.raises(AssertionError):
         await converse(250, seed=5)
 
 
 async def test_a_conversation_stays_what_it_was_without_the_header():
-    """And the audit log says so; a request that names another class has both."""
+    """The audit log has the inherited class; a request that names another class has both."""
     async with rl.open_lab(OUTSIDE, mac=rl.answer(), cloud=rl.answer()) as lab:
         first = await kept(lab, {CLASS: "pii"})
         second = await kept(lab, {"x-go": "out"}, previous_response_id=first)
@@ -146,18 +146,18 @@ async def test_a_conversation_stays_what_it_was_without_the_header():
 
 
 async def test_no_region_in_common_is_refused():
-    """With both; no backend is asked."""
+    """The request and its history have different regions; no backend is asked."""
     async with rl.open_lab(OUTSIDE, mac=rl.answer(), cloud=rl.answer()) as lab:
         first = await kept(lab, {REGION: "eu"})
-        status, said = await ask(lab, {REGION: "us"}, previous_response_id=first)
-        assert (status, said["error"]["code"]) == (503, "not_permitted")
-        assert "may go to eu, this request's to us" in said["error"]["message"]
+        status, response = await ask(lab, {REGION: "us"}, previous_response_id=first)
+        assert (status, response["error"]["code"]) == (503, "not_permitted")
+        assert "may go to eu, this request's to us" in response["error"]["message"]
         assert (len(lab.players["mac"].asked), len(lab.players["cloud"].asked)) == (1, 0)
         assert (lab.audit[1]["outcome"], lab.audit[1]["tenant"]) == ("not_permitted", lab.audit[0]["tenant"])
 
 
 async def test_a_class_that_becomes_sensitive_closes_conversations_that_have_it():
-    """What counts is the config of the request that continues."""
+    """The config of the continuing request applies."""
     async with rl.open_lab(OUTSIDE, mac=rl.answer(), cloud=rl.answer()) as lab:
         first = await kept(lab, {CLASS: "internal"})
         second = await kept(lab, {"x-go": "out"}, previous_response_id=first)
@@ -169,14 +169,14 @@ async def test_a_class_that_becomes_sensitive_closes_conversations_that_have_it(
         assert len(lab.players["cloud"].asked) == 1
 
 
-# -- what is continued -------------------------------------------------------------------------------------------------
+# -- continued conversations -------------------------------------------------------------------------------------------
 
 
 async def test_a_backend_gets_the_whole_conversation():
-    """Calls and their results too; of the instructions the newest alone; what a provider's model thinks stays out."""
+    """Calls and their results are included, only the latest instructions, and no thoughts of a provider's model."""
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     message = {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]}
-    called = rl.answer(said={"choices": [{"message": message, "finish_reason": "tool_calls"}]})
+    called = rl.answer(body={"choices": [{"message": message, "finish_reason": "tool_calls"}]})
     async with rl.open_lab(rl.MAC, mac=(called, rl.answer(), rl.stream(rl.WHOLE_STREAM), rl.answer())) as lab:
         first = await kept(lab, instructions="old")
         result = [{"type": "function_call_output", "call_id": "c1", "output": "r"}]
@@ -192,7 +192,7 @@ async def test_a_backend_gets_the_whole_conversation():
 
 
 async def test_a_conversation_branches():
-    """Two requests may go on with the same response."""
+    """Two requests may continue the same response."""
     async with rl.open_lab(rl.MAC, mac=rl.answer()) as lab:
         first = await kept(lab)
         for text in ("a", "b"):
@@ -202,12 +202,12 @@ async def test_a_conversation_branches():
 
 
 async def test_a_response_is_given_and_deleted_by_its_id():
-    """As the client had it."""
+    """It equals the client's answer."""
     async with rl.open_lab(rl.MAC, mac=rl.answer()) as lab:
-        _, said = await ask(lab, metadata={"a": "b"})
-        path = f"{RESPONSES}/{said['id']}"
+        _, response = await ask(lab, metadata={"a": "b"})
+        path = f"{RESPONSES}/{response['id']}"
         found = await lab.ask(path=path, method="GET")
-        assert json.loads(found.body) == said
+        assert json.loads(found.body) == response
         items = json.loads((await lab.ask(path=f"{path}/input_items?order=asc", method="GET")).body)
         assert [item["content"] for item in items["data"]] == [[{"type": "input_text", "text": "hi"}]]
         assert (await lab.ask(path=path, method="DELETE")).status == 200
@@ -215,21 +215,21 @@ async def test_a_response_is_given_and_deleted_by_its_id():
         logged = [(line["method"], line["path"], line["status"], line["outcome"]) for line in lab.audit[-2:]]
         kept_path = f"{RESPONSES}/ID"
         assert logged == [("DELETE", kept_path, 200, "ok"), ("GET", kept_path, 404, "client_error")]
-        assert said["id"] not in str(lab.audit)
-        status, error = await ask(lab, previous_response_id=said["id"])
+        assert response["id"] not in str(lab.audit)
+        status, error = await ask(lab, previous_response_id=response["id"])
         assert (status, error["error"]["code"]) == (404, "previous_response_not_found")
         assert lab.audit[-1]["outcome"] == "previous_response_not_found"
         assert len(lab.players["mac"].asked) == 1
 
 
 async def test_what_is_not_to_be_stored_is_not():
-    """Nothing of it is kept; it can continue what is."""
+    """Nothing of it is stored; it can continue a stored response."""
     async with rl.open_lab(rl.MAC, mac=rl.answer()) as lab:
         first = await kept(lab)
-        status, said = await ask(lab, store=False, previous_response_id=first)
-        assert (status, said["store"]) == (200, False)
+        status, response = await ask(lab, store=False, previous_response_id=first)
+        assert (status, response["store"]) == (200, False)
         assert len(lab.players["mac"].bodies[1]["messages"]) == 3
-        assert (await ask(lab, previous_response_id=said["id"]))[0] == 404
+        assert (await ask(lab, previous_response_id=response["id"]))[0] == 404
         assert len(conversations_of(lab).store) == 1
 
 
@@ -243,7 +243,7 @@ async def test_what_is_not_to_be_stored_is_not():
     ],
 )
 async def test_what_failed_is_not_kept(script, autojump_clock):
-    """Neither a stream that breaks off, nor one with an error; its end is not clean."""
+    """A stream that breaks off, or one with an error, has no clean end."""
     async with rl.open_lab(rl.MAC, mac=script) as lab:
         _, data, clean = await lab.read(ASKED | {"stream": True}, RESPONSES)
         events = rl.events_of(data)
@@ -256,7 +256,7 @@ async def test_what_failed_is_not_kept(script, autojump_clock):
 
 @pytest.mark.parametrize("is_stream", [False, True])
 async def test_it_is_kept_before_the_client_has_the_end(monkeypatch, is_stream):
-    """Else its next request could come too early."""
+    """The client's next request could come too early otherwise."""
     sent, seen = [], []
     send, put = StreamExchange.send, ResponseStore.put
 
@@ -276,11 +276,11 @@ async def test_it_is_kept_before_the_client_has_the_end(monkeypatch, is_stream):
     assert b'"completed"' in b"".join(sent)
 
 
-# -- whose it is -------------------------------------------------------------------------------------------------------
+# -- ownership ---------------------------------------------------------------------------------------------------------
 
 
 async def test_another_teams_response_is_not_there(tmp_path):
-    """Not to be continued, read or deleted, in the same words as one that never was; a team's keys share theirs."""
+    """Continuing, reading or deleting it gets the error for an unknown id; all keys of a team share its responses."""
     (tmp_path / "red").write_text("red-1\nred-2\n")
     (tmp_path / "blue").write_text("blue\n")
     config = rl.config_of(rl.local("mac"), auth=Auth(keys_folder=str(tmp_path)))
@@ -299,7 +299,7 @@ async def test_another_teams_response_is_not_there(tmp_path):
 
 
 async def test_ids_are_drawn_by_the_system():
-    """192 bits that no seed gives: names of requests tell nothing of them."""
+    """They have 192 bits from the system: request ids do not help to guess them."""
     ids = []
     for _ in range(2):
         async with rl.open_lab(rl.MAC, mac=rl.answer()) as lab:
@@ -308,11 +308,11 @@ async def test_ids_are_drawn_by_the_system():
     assert {len(each) for each in ids} == {len("resp_") + 48}
 
 
-# -- what it costs -----------------------------------------------------------------------------------------------------
+# -- costs -------------------------------------------------------------------------------------------------------------
 
 
 async def test_what_is_not_used_ends(autojump_clock):
-    """And its memory comes back without a request. A look at it, and a request that goes on with it, are uses."""
+    """Its memory is released without a request. Reading or continuing it is a use."""
     async with rl.open_lab(rl.MAC, mac=rl.answer()) as lab:
         store = conversations_of(lab).store
         store.bounds = Bounds(idle_seconds=200.0)
@@ -325,24 +325,24 @@ async def test_what_is_not_used_ends(autojump_clock):
         assert len(store) == 1
         await trio.sleep(10 + SWEEP_SECONDS)
         assert (len(store), store.bytes) == (0, 0)
-        status, said = await ask(lab, previous_response_id=second)
-        assert (status, "not used for a day" in said["error"]["message"]) == (404, True)
+        status, response = await ask(lab, previous_response_id=second)
+        assert (status, "not used for a day" in response["error"]["message"]) == (404, True)
     assert Bounds().idle_seconds == 24 * 3600
 
 
-async def test_a_history_counts_in_budgets():
+async def test_a_history_is_charged_to_budgets():
     """Its bytes are reserved, however short the body is."""
     budget = Budget(name="b", scope="router", window_seconds=3600, max_tokens=700)
     async with rl.open_lab(rl.config_of(rl.local("mac"), budgets=(budget,)), mac=rl.answer()) as lab:
         first = await kept(lab, input="x" * 400, max_output_tokens=10)
         assert (await ask(lab, max_output_tokens=10))[0] == 200
-        status, said = await ask(lab, previous_response_id=first, max_output_tokens=10)
-        assert (status, said["error"]["code"]) == (429, "budget_exhausted")
+        status, response = await ask(lab, previous_response_id=first, max_output_tokens=10)
+        assert (status, response["error"]["code"]) == (429, "budget_exhausted")
         assert conversations_of(lab).history_bytes == 0
 
 
 async def test_histories_under_way_are_bounded(monkeypatch, autojump_clock):
-    """503 while there are too many; what a client that leaves has held is free again."""
+    """Above the limit the answer is 503; a client that leaves releases its history."""
     gone = []
 
     async def silent(connection):
@@ -357,8 +357,8 @@ async def test_histories_under_way_are_bounded(monkeypatch, autojump_clock):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(lambda: ask(lab, previous_response_id=first))
                 await trio.sleep(1)
-                status, said = await ask(lab, previous_response_id=first)
-                assert (status, said["error"]["code"]) == (503, "histories_full")
+                status, response = await ask(lab, previous_response_id=first)
+                assert (status, response["error"]["code"]) == (503, "histories_full")
                 labels = {"rule": "default", "backend": "none", "classification": "none", "outcome": "histories_full"}
                 assert lab.metric("llmkube_router_requests_total", **labels) == 1
                 await trio.sleep_forever()
@@ -368,18 +368,18 @@ async def test_histories_under_way_are_bounded(monkeypatch, autojump_clock):
 
 
 async def test_a_response_that_is_too_long_is_marked_as_not_stored():
-    """The answer is given, `store` is false, and nothing else goes for it."""
+    """The client gets the answer with `store` false, and no other response is evicted."""
     async with rl.open_lab(rl.MAC, mac=rl.answer()) as lab:
         conversations_of(lab).store.bounds = Bounds(bytes_of_conversation=500)
         first = await kept(lab)
-        status, said = await ask(lab, input="x" * 500, previous_response_id=first)
-        assert (status, said["store"]) == (200, False)
-        assert (await ask(lab, previous_response_id=said["id"]))[0] == 404
+        status, response = await ask(lab, input="x" * 500, previous_response_id=first)
+        assert (status, response["store"]) == (200, False)
+        assert (await ask(lab, previous_response_id=response["id"]))[0] == 404
         assert (await ask(lab, previous_response_id=first))[0] == 200
 
 
-async def test_an_answer_that_goes_on_for_ever_ends_with_an_error(monkeypatch):
-    """It is held until its end, and so it has a bound."""
+async def test_an_endless_answer_ends_with_an_error(monkeypatch):
+    """The answer is held in memory until its end, so it has a limit."""
     monkeypatch.setattr(responses_answers, "MAX_CHARACTERS", 1000)
     script = rl.saying(rl.stream(end=b""), *[rl.chunk(rl.piece("x" * 90)) for _ in range(20)], then=rl.until_gone)
     async with rl.open_lab(rl.MAC, mac=script) as lab:

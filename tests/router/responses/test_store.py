@@ -1,6 +1,6 @@
-"""What is kept, whose it is, and what gives way: whatever is put, the bounds hold and every byte is counted once.
+"""Stored responses, their owners, and eviction: for any operations the limits hold and every byte is counted once.
 
-What a client is told of a response that is kept, and of one that is not its own.
+Answers to a client about its own stored responses, and about those of others.
 """
 
 import json
@@ -34,7 +34,7 @@ SMALL = Bounds(
 
 
 def stored(name, owner="a", before=None, size=10):
-    """A response of so many bytes that continues another one."""
+    """Return a response of this many bytes that continues another one."""
     turn = Turn(asked=b"q" * size, answered=b"a" * size, before=before.turn if before else None)
     length = turn.bytes + (before.conversation_bytes if before else 0)
     return StoredResponse(
@@ -48,14 +48,14 @@ def stored(name, owner="a", before=None, size=10):
 
 
 def counted(kept, found):
-    """The bytes of these responses, each of their turns once, and the tenants that they belong to."""
+    """Return the bytes of these responses, each of their turns once, and their owners."""
     turns = {id(turn): turn for each in found for turn in turns_to(each.turn)}
     records = sum(len(each.response) + OVERHEAD_BYTES for each in found)
     return records + sum(turn.bytes + OVERHEAD_BYTES for turn in turns.values())
 
 
 def test_a_response_is_its_tenants():
-    """Another tenant finds, and deletes, as little as where there is none."""
+    """Another tenant cannot find or delete it."""
     kept = ResponseStore(SMALL)
     one = stored("r1")
     assert kept.put(one, 0.0)
@@ -66,7 +66,7 @@ def test_a_response_is_its_tenants():
 
 
 def test_what_was_used_longest_ago_gives_way():
-    """A look at it is a use. Of other tenants nothing goes for it."""
+    """Reading is a use. Responses of other tenants are not evicted."""
     kept = ResponseStore(SMALL)
     kept.put(stored("other", owner="b"), 0.0)
     for at in range(4):
@@ -79,7 +79,7 @@ def test_what_was_used_longest_ago_gives_way():
 
 
 def test_what_is_idle_for_too_long_is_forgotten():
-    """At the second, and not before; a later response of the conversation keeps what it needs of it."""
+    """It expires exactly then; a later response keeps the turns that it needs."""
     kept = ResponseStore(SMALL)
     first = stored("r1")
     second = stored("r2", before=first)
@@ -94,8 +94,8 @@ def test_what_is_idle_for_too_long_is_forgotten():
     assert (len(kept), kept.bytes) == (0, 0)
 
 
-def test_a_conversation_counts_once():
-    """Its turns are shared: ten responses of it take no more than ten turns."""
+def test_a_conversation_is_counted_once():
+    """Its turns are shared: ten of its responses take the memory of ten turns."""
     kept = ResponseStore(Bounds())
     last = None
     for at in range(10):
@@ -110,15 +110,15 @@ def test_a_conversation_counts_once():
 
 @pytest.mark.parametrize("size", [2001, 4000])
 def test_what_can_not_fit_is_not_kept_and_nothing_goes_for_it(size):
-    """A conversation that is too long, or one that would need more than a tenant has."""
+    """The conversation is too long, or exceeds the limit of a tenant."""
     kept = ResponseStore(SMALL)
     kept.put(stored("r1"), 0.0)
     assert not kept.put(stored("long", size=size), 1.0)
     assert (len(kept), kept.get("a", "long", 2.0)) == (1, None)
 
 
-def test_a_turn_that_has_been_given_up_counts_again_when_a_request_under_way_needs_it():
-    """A request goes on with what it has read, also when that has been deleted meanwhile."""
+def test_an_evicted_turn_is_counted_again_for_a_running_request():
+    """A request keeps the turns that it has read, even if they are deleted meanwhile."""
     kept = ResponseStore(SMALL)
     first = stored("r1")
     kept.put(first, 0.0)
@@ -142,7 +142,7 @@ STEPS = st.lists(
 
 
 def play(steps):
-    """Put, get and delete; after each step the bounds hold, and what is counted is what is there."""
+    """Put, get and delete; after each step the limits hold, and the counted bytes equal the stored ones."""
     kept, now, made, there = module.ResponseStore(SMALL), 0.0, {}, {}
     for number, (what, owner, pick, size) in enumerate(steps):
         now += 1.0
@@ -176,7 +176,7 @@ def play(steps):
 
 @given(STEPS)
 def test_bounds_hold_and_every_byte_is_counted_once(steps):
-    """Whatever is put, looked at, deleted and left alone, by whichever tenant."""
+    """Steps put, read, delete and wait, as any tenant."""
     play(steps)
 
 
@@ -215,7 +215,7 @@ class Forgets(ResponseStore):
 
 @pytest.mark.soak
 def test_without_a_bug_these_steps_pass():
-    """Else the mutants would show nothing."""
+    """If this failed, the mutants would prove nothing."""
     play(STEPPED)
 
 
@@ -225,7 +225,7 @@ MUTANTS = {"any tenant's": NoOwner, "never deleted": NoEnd, "counted twice": Cou
 @pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(name, monkeypatch):
-    """Else the property shows nothing."""
+    """If a mutant passed, the property would prove nothing."""
     monkeypatch.setattr(module, "ResponseStore", MUTANTS[name])
     with pytest.raises(AssertionError):
         play(STEPPED)
@@ -233,7 +233,7 @@ def test_a_mutant_is_caught(name, monkeypatch):
 
 @pytest.mark.parametrize("field", ["responses", "responses_of_tenant", "bytes", "bytes_of_tenant"])
 def test_each_bound_is_one_that_something_meets(field, monkeypatch):
-    """Without it the same steps keep more than it allows."""
+    """Without a limit the same steps exceed it."""
     unbounded = Bounds(**{each: getattr(SMALL, each) for each in Bounds.__slots__ if each[0] != "_"} | {field: 10**9})
     kept = ResponseStore(unbounded)
     tenants = "abcdefgh" if field in ("responses", "bytes") else "a"
@@ -252,7 +252,7 @@ def message(role, text):
 
 
 def kept():
-    """A store with a conversation of two turns."""
+    """Return a store with a conversation of two turns."""
     store, turn = ResponseStore(), None
     for name in ("resp_1", "resp_2"):
         asked, answered = [message("user", f"asked {name}")], [message("assistant", f"said {name}") | {"id": "msg_own"}]
@@ -273,14 +273,14 @@ def asked_of(store, method="GET", path="/v1/responses/resp_2", query="", owner="
 
 
 def test_a_response_is_given_as_it_was():
-    """With a slash at the end too."""
+    """A path with a trailing slash works, too."""
     assert asked_of(kept()) == asked_of(kept(), path="/v1/responses/resp_2/") == (200, SAID)
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "DELETE"])
 @pytest.mark.parametrize("rest", ["", "/input_items"])
 def test_another_tenants_response_is_answered_as_one_that_is_not_there(method, rest):
-    """To the byte, but for the id that was asked for."""
+    """The answers are equal byte for byte, except for the requested id."""
     if method == "DELETE" and rest:
         return
     store = kept()
@@ -293,7 +293,7 @@ def test_another_tenants_response_is_answered_as_one_that_is_not_there(method, r
 
 
 def test_a_deleted_response_is_gone_and_the_next_one_keeps_the_conversation():
-    """Its id is not found any more; what was said stays with what came after it."""
+    """Its id is not found any more; its turns stay in later responses."""
     store = kept()
     assert asked_of(store, "DELETE", "/v1/responses/resp_1") == (
         200,
@@ -304,7 +304,7 @@ def test_a_deleted_response_is_gone_and_the_next_one_keeps_the_conversation():
 
 
 def test_input_items_are_the_conversation_before_the_answer():
-    """Newest first, page by page, each with an id of its own."""
+    """They are newest first, page by page, each with its own id."""
     store = kept()
     path = "/v1/responses/resp_2/input_items"
     status, whole = asked_of(store, path=path, query="order=asc")
@@ -323,7 +323,7 @@ def test_input_items_are_the_conversation_before_the_answer():
 
 
 def test_each_item_has_an_id_whatever_it_is():
-    """Also where two of a client's items are the same."""
+    """Equal items of a client have different ids."""
     items = [
         message("user", "x"),
         message("user", "x"),
@@ -357,7 +357,7 @@ def test_each_item_has_an_id_whatever_it_is():
     ],
 )
 def test_what_is_asked_wrongly_is_refused_with_what_would_be_right(method, path, query, status, words):
-    """And changes nothing."""
+    """The store is not changed."""
     store = kept()
     found, body = asked_of(store, method, path, query)
     assert (found, words in body["error"]["message"]) == (status, True), body

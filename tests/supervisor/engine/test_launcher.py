@@ -153,7 +153,7 @@ async def test_no_engine_is_started_beside_one_that_does_not_end(tmp_path, monke
     monkeypatch.undo()
     try:
         for agent in (first, engines(tmp_path)):
-            with pytest.raises(EngineStuckError, match=rf"default/chat \(pid {child.pid}\) does not end"):
+            with pytest.raises(EngineStuckError, match=rf"default/chat \(pid {child.pid}\) did not exit"):
                 async with agent.open_child(stubborn, Shutdown(), Grace(0.2, 0.2)):
                     pass
         async with first.open_child(command(tmp_path, "other"), Shutdown(), Grace(0.2, 0.2)) as other:

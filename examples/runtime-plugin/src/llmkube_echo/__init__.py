@@ -1,4 +1,4 @@
-"""The runtime `echo`: what LLMKube needs to know to serve with it."""
+"""The runtime `echo`, as a plug-in of LLMKube."""
 
 from typing import Final
 
@@ -15,9 +15,9 @@ PORT: Final = 9000
 class EchoConfig:
     """Options of the echo runtime."""
 
-    prefix: str | None = field("What every answer begins with.", min_length=1)
-    repeat: int = field("How often the question is said back.", 1, minimum=1, maximum=10)
-    shout: bool | None = field("Answers in capitals.")
+    prefix: str | None = field("Prefix of every answer.", min_length=1)
+    repeat: int = field("Number of repetitions of the question.", 1, minimum=1, maximum=10)
+    shout: bool | None = field("Whether answers are in capitals.")
     wire: WireForm = received()
 
 

@@ -1,4 +1,4 @@
-"""The engine itself: an OpenAI-shaped server that says back what it was asked. The standard library is enough."""
+"""The engine: a server with OpenAI's API that repeats the prompt. It uses only the standard library."""
 
 import argparse
 import http.server
@@ -8,12 +8,12 @@ from pathlib import Path
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Answers health checks, metrics and chats."""
+    """Handler for health checks, metrics and chats."""
 
     options: argparse.Namespace
 
     def do_GET(self) -> None:
-        """Say how it is."""
+        """Answer health checks and metrics."""
         if self.path == "/health":
             self.answer(200, {"status": "ok"})
         elif self.path == "/metrics":
@@ -22,10 +22,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.answer(404, {"error": f"there is no {self.path}"})
 
     def do_POST(self) -> None:
-        """Say back the last message."""
+        """Repeat the last message."""
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}")
-        said = str(body.get("messages", [{}])[-1].get("content", ""))[: self.options.longest]
-        text = " ".join([self.options.prefix] * bool(self.options.prefix) + [said] * self.options.repeat)
+        prompt = str(body.get("messages", [{}])[-1].get("content", ""))[: self.options.longest]
+        text = " ".join([self.options.prefix] * bool(self.options.prefix) + [prompt] * self.options.repeat)
         message = {"role": "assistant", "content": text.upper() if self.options.shout else text}
         self.answer(200, {"object": "chat.completion", "choices": [{"index": 0, "message": message}]})
 
@@ -40,21 +40,21 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Listens on one address, or on all of both families where it is `::`."""
+    """Server on one address, or on all IPv4 and IPv6 addresses if it is `::`."""
 
     def __init__(self, host: str, port: int) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), Handler)
 
     def server_bind(self) -> None:
-        """Take IPv4 as well."""
+        """Bind the socket for IPv4 as well."""
         if self.address_family == socket.AF_INET6:
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         super().server_bind()
 
 
 def main() -> None:
-    """Serve until somebody ends it."""
+    """Serve until the process is stopped."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--host", default="::")

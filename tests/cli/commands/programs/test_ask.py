@@ -44,9 +44,9 @@ async def test_not_yet_is_asked_again(autojump_clock):
 
 async def test_a_refusal_is_reported():
     """Any other status ends the wait with the engine's own words."""
-    with pytest.raises(CommandError, match="refused with status 400: context is too small"):
+    with pytest.raises(CommandError, match="rejected with status 400: context is too small"):
         await ask(Gateway(refusal(400, "context is too small")), "http://gw", "chat", "What?")
-    with pytest.raises(CommandError, match="refused with status 500: oops"):
+    with pytest.raises(CommandError, match="rejected with status 500: oops"):
         await ask(Gateway(Response.text(500, "oops")), "http://gw", "chat", "What?")
 
 

@@ -134,7 +134,7 @@ def test_a_missing_namespace_leaves_nothing_behind(run, cluster, tmp_path):
     """The sentence names it and what makes it; there is no account, and no file."""
     done = run("join", "--name", "box", "--network", "10.0.0.7/32", "-n", "ml")
     assert done.exit_code == 3
-    assert "there is no namespace ml, and nothing was changed" in done.output
+    assert "namespace ml not found, nothing was changed" in done.output
     assert "kubectl create namespace ml" in done.output
     assert "llmkube-agent-box" not in listed(cluster, ServiceAccount)
     assert list((tmp_path / "state").glob("host*")) == []
@@ -257,9 +257,9 @@ def test_the_api_server_s_answer_to_a_join_token_is_reported(run, cluster, tmp_p
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("--name", "box", "-n", "ml"), "has decided -n, --name with"),
-        (("--network", "10.0.0.0/8"), "has decided --network"),
-        ((), "there is no join token in it"),
+        (("--name", "box", "-n", "ml"), "--token-file excludes -n, --name:"),
+        (("--network", "10.0.0.0/8"), "--token-file excludes --network:"),
+        ((), "the file has no join token"),
     ],
 )
 def test_a_join_token_decides_what_its_administrator_has(run, cluster, args, said):
@@ -304,7 +304,7 @@ def test_another_name_is_another_identity(run, cluster, tmp_path):
     with hold_state_dir(tmp_path / "state"):
         done = run("join", "--name", "mini", *JOIN[3:])
     assert done.exit_code == 0, done.output
-    assert "goes on with the identity that it was started with" in done.stderr
+    assert "keeps its previous identity" in done.stderr
     assert kept(tmp_path / "state")[1] != first
     assert first.read_text() == before
 
@@ -314,7 +314,7 @@ def test_a_disk_that_takes_nothing_is_reported(run, cluster, tmp_path):
     (tmp_path / "state").write_text("a file in the way")
     done = run(*JOIN)
     assert done.exit_code == 1
-    assert f"the state directory {tmp_path / 'state'} cannot be used" in done.output
+    assert f"state directory {tmp_path / 'state'} cannot be used" in done.output
     assert cluster.servers == []
 
 
@@ -333,8 +333,8 @@ def test_a_silent_api_server_is_reported(run, cluster, monkeypatch):
         ((), "--network"),
         (("--network", "10.0.0.0/8", "-A", "-n", "ml"), "exclude each other"),
         (("--network", "10.0.0.1/8", "--name", "box"), "--network 10.0.0.1/8"),
-        (("--network", "10.0.0.0/8", "--name", "Ann's Mac"), "it has to be a DNS name"),
-        (("--network", "10.0.0.0/8", "--name", "box", "-A", "--secret", "*"), "any Secret of the cluster"),
+        (("--network", "10.0.0.0/8", "--name", "Ann's Mac"), "is not a DNS name"),
+        (("--network", "10.0.0.0/8", "--name", "box", "-A", "--secret", "*"), "every Secret of the cluster"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(run, cluster, args, said):
@@ -380,31 +380,31 @@ def test_a_token_is_read_back(tls):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "there is no join token"),
-        ("eyJhbGciOi", "there is no join token"),
-        ("llmkube-join-v2.e30", "another version \\(llmkube-join-v2\\), and this llmkube reads llmkube-join-v1"),
-        (PREFIX, "damaged or not complete"),
-        (PREFIX + "e30", "damaged or not complete"),
-        (PREFIX + "***", "damaged or not complete"),
-        (encode_join_token(WHOLE)[:-40], "damaged or not complete"),
-        (encode_join_token(WHOLE)[:60] + " " + encode_join_token(WHOLE)[60:], "damaged or not complete"),
-        (line_of(host="Ann's Mac"), "damaged or not complete"),
-        (line_of(host="mini"), "damaged or not complete"),
-        (line_of(server="file:///x"), "damaged or not complete"),
-        (line_of(lease_namespace="../x"), "damaged or not complete"),
+        ("", "has no join token"),
+        ("eyJhbGciOi", "has no join token"),
+        ("llmkube-join-v2.e30", "unsupported join token version llmkube-join-v2; this llmkube reads llmkube-join-v1"),
+        (PREFIX, "damaged or incomplete"),
+        (PREFIX + "e30", "damaged or incomplete"),
+        (PREFIX + "***", "damaged or incomplete"),
+        (encode_join_token(WHOLE)[:-40], "damaged or incomplete"),
+        (encode_join_token(WHOLE)[:60] + " " + encode_join_token(WHOLE)[60:], "damaged or incomplete"),
+        (line_of(host="Ann's Mac"), "damaged or incomplete"),
+        (line_of(host="mini"), "damaged or incomplete"),
+        (line_of(server="file:///x"), "damaged or incomplete"),
+        (line_of(lease_namespace="../x"), "damaged or incomplete"),
         # what stands in it is printed as a command, which its owner pastes into a shell
-        (line_of(namespace="x; touch pwned"), "damaged or not complete"),
-        (line_of(networks=["$(touch pwned)"]), "damaged or not complete"),
-        (line_of(secrets=["`touch pwned`"]), "damaged or not complete"),
-        (line_of(server="https://api\x1b]0;title\x07"), "damaged or not complete"),
-        (line_of(serverName="api\r\n"), "damaged or not complete"),
-        (line_of(token=token_of("llmkube-system", "llmkube-agent-box", life=float("inf"))), "damaged or not complete"),
-        (line_of(token=token_of("llmkube-system", "llmkube-agent-box", life=1e300)), "damaged or not complete"),
-        (line_of(token="a b"), "damaged or not complete"),
-        (line_of(allowFrom=[1]), "damaged or not complete"),
-        (line_of(allowFrom=["everyone"]), "damaged or not complete"),
-        (line_of(insecure="no"), "damaged or not complete"),
-        (line_of(ca="*"), "damaged or not complete"),
+        (line_of(namespace="x; touch pwned"), "damaged or incomplete"),
+        (line_of(networks=["$(touch pwned)"]), "damaged or incomplete"),
+        (line_of(secrets=["`touch pwned`"]), "damaged or incomplete"),
+        (line_of(server="https://api\x1b]0;title\x07"), "damaged or incomplete"),
+        (line_of(serverName="api\r\n"), "damaged or incomplete"),
+        (line_of(token=token_of("llmkube-system", "llmkube-agent-box", life=float("inf"))), "damaged or incomplete"),
+        (line_of(token=token_of("llmkube-system", "llmkube-agent-box", life=1e300)), "damaged or incomplete"),
+        (line_of(token="a b"), "damaged or incomplete"),
+        (line_of(allowFrom=[1]), "damaged or incomplete"),
+        (line_of(allowFrom=["everyone"]), "damaged or incomplete"),
+        (line_of(insecure="no"), "damaged or incomplete"),
+        (line_of(ca="*"), "damaged or incomplete"),
     ],
 )
 def test_what_is_no_join_token_is_refused(text, said):
@@ -417,5 +417,5 @@ def test_what_is_no_join_token_is_refused(text, said):
 
 def test_one_that_has_ended_is_reported_with_its_end():
     """By this machine's clock, and with the command that makes another."""
-    with pytest.raises(JoinTokenError, match=r"ended at 2026-01-01 01:00 UTC.*llmkube agent join-token --name box"):
+    with pytest.raises(JoinTokenError, match=r"expired at 2026-01-01 01:00 UTC.*llmkube agent join-token --name box"):
         decode_join_token(encode_join_token(WHOLE), NOW + datetime.timedelta(hours=1))

@@ -66,8 +66,8 @@ Request
   complexity complex
   team none
 Rules
-  1. complex: decides
-  2. pii-stays-on-mac: was not asked
+  1. complex: applies
+  2. pii-stays-on-mac: not evaluated
 Decided by rule complex
   1. local-mac (local): http://phi-4-mini.default.svc.cluster.local:8080/v1, 120 s for the first byte
 Left out
@@ -84,7 +84,7 @@ def test_a_refusal_is_reported_with_its_reason(file):
     assert code == 0
     assert "Refused (NotPermitted): no rule matches, and cloud-opus: data of class phi must stay local" in text
     assert "  1. complex: does not match: taskComplexity" in text
-    assert "local-mac: may be reached, and nothing sends this request there" in text
+    assert "local-mac: permitted, but no rule and no default route selects it" in text
 
 
 def test_the_same_for_programs(file, tmp_path):
@@ -128,18 +128,18 @@ def test_what_was_measured_and_drawn_can_be_given(tmp_path):
     _, text = run("-f", str(path), "--load", "cloud-opus=3", "-o", "json")
     assert json.loads(text)["order"] == ["local-mac", "cloud-opus"]
     _, text = run("-f", str(path), "--measured", "local-mac=0.3")
-    assert "local-mac: may be reached, and does not have what rule complex asks of a backend: latencySLOMs" in text
+    assert "local-mac: permitted, but does not meet a requirement of rule complex: latencySLOMs" in text
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("-H", "hunter2"), "--header: number 1 has no name and colon; write 'NAME: VALUE'"),
-        (("--load", "nobody=1"), "--load: 'nobody' is no backend; name one of local-mac, cloud-opus"),
-        (("--measured", "local-mac=soon"), "--measured: 'local-mac=soon' has no number from 0 on"),
-        (("--measured", "local-mac=nan"), "--measured: 'local-mac=nan' has no number from 0 on"),
+        (("-H", "hunter2"), "--header: number 1 is not a header; write 'NAME: VALUE'"),
+        (("--load", "nobody=1"), "--load: 'nobody' is not a backend; use one of local-mac, cloud-opus"),
+        (("--measured", "local-mac=soon"), "--measured: 'local-mac=soon' has no number of 0 or more"),
+        (("--measured", "local-mac=nan"), "--measured: 'local-mac=nan' has no number of 0 or more"),
         (("--body", "/nowhere"), "--body: /nowhere cannot be read"),
-        (("--body", __file__), "is no JSON"),
+        (("--body", __file__), "is not JSON"),
         (("--pick", "1"), "is not in the range 0<=x<1"),
     ],
 )
@@ -154,8 +154,8 @@ def test_what_cannot_be_meant_is_refused(file, arguments, said):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "it has 0 ModelRouters; give a file with one"),
-        (f"{ROUTER}---{ROUTER}", "it has 2 ModelRouters; give a file with one"),
+        ("", "found 0 ModelRouters; give a file with one"),
+        (f"{ROUTER}---{ROUTER}", "found 2 ModelRouters; give a file with one"),
         (ROUTER.replace("dataClassification", "dataClass"), "unknown field"),
         (
             ROUTER.replace("backends: [local-mac]", "backends: [mac]"),
@@ -198,9 +198,10 @@ def test_each_rule_and_each_backend_is_accounted_for():
         used = {permit.backend.name for permit in (*decision.order, *decision.shadows)}
         assert set(explanation.left_out) == set(config.backends) - used
         for name, why in explanation.left_out.items():
-            assert why.startswith("may be reached") == (not oracle.forbidden(router, request, name)), (name, why)
+            assert why.startswith("permitted, but") == (not oracle.forbidden(router, request, name)), (name, why)
         assert list(explanation.rules) == [rule.name for rule in config.rules]
-        decides = [name for name, why in explanation.rules.items() if why.startswith("decides")]
+        decides = [name for name, why in explanation.rules.items() if why.startswith("applies")]
         assert decides == ([decision.rule.name] if decision.rule else [])
         seen |= {why.partition(":")[0] for why in explanation.rules.values()}
-    assert seen == {"decides", "decides, and refuses", "does not match", "was not asked", "matches, and is passed over"}
+    refuses = "applies and refuses the request"
+    assert seen == {"applies", refuses, "does not match", "not evaluated", "matches but is skipped"}

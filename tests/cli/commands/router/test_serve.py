@@ -33,10 +33,10 @@ def test_a_service_answers_at_the_configured_url(tmp_path, url):
 @pytest.mark.parametrize(
     ("service", "words"),
     [
-        ("phi", "is no service; write NAME=URL"),
-        ("phi=ftp://x", "is no service; write NAME=URL"),
+        ("phi", "is not a service; write NAME=URL"),
+        ("phi=ftp://x", "is not a service; write NAME=URL"),
         ("phi=https://api.openai.com/v1", "https://api.openai.com/v1 may be outside of this network"),
-        ("phi=http://8.8.8.8/v1", "name it as an external backend"),
+        ("phi=http://8.8.8.8/v1", "declare an external backend"),
     ],
 )
 def test_what_is_no_service_of_these_networks_is_refused(tmp_path, service, words):

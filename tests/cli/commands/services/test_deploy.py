@@ -120,19 +120,19 @@ def test_a_model_that_exists_can_be_served(deploy):
     assert found["InferenceService", "default/chat"].spec.model_ref == "other"
     refused, found = deploy("deploy", "chat", "--model", "other", "--memory-fraction", "0.5")
     assert (refused.exit_code, found) == (2, {})
-    assert "--memory-fraction belongs to the Model, and --model other only refers to one" in refused.output
+    assert "--memory-fraction is a setting of the Model, which --model other does not change" in refused.output
 
 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["deploy", "chat"], "give --source (weights to serve), or --model"),
+        (["deploy", "chat"], "give --source (weights to serve) or --model"),
         (["deploy", "chat", "--source", "x://y"], "Invalid value for --source: 'x://y' has the unknown scheme 'x'"),
         ([*BASE, "--context-size", "64"], "'--context-size': 64 is not in the range 128<=x<=2097152"),
         ([*BASE, "--memory", "5GB"], '"5GB" is not a quantity; write a number and a unit, such as 24Gi'),
         ([*BASE, "--sha256", "12"], '"12" is not 64 hexadecimal digits'),
         ([*BASE, "--env", "A"], 'Invalid value for --env: "A" is not NAME=VALUE'),
-        ([*BASE, "--gpu", "--accelerator", "cpu"], "--gpu and --accelerator cpu contradict each other"),
+        ([*BASE, "--gpu", "--accelerator", "cpu"], "--gpu and --accelerator cpu exclude each other"),
         ([*BASE, "--cache-type-k", "f17"], "'f17' is not one of 'f16'"),
         ([*BASE, "--timeout", "nan"], "Invalid value for '--timeout': 'nan' is not a number"),
         ([*BASE, "--memory-fraction", "NaN"], "Invalid value for '--memory-fraction': 'NaN' is not a number"),

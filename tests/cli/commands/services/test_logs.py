@@ -39,14 +39,14 @@ def test_another_hosts_service_is_pointed_to(run, state):
     assert done.exit_code == 1
     assert "runs on mac; run `llmkube logs demo` there" in done.output
     nowhere = run("logs", "demo")
-    assert "no host reports about it yet; `llmkube status demo` says what it waits for" in nowhere.output
+    assert "no engine has been reported yet; see what it waits for with `llmkube status demo`" in nowhere.output
 
 
 def test_the_log_of_a_service_that_moved_has_a_note(run, state):
     """A file here of a service that another host reports about is shown, with a note."""
     done = run("logs", "demo", prepare=lambda client: report_from(client, "mac"))
     assert done.exit_code == 0
-    assert done.stderr == "default/demo is reported by mac; this file is on this machine\n"
+    assert done.stderr == "default/demo runs on mac; this log is from this machine\n"
     assert done.stdout == "one\ntwo\nthree\n"
     assert run("logs", "demo", prepare=lambda client: report_from(client, "here")).stderr == ""
 
@@ -55,7 +55,7 @@ def test_a_deleted_services_last_words_can_be_read(run, state):
     """The log of a service that is gone is still there to read; one that never was exits with 3."""
     done = run("logs", "demo", demo=False)
     assert (done.exit_code, done.stdout) == (0, "one\ntwo\nthree\n")
-    assert "is gone; this is what its engine wrote last" in done.stderr
+    assert "not found; printing the log of its last engine" in done.stderr
     assert run("logs", "nope").exit_code == 3
 
 
@@ -68,7 +68,7 @@ def test_the_log_needs_no_api_server(run, state, monkeypatch):
     monkeypatch.setattr(logs, "get_service", refuse)
     done = run("logs", "demo")
     assert (done.exit_code, done.stdout) == (0, "one\ntwo\nthree\n")
-    assert "could not be asked (connection refused)" in done.stderr
+    assert "API server not reachable (connection refused)" in done.stderr
 
 
 def test_a_temporary_state_directory_is_found(tmp_path, monkeypatch):
@@ -84,7 +84,7 @@ def test_a_temporary_state_directory_is_found(tmp_path, monkeypatch):
 def test_an_engine_that_never_started_is_explained(state):
     """A service of this host without a log is not sent to another one."""
     text = missing_log_text(Key("prod", "demo"), ["here"], [state])
-    assert "its engine has not been started, or its agent keeps its files elsewhere (--state-dir)" in text
+    assert "its engine has not started yet, or its agent uses another --state-dir" in text
     assert "run `llmkube logs demo -n prod` there" in missing_log_text(Key("prod", "demo"), ["mac"], [state])
 
 

@@ -110,11 +110,13 @@ def test_with_model_spares_a_shared_model(run, shared):
     assert done.exit_code == 0, done.output
     if shared:
         assert left == ["demo"]
-        assert done.output == "Model demo stays: other refers to it\nInferenceService demo is gone\n"
+        assert done.output == "Model demo not deleted: in use by other\nInferenceService demo is gone\n"
     else:
         assert left == []
         assert done.stdout == "InferenceService demo is gone\nModel demo is gone\n"
-        assert done.stderr == "the file stays in the store of its host; `llmkube cache prune` there removes it\n"
+        assert (
+            done.stderr == "the file remains in the store of its machine; remove it with `llmkube cache prune` there\n"
+        )
 
 
 def test_scale_writes_replicas_and_nothing_else(run):
@@ -127,7 +129,7 @@ def test_scale_writes_replicas_and_nothing_else(run):
     done = run("scale", "demo", "0", after=look)
     assert (done.exit_code, done.output) == (0, "InferenceService demo scaled from 1 to 0\n")
     assert (seen[0].replicas, seen[0].context_size) == (0, 512)
-    assert run("scale", "demo", "1").output == "InferenceService demo has 1 replica already\n"
+    assert run("scale", "demo", "1").output == "InferenceService demo already has 1 replica\n"
 
 
 @pytest.mark.parametrize(
@@ -156,7 +158,7 @@ def test_scaling_beyond_the_hosts_is_reported(run):
     done = run("scale", "demo", "2", prepare=on_a_host)
     assert done.output.splitlines() == [
         "InferenceService demo scaled from 1 to 2",
-        "1 of 2 can run: a host runs one of them, and 1 serve cpu (mac)",
+        "1 of 2 can run: a machine runs one replica, and 1 can serve cpu (mac)",
     ]
 
 
@@ -196,7 +198,7 @@ def test_a_finalizer_can_outlast_the_wait(run):
 
     done = run("delete", "model/demo", "--wait", "--timeout", "0.5", prepare=hold)
     assert done.exit_code == 4
-    assert "is not done after 0.5 s" in done.output
+    assert "not complete after 0.5 s" in done.output
 
 
 def test_a_silent_server_times_out(monkeypatch):
@@ -233,7 +235,7 @@ def test_each_restart_is_another_spec(run):
 
     for _ in range(2):
         done = run("restart", "demo", "--no-wait", after=look)
-        assert (done.exit_code, done.output) == (0, "InferenceService default/demo restarts\n")
+        assert (done.exit_code, done.output) == (0, "InferenceService default/demo is restarting\n")
     assert seen[0].keys() == {"kubectl.kubernetes.io/restartedAt"}
     assert seen[0] != seen[1]
 

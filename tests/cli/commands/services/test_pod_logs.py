@@ -12,7 +12,7 @@ from k8s.scripted import Body, status_object
 from llmkube.apiserver.app import ApiServer
 from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.storage.revisions import Store
-from llmkube.cli.commands.services.pod_logs import LINE_BYTES, LOOK_SECONDS, LineSplitter, Options, PodLogs
+from llmkube.cli.commands.services.pod_logs import LINE_BYTES, POLL_SECONDS, LineSplitter, Options, PodLogs
 from llmkube.cli.target_cluster import Cluster
 from llmkube.controller.render.pod import DEFAULT_CONTAINER
 from llmkube.k8s.client import Client
@@ -116,7 +116,7 @@ async def test_with_several_pods_each_line_names_its_pod():
         await logs.run()
     assert shown.out == b"[chat-a] a1\n[chat-a] a2\n"
     [note] = shown.notes
-    assert note.startswith("the log of pod chat-b cannot be read")
+    assert note.startswith("log of pod chat-b cannot be read")
     assert "no route to host" in note
 
 
@@ -126,7 +126,7 @@ async def test_with_several_pods_each_line_names_its_pod():
         (
             {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "x:y"'}},
             {},
-            'pod chat-a does not run: ImagePullBackOff: container llama-server: Back-off pulling image "x:y"',
+            'pod chat-a is not running: ImagePullBackOff: container llama-server: Back-off pulling image "x:y"',
         ),
         (
             {"waiting": {"reason": "ContainerCreating"}},
@@ -136,7 +136,7 @@ async def test_with_several_pods_each_line_names_its_pod():
         (
             {"waiting": {"reason": "PodInitializing"}},
             {"initContainerStatuses": [{"name": "fetch", "state": RUNNING}]},
-            "fetch runs before llama-server; `-c fetch` shows what it writes",
+            "fetch runs before llama-server; see its log with `-c fetch`",
         ),
         (
             None,
@@ -169,10 +169,10 @@ async def test_a_crash_loop_shows_what_the_last_run_wrote():
 @pytest.mark.parametrize(
     ("code", "reason", "options", "said"),
     [
-        (403, "Forbidden", Options(), "you may not get pods/log in namespace default; a role with that verb gives it"),
+        (403, "Forbidden", Options(), "you may not get pods/log in namespace default: "),
         (403, "Forbidden", Options(follow=True), "you may not get pods/log in namespace default"),
-        (400, "BadRequest", Options(previous=True), "container llama-server has had no earlier run"),
-        (404, "NotFound", Options(), "pod chat-a is gone"),
+        (400, "BadRequest", Options(previous=True), "container llama-server has no previous run"),
+        (404, "NotFound", Options(), "pod chat-a was deleted"),
     ],
 )
 async def test_a_refusal_names_what_is_missing(code, reason, options, said):
@@ -197,7 +197,7 @@ async def test_another_container_is_named_or_refused():
 async def test_without_pods_the_status_is_pointed_to():
     """A service that is scaled to zero has nothing to read."""
     async with logs_of() as (logs, _, _kubelets, _client):
-        assert "has no pods now; `llmkube status chat` says why" in await refusal_of(logs)
+        assert "has no pods; see `llmkube status chat`" in await refusal_of(logs)
 
 
 async def test_a_restart_a_broken_connection_and_a_new_pod_are_followed(autojump_clock):
@@ -210,11 +210,11 @@ async def test_a_restart_a_broken_connection_and_a_new_pod_are_followed(autojump
         await make_pod(client, "chat-a")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(logs.run)
-            await trio.sleep(1.5 * LOOK_SECONDS)
+            await trio.sleep(1.5 * POLL_SECONDS)
             await set_status(client, "chat-a", AGAIN, restarts=1)
-            await trio.sleep(2 * LOOK_SECONDS)
+            await trio.sleep(2 * POLL_SECONDS)
             await make_pod(client, "chat-b")
-            await trio.sleep(3 * LOOK_SECONDS)
+            await trio.sleep(3 * POLL_SECONDS)
             nursery.cancel_scope.cancel()
     assert shown.out == b"a1\na2\nb1\n[chat-b] c1\n"
     tails = [(pod, params.get("tailLines")) for pod, params in kubelets.asked]
@@ -228,9 +228,9 @@ async def test_what_a_followed_pod_waits_for_is_reported_once(autojump_clock):
         await make_pod(client, "chat-a", {"waiting": {"reason": "ContainerCreating"}}, phase="Pending")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(logs.run)
-            await trio.sleep(5 * LOOK_SECONDS)
+            await trio.sleep(5 * POLL_SECONDS)
             await set_status(client, "chat-a", RUNNING)
-            await trio.sleep(2 * LOOK_SECONDS)
+            await trio.sleep(2 * POLL_SECONDS)
             nursery.cancel_scope.cancel()
     assert len(shown.notes) == 1
     assert shown.out == b"up\n"

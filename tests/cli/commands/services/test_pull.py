@@ -47,7 +47,7 @@ def test_another_host_fetches_when_it_is_asked_to(run, monkeypatch, found):
     monkeypatch.setattr(pull_module, "_local_up", lambda where: None)
     done = run("pull", SOURCE, prepare=announce_cpu, after=look(found, "qwen3-8b"))
     assert done.exit_code == 0, done.output
-    assert done.stdout == "mac fetches it when a service asks for it: no file was fetched yet\n"
+    assert done.stdout == "No file was fetched: mac fetches it when a service needs it\n"
     assert found["qwen3-8b"].source == SOURCE
 
 
@@ -77,7 +77,7 @@ def test_a_model_of_ollamas_library_is_left_to_the_host(run, monkeypatch, tmp_pa
     monkeypatch.setattr(pull_module, "_local_up", lambda where: tmp_path)
     done = run("pull", "ollama://llama3.2", prepare=announce_cpu, after=look(found, "llama3.2"))
     assert done.exit_code == 0, done.output
-    assert "the Ollama of the host that serves it pulls it" in done.output
+    assert "Ollama on the machine that serves it pulls it" in done.output
     assert found["llama3.2"].source == "ollama://llama3.2"
 
 
@@ -85,10 +85,10 @@ def test_a_wait_that_is_too_long_prints_what_continues(run):
     """After --timeout the command ends with 4; the fetch does not."""
     done = run("pull", SOURCE, "--name", "m", "--accelerator", "cuda", "--timeout", "0.3")
     assert done.exit_code == 4
-    assert "`llmkube status model/m --watch` shows how" in done.output
+    assert "watch it with `llmkube status model/m --watch`" in done.output
 
 
 def test_a_file_of_the_host_is_not_fetched(run, tmp_path):
-    """A path is read where it lies."""
+    """A path in place."""
     done = run("pull", str(tmp_path / "m.gguf"), "--accelerator", "cpu")
-    assert (done.exit_code, "is read where it lies" in done.output) == (0, True)
+    assert (done.exit_code, "in place" in done.output) == (0, True)

@@ -84,7 +84,7 @@ def test_a_wait_for_a_gpu_is_reported_and_is_no_failure(run):
     )
     assert done.exit_code == 4
     assert "is not Ready after 0.5 s: 1 pod waits for a GPU" in done.stderr
-    assert "`llmkube status demo --watch` shows how" in done.stderr
+    assert "watch it with `llmkube status demo --watch`" in done.stderr
 
 
 def test_a_stopped_service_is_no_success(run):
@@ -97,7 +97,9 @@ def test_a_stopped_service_is_no_success(run):
     model = ("deploy", "demo", "--model", "demo", "--context-size", "512", "--extra-arg=--threads=1")
     done = run(*model, prepare=stop)
     assert done.exit_code == 1
-    assert "InferenceService default/demo is Stopped, as its spec asks; `llmkube scale demo 1` starts it" in done.stderr
+    assert (
+        "InferenceService default/demo is Stopped, as set in its spec; start it: `llmkube scale demo 1`" in done.stderr
+    )
     wished = run(*model, "--replicas", "0", prepare=stop)
     assert (wished.exit_code, wished.stdout) == (0, "InferenceService default/demo is Stopped\n")
 
@@ -113,7 +115,7 @@ def test_the_next_step_is_one_that_the_service_offers(run):
         mode="embedding",
     )
     assert "Talk to it" not in done.output
-    assert "It offers embedding" in done.stderr
+    assert "It serves embedding" in done.stderr
 
 
 def test_ctrl_c_prints_what_continues(run, monkeypatch):
@@ -127,8 +129,8 @@ def test_ctrl_c_prints_what_continues(run, monkeypatch):
     done = redeployed(run)
     assert done.exit_code == 130
     assert (
-        "The deployment goes on without this command: `llmkube status demo --watch` shows how, "
-        "`llmkube delete demo` ends it\n"
+        "The deployment continues without this command; watch it with `llmkube status demo --watch`, "
+        "end it with `llmkube delete demo`\n"
     ) in done.stderr
 
 

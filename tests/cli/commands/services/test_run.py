@@ -67,7 +67,7 @@ def test_another_source_of_the_same_name_is_not_asked(run, steps):
 
     done = run("run", "builtin://demo", "Hello?", prepare=other)
     assert (done.exit_code, steps) == (1, [])
-    assert "serves /models/other.gguf and not builtin://demo" in done.output
+    assert "serves /models/other.gguf, not builtin://demo" in done.output
 
 
 def test_a_name_that_is_nowhere_is_guessed(run, steps):

@@ -94,8 +94,8 @@ def test_an_engine_of_this_machine_is_asked_with_its_key(run, engine, monkeypatc
 
 def test_nothing_runs(run, monkeypatch):
     """Without an engine both commands say so."""
-    assert run("top", "--interval", "0.1").output == "No engine runs for an InferenceService in default.\n"
-    assert run("ps", "-A").output == "Nothing runs in any namespace.\n"
+    assert run("top", "--interval", "0.1").output == "No engine is running in default.\n"
+    assert run("ps", "-A").output == "Nothing is running in any namespace.\n"
 
 
 def test_ps_shows_what_runs_with_memory_and_host(run, monkeypatch):

@@ -17,7 +17,7 @@ def test_every_command_has_a_page_with_its_options():
     assert {"llmkube", *(f"llmkube-{name}" for name in COMMANDS)} <= found.keys()
     assert {"llmkube-up-start", "llmkube-catalog-info", "llmkube-cache-prune", "llmkube-agent-join"} <= found.keys()
     deploy = found["llmkube-deploy"]
-    assert ".SH NAME\nllmkube\\-deploy \\- Serve the weights" in deploy
+    assert ".SH NAME\nllmkube\\-deploy \\- Serve a model" in deploy
     assert "\\-\\-context\\-size" in deploy
     assert all(text.startswith(".TH ") for text in found.values())
     assert ".BR llmkube\\-up\\-start (1)" in found["llmkube-up"]
@@ -28,7 +28,7 @@ def test_the_pages_are_written(tmp_path):
     done = CliRunner().invoke(cli, ["man", str(tmp_path / "man 1")])
     assert done.exit_code == 0, done.output
     written = list((tmp_path / "man 1").glob("*.1"))
-    assert done.output == f"{len(written)} pages are in {tmp_path / 'man 1'}\n"
+    assert done.output == f"{len(written)} pages written to {tmp_path / 'man 1'}\n"
 
 
 def test_no_line_of_a_text_is_a_macro():

@@ -41,8 +41,8 @@ def test_what_people_run_lists_its_image_priority_and_what_is_refused(tmp_path):
     assert code == 1
     assert text.count("spec.priorityClassName") == 2
     assert "workloads.allow.priorityClasses" in text
-    assert "llmkube-high there, which displaces ordinary pods; llmkube-service-high here" in text
-    assert "ModelPool ai/pool\n  left alone: no program of ours swaps its members" in text
+    assert "llmkube-high there, which preempts ordinary pods; llmkube-service-high here" in text
+    assert "ModelPool ai/pool\n  left alone: members are not swapped here" in text
     assert "context: " not in text  # all of them say it
 
 
@@ -70,7 +70,7 @@ def test_a_model_over_several_nodes_lists_what_it_needs(tmp_path):
     """VLLM's is served once the cluster has the kind: nothing is refused, and what to install is named."""
     code, text = said(tmp_path, grouped("vllm", "safetensors"))
     assert code == 0
-    assert "several nodes: a LeaderWorkerSet here" in text
+    assert "multiNode: a LeaderWorkerSet here" in text
     assert "to keep it: install https://lws.sigs.k8s.io" in text
 
 
@@ -94,7 +94,7 @@ def test_without_check_nothing_is_done():
     """There is no other half of the command."""
     result = CliRunner().invoke(migrate, [])
     assert result.exit_code == 2
-    assert "give --check" in result.output
+    assert "--check is required" in result.output
 
 
 @pytest.mark.parametrize("kind", GO_ONLY_KINDS)
@@ -142,7 +142,7 @@ def test_a_model_and_a_service_are_printed():
         ("", "spec.model.name: a/b-GGUF may have several files"),
         ("  vram: 3\n", "spec.vram: 3 dropped, because inference.llmkube.dev/v1alpha1 has no such field"),
         ("  replicas: 11\n", "the InferenceService will be refused: spec.replicas: Invalid value: 11"),
-        ("  vllmConfig: {speculative: {tokens: 3}}\n", "spec.vllmConfig.speculative.tokens: is no field of the"),
+        ("  vllmConfig: {speculative: {tokens: 3}}\n", "spec.vllmConfig.speculative.tokens: is not a field of the"),
     ],
 )
 def test_what_needs_a_look_is_reported_on_standard_error(line, said):

@@ -58,7 +58,7 @@ def test_a_host_has_an_account_that_renews_its_own_token_and_names_its_networks(
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("agent", "-A", "--secret", "*"), "any Secret of the cluster"),
+        (("agent", "-A", "--secret", "*"), "every Secret of the cluster"),
         (("agent", "-A", "-n", "ml"), "exclude each other"),
         (("agent", "--host", "box"), "--network"),
         (("agent", "--network", "10.0.0.0/8"), "--host"),

@@ -1,10 +1,10 @@
-"""Commands of the programs that run until they are stopped: agent, controller, apiserver and up.
+"""Commands that run until they are stopped: agent, controller, apiserver and up.
 
     agent, controller, apiserver, up  one command each
-    first_answer                      `up --ask`: a question, answered as soon as the model serves
-    join                              an account for a host, and a token that stands for what it is granted
-    host_identity                     what the host keeps of it
-    background                        `up start`, `up install`: without a terminal, and at login
+    up_session                        `up --ask` and the progress that `up` prints
+    join                              `agent join` and `join-token`: a cluster identity for a host
+    host_identity                     the account, roles and kubeconfig of a host
+    background                        the same programs in the background and at login
 
-What the programs do is in `programs`, `supervisor`, `controller`, `apiserver` and `router`; here they are started.
+The programs themselves are in `programs`, `supervisor`, `controller`, `apiserver` and `router`.
 """

@@ -1,4 +1,4 @@
-"""`llmkube agent`, also installed as `llmkube-metal-agent`: serve a cluster's models on this host."""
+"""`llmkube agent`, also installed as `llmkube-metal-agent`: run the host agent."""
 
 import os
 import random
@@ -66,25 +66,26 @@ from llmkube.supervisor.values.settings import AgentSettings
 log = structlog.get_logger()
 
 COMMANDS: Mapping[str, Entry] = {
-    "join": Entry("join:join", "Give a host an identity of its own in a cluster."),
-    "join-token": Entry("join:join_token", "Print a token with which a host joins a cluster."),
-    "install": Entry("background.agent_commands:install", "Have launchd run the agent now and from now on."),
-    "uninstall": Entry("background.agent_commands:uninstall", "Stop the agent and its engines, and take the job away."),
-    "start": Entry("background.agent_commands:start", "Start the installed agent, also one that has given up."),
-    "restart": Entry("background.agent_commands:restart", "Start the installed agent anew; engines go on."),
-    "stop": Entry("background.agent_commands:stop_agent", "Stop the agent on this host and every engine of it."),
-    "status": Entry("background.agent_status:status", "Say whether the agent runs, and what it cannot reach."),
-    "logs": Entry("background.agent_commands:logs", "Print what the installed agent wrote."),
-    "cordon": Entry("background.agent_status:cordon", "Take this host back for a while: other hosts serve."),
-    "uncordon": Entry("background.agent_status:uncordon", "Have this host serve again."),
+    "join": Entry("join:join", "Create a cluster identity for a host."),
+    "join-token": Entry("join:join_token", "Print a token with which a host can join a cluster."),
+    "install": Entry("background.agent_commands:install", "Install the agent as a launchd job and start it."),
+    "uninstall": Entry("background.agent_commands:uninstall", "Stop the agent and its engines, and remove the job."),
+    "start": Entry("background.agent_commands:start", "Start the installed agent."),
+    "restart": Entry("background.agent_commands:restart", "Restart the installed agent; engines keep running."),
+    "stop": Entry("background.agent_commands:stop_agent", "Stop the agent on this host and its engines."),
+    "status": Entry("background.agent_status:status", "Show whether the agent is running and what it cannot reach."),
+    "logs": Entry("background.agent_commands:logs", "Print the log of the installed agent."),
+    "cordon": Entry("background.agent_status:cordon", "Stop serving on this host, so that other hosts serve."),
+    "uncordon": Entry("background.agent_status:uncordon", "Resume serving on this host."),
     "sudoers": Entry("background.agent_commands:print_sudoers", "Print the line that --apple-power-enabled needs."),
 }
-"""Besides the agent itself, which loads none of them."""
+"""Subcommands; the agent itself imports none of them."""
 
 
 SETTLED_SECONDS = 5.0
+"""Time after the start in which the agent adopts engines, which must not wait for the garbage collector."""
+
 TRIM_SECONDS = 300.0
-"""After its start an agent takes over engines, which must not wait for the garbage collector."""
 
 
 @click.group(
@@ -95,8 +96,8 @@ TRIM_SECONDS = 300.0
     "--start-limit",
     type=click.IntRange(min=0),
     default=0,
-    help="Failed starts in a row after which the agent ends with 0 instead, for a service manager that would start it "
-    "for ever; 0 for no limit.",
+    help="Consecutive failed starts after which the agent exits with 0, so that a service manager stops restarting it; "
+    "0 for no limit.",
 )
 @settings_options(AgentConfig)
 @click.pass_context
@@ -109,20 +110,15 @@ def agent(context: click.Context, /, start_limit: int, **flags: Any) -> None:
         _run(flags)
         return
     folder, boot = _folder_of(flags), start_of(1)
-    check_state_dir(folder, to_create=True)  # the count is read from it, and written into it
+    check_state_dir(folder, to_create=True)  # holds the count of failed starts
     failed = read_failed_starts(folder, boot)
     installed = recorded_interpreter(folder)
     if installed is not None and (difference := compare_interpreters(installed, own_interpreter())):
         configure_logging()
-        log.warning("the job's interpreter has changed", change=difference)
+        log.warning("interpreter changed", change=difference)
     if failed.count >= start_limit:
         configure_logging()
-        log.error(
-            "the agent has not started and does not try again",
-            failedStarts=failed.count,
-            problem=failed.problem,
-            next="llmkube agent start",
-        )
+        log.error("start limit reached", failedStarts=failed.count, problem=failed.problem, next="llmkube agent start")
         return
     with counted_start(folder, boot):
         _run(flags)
@@ -142,7 +138,7 @@ def _run(flags: Mapping[str, Any]) -> None:
         source = power_source(sys.platform, os.getuid(), random.Random())  # noqa: S311 - jitter, not a secret
     raise_descriptor_limit()
     with hold_state_dir(config.state_dir):
-        settings = agent_settings(config, cluster.server, llama_server)  # may note the host's name in the directory
+        settings = agent_settings(config, cluster.server, llama_server)  # may write the host's name into the directory
         settings = attrs.evolve(settings, token_file=own_token(cluster, config.state_dir))
         trio.run(run_until_signal, partial(serve, config, settings, cluster, source), log.info)
 
@@ -153,10 +149,10 @@ def _folder_of(flags: Mapping[str, Any]) -> Path:
 
 
 def agent_settings(config: AgentConfig, server_url: str, llama_server: Path) -> AgentSettings:
-    """Decide what the flags leave open: the host's name, and the address at which the cluster reaches it.
+    """Return the agent's settings, with defaults for the host's name and its advertised address.
 
-    Without --host-ip that is the address from which this host talks to the API server, for a start: the agent looks
-    again and again, and knows more ways when the API server is on this machine (`nouns.host_addresses`).
+    Without --host-ip, the address is initially the source address of connections to the API server. The agent
+    determines it again later, by other methods if the API server is on this machine.
     """
     url = urlsplit(server_url)
     if config.host_ip is not None:
@@ -182,10 +178,10 @@ def agent_settings(config: AgentConfig, server_url: str, llama_server: Path) -> 
 
 
 def selector_of(text: str) -> Selector:
-    """Return the selector.
+    """Parse --selector.
 
     Raises:
-        UserError: It is none; the sentence names the flag.
+        UserError: The selector is invalid; the message names the flag.
     """
     try:
         return parse_selector(text)
@@ -194,17 +190,14 @@ def selector_of(text: str) -> Selector:
 
 
 def own_token(cluster: ClusterConfig, state_dir: Path) -> Path | None:
-    """Return the token that `llmkube agent join` has left for this cluster; older ones of other joins are removed.
-
-    A newer one belongs to a join that is about to write its kubeconfig.
-    """
+    """Return the token file that `llmkube agent join` wrote for this cluster; delete older ones of other joins."""
     known = token_paths(state_dir)
     if not isinstance(cluster.identity, TokenFile) or cluster.identity.path not in known:
         return None
     own = cluster.identity.path
     written = own.stat().st_mtime_ns
     for other in known - {own}:
-        if other.stat().st_mtime_ns < written:
+        if other.stat().st_mtime_ns < written:  # a newer one belongs to a join that has not written its kubeconfig yet
             for file in (other, record_path(other)):
                 file.unlink(missing_ok=True)
     return own
@@ -213,7 +206,7 @@ def own_token(cluster: ClusterConfig, state_dir: Path) -> Path | None:
 async def serve(
     config: AgentConfig, settings: AgentSettings, cluster: ClusterConfig, power: PowerSource | None, stop: Stop
 ) -> None:
-    """Run the agent and its probes until the stop; the agent ends first, and the probes tell of it to the last."""
+    """Run the agent and its probes until it is stopped; the probes keep answering until the agent has stopped."""
     async with (
         open_loop_watchdog() as loop_watchdog,
         open_optional_port(config.port, "--port") as probes,
@@ -256,10 +249,10 @@ async def serve(
                 llamaServer=settings.llama_server,
             )
             if settings.insecure_lan:
-                log.warning("every request is let in at published engines, from any address", reason="--insecure-lan")
+                log.warning("published engines accept requests from any address without a key", reason="--insecure-lan")
             await trio.sleep_forever()
         if stop.reason == "SIGTERM" and config.on_exit == "keep":
-            log.info("the engines stay for the next agent", services=len(view.services()))
+            log.info("engines kept for the next agent", services=len(view.services()))
             view.keep_engines()
 
 

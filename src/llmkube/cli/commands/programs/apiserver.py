@@ -23,7 +23,7 @@ log = structlog.get_logger()
 @command("apiserver")
 @settings_options(ApiServerConfig)
 def apiserver(**flags: Any) -> None:
-    """Run the embedded API server alone, for an agent and a controller that run as processes of their own."""
+    """Run the embedded API server alone, for an agent and a controller in separate processes."""
     config = load("apiserver", ApiServerConfig, flags)
     configure_logging(config.log_level)
     with hold_state_dir(config.state_dir, SERVER_LOCK) as state_dir:

@@ -1,4 +1,4 @@
-"""`llmkube controller`: serve Models by pods, and keep every status true, as a process of its own."""
+"""`llmkube controller`: run the controller, which serves Models in pods and updates their status."""
 
 import random
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ from llmkube.runtimes.registry import parse_image_overrides
 from llmkube.weights.address_policy import parse_networks
 
 EVERY_ADDRESS: Final = None
-"""Kubelet and Prometheus come by the pod's address, which in some clusters is one of IPv6 alone."""
+"""The kubelet and Prometheus connect to the pod's address, which is IPv6 only in some clusters."""
 
 log = structlog.get_logger()
 
@@ -38,7 +38,7 @@ log = structlog.get_logger()
 @command("controller")
 @settings_options(ControllerConfig)
 def controller(**flags: Any) -> None:
-    """Keep the status of Models and InferenceServices true."""
+    """Serve Models in the cluster's pods and update the status of Models and InferenceServices."""
     config = load("controller", ControllerConfig, flags)
     configure_logging(config.log_level)
     cluster, _ = find_config(config.kubeconfig, config.context, config.state_dir)
@@ -53,8 +53,8 @@ def controller(**flags: Any) -> None:
 
     async def serve(_stop: Stop) -> None:
         registry = CollectorRegistry()
-        # One that stands by is ready to take over: a rollout that waited for it to act would wait for its predecessor
-        # to go, which waits for it.
+        # A standby replica is ready as well: a rollout that waited for it to become the leader would never finish,
+        # because the old leader exits only when its successor is ready.
         health = ControllerHealth()
         run = partial(run_controller, utcnow=utcnow, rng=rng, registry=registry, health=health)
 
@@ -76,10 +76,10 @@ def controller(**flags: Any) -> None:
 
 
 def workload_settings(config: ControllerConfig) -> WorkloadSettings | None:
-    """Return how to make pods; None without an image to fetch weights with: there may be no nodes at all.
+    """Return the settings for pods; None without an image that fetches weights: the cluster may have no nodes.
 
     Raises:
-        UserError: One of the settings cannot be used; the sentence names its flag.
+        UserError: A setting is invalid; the message names its flag.
     """
     if not config.image:
         return None
@@ -111,10 +111,10 @@ def workload_settings(config: ControllerConfig) -> WorkloadSettings | None:
 
 
 def _pairs(given: Iterable[str], flag: str) -> dict[str, str]:
-    """Read what is written as KEY=VALUE.
+    """Parse KEY=VALUE pairs.
 
     Raises:
-        UserError: One is not; the sentence names the flag.
+        UserError: A text is not KEY=VALUE; the message names the flag.
     """
     pairs = [text.partition("=") for text in given]
     for key, equals, _ in pairs:

@@ -1,6 +1,6 @@
-"""The identity of one host: made in a cluster with an administrator's rights, kept in a state directory.
+"""The identity of a host: an account and roles in the cluster, and a kubeconfig in the state directory.
 
-What an administrator grants to it is what `llmkube agent join` and `join-token` are told.
+An administrator creates it with `llmkube agent join` or `join-token`, whose options say what the host is granted.
 """
 
 import base64
@@ -48,51 +48,49 @@ _BINDINGS: Final = (
         Resource(_RBAC, "v1", "ClusterRole", "clusterroles", namespaced=False),
     ),
 )
-"""The kinds of bindings, each with the kind of role that it binds."""
+"""Each kind of binding, with the kind of role that it binds."""
 
-LOOK_SECONDS: Final = 1.0
-"""How often to look whether another machine renews its Lease."""
+POLL_SECONDS: Final = 1.0
+"""Interval at which the Lease is read to see whether another machine renews it."""
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 _GRANTS: Final[tuple[Decorator, ...]] = (
-    click.option("--kubeconfig", type=click.Path(path_type=Path), help="Kubeconfig of an administrator."),
-    click.option("--context", help="Its context."),
-    click.option(
-        "--server", metavar="URL", help="Address of the API server as the host reaches it. Default: the context's."
-    ),
+    click.option("--kubeconfig", type=click.Path(path_type=Path), help="Kubeconfig of a cluster administrator."),
+    click.option("--context", help="Context in the kubeconfig."),
+    click.option("--server", metavar="URL", help="URL of the API server for the host. Default: the context's."),
     click.option(
         "--network",
         "networks",
         multiple=True,
         metavar="CIDR",
-        help="Network in which this host's engines may be, such as 192.168.1.20/32; repeatable. Required.",
+        help="Network in which this host may publish engines, such as 192.168.1.20/32; repeatable. Required.",
     ),
-    click.option("-n", "--namespace", help="The only namespace that it serves. Default: the context's."),
-    click.option("-A", "--all-namespaces", is_flag=True, help="It serves all namespaces."),
+    click.option("-n", "--namespace", help="The only namespace to serve. Default: the context's."),
+    click.option("-A", "--all-namespaces", is_flag=True, help="Serve all namespaces."),
     click.option(
         "--secret",
         "secrets",
         multiple=True,
         metavar="NAME",
-        help="Secret that it may read there, for Models and services that name it; repeatable. "
-        "'*' is any of the one namespace.",
+        help="Secret that the host may read there, for Models and services that refer to it; repeatable. "
+        "'*' allows every Secret of the one namespace.",
     ),
     click.option(
         "--lease-namespace",
         default=DEFAULT_LEASE_NAMESPACE,
         show_default=True,
-        help="Where its account and Lease are.",
+        help="Namespace of the host's account and Lease.",
     ),
     click.option(
         "--allow-from",
         "allow_from",
         multiple=True,
         metavar="CIDR",
-        help="Network whose requests reach the host's engines without a key; repeatable. Added to allow_from in the "
-        "host's config.toml, with those of the cluster's nodes as they are now for a host of one namespace: it may not "
-        "list nodes.",
+        help="Network from which requests reach the host's engines without a key; repeatable. Added to allow_from in "
+        "the host's config.toml. For a host of one namespace, which may not list nodes, the networks of the current "
+        "nodes are added as well.",
     ),
-    click.option("--overwrite", is_flag=True, help="Take the name although a living host of another machine has it."),
+    click.option("--overwrite", is_flag=True, help="Take over the name even if a live host of another machine has it."),
 )
 
 
@@ -105,30 +103,31 @@ def manifests_of(record: JoinRecord) -> list[dict[str, Any]]:
     """Return the account and the roles of the host.
 
     Raises:
-        UserError: What is granted does not fit together, or is none.
+        UserError: The grants contradict each other, or one is invalid.
     """
-    return agent_manifests(
-        record.lease_namespace, record.namespace or None, record.host, record.networks, record.secrets
-    )
+    namespace = record.namespace or None
+    return agent_manifests(record.lease_namespace, namespace, record.host, record.networks, record.secrets)
 
 
 async def check_name_is_free(client: Client, record: JoinRecord, machine: str) -> None:
-    """Look for the length of a Lease whether another machine is alive under the name; its account would be taken over.
+    """Check that no other live machine uses the host name: its account would be taken over.
+
+    Takes up to one Lease duration, unless the Lease is free.
 
     Args:
-        client: Of one who may read the Leases of hosts.
-        record: Which host.
-        machine: The one that the name is for (`machine_of`); empty if it is another than this.
+        client: With the right to read the Leases of hosts.
+        record: The host.
+        machine: The machine that gets the name (`machine_of`); empty if that is not this machine.
 
     Raises:
-        CommandError: There is one.
+        CommandError: Another machine renews the Lease.
     """
     key, first, expires_at = Key(record.lease_namespace, record.host), "", 0.0
     while True:
         with answer_deadline():
             try:
                 lease = await client.get(Lease, key)
-            except (NotFoundError, ForbiddenError):  # who may not read it cannot tell; the agent itself looks as well
+            except (NotFoundError, ForbiddenError):  # without the right to read Leases: the agent checks as well
                 return
         other, version = machine_in(lease), lease.metadata.resource_version
         if not other or is_same_machine(other, machine):
@@ -138,19 +137,19 @@ async def check_name_is_free(client: Client, record: JoinRecord, machine: str) -
             expires_at = trio.current_time() + float(lease.spec.lease_duration_seconds or DEFAULT_LEASE_SECONDS)
         elif version != first:
             raise CommandError(
-                f"the host name {record.host} is taken, and nothing was changed: the machine {place_in(lease)} serves "
-                "under it; choose another --name, or give that host another identity with --overwrite"
+                f"host name {record.host} is taken, nothing was changed: the machine {place_in(lease)} serves "
+                "under it; choose another --name, or take over the name with --overwrite"
             )
         if trio.current_time() >= expires_at:
             return
-        await trio.sleep(LOOK_SECONDS)
+        await trio.sleep(POLL_SECONDS)
 
 
 async def apply_identity(client: Client, record: JoinRecord) -> None:
-    """Apply the policies, and where they are taken the account that they confine; take back what it had elsewhere.
+    """Apply the policies, then the account that they confine, then delete its roles in other namespaces.
 
     Raises:
-        CommandError: A namespace is missing, and nothing is applied; or the API server refuses an object.
+        CommandError: A namespace is missing (nothing is applied then), or the API server rejects an object.
     """
     await _check_namespace(client, record.namespace)
     applier = Applier(client)
@@ -163,10 +162,10 @@ async def apply_identity(client: Client, record: JoinRecord) -> None:
 
 
 async def _revoke_elsewhere(client: Client, record: JoinRecord) -> None:
-    """Delete the host's roles in namespaces that it serves no more.
+    """Delete the host's roles in namespaces that it no longer serves.
 
     Raises:
-        CommandError: Whether there are some cannot be seen.
+        CommandError: The roles may not be listed or deleted.
     """
     granted = {(one["kind"], one["metadata"].get("namespace", "")) for one in manifests_of(record)}
     name = account_of(record.host)
@@ -177,34 +176,34 @@ async def _revoke_elsewhere(client: Client, record: JoinRecord) -> None:
             for each in found["items"]:
                 namespace = each["metadata"].get("namespace", "")
                 if own not in each.get("subjects", ()) or (binding.kind, namespace) in granted:
-                    continue  # of another installation's host of that name, or granted just now
+                    continue  # another installation's host of that name, or granted just now
                 for resource in (binding, role):
                     with contextlib.suppress(NotFoundError):
                         await client.request_json("DELETE", resource.path(namespace, name))
     except ForbiddenError as error:
         raise CommandError(
-            f"{record.host} has what was granted now, and may have more from an earlier join: {error}; an "
-            "administrator of the whole cluster runs this again"
+            f"{record.host} has the new grants, but may still have older ones in other namespaces: {error}; "
+            "run this again as an administrator of the whole cluster"
         ) from error
 
 
 async def _check_namespace(client: Client, name: str) -> None:
-    """A role can be made in a namespace that is there; its account would stay behind without one."""
+    """Check that the namespace of the role exists: without it, the account would be created and the role not."""
     if not name:
         return
     try:
         await client.get(Namespace, Key("", name))
     except NotFoundError as error:
         raise CommandError(
-            f"there is no namespace {name}, and nothing was changed; make it first: kubectl create namespace {name}",
+            f"namespace {name} not found, nothing was changed; create it first: kubectl create namespace {name}",
             ExitCode.NOT_FOUND,
         ) from error
     except ForbiddenError:
-        pass  # one who may write roles there need not be one who may look at namespaces
+        pass  # the right to write roles there does not include the right to read namespaces
 
 
 def portable_tls(tls: TlsSettings, context: str) -> TlsSettings:
-    """Return how to know the server, without what proves that we are the administrator, and without paths.
+    """Return the settings that verify the server, without the administrator's credentials and without paths.
 
     Raises:
         UserError: The certificate authority cannot be read.
@@ -214,17 +213,17 @@ def portable_tls(tls: TlsSettings, context: str) -> TlsSettings:
         try:
             ca = ca.read_bytes()
         except OSError as error:
-            raise UserError(f"the certificate authority of {context} cannot be read: {error}") from error
+            raise UserError(f"certificate authority of {context} cannot be read: {error}") from error
     return TlsSettings(ca=ca, server_name=tls.server_name, insecure=tls.insecure)
 
 
 def authority_of(tls: TlsSettings) -> bytes:
-    """Return the certificate authority that `portable_tls` has read; empty for the system's."""
+    """Return the certificate authority that `portable_tls` read; empty for the system's."""
     return tls.ca if isinstance(tls.ca, bytes) else b""
 
 
 def kubeconfig_of(server: str, tls: TlsSettings, namespace: str, token: Path) -> Mapping[str, Any]:
-    """Return a kubeconfig that trusts what `portable_tls` says, and reads the host's token from beside it."""
+    """Return a kubeconfig with the settings of `portable_tls`; it reads the host's token from the same folder."""
     named: dict[str, Any] = {"server": server}
     if tls.ca is not None:
         named["certificate-authority-data"] = base64.b64encode(authority_of(tls)).decode()
@@ -244,12 +243,12 @@ def kubeconfig_of(server: str, tls: TlsSettings, namespace: str, token: Path) ->
 
 @attrs.frozen(kw_only=True)
 class Identity:
-    """All that a host keeps.
+    """The identity that a host stores.
 
     Attributes:
-        record: What it was granted.
-        tls: How to know the API server (`portable_tls`).
-        token: Of its account.
+        record: The grants.
+        tls: Settings that verify the API server (`portable_tls`).
+        token: Token of the host's account.
     """
 
     record: JoinRecord
@@ -259,10 +258,8 @@ class Identity:
     def write(self, folder: Path) -> bool:
         """Write token, record and kubeconfig (0600); return whether the kubeconfig had another identity.
 
-        The kubeconfig comes last: until then an agent that starts belongs to the cluster of before, whole.
-
         Raises:
-            OSError: The disk does not take it.
+            OSError: A file cannot be written.
         """
         file, record = folder / KUBECONFIG_FILE, self.record
         token = token_path(folder, record, authority_of(self.tls))
@@ -270,12 +267,13 @@ class Identity:
         write_private(token, self.token)
         write_private(record_path(token), encode_record(record))
         document = kubeconfig_of(record.server, self.tls, record.namespace or "default", token)
-        write_private(file, json.dumps(document, indent=1))  # JSON is YAML
+        # Written last: an agent that starts before this uses the previous identity in full. JSON is YAML.
+        write_private(file, json.dumps(document, indent=1))
         return before not in ("", token.name)
 
 
 def agent_command(record: JoinRecord, folder: Path, *, named_folder: bool) -> str:
-    """Return the command that runs the agent with what `Identity.write` has left in a folder."""
+    """Return the command that runs the agent with the files that `Identity.write` wrote into a folder."""
     words = ["llmkube", "agent", "--kubeconfig", str(folder / KUBECONFIG_FILE), "--host-name", record.host]
     words += ["--namespace", record.namespace] if record.namespace else []
     if record.lease_namespace != DEFAULT_LEASE_NAMESPACE:
@@ -292,27 +290,27 @@ def _token_file_in(file: Path) -> str:
 
 
 def grant_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options by which an administrator says what a host is granted."""
+    """Add the options with which an administrator sets the grants of a host."""
     for option in reversed(_GRANTS):
         command = option(command)
     return command
 
 
 def resolve_grant(grant: Mapping[str, Any], host: str, folder: Path) -> tuple[ClusterConfig, JoinRecord]:
-    """Return the cluster and what a host shall have there; what does not fit together is said before it is asked.
+    """Return the cluster and the grants of a host, checked before the cluster is contacted.
 
     Args:
-        grant: What an administrator says by `grant_options`.
-        host: The name of the host.
+        grant: The values of `grant_options`.
+        host: Name of the host.
         folder: The state directory.
 
     Raises:
-        UserError: Something does not.
+        UserError: Options contradict each other, or one is missing or invalid.
     """
     if grant["namespace"] and grant["all_namespaces"]:
         raise UserError("-n and -A exclude each other")
     if not grant["networks"]:
-        raise UserError("--network: name the network in which this host's engines may be, such as 192.168.1.20/32")
+        raise UserError("--network is missing: give the network of this host's engines, such as 192.168.1.20/32")
     cluster, _ = find_config(grant["kubeconfig"], grant["context"], folder)
     record = JoinRecord(
         host=host,

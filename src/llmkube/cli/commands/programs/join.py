@@ -1,4 +1,4 @@
-"""`llmkube agent join` and `join-token`: give one host an identity of its own in a cluster."""
+"""`llmkube agent join` and `join-token`: create a cluster identity for a host."""
 
 import base64
 import binascii
@@ -49,25 +49,25 @@ from llmkube.weights.address_policy import parse_networks
 PREFIX: Final = "llmkube-join-v1."
 
 JOIN_SECONDS: Final = 3600
-"""How long the token in it is to live; the API server may give it another life."""
+"""Requested lifetime of the token in a join token; the API server may choose another."""
 
 MAX_CHARS: Final = 1 << 18
-"""A certificate authority has a few KiB, a token too."""
+"""More than enough: a certificate authority has a few KiB, and so has a token."""
 
 _ANY_VERSION: Final = re.compile(r"llmkube-join-v[0-9]+\.")
 
 
 class JoinTokenError(UserError):
-    """A join token cannot be used; the sentence never quotes it."""
+    """A join token cannot be used; the message never quotes the token."""
 
 
 @attrs.frozen(kw_only=True)
 class JoinToken:
-    """What an administrator hands to a host.
+    """A join token: an administrator creates it, and a host joins with it.
 
     Attributes:
-        identity: What was granted, and a token that lives for an hour.
-        allow_from: Networks (CIDR) that shall reach its engines without a key.
+        identity: The grants, and a token of the account that is valid for an hour.
+        allow_from: Networks (CIDR) from which requests reach the host's engines without a key.
     """
 
     identity: Identity
@@ -75,7 +75,7 @@ class JoinToken:
 
 
 def encode_join_token(token: JoinToken) -> str:
-    """Return the line."""
+    """Encode a join token as one line."""
     identity = token.identity
     content = {
         "record": attrs.asdict(identity.record),
@@ -90,36 +90,34 @@ def encode_join_token(token: JoinToken) -> str:
 
 
 def decode_join_token(text: str, now: datetime.datetime) -> JoinToken:
-    """Read the line.
+    """Decode a join token.
 
     Args:
-        text: What the file held; white space around it does not count.
-        now: The wall clock; the API server has the last word on a token's end.
+        text: Content of the file; surrounding white space is ignored.
+        now: The wall clock; the API server checks the expiry as well.
 
     Raises:
-        JoinTokenError: It is none, one of another version, or one that has ended.
+        JoinTokenError: The text is not a join token, has another version, or has expired.
     """
     line = text.strip()
     if not line.startswith(PREFIX):
         if _ANY_VERSION.match(line):
             made = line.partition(".")[0]
             raise JoinTokenError(
-                f"--token-file: this join token is of another version ({made}), and this llmkube reads {PREFIX[:-1]}; "
-                "use the same version of llmkube on both sides"
+                f"--token-file: unsupported join token version {made}; this llmkube reads {PREFIX[:-1]}, "
+                "so use the same version of llmkube on both sides"
             )
         raise JoinTokenError(
-            f"--token-file: there is no join token in it; one begins with {PREFIX}, and `llmkube agent join-token` "
-            "prints it"
+            f"--token-file: the file has no join token, which starts with {PREFIX}; "
+            "`llmkube agent join-token` prints one"
         )
     try:
         body = line.removeprefix(PREFIX)
         data = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
         found = _token_of(json.loads(data))
     except (binascii.Error, ValueError, TypeError, KeyError, RecursionError):
-        # what stands in it is a secret, so the cause is not chained
-        raise JoinTokenError(
-            "--token-file: this join token is damaged or not complete; copy the whole line again"
-        ) from None
+        # The content is a secret, so the cause is not chained.
+        raise JoinTokenError("--token-file: this join token is damaged or incomplete; copy the whole line") from None
     token_claims = read_token(found.identity.token)
     assert token_claims is not None, "_token_of() has read it"
     if now.timestamp() >= token_claims.expires_at:
@@ -128,24 +126,27 @@ def decode_join_token(text: str, now: datetime.datetime) -> JoinToken:
 
 
 def expired_error(record: JoinRecord, expires_at: float | None = None) -> JoinTokenError:
-    """Return what to say of a token that counts no longer."""
-    when = (
-        "" if expires_at is None else f" {datetime.datetime.fromtimestamp(expires_at, datetime.UTC):%Y-%m-%d %H:%M} UTC"
-    )
-    how = f"at{when}" if when else "or its account is gone"
+    """Return the error for a token that is no longer valid."""
+    cause = "or its account was deleted"
+    if expires_at is not None:
+        cause = f"at {datetime.datetime.fromtimestamp(expires_at, datetime.UTC):%Y-%m-%d %H:%M} UTC"
     return JoinTokenError(
-        f"--token-file: this join token has ended {how}; an administrator makes another one: "
+        f"--token-file: this join token has expired {cause}; an administrator creates another one with: "
         f"llmkube agent join-token --name {record.host} …"
     )
 
 
 def _token_of(content: Any) -> JoinToken:
-    """Read what was encoded; ValueError, TypeError or KeyError for anything else."""
+    """Read the decoded content.
+
+    Raises:
+        ValueError: A value is invalid; also TypeError and KeyError.
+    """
     record, token, ca = record_of(content["record"]), content["token"], base64.b64decode(content["ca"], validate=True)
     server_name, insecure = content["serverName"], content["insecure"]
     allow_from = tuple([str(ipaddress.ip_network(str(each))) for each in content["allowFrom"]])
     if not (server_name == "" or is_token(server_name)) or not (isinstance(insecure, bool) and is_token(token)):
-        raise TypeError("not what was encoded")
+        raise TypeError("value of another type")
     own = read_token(token)
     if own is None or (own.namespace, own.account) != (record.lease_namespace, account_of(record.host)):
         raise ValueError("a token of another account")
@@ -155,19 +156,19 @@ def _token_of(content: Any) -> JoinToken:
 
 
 def _check_record(record: JoinRecord) -> None:
-    """Refuse what no administrator grants: it would stand in a command that the host's owner pastes into a shell.
+    """Check the grants: they appear in a command that the host's owner pastes into a shell.
 
     Raises:
-        ValueError: It is no host, namespace, Secret, network or URL.
+        ValueError: A host, namespace, Secret, network or URL is invalid.
     """
     secrets = [each for each in record.secrets if each != "*"]
     names = [record.lease_namespace, *([record.namespace] if record.namespace else ()), *secrets]
     if record.host != host_id(record.host) or not all(map(is_object_name, names)):
-        raise ValueError("names that nothing has")
+        raise ValueError("invalid name")
     for network in record.networks:
         ipaddress.ip_network(network)
     if not (record.server.startswith(("https://", "http://")) and is_token(record.server)):
-        raise ValueError("no URL")
+        raise ValueError("invalid URL")
 
 
 _NOT_WITH_TOKEN: Final = (
@@ -184,13 +185,13 @@ _NOT_WITH_TOKEN: Final = (
 
 @command("join")
 @grant_options
-@click.option("--name", metavar="NAME", help="Name of the host. Default: that of this machine.")
+@click.option("--name", metavar="NAME", help="Name of the host. Default: the name of this machine.")
 @click.option(
     "--token-file",
     type=click.Path(allow_dash=True),
     metavar="FILE",
-    help="File with the line that `llmkube agent join-token` has printed, - for standard input: join with it instead "
-    "of an administrator's kubeconfig.",
+    help="File with the line that `llmkube agent join-token` printed, - for standard input: join with it instead of "
+    "an administrator's kubeconfig.",
 )
 @click.option(
     "--state-dir", type=click.Path(path_type=Path), metavar="DIR", help="State directory of the host's agent."
@@ -199,11 +200,11 @@ _NOT_WITH_TOKEN: Final = (
 def join(
     context: click.Context, /, *, name: str | None, token_file: str | None, state_dir: Path | None, **grant: Any
 ) -> None:
-    """Give a host an identity of its own in a cluster, and write its kubeconfig into the agent's state directory.
+    """Create a cluster identity for a host and write its kubeconfig into the agent's state directory.
 
-    An administrator of the cluster runs it, on that host or elsewhere, and again when the host's token has ended. It
-    applies the policies that confine hosts, and the host's account and roles. On a host without an administrator's
-    kubeconfig it takes what `llmkube agent join-token` has printed: --token-file.
+    Run it as an administrator of the cluster, on that host or elsewhere, and again when the host's token has expired.
+    It applies the policies that confine hosts, and the host's account and roles. On a host without an administrator's
+    kubeconfig, use the output of `llmkube agent join-token` with --token-file.
     """
     allow_from = _checked_networks(grant["allow_from"])
     if token_file is not None:
@@ -211,7 +212,7 @@ def join(
         token = _read_join_token(token_file)
         allow_from += token.allow_from
         folder = _make_state_dir(state_dir)
-        _plan_access(folder, allow_from)  # a file that cannot be edited is said before anything is asked
+        _plan_access(folder, allow_from)  # fails before the token is used if config.toml cannot be edited
         machine = None if grant["overwrite"] else _machine(folder)
         identity = trio.run(_exchange_token, token, grant["server"], machine)
     else:
@@ -230,10 +231,10 @@ def join(
 @grant_options
 @click.option("--name", metavar="NAME", help="Name of the host. Default: host- and six random hex digits.")
 def join_token(*, name: str | None, **grant: Any) -> None:
-    """Print a token, good for an hour, with which a host joins a cluster by itself.
+    """Print a token, valid for an hour, with which a host can join a cluster.
 
-    An administrator of the cluster runs it: it makes what `llmkube agent join` makes, the policies, the host's account
-    and its roles, and prints one line for `llmkube agent join --token-file` on the host. The line is a secret.
+    Run it as an administrator of the cluster. Like `llmkube agent join`, it applies the policies, the host's account
+    and its roles; it prints one line for `llmkube agent join --token-file` on the host. The line is a secret.
     """
     allow_from = _checked_networks(grant["allow_from"])
     cluster, record = resolve_grant(grant, name or f"host-{random_secrets.token_hex(3)}", local_state_dir())
@@ -246,8 +247,8 @@ def join_token(*, name: str | None, **grant: Any) -> None:
     assert own is not None, "request_token() has read it"
     until = datetime.datetime.fromtimestamp(own.expires_at, datetime.UTC)
     click.echo(
-        f"{record.host} has the account {account_of(record.host)}; until {until:%Y-%m-%d %H:%M} UTC, run on the host "
-        "with the line above in a file or on standard input:\nllmkube agent join --token-file -",
+        f"{record.host} has the account {account_of(record.host)}; before {until:%Y-%m-%d %H:%M} UTC, run this on the "
+        "host, with the line above on standard input or in a file:\nllmkube agent join --token-file -",
         err=True,
     )
 
@@ -261,7 +262,7 @@ def _refuse_with_token(context: click.Context) -> None:
     ]
     if given:
         raise UserError(
-            f"--token-file: the administrator has decided {', '.join(given)} with `llmkube agent join-token`"
+            f"--token-file excludes {', '.join(given)}: the administrator set this with `llmkube agent join-token`"
         )
 
 
@@ -275,7 +276,7 @@ def _read_join_token(name: str) -> JoinToken:
 
 
 def _make_state_dir(state_dir: Path | None) -> Path:
-    """Return the state directory, private, and made if it was not there."""
+    """Return the state directory, created if necessary, with mode 0700."""
     folder = state_dir.absolute() if state_dir else local_state_dir()
     check_state_dir(folder, to_create=True)
     with _disk_errors(folder):
@@ -286,15 +287,15 @@ def _make_state_dir(state_dir: Path | None) -> Path:
 
 @contextlib.contextmanager
 def _disk_errors(folder: Path) -> Iterator[None]:
-    """Say which folder a disk does not take.
+    """Report errors of the disk with the name of the state directory.
 
     Raises:
-        UserError: It does not.
+        UserError: An operation on the directory failed.
     """
     try:
         yield
     except OSError as error:
-        problem = f"the state directory {folder} cannot be used ({error.strerror})"
+        problem = f"state directory {folder} cannot be used: {error.strerror}"
         raise UserError(f"{problem}; choose another with --state-dir") from error
 
 
@@ -306,15 +307,15 @@ def _machine(folder: Path) -> str:
 async def _grant(
     cluster: ClusterConfig, record: JoinRecord, machine: str | None, seconds: int
 ) -> tuple[str, tuple[str, ...]]:
-    """Make the host's account and roles with an administrator's rights, and return a token of it.
+    """Create the host's account and roles, and return a token of the account and the networks of the nodes.
 
-    Also the networks of the cluster's nodes as they are now, where the host may not list nodes itself.
+    The networks are those of the current nodes, and empty for a host that may list nodes itself.
 
     Args:
-        cluster: The administrator's.
-        record: What the host is granted.
-        machine: The host's, empty for another than this one, None to take a name that is in use.
-        seconds: How long the token is to live.
+        cluster: With an administrator's credentials.
+        record: The grants.
+        machine: The host's machine; empty if that is not this machine, None to take over a name that is in use.
+        seconds: Requested lifetime of the token.
     """
     async with open_client(cluster) as client:
         if machine is not None:
@@ -323,21 +324,21 @@ async def _grant(
             await apply_identity(client, record)
             node_networks: tuple[str, ...] = ()
             if record.namespace:
-                with contextlib.suppress(LLMKubeError):  # then --allow-from names all
+                with contextlib.suppress(LLMKubeError):  # only --allow-from applies then
                     node_networks, _ = networks_of((await client.list(Node)).items)
             return await request_token(client, record.lease_namespace, account_of(record.host), seconds), node_networks
 
 
 async def _exchange_token(token: JoinToken, server: str | None, machine: str | None) -> Identity:
-    """Ask with the token of an hour for the host's own.
+    """Exchange the short-lived token of a join token for the host's own.
 
     Args:
-        token: What `llmkube agent join-token` has printed.
-        server: Another address of the API server than the one in it.
-        machine: This one, None to take a name that is in use.
+        token: The join token.
+        server: URL of the API server, if it differs from the one in the join token.
+        machine: This machine; None to take over a name that is in use.
 
     Raises:
-        CommandError: The API server is not to be reached, or gives none.
+        CommandError: The API server cannot be reached, or rejects the request.
     """
     granted = token.identity.record
     record = attrs.evolve(granted, server=server or granted.server, by_token=True)
@@ -351,14 +352,14 @@ async def _exchange_token(token: JoinToken, server: str | None, machine: str | N
                 own = await request_token(client, record.lease_namespace, account_of(record.host))
     except (TransportError, trio.TooSlowError) as error:
         raise CommandError(
-            f"the API server {record.server} of the join token cannot be reached from here "
-            f"({str(error) or 'no answer'}); name the address at which this host reaches it with --server URL"
+            f"API server {record.server} of the join token cannot be reached from here: "
+            f"{str(error) or 'no answer'}; give the URL at which this host reaches it with --server URL"
         ) from error
     except UnauthorizedError as error:
         raise expired_error(record) from error
     except ForbiddenError as error:
         raise CommandError(
-            f"the account {account_of(record.host)} may not ask for a token of its own ({error}); an administrator "
+            f"account {account_of(record.host)} may not request its own token: {error}; an administrator "
             "runs `llmkube agent join-token` again"
         ) from error
     return attrs.evolve(token.identity, record=record, token=own)
@@ -373,20 +374,17 @@ def _plan_access(folder: Path, networks: tuple[str, ...]) -> Addition:
 
 
 def _store_identity(identity: Identity, folder: Path, access: Addition, *, named_folder: bool) -> None:
-    """Write what the host keeps, and say how to use it."""
+    """Write the host's files, and print the command that runs the agent."""
     with _disk_errors(folder):
         is_replaced = identity.write(folder)
         access.write()
     host = identity.record.host
-    click.echo(f"{host} has the account {account_of(host)}; on the host, run:")
+    click.echo(f"{host} has the account {account_of(host)}; run this on the host:")
     click.echo(agent_command(identity.record, folder, named_folder=named_folder))
     if access.added:
         click.echo(f"{access.file}: requests from {', '.join(access.added)} reach its engines without a key", err=True)
     pid = lock_holder(folder)
     if pid is not None and access.added:
-        click.echo(f"the agent with pid {pid} reads these settings when it is started again", err=True)
+        click.echo(f"the agent (pid {pid}) reads these settings when it is restarted", err=True)
     if is_replaced and pid is not None:
-        click.echo(
-            f"the agent with pid {pid} goes on with the identity that it was started with, until it is started again",
-            err=True,
-        )
+        click.echo(f"the agent (pid {pid}) keeps its previous identity until it is restarted", err=True)

@@ -1,4 +1,4 @@
-"""`llmkube up`: what it was told, checked before anything starts; what it then runs is `one_machine`."""
+"""`llmkube up`: check all flags and files, then run `one_machine`."""
 
 import contextlib
 import sys
@@ -30,21 +30,21 @@ from llmkube.supervisor.network import own_addresses
 
 COMMANDS: Mapping[str, Entry] = {
     "start": Entry("background.up_commands:start", "Run `llmkube up` in the background."),
-    "stop": Entry("background.up_commands:stop", "Stop `llmkube up` and every engine of it."),
-    "status": Entry("background.up_commands:up_status", "Say whether `llmkube up` runs, and at which addresses."),
-    "logs": Entry("background.up_commands:up_logs", "Print what `llmkube up` wrote in the background."),
-    "install": Entry("background.up_commands:install", "Have launchd or systemd run `llmkube up` at every login."),
-    "uninstall": Entry("background.up_commands:uninstall", "Take what `install` began out of the logins."),
+    "stop": Entry("background.up_commands:stop", "Stop `llmkube up` and its engines."),
+    "status": Entry("background.up_commands:up_status", "Show whether `llmkube up` is running, and its addresses."),
+    "logs": Entry("background.up_commands:up_logs", "Print the log of `llmkube up` in the background."),
+    "install": Entry("background.up_commands:install", "Run `llmkube up` at every login, with launchd or systemd."),
+    "uninstall": Entry("background.up_commands:uninstall", "Stop `llmkube up` and do not run it at login."),
 }
-"""Besides `llmkube up` itself, which loads none of them."""
+"""Subcommands; `llmkube up` itself imports none of them."""
 
 
 @click.group(
     "up", cls=LazyGroup, package=__package__, entries=COMMANDS, context_settings=HELP, invoke_without_command=True
 )
 @click.option("--demo", is_flag=True, help="Serve the built-in model; implies --ephemeral and free ports.")
-@click.option("--ask", "question", metavar="TEXT", help="Ask the (first) service once it is ready, print, and end.")
-@click.option("--timeout", type=NumberRange(min=0), default=300.0, help="Seconds to --ask. Default: 300.")
+@click.option("--ask", "question", metavar="TEXT", help="Ask the first service when it is ready, print, and exit.")
+@click.option("--timeout", type=NumberRange(min=0), default=300.0, help="Seconds to wait for --ask. Default: 300.")
 @click.option(
     "-f",
     "--filename",
@@ -52,9 +52,9 @@ COMMANDS: Mapping[str, Entry] = {
     metavar="FILE",
     multiple=True,
     shell_complete=complete_paths,
-    help="Manifests: a file, a folder, or -.",
+    help="Manifests to apply: a file, a folder, or - for standard input.",
 )
-@click.option("--ephemeral", is_flag=True, help="Keep everything in a temporary folder that is removed at the end.")
+@click.option("--ephemeral", is_flag=True, help="Store everything in a temporary folder, removed on exit.")
 @settings_options(UpConfig)
 @click.pass_context
 @guarded
@@ -71,7 +71,7 @@ def up(
 ) -> None:
     """Serve models on this machine, with a Kubernetes API of its own.
 
-    Stays until Ctrl-C. `llmkube up start` runs it in the background, `llmkube up install` at every login.
+    Runs until Ctrl-C. `llmkube up start` runs it in the background, `llmkube up install` at every login.
     """
     if context.invoked_subcommand is not None:
         return
@@ -107,6 +107,6 @@ def up(
         plan = UpPlan(config, manifests, llama_server, state_dir, listen)
         answered = trio.run(run_up, plan, prepare, print_progress, output.echo)
     if question is not None and not answered:
-        raise CommandError("stopped before the answer")
+        raise CommandError("stopped before the model answered")
     if demo and question is not None:
         output.echo(f"\n{next_steps(*demo_model(), question)}")

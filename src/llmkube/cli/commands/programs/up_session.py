@@ -1,6 +1,6 @@
-"""What happens while everything is up: one question is asked, or the changes of state are told until Ctrl-C.
+"""The session of `llmkube up`: ask one question and exit, or print state changes until Ctrl-C.
 
-All of it is read through the API and asked through the gateway, as any user would.
+It reads state through the API and sends requests through the gateway, as any other client would.
 """
 
 import json
@@ -35,18 +35,18 @@ from llmkube.programs.server_side_apply import ApplyResult
 
 _EXAMPLE_QUESTION = "What is LLMKube?"
 
-_NOT_READY = frozenset({404, 502, 503})  # the gateway does not know the model yet, has lost it, or knows that it loads
+_NOT_READY = frozenset({404, 502, 503})  # model not known yet, engine lost, model loading
 _PAUSE_SECONDS = 0.25
 
 
 @attrs.frozen
 class FirstSteps:
-    """One user's view of the running whole.
+    """A user's view of a running `llmkube up`.
 
     Attributes:
-        session: What the user reaches.
-        console: For progress; standard error.
-        accelerators: What this host serves.
+        session: Clients, caches and addresses.
+        console: Standard error, for progress.
+        accelerators: The accelerators that this host serves.
     """
 
     session: UpSession
@@ -54,20 +54,20 @@ class FirstSteps:
     accelerators: Collection[str]
 
     def health_of(self, key: Key) -> Health | None:
-        """Return how a service does, by what its objects say now; None if there is none of that name."""
+        """Return the current health of a service; None if it does not exist."""
         service = self.session.caches.services.get(key)
         return self._assess(service, self.session.caches.model_of(service)) if service is not None else None
 
     async def answer(self, key: Key, question: str, *, before: Health | None = None) -> None:
-        """Wait until a service is ready, ask it, and print question, answer, objects, and how long each step took.
+        """Wait until a service is ready, ask it, and print question, answer, objects and the time of each step.
 
         Args:
             key: The service.
-            question: What to ask.
-            before: What `health_of` said before the agent started: the same failure may be yesterday's.
+            question: The prompt.
+            before: The health before the agent started: the same failure may be from an earlier run.
 
         Raises:
-            CommandError: It cannot be served, or does not answer.
+            CommandError: The service cannot be served, or does not answer.
         """
         timer = Stopwatch(self.session.started_at)
         timer.lap("start", trio.current_time())
@@ -82,7 +82,7 @@ class FirstSteps:
         output.echo(f"\n> {output.printable(question)}\n{output.wrapped(text)}\n\n{self.tables()}\n\n{times(timer)}")
 
     async def report_changes(self) -> Never:
-        """Print how to use what is up, then a line for every change of a service's phase, until cancelled."""
+        """Print the usage, then a line whenever the phase of a service changes, until cancelled."""
         output.echo(usage(self.session.addresses, self._first_model_id()))
         before = phases_of(())
         while True:
@@ -94,7 +94,7 @@ class FirstSteps:
             await self.session.caches.changed.wait_newer(version)
 
     def tables(self) -> str:
-        """Return both collections as tables."""
+        """Return all Models and InferenceServices as tables."""
         now = self.session.utcnow()
         models = sorted(self.session.caches.models.values(), key=lambda each: each.key)
         services = sorted(self.session.caches.services.values(), key=lambda each: each.key)
@@ -127,13 +127,13 @@ class FirstSteps:
             raise CommandError(explain(key, health))
 
     def _assess(self, service: InferenceService, model: Model | None) -> Health:
-        """Judge as every reader does; what this one host does not serve is known before the controller says it."""
+        """Assess a service; report an accelerator that is not served here without waiting for the controller."""
         accelerator = model.spec.hardware.accelerator if model is not None else None
         if accelerator is None or accelerator in self.accelerators:
             return service_health(service, model)
         served = ", ".join(sorted(self.accelerators))
         message = (
-            f"the Model asks for {accelerator}, and this host serves {served}; "
+            f"the Model requires {accelerator}, but this machine serves {served}; "
             f"add --accelerator {accelerator}, or change spec.hardware.accelerator"
         )
         return Health(State.FAILING, 0, Reason.NO_HOST, message, faulty_kind=Model.RESOURCE.kind)
@@ -144,18 +144,18 @@ class FirstSteps:
 
 
 async def _find_target(applied: tuple[ApplyResult, ...], caches: ObjectCaches) -> Key | CommandError:
-    """Return the service to ask: the first one that was given, else the first one that is there."""
+    """Return the service to ask: the first one in the manifests, else the first one that exists."""
     refused = [each for each in applied if each.error]
     if refused:
         message = "\n".join(f"{each.manifest.title}: {each.error}" for each in refused)
-        return CommandError(f"not everything could be applied, so nothing was asked\n{message}")
+        return CommandError(f"some manifests could not be applied, so --ask was skipped\n{message}")
     kind = InferenceService.RESOURCE.kind
     given = [each.key for each in applied if each.manifest.body["kind"] == kind]
     present = sorted(service.key for service in caches.services.values())
     if not given and not present:
-        return CommandError("there is no InferenceService to ask; give one with -f FILE, or use --demo")
+        return CommandError("no InferenceService to ask; add one with -f FILE, or use --demo")
     target = (given or present)[0]
-    while target not in caches.services:  # what the API server has acknowledged is on its way to us
+    while target not in caches.services:  # applied, but not in the cache yet
         version = caches.changed.version
         await caches.changed.wait_newer(version)
     return target
@@ -170,10 +170,10 @@ async def prepare_session(
     question: str | None,
     timeout_seconds: float,
 ) -> Callable[[], Awaitable[bool]]:
-    """Read the status of the objects before the agent runs: it describes an earlier run.
+    """Record the status of the objects before the agent starts, because it describes an earlier run.
 
     Returns:
-        A function that asks the question and returns True, or stays until it is cancelled.
+        A function that asks the question and returns True; without a question it runs until it is cancelled.
     """
     first = FirstSteps(session, console, accelerators)
     target = await _find_target(applied, session.caches) if question is not None else None
@@ -187,21 +187,21 @@ async def prepare_session(
         with trio.move_on_after(timeout_seconds):
             await first.answer(target, question, before=before)
             return True
-        message = f"no answer within {timeout_seconds:g} s; see why without --ask, or give more with --timeout"
+        message = f"no answer within {timeout_seconds:g} s; run without --ask to see why, or raise --timeout"
         raise CommandError(message, ExitCode.TIMED_OUT)
 
     return ask_or_report
 
 
 def _may_be_stale(before: Health | None, health: Health) -> bool:
-    """Whether a failure stood in the objects before the agent started, or goes once its Lease has been seen."""
+    """Whether a failure is from before the agent started, or disappears once the agent's Lease has been seen."""
     if health.reason == Reason.NO_HOST and not health.faulty_kind:
         return True
     return before is not None and (before.reason, before.message) == (health.reason, health.message)
 
 
 def usage(addresses: Addresses, model_id: str | None) -> str:
-    """Return what to type next; without a model, that is how to get one."""
+    """Return commands to try next; without a model, these include the one that deploys a model."""
     url = f"{addresses.gateway_url}/v1/chat/completions"
     body = f'{{"model": "{model_id or "demo"}", "messages": [{{"role": "user", "content": "{_EXAMPLE_QUESTION}"}}]}}'
     return "\n".join(
@@ -219,11 +219,11 @@ def usage(addresses: Addresses, model_id: str | None) -> str:
 
 
 def next_steps(name: str, source: str, question: str) -> str:
-    """Return three commands that serve the same model for longer: this run keeps nothing."""
+    """Return the commands that serve the same model permanently: a demo run is removed at its end."""
     program = shlex.quote(program_name())
     return "\n".join(
         (
-            "All of this is gone now. To keep a model served, and to talk to it:",
+            "The demo has been removed. To keep a model served and talk to it:",
             f"  {program} up start",
             f"  {program} deploy {shlex.quote(name)} --source {shlex.quote(source)}",
             f"  {program} chat {shlex.quote(name)} {shlex.quote(question)}",
@@ -232,16 +232,16 @@ def next_steps(name: str, source: str, question: str) -> str:
 
 
 def times(timer: Stopwatch) -> str:
-    """Return how long each step took, and all of them together: since this program was started."""
+    """Return a table with the duration of each step, and the total since the program started."""
     rows = [(step, format_duration(seconds)) for step, seconds in timer.laps.items()]
     return output.table(("STEP", "TIME"), [*rows, ("total", format_duration(sum(timer.laps.values())))])
 
 
 async def ask(client: HttpClient, gateway_url: str, model_id: str, question: str) -> str:
-    """Return a model's answer at temperature 0, asking again while the gateway says "not yet".
+    """Return a model's answer at temperature 0; retry while the model is not ready.
 
     Raises:
-        CommandError: The gateway or the engine refuses.
+        CommandError: The gateway or the engine rejects the request.
         HttpError: The gateway cannot be reached.
     """
     body = {"model": model_id, "temperature": 0, "messages": [{"role": "user", "content": question}]}
@@ -256,19 +256,19 @@ async def ask(client: HttpClient, gateway_url: str, model_id: str, question: str
             return read_answer(response.body)
         if response.status not in _NOT_READY:
             message = error_text(response.body.decode("utf-8", "replace"))
-            raise CommandError(f"the question was refused with status {response.status}: {message}")
+            raise CommandError(f"question rejected with status {response.status}: {message}")
         await trio.sleep(_PAUSE_SECONDS)
 
 
 def read_answer(body: bytes) -> str:
-    """Return the text in a chat completion.
+    """Return the text of a chat completion.
 
     Raises:
-        CommandError: It is not one.
+        CommandError: The body is not a chat completion.
     """
     try:
         text = json.loads(body)["choices"][0]["message"]["content"]
-        if not isinstance(text, str):  # null where a model has thought and said nothing
+        if not isinstance(text, str):  # null if the model produced reasoning only
             raise TypeError("no text")
         return text.strip()
     except (ValueError, LookupError, TypeError) as exc:

@@ -1,6 +1,6 @@
-"""Commands about routers: which way a request takes.
+"""Commands of the router: run one, and explain its decisions.
 
-command       the group; `explain`: which rule decides, which backends are tried, why not the others
-routing_file  what both are given
-serve         runs one
+command       the group, and `explain`
+routing_file  the file with a ModelRouter or a compiled config
+serve         runs a router
 """

@@ -1,4 +1,4 @@
-"""`llmkube router`: a router alone, and `explain`: the decision about one request, made here as a router makes it."""
+"""`llmkube router`, which runs a router alone, and `llmkube router explain`, which explains the route of a request."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -26,33 +26,33 @@ _KEYS_FOLDER: Final = "/etc/llmkube/keys"
 
 
 @click.group("router", context_settings=HELP, invoke_without_command=True)
-@click.option("-f", "--filename", metavar="FILE", help="A ModelRouter, or a compiled config.")
+@click.option("-f", "--filename", metavar="FILE", help="File with a ModelRouter or a compiled config.")
 @settings_options(RouterConfig)
 @click.pass_context
 @guarded
 def router(ctx: click.Context, /, filename: str | None, **flags: Any) -> None:
-    """Run a router alone, or see which way a request takes through it.
+    """Run a ModelRouter alone, or explain how it routes a request.
 
-    One OpenAI-compatible address in front of local engines and external providers, by the rules of a ModelRouter. What
-    it names as an InferenceService is found by --service, its keys by --keys-dir.
+    The router serves one OpenAI-compatible API in front of local engines and external providers, with the rules of a
+    ModelRouter. Give the addresses of its InferenceServices with --service, and its keys with --keys-dir.
     """
     if ctx.invoked_subcommand is not None:
         return
     if filename is None:
-        raise click.UsageError("give the file to run by: -f FILE", ctx)
-    from llmkube.cli.commands.router.serve import serve_router  # noqa: PLC0415 - explain needs none of it
+        raise click.UsageError("-f FILE is missing: give a file with a ModelRouter or a compiled config", ctx)
+    from llmkube.cli.commands.router.serve import serve_router  # noqa: PLC0415 - explain does not need it
 
     serve_router(filename, load("router", RouterConfig, flags))
 
 
 @attrs.frozen(kw_only=True)
 class Explanation:
-    """Why a request goes where it goes.
+    """The explanation of a decision.
 
     Attributes:
-        facts: What the router knows of the request, a line for each.
-        rules: Each rule, with what became of it.
-        left_out: Each backend that is not tried and gets no copy, with the reason.
+        facts: Facts of the request, one line each.
+        rules: The outcome of each rule.
+        left_out: The reason for each backend that gets neither the request nor a copy.
     """
 
     facts: tuple[str, ...]
@@ -67,11 +67,11 @@ def explain(
     decision: Decision,
     first_byte_seconds: Mapping[str, float],
 ) -> Explanation:
-    """Explain a decision of `decide` from what it was made of."""
+    """Explain a decision of `decide` from the arguments of the call."""
     rules: dict[str, str] = {}
     decided = not permits.model_allowed
     for rule in config.rules:
-        rules[rule.name] = "was not asked" if decided else _outcome(rule, facts, permits, decision, first_byte_seconds)
+        rules[rule.name] = "not evaluated" if decided else _outcome(rule, facts, permits, decision, first_byte_seconds)
         decided = decided or rule is decision.rule
     used = {permit.backend.name for permit in (*decision.order, *decision.shadows)}
     left_out = {
@@ -95,39 +95,43 @@ def _outcome(
 ) -> str:
     """Return the outcome of a rule that was evaluated."""
     if rule is decision.rule:
-        return "decides" if decision.order else "decides, and refuses: it fails closed"
+        return "applies" if decision.order else "applies and refuses the request: it fails closed"
     if unmatched := unmet_condition(rule.match, facts):
         return f"does not match: {unmatched}"
     if usable_backends(rule, permits, measured):
-        return "matches, and is passed over: what it only tries out never answers"
-    return "matches, and is passed over: none of its backends may be used"
+        return "matches but is skipped: its primary backend cannot be used, and a shadow backend never answers"
+    return "matches but is skipped: none of its backends can be used"
 
 
 def _unused(name: str, decision: Decision, permits: Permits, first_byte_seconds: Mapping[str, float]) -> str:
     """Return why a backend that the request may reach is not tried."""
     rule = decision.rule
     if rule is None:
-        return "may be reached, and nothing sends this request there"
+        return "permitted, but no rule and no default route selects it"
     if name not in rule.backends:
-        return f"may be reached, and rule {rule.name} does not name it"
-    lacking = unmet_requirement(rule.match, permits.allowed[name], first_byte_seconds)
-    if lacking:
-        return f"may be reached, and does not have what rule {rule.name} asks of a backend: {lacking}"
-    return f"may be reached, and is only tried out by rule {rule.name}"
+        return f"permitted, but not a backend of rule {rule.name}"
+    if unmet := unmet_requirement(rule.match, permits.allowed[name], first_byte_seconds):
+        return f"permitted, but does not meet a requirement of rule {rule.name}: {unmet}"
+    return f"permitted, but only a shadow backend of rule {rule.name}"
 
 
 @command("explain", router)
 @click.option(
-    "-f", "--filename", "name", required=True, metavar="FILE", help="A ModelRouter, or a compiled config, or -."
+    "-f",
+    "--filename",
+    "name",
+    required=True,
+    metavar="FILE",
+    help="File with a ModelRouter or a compiled config, or - for standard input.",
 )
 @click.option(
-    "-H", "--header", "headers", multiple=True, metavar="'NAME: VALUE'", help="A header of the request; repeatable."
+    "-H", "--header", "headers", multiple=True, metavar="'NAME: VALUE'", help="Header of the request; repeatable."
 )
-@click.option("--model", default=None, metavar="MODEL", help="The model that the request names.")
-@click.option("--body", default=None, metavar="FILE", help="The request's JSON body; --model wins over the one in it.")
-@click.option("--team", default="", metavar="TEAM", help="Who asks, as a key or a token would say.")
+@click.option("--model", default=None, metavar="MODEL", help="Model of the request.")
+@click.option("--body", default=None, metavar="FILE", help="File with the JSON body; --model replaces its model.")
+@click.option("--team", default="", metavar="TEAM", help="Team of the client, as its key or token would give it.")
 @click.option(
-    "--measured", multiple=True, metavar="BACKEND=SECONDS", help="A measured time to the first byte; repeatable."
+    "--measured", multiple=True, metavar="BACKEND=SECONDS", help="Measured time to the first byte; repeatable."
 )
 @click.option("--load", "loads", multiple=True, metavar="BACKEND=COUNT", help="Requests in flight; repeatable.")
 @click.option(
@@ -135,7 +139,7 @@ def _unused(name: str, decision: Decision, permits: Permits, first_byte_seconds:
     type=click.FloatRange(0, 1, max_open=True),
     default=0.0,
     show_default=True,
-    help="The draw of strategy weighted.",
+    help="Random number for strategy weighted.",
 )
 @output_option("json", "yaml")
 def explain_request(
@@ -150,9 +154,10 @@ def explain_request(
     pick: float,
     form: str,
 ) -> None:
-    """Say which rule decides about a request, which backends are tried, in which order, and why not the others.
+    """Explain how a request is routed, without sending it.
 
-    Nothing is sent. Each InferenceService is taken to be there and to answer.
+    Prints the rule that applies, the backends in order, and why others are left out. Every InferenceService is assumed
+    to exist and to be ready.
     """
     file = load_routing(name, _assume_available, keys_folder=_KEYS_FOLDER)
     config = file.config
@@ -177,15 +182,15 @@ def _assume_available(namespace: str, service: str) -> ResolvedService:
     return ResolvedService(base_url=f"http://{service}.{namespace}.svc.cluster.local:8080/v1")
 
 
-# -- what was given ---------------------------------------------------------------------------------------------------
+# -- options ----------------------------------------------------------------------------------------------------------
 
 
 def _head_lines(given: tuple[str, ...]) -> dict[str, str]:
     lines: dict[str, str] = {}
     for number, each in enumerate(given, 1):
         name, colon, value = each.partition(":")
-        if not colon or not name.strip():  # may be a key: it is not repeated
-            raise UserError(f"number {number} has no name and colon; write 'NAME: VALUE'", field="--header")
+        if not colon or not name.strip():  # the text may be a key, so the message does not quote it
+            raise UserError(f"number {number} is not a header; write 'NAME: VALUE'", field="--header")
         key = name.strip().lower()
         lines[key] = f"{lines[key]}, {value.strip()}" if key in lines else value.strip()
     return lines
@@ -197,11 +202,11 @@ def _body(name: str | None) -> Mapping[str, Any] | None:
     try:
         value = json_text.loads(sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes())
     except OSError as exc:
-        raise UserError(f"{name} cannot be read ({exc.strerror})", field="--body") from exc
+        raise UserError(f"{name} cannot be read: {exc.strerror}", field="--body") from exc
     except (ValueError, RecursionError) as exc:
-        raise UserError(f"{name} is no JSON ({exc}); give the body of a request", field="--body") from exc
+        raise UserError(f"{name} is not JSON: {exc}; give the body of a request", field="--body") from exc
     if not isinstance(value, Mapping):
-        raise UserError(f"{name} is no JSON object; give the body of a request", field="--body")
+        raise UserError(f"{name} is not a JSON object; give the body of a request", field="--body")
     return value
 
 
@@ -213,7 +218,7 @@ def _numbers(option: str, given: tuple[str, ...]) -> Iterator[tuple[str, float]]
         except ValueError:
             value = -1
         if not 0 <= value < float("inf"):
-            raise UserError(f"{each!r} has no number from 0 on; write BACKEND=NUMBER", field=option)
+            raise UserError(f"{each!r} has no number of 0 or more; write BACKEND=NUMBER", field=option)
         yield name, value
 
 
@@ -221,10 +226,10 @@ def _check_names(option: str, given: tuple[str, ...], backends: Mapping[str, Any
     for each in given:
         name = each.partition("=")[0]
         if name not in backends:
-            raise UserError(f"{name!r} is no backend; name one of {', '.join(backends)}", field=option)
+            raise UserError(f"{name!r} is not a backend; use one of {', '.join(backends)}", field=option)
 
 
-# -- what is told -----------------------------------------------------------------------------------------------------
+# -- output -----------------------------------------------------------------------------------------------------------
 
 
 def _report(decision: Decision, explanation: Explanation, file: RoutingFile) -> Iterator[str]:
@@ -241,9 +246,9 @@ def _report(decision: Decision, explanation: Explanation, file: RoutingFile) -> 
         yield f"Refused ({decision.reason}): {decision.why}"
     for rank, permit in enumerate(decision.order, 1):
         backend = permit.backend
-        waits = f"{decision.first_byte_seconds[backend.name]:g} s for the first byte"
-        yield f"  {rank}. {backend.name} ({'local' if backend.local else 'cloud'}): {backend.base_url}, {waits}"
-    yield from (f"  a copy goes to {permit.backend.name}" for permit in decision.shadows)
+        limit = f"{decision.first_byte_seconds[backend.name]:g} s for the first byte"
+        yield f"  {rank}. {backend.name} ({'local' if backend.local else 'cloud'}): {backend.base_url}, {limit}"
+    yield from (f"  copy to {permit.backend.name}" for permit in decision.shadows)
     if explanation.left_out:
         yield "Left out"
         yield from (f"  {name}: {why}" for name, why in explanation.left_out.items())

@@ -1,4 +1,4 @@
-"""The file that `router` and `router explain` are given: a ModelRouter, or a compiled config."""
+"""Read the file of `router` and `router explain`: a ModelRouter or a compiled config."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -18,17 +18,17 @@ from llmkube.router.config.routing_config import RoutingConfig
 
 _KIND = ModelRouter.RESOURCE
 _NAMESPACE: Final = "default"
-"""Of a ModelRouter that names none."""
+"""Namespace of a ModelRouter without one."""
 
 
 @attrs.frozen(kw_only=True)
 class RoutingFile:
-    """What a file holds.
+    """The content of a file.
 
     Attributes:
-        config: What the router runs by.
-        warnings: What its author may not have meant.
-        not_honoured: Fields without effect.
+        config: The compiled config.
+        warnings: Warnings of the compiler.
+        not_honoured: Paths of fields without effect.
     """
 
     config: RoutingConfig
@@ -37,15 +37,15 @@ class RoutingFile:
 
 
 def load_routing(name: str, resolve: Callable[[str, str], ResolvedService | None], *, keys_folder: str) -> RoutingFile:
-    """Read a file with one ModelRouter, alone or among other objects, or with a compiled config.
+    """Read a file with one ModelRouter, possibly among other objects, or with a compiled config.
 
     Args:
-        name: The file, or `-`.
-        resolve: Returns where an InferenceService answers, by namespace and name.
-        keys_folder: Where keys lie.
+        name: The file, or `-` for standard input.
+        resolve: Returns the address of an InferenceService by namespace and name; None if there is none.
+        keys_folder: Folder of the keys.
 
     Raises:
-        UserError: It cannot be read, or not be run by; all problems at once.
+        UserError: The file cannot be read or is invalid; the message lists all problems.
     """
     text = sys.stdin.read() if name == "-" else None
     if (data := _compiled(name, text)) is not None:
@@ -53,7 +53,7 @@ def load_routing(name: str, resolve: Callable[[str, str], ResolvedService | None
     bodies = [one.body for one in load_manifests((name,), lambda: text or "")]
     routers = [body for body in bodies if (body["apiVersion"], body["kind"]) == (_KIND.api_version, _KIND.kind)]
     if len(routers) != 1:
-        raise UserError(f"{name}: it has {len(routers)} ModelRouters; give a file with one")
+        raise UserError(f"{name}: found {len(routers)} ModelRouters; give a file with one")
     metadata = {"namespace": _NAMESPACE, **routers[0]["metadata"]}
     found = decode(ModelRouter, {**routers[0], "metadata": metadata})
     compiled = compile_router(
@@ -65,10 +65,10 @@ def load_routing(name: str, resolve: Callable[[str, str], ResolvedService | None
 
 
 def _compiled(name: str, text: str | None) -> bytes | None:
-    """Return a file's content where it is a compiled config: JSON with a version, and without a kind."""
+    """Return the content of a compiled config, which is JSON with a version and without a kind; else None."""
     try:
         data = Path(name).read_bytes() if text is None else text.encode()
         value: Any = json_text.loads(data)
     except (OSError, ValueError, RecursionError):
-        return None  # what it is instead, load_manifests says
+        return None  # load_manifests reports the error
     return data if isinstance(value, Mapping) and "version" in value and "kind" not in value else None

@@ -1,4 +1,4 @@
-"""`llmkube router -f FILE`: one router, with a port for clients and one for its operator."""
+"""`llmkube router -f FILE`: run a router with a port for clients and one for its operator."""
 
 import random
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ log = structlog.get_logger()
 
 
 def serve_router(filename: str, settings: RouterConfig) -> None:
-    """Run a router until a signal.
+    """Run a router until a signal arrives.
 
     Raises:
         UserError: The file, a setting or a port cannot be used.
@@ -94,25 +94,25 @@ async def _serve(filename: str, settings: RouterConfig, stop: Stop) -> None:
 def _report_started(live: LiveConfig, front: Port, admin: Port, settings: RouterConfig) -> None:
     config = live.routing.config
     if settings.host != LOOPBACK and live.routing.clients is None:
-        log.warning("every client that reaches this router may use it: no keys are asked for", host=settings.host)
+        log.warning("router requires no keys: any client that can connect may use it", host=settings.host)
     click.echo(f"OpenAI-compatible API on {front.url}/v1", err=True)
     log.info("router started", router=config.name, api=front.url, admin=admin.url, backends=len(config.backends))
 
 
 def _addresses(host: str) -> str | None:
-    """Return what to listen on: every address, of IPv4 and IPv6, is None there."""
+    """Return the address to listen on; None means every IPv4 and IPv6 address."""
     return None if host == EVERY_ADDRESS else host
 
 
 def source_of(filename: str, settings: RouterConfig) -> Source:
-    """Return where the config of a router comes from.
+    """Return the source of a router's config, which is reloaded when the file changes.
 
     Args:
-        filename: A ModelRouter, or a compiled config.
-        settings: Of the program.
+        filename: File with a ModelRouter or a compiled config.
+        settings: Settings of the program.
 
     Raises:
-        UserError: A service is no NAME=URL.
+        UserError: A --service is not NAME=URL.
     """
     keys_dir = settings.keys_dir or settings.state_dir / _KEYS_DIR
     services = _services(settings.service)
@@ -133,20 +133,20 @@ def source_of(filename: str, settings: RouterConfig) -> Source:
 
 
 def _services(given: tuple[str, ...]) -> Mapping[str, ResolvedService]:
-    """Read what is written as NAME=URL.
+    """Parse the NAME=URL values of --service.
 
     Raises:
-        UserError: One is not.
+        UserError: A value is not NAME=URL, or its URL may be outside of this network.
     """
     found = {}
     for each in given:
         name, _, url = each.partition("=")
         parts = urlsplit(url)
         if not name or parts.scheme not in ("http", "https") or not parts.hostname:
-            error = f"{each!r} is no service; write NAME=URL, such as phi-4-mini=http://127.0.0.1:8081/v1"
+            error = f"{each!r} is not a service; write NAME=URL, such as phi-4-mini=http://127.0.0.1:8081/v1"
             raise UserError(error, field="--service")
         if not is_local_url(url):
-            error = f"{each!r}: an InferenceService is local, and {url} may be outside of this network"
-            raise UserError(f"{error}; give its private address, or name it as an external backend", field="--service")
+            error = f"{each!r}: an InferenceService is local, but {url} may be outside of this network"
+            raise UserError(f"{error}; give its private address, or declare an external backend", field="--service")
         found[name] = ResolvedService(base_url=url.rstrip("/"))
     return found

@@ -1,7 +1,7 @@
-"""Commands that write and read InferenceServices and Models; objects has status, scale, restart and delete, ps queue.
+"""Commands for InferenceServices and Models: `objects` has status, scale, restart and delete; `ps` has queue.
 
-arrival          the wait until a service is ready, and what Ctrl-C says
-field_flags      flags made from the fields of the CRDs
-tail, pod_logs   lines of a log file; what pods write, through the API server
+readiness_wait   wait until a service is ready; the message at Ctrl-C
+field_flags      flags that set fields of the CRDs
+tail, pod_logs   read a log file, and the logs of pods through the API server
 footprint        the engine of a service on this machine, and its memory
 """

@@ -1,7 +1,7 @@
-"""`llmkube deploy`: one command from a source to a model that answers, and again to change how it is served.
+"""`llmkube deploy`: serve a model from a source, and change how it is served.
 
-What is applied is exactly what the command line says, by server-side apply: saying it again changes nothing, and a flag
-that is left out the next time takes its setting back.
+The objects are made from the command line alone and applied by server-side apply: running the same command again
+changes nothing, and a flag that is left out the next time removes its setting.
 """
 
 import os
@@ -38,9 +38,9 @@ from llmkube.weights.source import parse_source
 FIELD_MANAGER: Final = "llmkube-deploy"
 
 CATALOG_CONTEXT: Final = 8192
-"""Tokens of context that a deployment from the catalog gets: enough to talk, and little beside the weights."""
+"""Context size of deployments from the catalog: enough for a conversation, and small next to the weights."""
 
-_GPUS: Final = ("metal", "cuda", "rocm", "vulkan", "intel")  # the first that a live host serves is taken
+_GPUS: Final = ("metal", "cuda", "rocm", "vulkan", "intel")  # the first one that a live host serves is used
 _VENDORS: Final = {"cuda": "nvidia", "rocm": "amd", "intel": "intel"}
 _POD_RUNTIMES: Final = frozenset(name for name, facts in RUNTIMES.items() if not facts.hosts)
 _LOCAL: Final = ("./", "../", "~")
@@ -52,35 +52,33 @@ _LOCAL: Final = ("./", "../", "~")
     "-s",
     "--source",
     shell_complete=complete_paths,
-    help="Where the weights come from: a path, https://…, hf://ORG/REPO/FILE.gguf, ORG/REPO[:Q4_K_M], builtin://demo.",
+    help="Source of the weights: a path, https://…, hf://ORG/REPO/FILE.gguf, ORG/REPO[:Q4_K_M], builtin://demo.",
 )
-@click.option("--model", "model_name", metavar="NAME", shell_complete=models, help="Serve a Model that exists already.")
+@click.option("--model", "model_name", metavar="NAME", shell_complete=models, help="Serve an existing Model.")
 @click.option(
     "--accelerator",
     type=click.Choice(ACCELERATORS),
-    help="What it runs on. Default: what the live hosts serve, else metal on a Mac and cpu elsewhere.",
+    help="Accelerator to run on. Default: one that a live host serves, else metal on a Mac and cpu elsewhere.",
 )
-@click.option("--gpu", is_flag=True, help="Run on a GPU: the one that a live host serves, else cuda.")
+@click.option("--gpu", is_flag=True, help="Run on a GPU: the kind that a live host serves, else cuda.")
 @click.option("--env", metavar="NAME=VALUE", multiple=True, help="Environment variable of the engine. Repeatable.")
 @click.option(
     "--api-key-secret",
     metavar="NAME[/KEY]",
-    help="Secret with the API keys of clients, one on each line of KEY (api-key): only requests with one are answered.",
+    help="Secret with API keys, one on each line of KEY (default api-key): requests without one of them are refused.",
 )
 @field_options(FLAGS)
-@click.option(
-    "--wait/--no-wait", default=True, help="Stay until it is Ready, or failed for a known cause. Default: wait."
-)
-@click.option("--timeout", type=NumberRange(min=0), default=1800.0, help="Seconds to --wait. Default: 1800.")
+@click.option("--wait/--no-wait", default=True, help="Wait until it is Ready, or has failed. Default: wait.")
+@click.option("--timeout", type=NumberRange(min=0), default=1800.0, help="Seconds to wait with --wait. Default: 1800.")
 @click.option("--dry-run", is_flag=True, help="Print the objects as YAML and apply nothing.")
 @cluster_options()
 def deploy(*, name: str, wait: bool, timeout: float, dry_run: bool, where: ClusterFlags, **flags: Any) -> None:
-    """Serve the weights at --source under NAME, or change how NAME is served.
+    """Serve a model under NAME, or change how NAME is served.
 
-    Without --source and --model, NAME is a model of `llmkube catalog list`.
+    The weights come from --source or an existing --model; without both, NAME is a model of `llmkube catalog list`.
 
-    Applies a Model and an InferenceService of that name. The same command again changes nothing; a flag that is left
-    out takes its setting back. --context is the kubeconfig's context; tokens are --context-size.
+    Applies a Model and an InferenceService of that name. Running the same command again changes nothing; leaving out a
+    flag removes its setting. --context is the kubeconfig's context; the model's context is --context-size.
     """
     request = _read(name, flags)
 
@@ -97,15 +95,15 @@ def deploy(*, name: str, wait: bool, timeout: float, dry_run: bool, where: Clust
             return
         with answer_deadline():
             for kind, each in zip(request.kinds, manifests, strict=True):
-                await _dry_run_apply(cluster, kind, each)  # a refused service must not leave its Model behind
+                await _dry_run_apply(cluster, kind, each)  # a rejected service must not leave its Model behind
             applied = [await _apply(cluster, kind, each) for kind, each in zip(request.kinds, manifests, strict=True)]
         for done in applied:
             click.echo(f"{done.kind} {done.key} {done.change}", err=wait)
         if wait:
             key = Key(cluster.namespace, name)
             interrupt.note = (
-                f"The deployment goes on without this command: `{typed_command('status', key)} --watch` shows how, "
-                f"`{typed_command('delete', key)}` ends it"
+                f"The deployment continues without this command; watch it with `{typed_command('status', key)} "
+                f"--watch`, end it with `{typed_command('delete', key)}`"
             )
             await _wait(cluster, key, applied, timeout, replicas=request.replicas)
 
@@ -115,7 +113,7 @@ def deploy(*, name: str, wait: bool, timeout: float, dry_run: bool, where: Clust
 
 @attrs.frozen
 class DeployRequest:
-    """What the command line asks for, checked as far as it can be without a cluster."""
+    """The options of the command line, checked as far as possible without a cluster."""
 
     name: str
     source: str
@@ -134,15 +132,15 @@ class DeployRequest:
 
     @property
     def replicas(self) -> int | None:
-        """How many processes the command line asks for; None if it says nothing of that."""
+        """Value of --replicas; None if it was not given."""
         return next((value for field, value in self.fields.items() if field.path == "spec.replicas"), None)
 
     def manifests(self, namespace: str, served: Collection[str]) -> list[dict[str, Any]]:
         """Return the objects to apply.
 
         Args:
-            namespace: Where they go.
-            served: The accelerators that live hosts serve.
+            namespace: Namespace of the objects.
+            served: Accelerators that live hosts serve.
         """
         objects = {kind: empty_object(kind, Key(namespace, self.name)) for kind in self.kinds}
         if self.source:
@@ -171,9 +169,9 @@ class DeployRequest:
 def choose_accelerator(
     served: Collection[str], *, gpu: bool, in_pods: bool = False, platform: str = sys.platform
 ) -> str:
-    """Return what a model runs on when no flag says it: the best that a live host serves, else what this machine is.
+    """Return the default accelerator: the best one that a live host serves, else that of this machine.
 
-    A runtime that is only there in pods runs on nothing that hosts serve.
+    A runtime that only runs in pods ignores the accelerators of hosts.
     """
     if in_pods:
         return "cuda" if gpu else "cpu"
@@ -188,7 +186,7 @@ def choose_accelerator(
 
 
 def absolute_source(text: str, folder: Path) -> str:
-    """Return a source as objects hold it: what looks like a path, or is a file on this machine, becomes absolute."""
+    """Return a source with an absolute path if it looks like a path or is a file on this machine."""
     if text.startswith(_LOCAL) or (not text.startswith("/") and "://" not in text and (folder / text).is_file()):
         return os.path.normpath(folder / Path(text).expanduser())
     return text
@@ -196,7 +194,7 @@ def absolute_source(text: str, folder: Path) -> str:
 
 @attrs.frozen
 class ApplyResult:
-    """One object, and what applying it did: `created`, `configured` or `unchanged`."""
+    """An applied object; `change` is `created`, `configured` or `unchanged`."""
 
     kind: str
     key: Key
@@ -206,7 +204,7 @@ class ApplyResult:
 def _read(name: str, flags: Mapping[str, Any]) -> DeployRequest:
     source, model_name = flags["source"], flags["model_name"]
     if source and model_name:
-        raise click.UsageError("give --source (weights to serve), or --model (a Model that exists already), not both")
+        raise click.UsageError("--source (weights to serve) and --model (an existing Model) exclude each other")
     fields = given_fields(FLAGS, flags)
     quantization = ""
     if not source and not model_name:
@@ -223,10 +221,10 @@ def _read(name: str, flags: Mapping[str, Any]) -> DeployRequest:
         model_flags = [field.flag for field in fields if field.kind is Model]
         model_flags += [flag for flag in ("--accelerator", "--gpu") if flags[flag.removeprefix("--")]]
         if model_flags:
-            message = f"{model_flags[0]} belongs to the Model, and --model {model_name} only refers to one"
-            raise click.UsageError(f"{message}; edit that Model, or give its --source")
+            message = f"{model_flags[0]} is a setting of the Model, which --model {model_name} does not change"
+            raise click.UsageError(f"{message}; edit that Model, or use --source")
     if flags["gpu"] and flags["accelerator"] == "cpu":
-        raise click.UsageError("--gpu and --accelerator cpu contradict each other; leave one out")
+        raise click.UsageError("--gpu and --accelerator cpu exclude each other; leave one out")
     env = tuple(_variable(text) for text in flags["env"])
     api_keys = _secret_key(flags["api_key_secret"])
     return DeployRequest(
@@ -239,15 +237,14 @@ def _catalog_entry(name: str) -> Entry:
     if entry is not None:
         return entry
     like = similar(name)
-    hint = f"did you mean {' or '.join(like)}" if like else "`llmkube catalog list` shows it"
+    hint = f"did you mean {' or '.join(like)}?" if like else "see `llmkube catalog list`"
     raise click.UsageError(
-        "give --source (weights to serve), or --model (a Model that exists already): "
-        f"the catalog has no model {name} ({hint})"
+        f"the catalog has no model {name} ({hint}); give --source (weights to serve) or --model (an existing Model)"
     )
 
 
 def _catalog_fields(entry: Entry) -> dict[FieldFlag, Any]:
-    """Return what the catalog sets; flags win."""
+    """Return the fields that the catalog sets; flags take precedence."""
     wanted = {
         "spec.sha256": entry.sha256,
         "spec.mode": entry.mode,
@@ -264,7 +261,7 @@ def _variable(text: str) -> tuple[str, str]:
 
 
 def _secret_key(text: str | None) -> Mapping[str, str]:
-    """Return `NAME[/KEY]` as the field has it; the schema has a KEY for those who name none."""
+    """Parse `NAME[/KEY]` into the value of the field; the schema has a default for KEY."""
     if text is None:
         return {}
     name, slash, key = text.partition("/")
@@ -299,7 +296,7 @@ async def _apply(cluster: Cluster, kind: type[Any], manifest: dict[str, Any]) ->
     after = await cluster.client.apply(kind, manifest, field_manager=FIELD_MANAGER)
     if before is None or before.metadata.uid != after.metadata.uid:
         return ApplyResult(kind.RESOURCE.kind, key, "created")
-    # The generation, which only the spec moves: meanwhile a program may have written a status.
+    # The generation changes with the spec only; a program may have written the status in the meantime.
     change = "unchanged" if before.metadata.generation == after.metadata.generation else "configured"
     return ApplyResult(kind.RESOURCE.kind, key, change)
 
@@ -316,7 +313,7 @@ async def _wait(
             click.echo(message)
             return
         fix = "set spec.suspend to false" if service.spec.suspend else f"`{typed_command('scale', key)} 1`"
-        raise CommandError(f"{message}, as its spec asks; {fix} starts it")
+        raise CommandError(f"{message}, as set in its spec; start it: {fix}")
     click.echo(wrapped(f"InferenceService {key} is Ready at {service.status.endpoint}"))
     for message in ignored_fields(service):
         click.echo(wrapped(f"Note: {message}", err=True), err=True)
@@ -324,8 +321,8 @@ async def _wait(
 
 
 def next_step(service: InferenceService) -> str:
-    """Return how a service is used: only one that talks can be talked to."""
+    """Return how to use a service in its mode."""
     mode = service.status.mode or service.spec.mode or "chat"
     if mode == "chat":
         return f"Talk to it: {typed_command('chat', service.key)}"
-    return f"It offers {mode}, by the OpenAI API: see docs/gateway.md"
+    return f"It serves {mode} through the OpenAI API: see docs/gateway.md"

@@ -1,4 +1,4 @@
-"""Flags that stand for fields of our kinds: type, bounds, choices and help come from the field; they cannot drift."""
+"""Flags that set fields of the CRDs; type, bounds, choices and help come from the field itself."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -18,15 +18,15 @@ from llmkube.programs.options import Decorator, NumberRange
 
 @attrs.frozen
 class FieldFlag:
-    """One flag, and the field that it sets.
+    """A flag, and the field that it sets.
 
     Attributes:
-        flag: As it is typed: `--context-size`.
+        flag: Such as `--context-size`.
         kind: Model or InferenceService.
-        path: The field's path in JSON: `spec.contextSize`.
-        metavar: What stands for the value in the help, if the type does not say it.
-        help: Replaces the field's own description.
-        expected: What the field's pattern asks for, in words.
+        path: Path of the field in JSON, such as `spec.contextSize`.
+        metavar: Placeholder for the value in the help; empty for the type's own.
+        help: Replaces the description of the field.
+        expected: Describes the pattern of the field in errors.
     """
 
     flag: str
@@ -38,12 +38,12 @@ class FieldFlag:
 
     @property
     def parameter(self) -> str:
-        """The name under which click hands the value over."""
+        """Name of click's parameter."""
         return self.flag.removeprefix("--").replace("-", "_")
 
     @property
     def slot(self) -> WireField:
-        """What the class says about the field."""
+        """The definition of the field."""
         owner: Any = self.kind
         for name in self.path.split("."):
             found = next(each for each in wire_fields(owner) if each.key == name)
@@ -82,11 +82,11 @@ FLAGS: Final = (
         help="Argument for the engine: --extra-arg=--mlock. Repeatable.",
     ),
 )
-"""The flags of `llmkube deploy` that are fields as they are."""
+"""Flags of `llmkube deploy` that set one field each."""
 
 
 def field_options(flags: Iterable[FieldFlag]) -> Decorator:
-    """Add the options; one that was not given arrives as None, a repeatable one as an empty tuple."""
+    """Add the options; the value of one that was not given is None, or an empty tuple if it is repeatable."""
 
     def decorate(command: Any) -> Any:
         for each in reversed(tuple(flags)):
@@ -107,7 +107,7 @@ def given_fields(flags: Iterable[FieldFlag], values: Mapping[str, Any]) -> dict[
 
 
 def put(obj: dict[str, Any], path: str, value: Any) -> None:
-    """Set the field at a path of JSON data, with all the blocks around it."""
+    """Set the field at a path of JSON data; create missing objects on the path."""
     *blocks, last = path.split(".")
     for block in blocks:
         obj = obj.setdefault(block, {})
@@ -135,7 +135,7 @@ def _option(each: FieldFlag) -> Decorator:
 
 
 class _PatternType(click.ParamType[str]):
-    """Text that the field's pattern allows."""
+    """Text that matches the pattern of the field."""
 
     name = "text"
 

@@ -1,4 +1,4 @@
-"""How much memory an engine of this machine takes, by the agent's journal and the kernel."""
+"""Find an engine of this machine in the agent's journal, and read its memory use from the kernel."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,10 +11,7 @@ from llmkube.supervisor.values.journal import EngineRecord, read_entry
 
 
 def local_engine(folders: Sequence[Path], key: Key) -> EngineRecord | None:
-    """Return what the journal of an agent on this machine says of the engine of a service, if it lives. Blocks.
-
-    None when no agent on this machine runs one, in any of these state directories.
-    """
+    """Return the running engine of a service from the journals in these state directories; else None. Blocks."""
     for folder in folders:
         entry = read_entry(folder / "journal", key)
         if entry is None or entry.engine is None or not entry.engine.pid:
@@ -25,17 +22,17 @@ def local_engine(folders: Sequence[Path], key: Key) -> EngineRecord | None:
 
 
 def bytes_of(pid: int) -> int:
-    """Return the memory that an engine and what it has started use; 0 when it may not be looked at. Blocks."""
+    """Return the memory of an engine and its child processes; 0 without permission to read it. Blocks."""
     return footprints_here([pid]).get(pid, 0)
 
 
 def used_bytes(folders: Sequence[Path], key: Key) -> int:
-    """Return the memory that a service's engine on this machine uses; 0 when there is none. Blocks."""
+    """Return the memory of a service's engine on this machine; 0 if there is none. Blocks."""
     engine = local_engine(folders, key)
     return bytes_of(engine.pid) if engine is not None else 0
 
 
 def memory_of(folders: Sequence[Path], key: Key) -> str:
-    """Return `used_bytes` in words; "" when there is none. Blocks."""
+    """Return `used_bytes` as text; "" if there is no engine. Blocks."""
     used = used_bytes(folders, key)
     return f"{format_bytes(used)} in use on this machine" if used else ""

@@ -1,4 +1,4 @@
-"""`llmkube list`: Models and InferenceServices as tables, as data, once or for as long as one looks."""
+"""`llmkube list`: Models and InferenceServices as tables or as data, once or with --watch."""
 
 import datetime
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ from llmkube.k8s.errors import ForbiddenError
 from llmkube.k8s.resource import Key, Object
 from llmkube.programs.options import command
 
-if TYPE_CHECKING:  # a list that does not stay follows nothing
+if TYPE_CHECKING:  # only --watch needs it
     from llmkube.programs.informer import ObjectCaches
 
 Objects = Mapping[type[Any], Sequence[Any]]
@@ -28,7 +28,7 @@ Objects = Mapping[type[Any], Sequence[Any]]
 
 @attrs.frozen
 class TableLayout:
-    """How one kind becomes a table."""
+    """The table of one kind."""
 
     kind: type[Any]
     columns: tuple[str, ...]
@@ -65,7 +65,7 @@ def _kinds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 @output_option(*formats.FORMATS)
 @watch_option
 def list_objects(*, kind: str | None, where: ClusterFlags, form: str, watch: bool) -> None:
-    """Show Models and InferenceServices, or those of one KIND: models (mdl) or services (isvc)."""
+    """List Models and InferenceServices, or only one KIND: models (mdl) or services (isvc)."""
     kinds = (Model, InferenceService) if kind is None else (parse_kind(kind),)
     folders = state_dirs(where)
     warn_credential_problem(folders)
@@ -80,11 +80,11 @@ def list_objects(*, kind: str | None, where: ClusterFlags, form: str, watch: boo
 
         page = _page(kinds, cluster, where, form)
         with answer_deadline():
-            await page.fetch(cluster)  # a server that is not there is an error now, and an interruption later
+            await page.fetch(cluster)  # an unreachable server is an error now, and an outage later
         async with open_object_caches(cluster.client, namespace=page.namespace) as caches:
             if form in {"", "wide"} and is_terminal():
 
-                async def text() -> str:  # noqa: ASYNC124 - the same shape as that of `status`, which asks further
+                async def text() -> str:  # noqa: ASYNC124 - same signature as in `status`, which sends requests
                     return page.text(page.cached(caches))
 
                 await show_in_place(caches.changed, text)
@@ -109,14 +109,14 @@ def _page(kinds: tuple[type[Any], ...], cluster: Cluster, where: ClusterFlags, f
 
 @attrs.frozen
 class _Page:
-    """What is listed, and how."""
+    """The kinds, namespace and format of a list."""
 
     kinds: tuple[type[Any], ...]
     namespace: str | None
     form: str
 
     async def fetch(self, cluster: Cluster) -> Objects:
-        """Ask for the kinds that are listed, and for Models: how a service does is judged with its Model."""
+        """Read the listed kinds, and Models, which are needed to assess the health of services."""
         found: dict[type[Any], Sequence[Any]] = {}
         wanted: list[type[Any]] = [Model, *(kind for kind in self.kinds if kind is not Model)]
         for kind in wanted:
@@ -175,7 +175,7 @@ class _Page:
 
 @attrs.define(eq=False)
 class _TableLog:
-    """Appends changed rows; where two kinds take turns, each turn begins with that kind's headings."""
+    """Appends changed rows; when the kind changes, its headings are printed first."""
 
     page: _Page
     logs: Mapping[type[Any], RowLog]
@@ -196,7 +196,7 @@ class _TableLog:
 
 @attrs.define(eq=False)
 class _ObjectLog:
-    """Appends each object, as data, whenever it is new or has changed."""
+    """Appends each object, as data, when it is new or has changed."""
 
     form: str
     kinds: tuple[type[Any], ...]

@@ -1,4 +1,4 @@
-"""`llmkube logs`: what an engine writes: a host's from its file, on that host; a pod's through the API server."""
+"""`llmkube logs`: print the log of an engine, from a file on its host, or from pods through the API server."""
 
 import codecs
 import math
@@ -31,16 +31,16 @@ from llmkube.programs.options import command
 from llmkube.supervisor.engine.logfile import log_path
 
 API_SECONDS: Final = 3.0
-"""How long the API server may take to say more about a log that is here."""
+"""Timeout for the API server if the log is on this machine."""
 
 
 @command("logs")
 @click.argument("name", shell_complete=services)
-@click.option("-f", "--follow", is_flag=True, help="Stay, and print what is written from now on, until Ctrl-C.")
-@click.option("--tail", "lines", type=click.IntRange(min=0), metavar="N", help="Begin with the last N lines.")
-@click.option("-p", "--previous", is_flag=True, help="Of pods: what the run before this one has written.")
-@click.option("-c", "--container", default="", help="Of pods: another container than the engine's.")
-@click.option("--state-dir", type=click.Path(path_type=Path), help="The agent's folder.  [LLMKUBE_STATE_DIR]")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until Ctrl-C.")
+@click.option("--tail", "lines", type=click.IntRange(min=0), metavar="N", help="Start with the last N lines.")
+@click.option("-p", "--previous", is_flag=True, help="In pods: print the log of the previous run.")
+@click.option("-c", "--container", default="", help="In pods: the container. Default: the engine's.")
+@click.option("--state-dir", type=click.Path(path_type=Path), help="State directory of the agent.  [LLMKUBE_STATE_DIR]")
 @cluster_options()
 def logs(
     *,
@@ -52,13 +52,13 @@ def logs(
     state_dir: Path | None,
     where: ClusterFlags,
 ) -> None:
-    """Print what the engine of an InferenceService writes.
+    """Print the log of the engine of an InferenceService.
 
-    Pods are read through the API server, which asks for the verb get on pods/log. On the host that runs an engine, that
-    is a file, which can be read also while no API server answers; on any other machine the command says where to look.
+    For pods, it is read through the API server, which requires the verb get on pods/log. On the host that runs the
+    engine, it is read from a file, even if no API server is reachable; on other machines the host is named.
     """
     if follow and previous:
-        raise click.UsageError("--previous is of a run that has ended: there is nothing to --follow")
+        raise click.UsageError("--previous and --follow exclude each other: the previous run has ended")
     folders = state_dirs(where, state_dir)
     options = Options(follow, lines, previous, container)
 
@@ -82,20 +82,20 @@ def logs(
             if path is None:
                 raise
             problem = str(exc)
-        return LogRef(path, f"the API server could not be asked ({problem}); this is the file on this machine")
+        return LogRef(path, f"API server not reachable ({problem}); printing the log file on this machine")
 
     found = run_against(where, action)
     if found.pods:
         return
-    assert found.path is not None, "_look raises when there is none"
+    assert found.path is not None, "_locate_log raises an error if there is none"
     if previous or container:
-        raise CommandError(f"--previous and --container are for pods; {found.path} is the log of a host, with all runs")
+        raise CommandError(f"--previous and --container are for pods; {found.path} is a file with all runs")
     _print_file(found.path, follow, lines)
 
 
 @attrs.frozen
 class LogRef:
-    """A log on this machine, or the labels of pods that have one, and what the user should know about it."""
+    """A log file on this machine or the label selector of pods, and a note for the user."""
 
     path: Path | None
     note: str = ""
@@ -103,13 +103,13 @@ class LogRef:
 
 
 def find_log_file(folders: Sequence[Path], key: Key) -> Path | None:
-    """Return the log of a service in the first folder that has one."""
+    """Return the log file of a service in the first folder that has one."""
     paths = (log_path(folder, key) for folder in folders)
     return next((path for path in paths if path.is_file()), None)
 
 
 def local_host_names(state_dir: Path) -> frozenset[str]:
-    """Return the names under which an agent on this machine may report."""
+    """Return the host names that an agent on this machine may use."""
     chosen = (
         load("agent", AgentConfig, {"state_dir": state_dir}).host_name,
         load("up", UpConfig, {"state_dir": state_dir}).host_name,
@@ -118,43 +118,43 @@ def local_host_names(state_dir: Path) -> frozenset[str]:
 
 
 async def _locate_log(cluster: Cluster, key: Key, path: Path | None, folders: Sequence[Path]) -> LogRef:
-    """Ask where the service runs, and compare.
+    """Find out where the service runs, and choose between the file on this machine and its pods.
 
     Raises:
-        CommandError: There is no log here; the sentence says where there may be one.
+        CommandError: There is no log on this machine; the message says where to find it.
     """
     try:
         service = await get_service(cluster.client, key)
     except CommandError as exc:
         if path is None or exc.exit_code != ExitCode.NOT_FOUND:
             raise
-        return LogRef(path, f"InferenceService {key} is gone; this is what its engine wrote last")
+        return LogRef(path, f"InferenceService {key} not found; printing the log of its last engine")
     engines = await find_engines(cluster, key.namespace, key.name)
     hosts = sorted({one.host for one in engines if one.host and not one.pod} | set(reporting_hosts(service)))
     pods = pods_of(service) or (service.status.selector if any(engine.pod for engine in engines) else "")
     if pods:
         host_log = str(path or (missing_log_text(key, hosts, folders) if hosts else ""))
-        return LogRef(None, f"a host has a log of {key} as well: {host_log}" if host_log else "", pods)
+        return LogRef(None, f"{key} also has a log on a host: {host_log}" if host_log else "", pods)
     if path is None:
         raise CommandError(missing_log_text(key, hosts, folders))
-    # A host's name may have been given by a flag that is not known here, so the file is shown all the same.
+    # A flag of the agent, not known here, may have set the host's name, so the file is printed all the same.
     elsewhere = bool(hosts) and not local_host_names(folders[0]) & set(hosts)
-    return LogRef(path, f"{key} is reported by {', '.join(hosts)}; this file is on this machine" if elsewhere else "")
+    return LogRef(path, f"{key} runs on {', '.join(hosts)}; this log is from this machine" if elsewhere else "")
 
 
 def missing_log_text(key: Key, hosts: Sequence[str], folders: Sequence[Path]) -> str:
-    """Say on which host to run what, or why there is no log anywhere."""
+    """Return which command to run on which host, or why there is no log."""
     command = f"llmkube logs {key.name}" + ("" if key.namespace == "default" else f" -n {key.namespace}")
     searched = ", ".join(str(folder / "logs") for folder in folders)
     if not hosts:
         return (
-            f"InferenceService {key} has no log here ({searched}), and no host reports about it yet; "
-            f"`llmkube status {key.name}` says what it waits for"
+            f"InferenceService {key} has no log here ({searched}), and no engine has been reported yet; "
+            f"see what it waits for with `llmkube status {key.name}`"
         )
     if local_host_names(folders[0]) & set(hosts):
         return (
-            f"InferenceService {key} has no log in {searched}: its engine has not been started, or its agent keeps its "
-            f"files elsewhere (--state-dir); `llmkube status {key.name}` says what it waits for"
+            f"InferenceService {key} has no log in {searched}: its engine has not started yet, or its agent uses "
+            f"another --state-dir; see what it waits for with `llmkube status {key.name}`"
         )
     return f"InferenceService {key} runs on {', '.join(hosts)}; run `{command}` there"
 
@@ -168,12 +168,12 @@ def _print_file(path: Path, follow: bool, lines: int | None) -> None:
         trio.run(partial(copy_log, path, lines, _writer(), follow=follow))
     except OSError as exc:
         if isinstance(exc, BrokenPipeError) or is_disk_full(exc):
-            raise  # that was not the log
-        raise CommandError(f"{path} cannot be read ({exc.strerror}); run this as the user who runs the agent") from exc
+            raise  # an error of standard output, not of the log
+        raise CommandError(f"{path} cannot be read: {exc.strerror}; run this as the user who runs the agent") from exc
 
 
 def _writer() -> Callable[[bytes], None]:
-    """Return what writes a log: as it is into a pipe, without control characters onto a terminal."""
+    """Return a function that writes a log: unchanged into a pipe, without control characters onto a terminal."""
     if not sys.stdout.isatty():
 
         def write_bytes(piece: bytes) -> None:
@@ -182,7 +182,7 @@ def _writer() -> Callable[[bytes], None]:
             out.flush()
 
         return write_bytes
-    decode = codecs.getincrementaldecoder("utf-8")("replace").decode  # a character may be cut in two
+    decode = codecs.getincrementaldecoder("utf-8")("replace").decode  # a piece may end within a character
 
     def write_text(piece: bytes) -> None:
         click.echo(printable(decode(piece)), nl=False)

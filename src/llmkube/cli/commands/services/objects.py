@@ -1,4 +1,4 @@
-"""`llmkube status`, `scale` and `delete`: what most people need of kubectl, for our two kinds."""
+"""`llmkube status`, `scale`, `delete` and `restart` of Models and InferenceServices."""
 
 import contextlib
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ from llmkube.programs.informer import ObjectCaches, open_object_caches
 from llmkube.programs.options import HELP, NumberRange, command
 
 _VIEW_SECONDS = 5.0
-_MAX_REPLICAS = 10  # of the schema; the API server would say so less plainly
+_MAX_REPLICAS = 10  # as in the schema; click's message is clearer than the API server's
 
 FIELD_MANAGER = "llmkube-restart"
 
@@ -45,9 +45,9 @@ FIELD_MANAGER = "llmkube-restart"
 @output_option(*formats.FORMATS)
 @watch_option
 def status(*, name: str, where: ClusterFlags, form: str, watch: bool) -> None:
-    """Explain one InferenceService (or, as model/NAME, one Model).
+    """Describe an InferenceService, or a Model as model/NAME.
 
-    Says what it waits for, how far it is, what went wrong last and when it is tried again, and where it runs.
+    Shows what it waits for, its progress, its last error and the next retry, and where it runs.
     """
     target = parse_target(name)
     folders = state_dirs(where, None)
@@ -88,7 +88,7 @@ def status(*, name: str, where: ClusterFlags, form: str, watch: bool) -> None:
 @click.argument("replicas", metavar="N", type=click.IntRange(min=0, max=_MAX_REPLICAS))
 @cluster_options()
 def scale(*, name: str, replicas: int, where: ClusterFlags) -> None:
-    """Set how many processes serve an InferenceService; 0 stops it and keeps everything else."""
+    """Set the number of replicas of an InferenceService; 0 stops it and keeps its objects and files."""
     target = parse_target(name)
     if target.kind is not InferenceService:
         raise click.UsageError(f"only an InferenceService can be scaled, not a {target.kind.RESOURCE.kind}")
@@ -111,7 +111,7 @@ def scale(*, name: str, replicas: int, where: ClusterFlags) -> None:
 
         before = await with_not_found_error(target, key, patch)
         if before == replicas:
-            return f"{target.title} has {replicas} replica{'' if replicas == 1 else 's'} already"
+            return f"{target.title} already has {replicas} replica{'' if replicas == 1 else 's'}"
         reported = f"{target.title} scaled from {before} to {replicas}"
         return "\n".join([reported, *await _too_few_hosts(cluster, key, replicas)])
 
@@ -119,7 +119,7 @@ def scale(*, name: str, replicas: int, where: ClusterFlags) -> None:
 
 
 async def _too_few_hosts(cluster: Cluster, key: Key, replicas: int) -> list[str]:
-    """Say how many can serve, where that is fewer than are wanted: each host runs one process of a service."""
+    """Return a message if fewer hosts can serve than replicas are requested: a host runs one replica of a service."""
     service = await cluster.client.get(InferenceService, key)
     hosts = await find_hosts(cluster, utcnow())
     if replicas < 2 or hosts is None or not is_reported_by_host(service):
@@ -132,19 +132,20 @@ async def _too_few_hosts(cluster: Cluster, key: Key, replicas: int) -> list[str]
     if len(able) >= replicas:
         return []
     named = f" ({', '.join(able)})" if able else ""
-    return [f"{len(able)} of {replicas} can run: a host runs one of them, and {len(able)} serve {accelerator}{named}"]
+    reason = f"a machine runs one replica, and {len(able) or 'none'} can serve {accelerator}{named}"
+    return [f"{len(able)} of {replicas} can run: {reason}"]
 
 
 @command("delete")
 @click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=targets)
 @click.option("--with-model", is_flag=True, help="Delete its Model too, unless another InferenceService refers to it.")
-@click.option("--wait", is_flag=True, help="Return when everything named is gone.")
-@click.option("--timeout", type=NumberRange(min=0), default=60.0, help="Seconds to --wait. Default: 60.")
+@click.option("--wait", is_flag=True, help="Wait until the objects are gone.")
+@click.option("--timeout", type=NumberRange(min=0), default=60.0, help="Seconds to wait with --wait. Default: 60.")
 @cluster_options()
 def delete(*, names: Sequence[str], with_model: bool, wait: bool, timeout: float, where: ClusterFlags) -> None:
-    """Delete InferenceServices (or, as model/NAME, Models).
+    """Delete InferenceServices, or Models as model/NAME.
 
-    What can be deleted is, also when another name is wrong; the exit code then tells of the first failure.
+    If an object cannot be deleted, the others still are; the exit code is that of the first failure.
     """
     wanted = list(dict.fromkeys(parse_target(name) for name in names))
 
@@ -162,7 +163,7 @@ def delete(*, names: Sequence[str], with_model: bool, wait: bool, timeout: float
         for target, _, _ in deleted:
             click.echo(f"{target.title} {'is gone' if wait else 'deleted'}")
         if any(target.kind is Model for target, _, _ in deleted):
-            note = "the file stays in the store of its host; `llmkube cache prune` there removes it"
+            note = "the file remains in the store of its machine; remove it with `llmkube cache prune` there"
             click.echo(output.wrapped(note, err=True), err=True)
         if problems:
             message = "\n".join(problem.format_message() for problem in problems)
@@ -174,7 +175,7 @@ def delete(*, names: Sequence[str], with_model: bool, wait: bool, timeout: float
 async def _delete(cluster: Cluster, target: Target, key: Key, with_model: bool) -> list[tuple[Target, Key, str]]:
     with answer_deadline():
         found = await get_object(cluster.client, target, key)
-        # The uid: what is deleted is what was there when the command was typed, not a successor of that name.
+        # With the uid, a new object of the same name is not deleted.
         await with_not_found_error(target, key, lambda: cluster.client.delete(target.kind, key, uid=found.metadata.uid))
         gone = [(target, key, found.metadata.uid)]
         if with_model and target.kind is InferenceService:
@@ -187,7 +188,7 @@ async def _delete_model(cluster: Cluster, service: InferenceService) -> list[tup
     others = (await cluster.client.list(InferenceService, namespace=key.namespace)).items
     users = sorted(each.key.name for each in others if each.spec.model_ref == key.name and each.key != service.key)
     if users:
-        click.echo(f"Model {key.name} stays: {', '.join(users)} refers to it", err=True)
+        click.echo(f"Model {key.name} not deleted: in use by {', '.join(users)}", err=True)
         return []
     try:
         model = await cluster.client.get(Model, key)
@@ -210,7 +211,7 @@ async def _wait_gone(cluster: Cluster, deleted: Sequence[tuple[Target, Key, str]
                 await caches.changed.wait_newer(version)
     names = ", ".join(target.title for target, _, _ in remaining)
     raise CommandError(
-        f"{names}: deletion was accepted, but is not done after {seconds:g} s; wait longer with --timeout",
+        f"{names}: deletion accepted, but not complete after {seconds:g} s; wait longer with --timeout",
         ExitCode.TIMED_OUT,
     )
 
@@ -222,7 +223,7 @@ def _exists(caches: ObjectCaches, target: Target, key: Key, uid: str) -> bool:
 
 
 async def _load_view(cluster: Cluster, service: InferenceService, folders: Sequence[Path]) -> StatusView:
-    """Gather what belongs to a service."""
+    """Read the objects and engines of a service."""
     key = service.key
     model = await find(cluster.client, Model, Key(key.namespace, service.spec.model_ref))
     engines = await find_engines(cluster, key.namespace, key.name)
@@ -232,7 +233,7 @@ async def _load_view(cluster: Cluster, service: InferenceService, folders: Seque
 
 @attrs.define(eq=False)
 class _StatusWatch:
-    """One object's state, told anew after every change; while the API server is away, the last one that was seen."""
+    """The state of an object after each change; during an outage of the API server, its last known state."""
 
     _cluster: Cluster
     _followed: ObjectCaches
@@ -244,7 +245,7 @@ class _StatusWatch:
     _view: StatusView | None = None
 
     async def text(self) -> str:
-        """Return the whole state, for a terminal."""
+        """Return the full state, for a terminal."""
         found = self._current()
         if found is None:
             return f"{self._target.title} is gone"
@@ -259,7 +260,7 @@ class _StatusWatch:
         return describe_service(view, utcnow())
 
     async def updates(self) -> Sequence[str]:
-        """Return a line if it says something new, or the object as data."""
+        """Return a line, or the object as data, if it has changed."""
         found = self._current()
         if found is None:
             reported = line = f"{self._target.title} is gone"
@@ -281,14 +282,14 @@ class _StatusWatch:
 
 @command("restart")
 @click.argument("name", shell_complete=services)
-@click.option("--wait/--no-wait", default=True, help="Stay until the new engine serves. Default: wait.")
-@click.option("--timeout", type=NumberRange(min=0), default=600.0, help="Seconds to --wait. Default: 600.")
+@click.option("--wait/--no-wait", default=True, help="Wait until the new engine is ready. Default: wait.")
+@click.option("--timeout", type=NumberRange(min=0), default=600.0, help="Seconds to wait with --wait. Default: 600.")
 @cluster_options()
 def restart(*, name: str, wait: bool, timeout: float, where: ClusterFlags) -> None:
-    """Start the engine of an InferenceService anew, on hosts and in pods.
+    """Restart the engine of an InferenceService, on hosts and in pods.
 
-    Writes the time into spec.podAnnotations, as `kubectl rollout restart` does for a Deployment. Requests go on being
-    answered where there is room for both engines.
+    Writes the time into spec.podAnnotations, as `kubectl rollout restart` does for a Deployment. Requests are answered
+    without interruption if both engines fit into memory.
     """
 
     async def action(cluster: Cluster) -> None:
@@ -301,11 +302,10 @@ def restart(*, name: str, wait: bool, timeout: float, where: ClusterFlags) -> No
             body: dict[str, Any] = {"spec": {"podAnnotations": {RESTARTED_AT: now}}}
             await cluster.client.patch(InferenceService, key, body, field_manager=FIELD_MANAGER)
         if wait:
-            interrupt.note = (
-                f"The restart goes on without this command: `{typed_command('status', key)} --watch` shows how"
-            )
+            watch = f"{typed_command('status', key)} --watch"
+            interrupt.note = f"The restart continues without this command; watch it with `{watch}`"
             await wait_until_ready(cluster, key, timeout, written={InferenceService.RESOURCE.kind}, edited=True)
-        click.echo(f"InferenceService {key} {'was restarted' if wait else 'restarts'}")
+        click.echo(f"InferenceService {key} {'restarted' if wait else 'is restarting'}")
 
     with print_on_interrupt() as interrupt:
         run_against(where, action, changes=True)

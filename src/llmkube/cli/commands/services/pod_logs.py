@@ -1,7 +1,7 @@
-"""What the engines of a service in pods write, read through the API server (`pods/log`) wherever the nodes are.
+"""Read the logs of a service's pods through the API server (`pods/log`).
 
-A pod that is followed is looked at every two seconds: whatever ends a stream, what the container is now decides whether
-its next run is read from the beginning, or this one from where it stopped. New pods are followed as they come.
+With --follow, pods are polled every two seconds. When a stream ends, the state of the container decides what is read
+next: the next run from its beginning, or the same run from where the stream ended. New pods are followed as well.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,11 +19,11 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import ContainerStatus, Pod
 from llmkube.programs.failures import CommandError
 
-LOOK_SECONDS: Final = 2.0
-"""Between two looks at pods that are followed."""
+POLL_SECONDS: Final = 2.0
+"""Interval at which followed pods are polled."""
 
 LINE_BYTES: Final = 64 * 1024
-"""A longer line is shown in pieces."""
+"""Longer lines are printed in pieces."""
 
 Write = Callable[[bytes], None]
 Report = Callable[[str], None]
@@ -31,13 +31,13 @@ Report = Callable[[str], None]
 
 @attrs.frozen
 class Options:
-    """What of a pod's log is asked for.
+    """Options of `llmkube logs` for pods.
 
     Attributes:
-        follow: Go on until cancelled.
-        lines: Begin with so many of the last lines; None: with the first.
-        previous: The container's run before this one.
-        container: Which container; empty: the engine.
+        follow: Keep printing until cancelled.
+        lines: Number of last lines to start with; None for all.
+        previous: Print the previous run of the container.
+        container: Name of the container; empty for the engine's.
     """
 
     follow: bool = False
@@ -48,15 +48,15 @@ class Options:
 
 @attrs.define(eq=False)
 class PodLogs:
-    """The logs of one service's pods; with more than one, each line says whose it is.
+    """The logs of a service's pods; with more than one pod, each line has a prefix with the pod's name.
 
     Attributes:
-        cluster: Where they are.
-        service: Whose they are.
-        selector: Their labels.
-        options: What to show.
-        write: Takes bytes of logs.
-        report: Takes a sentence about a log that cannot be shown.
+        cluster: The cluster.
+        service: The service.
+        selector: Label selector of its pods.
+        options: Options of the command.
+        write: Called with bytes of logs.
+        report: Called with the reason if a log cannot be read.
     """
 
     cluster: Cluster
@@ -68,10 +68,10 @@ class PodLogs:
     _known: set[str] = attrs.field(factory=set, init=False)
 
     async def run(self) -> None:
-        """Write what the pods have written, or go on writing what they write.
+        """Write the logs of all pods, and with --follow keep writing.
 
         Raises:
-            CommandError: There is none to show; the sentence says why.
+            CommandError: There is no log; the message has the reason.
         """
         await (self._follow_all() if self.options.follow else self._show_all())
 
@@ -85,7 +85,7 @@ class PodLogs:
             self.report(problem)
 
     async def _follow_all(self) -> Never:
-        """Write what comes, of pods that come too."""
+        """Write the logs of all pods, including new ones, as they grow."""
         pods = await self._pods()
         async with trio.open_nursery() as nursery:
             while True:
@@ -93,7 +93,7 @@ class PodLogs:
                     if pod.key.name not in self._known:
                         self._known.add(pod.key.name)
                         nursery.start_soon(self._follow, pod)
-                await trio.sleep(LOOK_SECONDS)
+                await trio.sleep(POLL_SECONDS)
                 with answer_deadline():
                     pods = await self._list()
 
@@ -101,9 +101,7 @@ class PodLogs:
         with answer_deadline():
             pods = await self._list()
         if not pods:
-            raise CommandError(
-                f"InferenceService {self.service} has no pods now; `llmkube status {self.service.name}` says why"
-            )
+            raise CommandError(f"InferenceService {self.service} has no pods; see `llmkube status {self.service.name}`")
         for pod in pods:
             names = containers_of(pod)
             if self.options.container and self.options.container not in names:
@@ -120,12 +118,12 @@ class PodLogs:
         return sorted(pods.items, key=lambda pod: (pod.metadata.creation_timestamp or "", pod.key.name))
 
     async def _show(self, pod: Pod) -> str:
-        """Write one pod's log; return why there is none."""
+        """Write one pod's log; return the reason if there is none."""
         reason = "" if self.options.previous else missing_log_reason(pod, self._container(pod))
         return reason or await self._copy(pod, self.options.lines)
 
     async def _follow(self, pod: Pod) -> None:
-        """Write one pod's log until the pod is gone."""
+        """Write one pod's log until the pod is deleted."""
         name, read, reported = self._container(pod), "", ""
         while pod.status.phase not in ("Succeeded", "Failed") or not read:
             status, problem = status_of(pod, name), missing_log_reason(pod, name)
@@ -137,7 +135,7 @@ class PodLogs:
             if problem and problem != reported:
                 self.report(problem)
             reported = problem
-            await trio.sleep(LOOK_SECONDS)
+            await trio.sleep(POLL_SECONDS)
             try:
                 with answer_deadline():
                     pod = await self.cluster.client.get(Pod, pod.key)
@@ -145,7 +143,7 @@ class PodLogs:
                 return
 
     async def _copy(self, pod: Pod, lines: int | None) -> str:
-        """Write one run's log as it comes; return why it cannot be read."""
+        """Write the log of one run; return the reason if it cannot be read."""
         name = self._container(pod)
         request = build.connect(
             Pod.RESOURCE,
@@ -166,12 +164,12 @@ class PodLogs:
             raise CommandError(_forbidden_text("get pods/log", pod.key.namespace, error)) from error
         except BadRequestError as error:
             if self.options.previous:
-                return f"pod {pod.key.name}: container {name} has had no earlier run on its node"
+                return f"pod {pod.key.name}: container {name} has no previous run on its node"
             return f"pod {pod.key.name}: {error}"
         except NotFoundError:
-            return f"pod {pod.key.name} is gone"
+            return f"pod {pod.key.name} was deleted"
         except ApiError as error:
-            return f"the log of pod {pod.key.name} cannot be read: {error}"
+            return f"log of pod {pod.key.name} cannot be read: {error}"
         return ""
 
     def _container(self, pod: Pod) -> str:
@@ -184,64 +182,64 @@ class PodLogs:
 
 
 def engine_container(pod: Pod) -> str:
-    """Return the container that serves, as kubectl finds it: the one that is annotated, else the first."""
+    """Return the default container, as kubectl does: the annotated one, else the first."""
     named = pod.metadata.annotations.get(DEFAULT_CONTAINER, "")
     return named or next((container.name for container in pod.spec.containers), "")
 
 
 def containers_of(pod: Pod) -> list[str]:
-    """Return the names of a pod's containers, those that run before the others last."""
+    """Return the names of a pod's containers, init containers last."""
     return [*(one.name for one in pod.spec.containers), *(one.name for one in pod.status.init_container_statuses)]
 
 
 def status_of(pod: Pod, container: str) -> ContainerStatus | None:
-    """Return what the kubelet says of a container; None before it says anything."""
+    """Return the status of a container; None if the kubelet has not reported it yet."""
     statuses = (*pod.status.container_statuses, *pod.status.init_container_statuses)
     return next((status for status in statuses if status.name == container), None)
 
 
 def missing_log_reason(pod: Pod, container: str) -> str:
-    """Return why a container has written nothing yet; empty when it has run."""
+    """Return why a container has no log yet; empty if it has run."""
     status = status_of(pod, container)
     if _run_id(status):
         return ""
     trouble = trouble_of([pod])
     if trouble is not None:
-        return f"pod {pod.key.name} does not run: {trouble.reason}: {trouble.message}"
+        return f"pod {pod.key.name} is not running: {trouble.reason}: {trouble.message}"
     before = [one.name for one in pod.status.init_container_statuses if one.state.running is not None]
     if before:
-        return f"pod {pod.key.name}: {before[0]} runs before {container}; `-c {before[0]}` shows what it writes"
+        return f"pod {pod.key.name}: {before[0]} runs before {container}; see its log with `-c {before[0]}`"
     waiting = status.state.waiting if status is not None else None
-    waiting_reason = (waiting.reason if waiting is not None else "") or pod.status.phase or "it has no node"
+    waiting_reason = (waiting.reason if waiting is not None else "") or pod.status.phase or "no node"
     return f"pod {pod.key.name}: container {container} has not started yet ({waiting_reason})"
 
 
 @attrs.define(eq=False)
 class LineSplitter:
-    """Cuts a stream into lines, so that those of several pods are written in turns."""
+    """Splits a stream into lines, so that the lines of several pods can be interleaved."""
 
     _rest: bytearray = attrs.field(factory=bytearray, init=False)
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Take in the next bytes and return the lines that they complete; one that is very long, in pieces."""
+        """Add the next bytes and return the complete lines; a very long line is returned in pieces."""
         self._rest += chunk
         *lines, rest = bytes(self._rest).split(b"\n")
         self._rest = bytearray() if len(rest) >= LINE_BYTES else bytearray(rest)
         return [line + b"\n" for line in (*lines, *([rest] if len(rest) >= LINE_BYTES else ()))]
 
     def end(self) -> list[bytes]:
-        """Return what was left without an end, with one."""
+        """Return the rest as a last line."""
         rest, self._rest = bytes(self._rest), bytearray()
         return [rest + b"\n"] if rest else []
 
 
 def _run_id(status: ContainerStatus | None) -> str:
-    """Return what tells one run of a container from the next; empty before its first."""
+    """Return an identifier of the container's current run, its start time; empty before the first run."""
     if status is None:
         return ""
     now = status.state.running or status.state.terminated or status.last_state.terminated
     return (now.started_at or "") if now is not None else ""
 
 
-def _forbidden_text(what: str, namespace: str, error: ApiError) -> str:
-    return f"you may not {what} in namespace {namespace}; a role with that verb gives it ({error})"
+def _forbidden_text(action: str, namespace: str, error: ApiError) -> str:
+    return f"you may not {action} in namespace {namespace}: {error}; ask for a role with that verb"

@@ -1,4 +1,4 @@
-"""`llmkube ps` and `llmkube queue`: what runs, how much memory it takes, and where; and what waits for its turn."""
+"""`llmkube ps` and `llmkube queue`: services that run, and services that wait for a GPU or for memory."""
 
 import datetime
 import math
@@ -31,15 +31,15 @@ SCARCE: Final = {
     Reason.INSUFFICIENT_MEMORY: "memory",
     Reason.EVICTED: "memory",
 }
-"""The reasons of a service that waits until others give something back, and what that is."""
+"""Reasons of services that wait for a resource which others use, and the name of the resource."""
 
 
 @command("ps")
 @cluster_options(all_namespaces=True)
 def ps(*, where: ClusterFlags) -> None:
-    """Show the services that have an engine now: its memory, what it runs on, its context and its host.
+    """List the services with a running engine, with its memory, accelerator, context and host.
 
-    MEMORY is what the engine takes, for engines of this machine; `llmkube list` shows services that have none too.
+    MEMORY is shown for engines of this machine only. `llmkube list` shows all services.
     """
     folders = state_dirs(where, None)
 
@@ -52,7 +52,7 @@ def ps(*, where: ClusterFlags) -> None:
             used = await trio.to_thread.run_sync(used_bytes, folders, service.key)
             if used or service.status.ready_replicas:
                 rows.append((service, _row(service, model, used, _hosts(service, engines), now)))
-        return _table(COLUMNS, rows, namespace) if rows else f"Nothing runs in {namespace or 'any namespace'}."
+        return _table(COLUMNS, rows, namespace) if rows else f"Nothing is running in {namespace or 'any namespace'}."
 
     click.echo(run_against(where, action, seconds=ANSWER_SECONDS))
 
@@ -60,9 +60,9 @@ def ps(*, where: ClusterFlags) -> None:
 @command("queue")
 @cluster_options(all_namespaces=True)
 def queue(*, where: ClusterFlags) -> None:
-    """Show the services that wait for a GPU of the cluster or for memory of a host.
+    """List the services that wait for a GPU of the cluster or for memory of a host.
 
-    QUEUE is the place in the line for GPUs. For memory, the more important service goes first (--priority).
+    QUEUE is the position in the queue for GPUs. Memory goes to the service of the highest priority first (--priority).
     """
 
     async def action(cluster: Cluster) -> str:
@@ -77,7 +77,7 @@ def queue(*, where: ClusterFlags) -> None:
 
 
 async def _services(cluster: Cluster, namespace: str | None) -> list[tuple[InferenceService, Model | None]]:
-    """Return each service with its Model, by name."""
+    """Return each service with its Model, sorted by name."""
     services = (await cluster.client.list(InferenceService, namespace=namespace)).items
     models = {each.key: each for each in (await cluster.client.list(Model, namespace=namespace)).items}
     return [
@@ -89,7 +89,7 @@ async def _services(cluster: Cluster, namespace: str | None) -> list[tuple[Infer
 def _table(
     columns: Sequence[str], rows: Iterable[tuple[InferenceService, tuple[str, ...]]], namespace: str | None
 ) -> str:
-    """Return a table of services; their namespace is a column where all are shown."""
+    """Return a table of services, with a column for the namespace if all namespaces are shown."""
     if namespace is None:
         columns = ("NAMESPACE", *columns)
         rows = [(service, (service.key.namespace, *cells)) for service, cells in rows]
@@ -118,7 +118,7 @@ def _row(
 
 
 def is_waiting(service: InferenceService, health: Health) -> bool:
-    """Whether others have what a service needs."""
+    """Whether a service waits for a resource that others use."""
     return service.status.queue_position is not None or health.reason in SCARCE
 
 

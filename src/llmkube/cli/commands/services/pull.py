@@ -1,4 +1,4 @@
-"""`llmkube pull`: a Model, and its file where it will be served."""
+"""`llmkube pull`: create a Model and fetch its file."""
 
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,10 @@ from llmkube.weights.source import LocalFile, parse_source
 
 @command("pull")
 @click.argument("model", metavar="NAME|SOURCE", shell_complete=files)
-@click.option("--name", help="Name of the Model. Default: that of the catalog, or of the file.")
-@click.option("--sha256", metavar="DIGEST", help="Digest that the file must have.")
+@click.option("--name", help="Name of the Model. Default: its name in the catalog, or the file's name.")
+@click.option("--sha256", metavar="DIGEST", help="SHA-256 digest that the file must have.")
 @click.option("--accelerator", type=click.Choice(ACCELERATORS), help="Default: as `llmkube deploy` chooses.")
-@click.option("--timeout", type=NumberRange(min=0), default=3600.0, help="Seconds to wait for it. Default: 3600.")
+@click.option("--timeout", type=NumberRange(min=0), default=3600.0, help="Seconds to wait. Default: 3600.")
 @cluster_options()
 @click.pass_context
 def pull(
@@ -48,10 +48,10 @@ def pull(
     timeout: float,
     where: ClusterFlags,
 ) -> None:
-    """Create a Model from the catalog or from a SOURCE, and wait until its file is where it will be served.
+    """Create a Model from the catalog or a SOURCE, and wait until its file has been fetched.
 
-    For `llmkube up` on this machine the file is fetched into its store; in a cluster a Job fetches it for pods. Another
-    host fetches it when a service asks for it. `llmkube run NAME` and `llmkube deploy NAME --model NAME` serve it.
+    For `llmkube up` on this machine, the file is fetched into its store; in a cluster, a Job fetches it for pods. A
+    host fetches it when a service needs it. Serve it with `llmkube run NAME` or `llmkube deploy NAME --model NAME`.
     """
     entry = None if looks_like_source(model) else find(model) or require_entry(model)
     source = entry.source if entry is not None else absolute_source(model, Path.cwd())
@@ -71,21 +71,21 @@ def pull(
             spec |= {"quantization": entry.quantization} if entry is not None else {}
             spec |= {} if on_hosts else {"prefetch": True}
             await cluster.client.apply(Model, empty_object(Model, key) | {"spec": spec}, field_manager=FIELD_MANAGER)
-        click.echo(f"Model {key} is there", err=True)
+        click.echo(f"Model {key} applied", err=True)
         if isinstance(parsed, LocalFile):
-            click.echo(wrapped(f"Nothing is fetched: {source} is read where it lies, on the host that serves it"))
+            click.echo(wrapped(f"Nothing to fetch: {source} is read in place on the machine that serves it"))
             return False
         if isinstance(parsed, OllamaModel):
-            message = "Nothing is fetched: the Ollama of the host that serves it pulls it when a service asks for it"
+            message = "Nothing to fetch: Ollama on the machine that serves it pulls it when a service needs it"
             click.echo(wrapped(message))
             return False
         if on_hosts and folder is None:
-            message = "fetches it when a service asks for it: no file was fetched yet"
             names = " or ".join(host.name for host in hosts if chosen in host.accelerators)
-            click.echo(wrapped(f"{names} {message}"))
+            click.echo(wrapped(f"No file was fetched: {names} fetches it when a service needs it"))
             return False
         if not on_hosts:
-            interrupt.note = f"It is fetched without this command: `llmkube status model/{key.name} --watch` shows how"
+            watch = f"llmkube status model/{key.name} --watch"
+            interrupt.note = f"The download continues without this command; watch it with `{watch}`"
             await _wait(cluster, key, timeout)
             click.echo(f"Model {key} is Ready")
         return on_hosts
@@ -98,7 +98,7 @@ def pull(
 
 
 def _local_up(where: ClusterFlags) -> Path | None:
-    """Return the state directory of the `llmkube up` that the command line means, if that runs on this machine."""
+    """Return the state directory of the `llmkube up` that the flags select, if it is running on this machine."""
     return next((folder for folder in state_dirs(where, None) if running_up_pid(folder) is not None), None)
 
 
@@ -114,15 +114,14 @@ async def _wait(cluster: Cluster, key: Key, seconds: float) -> None:
                     if health.state is State.READY:
                         return
                     if health.failing:
-                        raise CommandError(
-                            f"Model {key} cannot be fetched: {health.reason}: {printable(health.message)}"
-                        )
+                        problem = f"{health.reason}: {printable(health.message)}"
+                        raise CommandError(f"Model {key} cannot be fetched: {problem}")
                     if health.headline != shown:
                         shown = health.headline
                         click.echo(wrapped(shown, err=True), err=True)
                 await caches.changed.wait_newer(version)
     raise CommandError(
         f"Model {key} is not Ready after {seconds:g} s: {printable(shown)}\n"
-        f"It is fetched without this command: `llmkube status model/{key.name} --watch` shows how",
+        f"The download continues without this command; watch it with `llmkube status model/{key.name} --watch`",
         ExitCode.TIMED_OUT,
     )

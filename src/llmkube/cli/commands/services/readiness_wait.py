@@ -1,4 +1,4 @@
-"""The wait of a command until its service is ready, on hosts and in pods: shown, bounded, and explained."""
+"""Wait until a service is ready, on hosts and in pods, with progress, a timeout and an explanation of failures."""
 
 import contextlib
 import shlex
@@ -27,14 +27,14 @@ from llmkube.programs.program import open_service_nursery
 
 @attrs.define(eq=False)
 class InterruptNote:
-    """What goes on when Ctrl-C ends the command; nothing until `note` says it."""
+    """The message at Ctrl-C about what continues without the command; empty if nothing does."""
 
     note: str = ""
 
 
 @contextlib.contextmanager
 def print_on_interrupt() -> Iterator[InterruptNote]:
-    """Say at Ctrl-C what the block has noted to go on without it; its watches say one sentence per outage."""
+    """Print the note of the block at Ctrl-C; watches in the block report each outage in one line."""
     summarize_outages()
     interrupt = InterruptNote()
     try:
@@ -48,21 +48,21 @@ def print_on_interrupt() -> Iterator[InterruptNote]:
 async def wait_until_ready(
     cluster: Cluster, key: Key, seconds: float, *, written: Collection[str] = (), edited: bool = False
 ) -> InferenceService:
-    """Show how far a service is until it is ready, or stopped as its spec asks, and return it.
+    """Show the progress of a service until it is ready, or stopped as its spec says, and return it.
 
     Args:
-        cluster: Where it is.
+        cluster: The cluster.
         key: The service.
-        seconds: How long to wait.
-        written: The kinds whose objects this command has just created or changed: a failure that is about another
-            one may be an old one, and has to stand for a while.
-        edited: Whether it ran before: for a moment it is still what ran that is ready.
+        seconds: Timeout.
+        written: Kinds of the objects that this command has just created or changed. A failure that concerns another
+            object may be outdated, and is only reported if it lasts.
+        edited: Whether the service ran before: at first, Ready still describes the previous engine.
 
     Raises:
-        CommandError: Its failure is one that waiting does not cure, or the time is over; it says what to do.
+        CommandError: The service has failed for a cause that waiting does not fix, or the timeout has expired.
     """
     async with open_object_caches(cluster.client, namespace=key.namespace) as caches:
-        while key not in caches.services:  # what was applied is on its way to us
+        while key not in caches.services:  # applied, but not in the cache yet
             version = caches.changed.version
             await caches.changed.wait_newer(version)
         with open_display(open_console(stderr=True)) as display:
@@ -83,23 +83,23 @@ async def wait_until_ready(
         if waiting.cancelled_caught:
             raise CommandError(
                 f"InferenceService {key} is not Ready after {seconds:g} s: {printable(readiness.last)}\n"
-                f"It goes on without this command: `{typed_command('status', key)} --watch` shows how",
+                f"It continues without this command; watch it with `{typed_command('status', key)} --watch`",
                 ExitCode.TIMED_OUT,
             )
         if health.failing:
             raise CommandError(explain(key, health))
         service = caches.services.get(key)
-    assert service is not None, "it has just been judged"
+    assert service is not None, "it has just been assessed"
     return service
 
 
 def is_stopped(service: InferenceService) -> bool:
-    """Whether nothing runs, as the spec asks."""
+    """Whether the spec stops the service."""
     return service.spec.suspend or service.spec.replicas == 0
 
 
 def typed_command(verb: str, key: Key) -> str:
-    """Return what to type about a service: `llmkube status chat -n team`."""
+    """Return the command line for a service: `llmkube status chat -n team`."""
     return f"{shlex.quote(program_name())} {verb} {key.name}" + (
         "" if key.namespace == "default" else f" -n {key.namespace}"
     )

@@ -1,4 +1,4 @@
-"""`llmkube run`: one word from a name to a conversation; what is not there yet is deployed."""
+"""`llmkube run`: deploy a model if necessary, and talk to it."""
 
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,9 @@ from llmkube.programs.options import NumberRange, command
 @command("run")
 @click.argument("model", metavar="NAME|SOURCE", shell_complete=catalog_or_services)
 @click.argument("prompt", required=False)
-@click.option("--accelerator", help="What it runs on, if it is deployed. Default: as `llmkube deploy` chooses.")
-@click.option("--context-size", type=click.IntRange(min=128), metavar="TOKENS", help="Its context, if it is deployed.")
-@click.option("--timeout", type=NumberRange(min=0), default=1800.0, help="Seconds to wait for it. Default: 1800.")
+@click.option("--accelerator", help="Accelerator of a new deployment. Default: as `llmkube deploy` chooses.")
+@click.option("--context-size", type=click.IntRange(min=128), metavar="TOKENS", help="Context of a new deployment.")
+@click.option("--timeout", type=NumberRange(min=0), default=1800.0, help="Seconds to wait. Default: 1800.")
 @cluster_options()
 @click.pass_context
 def run(
@@ -41,16 +41,16 @@ def run(
     timeout: float,
     where: ClusterFlags,
 ) -> None:
-    """Talk to a model; if no service has this NAME, deploy it from the catalog or from a SOURCE first.
+    """Talk to a model, after deploying it from the catalog or a SOURCE if no service has its NAME.
 
-    With PROMPT one answer is printed, else a conversation begins. The service stays afterwards: `llmkube ps` shows it,
-    `llmkube scale NAME 0` stops it, `llmkube delete NAME --with-model` takes it away.
+    Prints one answer to PROMPT, or starts a conversation without it. The service keeps running afterwards: show it with
+    `llmkube ps`, stop it with `llmkube scale NAME 0`, remove it with `llmkube delete NAME --with-model`.
     """
     source = absolute_source(model, Path.cwd()) if looks_like_source(model) else None
     name = name_for(source) if source is not None else model
     if not _start_existing(where, name, source, timeout):
         if source is None and find(model) is None:
-            require_entry(model)  # raises, with the names that look like it
+            require_entry(model)  # raises an error with similar names
         flags: dict[str, Any] = {"name": name, "source": source, "accelerator": accelerator, "timeout": timeout}
         if context_size is not None:
             flags["context_size"] = context_size
@@ -59,10 +59,10 @@ def run(
 
 
 def _start_existing(where: ClusterFlags, name: str, source: str | None, seconds: float) -> bool:
-    """Wait until the service of this name is ready, starting it if it is stopped; return whether there is one.
+    """Wait until the service of this name is ready, starting it if it is stopped; return whether it exists.
 
     Raises:
-        CommandError: It serves another source than the one that was named.
+        CommandError: The service serves another source than the given one.
     """
 
     async def action(cluster: Cluster) -> bool:
@@ -78,7 +78,7 @@ def _start_existing(where: ClusterFlags, name: str, source: str | None, seconds:
                     click.echo(cluster.note, err=True)
                 patch = {"spec": {"suspend": False} if found.spec.suspend else {"replicas": 1}}
                 await cluster.client.patch(InferenceService, key, patch, field_manager="llmkube-scale")
-        interrupt.note = "It starts without this command"
+        interrupt.note = "The start continues without this command"
         await wait_until_ready(cluster, key, seconds)
         return True
 
@@ -91,8 +91,8 @@ async def _check_source(cluster: Cluster, service: InferenceService, source: str
     model = await find_object(cluster.client, Model, key)
     if model is not None and model.spec.source != source:
         raise CommandError(
-            f"InferenceService {service.key} serves {shown_source(model.spec.source)} and not {shown_source(source)}; "
-            "give the new one a name: llmkube deploy NAME --source SOURCE"
+            f"InferenceService {service.key} serves {shown_source(model.spec.source)}, not {shown_source(source)}; "
+            "deploy the new one under another name: llmkube deploy NAME --source SOURCE"
         )
 
 

@@ -1,4 +1,4 @@
-"""A log file's last lines, and what is appended to it, across rotation by copy-truncate and by rename."""
+"""Read the last lines of a log file and follow it, across rotation by copy-truncate and by rename."""
 
 import os
 from collections.abc import AsyncIterator, Callable
@@ -11,15 +11,15 @@ import trio
 
 BLOCK_BYTES: Final = 64 * 1024
 POLL_SECONDS: Final = 0.25
-"""How often a followed file is looked at: the OS offers no event that works on both Linux and macOS."""
+"""Interval at which a followed file is polled: no file event works on both Linux and macOS."""
 
 
 @attrs.define(eq=False)
 class LogFile:
-    """One open log: `take` returns what is new in it. Blocks on the disk, for no longer than a block takes.
+    """An open log; `take` returns what is new. Calls block on the disk, for one block at most.
 
     Attributes:
-        path: Where the log is; another file may take its place.
+        path: Path of the log; rotation may replace the file.
     """
 
     path: Path
@@ -27,10 +27,10 @@ class LogFile:
     _offset: int = 0
 
     def open_last(self, lines: int | None) -> None:
-        """Open the file such that its last lines come first; None means all of it.
+        """Open the file at its last lines; None means all lines.
 
         Raises:
-            OSError: It cannot be read.
+            OSError: The file cannot be read.
         """
         self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         self._offset = 0 if lines is None else start_of_last(self._descriptor, lines)
@@ -38,7 +38,7 @@ class LogFile:
     def take(self) -> bytes:
         """Return the next bytes, or b"" while there are none.
 
-        A file that is shorter than what was read of it was truncated, so all of it is new; a file that was replaced is
+        A file that is shorter than what has been read was truncated, so all of it is new. A file that was replaced is
         read to its end before its successor is opened.
         """
         size = os.fstat(self._descriptor).st_size
@@ -49,7 +49,7 @@ class LogFile:
             try:
                 successor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
-                return b""  # rotated once more since the look at it: the next look finds what has come
+                return b""  # rotated once more in the meantime: the next call finds the new file
             os.close(self._descriptor)
             self._descriptor, self._offset = successor, 0
             piece = os.pread(self._descriptor, BLOCK_BYTES, 0)
@@ -66,17 +66,17 @@ class LogFile:
         try:
             current = self.path.stat()
         except OSError:
-            return False  # between two files; the old one may still grow
+            return False  # rotation in progress; the old file may still grow
         opened = os.fstat(self._descriptor)
         return (current.st_ino, current.st_dev) != (opened.st_ino, opened.st_dev)
 
 
 @asynccontextmanager
 async def open_log(path: Path, lines: int | None) -> AsyncIterator[LogFile]:
-    """Hold a log open at its last lines.
+    """Open a log at its last lines, and close it at the end of the block.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The log cannot be read.
     """
     log = LogFile(path)
     await trio.to_thread.run_sync(log.open_last, lines)
@@ -87,10 +87,10 @@ async def open_log(path: Path, lines: int | None) -> AsyncIterator[LogFile]:
 
 
 async def copy_log(path: Path, lines: int | None, write: Callable[[bytes], None], *, follow: bool) -> None:
-    """Write a log from its last lines on: what is in it now, or with `follow` what is appended to it, until cancelled.
+    """Write a log from its last lines to its end; with `follow`, keep writing what is appended until cancelled.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The log cannot be read.
     """
     async with open_log(path, lines) as log:
         while True:
@@ -104,7 +104,7 @@ async def copy_log(path: Path, lines: int | None, write: Callable[[bytes], None]
 
 
 def start_of_last(descriptor: int, lines: int) -> int:
-    """Return where the last lines of a file begin, reading backwards no further than needed; a file of none gives 0."""
+    """Return the offset of a file's last lines, reading backwards from its end; 0 if the file has fewer lines."""
     end = os.fstat(descriptor).st_size
     if lines <= 0:
         return end
@@ -113,7 +113,7 @@ def start_of_last(descriptor: int, lines: int) -> int:
         start = max(position - BLOCK_BYTES, 0)
         block = os.pread(descriptor, position - start, start)
         if position == end and block.endswith(b"\n"):
-            wanted += 1  # the newline at the very end begins no line
+            wanted += 1  # no line starts after the final newline
         found = len(block)
         while (found := block.rfind(b"\n", 0, found)) >= 0:
             wanted -= 1

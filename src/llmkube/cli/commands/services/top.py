@@ -1,7 +1,7 @@
-"""`llmkube top`: what the engines do now: tokens per second, requests, memory; live on a terminal, once in a pipe.
+"""`llmkube top`: tokens per second, requests and memory of the engines; live on a terminal, once in a pipe.
 
-An engine is asked in the way that this machine has to it: one of this machine at its own port with the key that its
-agent keeps, a pod through the API server, another host's at its address, where that answers without a key.
+Metrics are read from each engine: on this machine from its port with the key in the agent's journal, in a pod through
+the API server, and on another host from its address, which only works without a key.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ from llmkube.programs.options import NumberRange, command
 COLUMNS: Final = ("NAME", "HOST", "TOKENS/S", "PROMPT/S", "RUNNING", "WAITING", "MEMORY")
 HOST_COLUMNS: Final = ("HOST", "SERVES", "SERVICES", "BUDGET", "FREE")
 ENGINE_SECONDS: Final = 2.0
-"""How long one engine may take to say what it does."""
+"""Timeout for the metrics of one engine."""
 
 GENERATED: Final = "generated"
 PROMPT: Final = "prompt"
@@ -48,16 +48,16 @@ WAITING: Final = "waiting"
 NAMES: Final[Mapping[str, str]] = {
     name: figure for engine in read_table(__package__, "engine_metrics").values() for figure, name in engine.items()
 }
-"""Which sample of which engine says what; several series of one name are added up."""
+"""The figure for each sample name, for all engines; the series of a name are summed."""
 
 
 @attrs.frozen
 class EngineSample:
-    """One look at an engine.
+    """Metrics of an engine at one time.
 
     Attributes:
-        at: When, in seconds of any clock that only goes forward.
-        figures: By the words of this module; what the engine does not say is missing.
+        at: Time of the sample, in seconds of a monotonic clock.
+        figures: By the names of this module; without those that the engine does not report.
     """
 
     at: float
@@ -66,13 +66,13 @@ class EngineSample:
 
 @attrs.frozen
 class EngineLoad:
-    """What an engine did between two looks; None where it does not say.
+    """Load of an engine between two samples; None for what it does not report.
 
     Attributes:
-        generated: Tokens per second that it made.
-        prompt: Tokens per second that it read.
-        running: Requests that it works on now.
-        waiting: Requests that wait for it now.
+        generated: Generated tokens per second.
+        prompt: Prompt tokens per second.
+        running: Requests in progress.
+        waiting: Queued requests.
     """
 
     generated: float | None = None
@@ -82,13 +82,14 @@ class EngineLoad:
 
 
 @command("top")
-@click.option("--interval", type=NumberRange(min=0.1), default=2.0, help="Seconds between two looks. Default: 2.")
-@click.option("--once", is_flag=True, help="Print one table and end, also on a terminal.")
+@click.option("--interval", type=NumberRange(min=0.1), default=2.0, help="Seconds between updates. Default: 2.")
+@click.option("--once", is_flag=True, help="Print one table and exit, also on a terminal.")
 @cluster_options(all_namespaces=True)
 def top(*, interval: float, once: bool, where: ClusterFlags) -> None:
-    """Show what the engines do: tokens per second, requests, memory, by service and by host.
+    """Show tokens per second, requests and memory of the engines, by service and by host.
 
-    Rates are those between two looks. What an engine does not tell this machine reads <none>: run it on its host.
+    Rates are averages between two updates. Figures that this machine cannot read are shown as <none>; run the command
+    on the engine's host to see them.
     """
     folders = state_dirs(where, None)
 
@@ -117,7 +118,7 @@ def top(*, interval: float, once: bool, where: ClusterFlags) -> None:
 
 @attrs.frozen
 class _Target:
-    """One engine of a service, and how it is asked."""
+    """An engine of a service, and the access to its metrics."""
 
     key: Key
     engine: Engine
@@ -126,13 +127,13 @@ class _Target:
 
     @property
     def host(self) -> str:
-        """Where it runs: a host, or a pod."""
+        """The host or the pod that it runs on."""
         return self.engine.host or (self.engine.pod.name if self.engine.pod is not None else "")
 
 
 @attrs.define(eq=False)
 class _Monitor:
-    """What was seen at the last two looks."""
+    """The last sample of each engine, and the tables made from the last two."""
 
     cluster: Cluster
     namespace: str | None
@@ -143,7 +144,7 @@ class _Monitor:
     _samples: dict[_Target, EngineSample] = attrs.field(factory=dict)
 
     async def take(self) -> None:
-        """Ask the API server for services and addresses, and each engine for what it does."""
+        """Take a sample: services and addresses from the API server, and metrics from each engine."""
         services = (await self.cluster.client.list(InferenceService, namespace=self.namespace)).items
         engines = await find_all_engines(self.cluster, self.namespace)
         self._hosts = await find_hosts(self.cluster, utcnow())
@@ -163,7 +164,7 @@ class _Monitor:
         """Return both tables."""
         if not self._rows:
             where = "any namespace" if self.namespace is None else self.namespace
-            services = f"No engine runs for an InferenceService in {where}."
+            services = f"No engine is running in {where}."
         else:
             columns = (*(("NAMESPACE",) if self.namespace is None else ()), *COLUMNS)
             services = output.table(columns, self._rows, width=width)
@@ -198,7 +199,7 @@ class _Monitor:
                     load = load_between(self._samples.get(target), now)
                     self._samples[target] = now
             except (HttpError, LLMKubeError, OSError, ValueError):
-                pass  # it says nothing to us: the row has what the objects say
+                pass  # the row shows only what is known from the API server
         new[target] = (load, used)
 
     def _row(self, target: _Target, load: EngineLoad, used: int) -> tuple[str, ...]:
@@ -228,10 +229,10 @@ def _host_row(host: Host) -> tuple[str, ...]:
 
 
 def parse_metrics(text: str, at: float) -> EngineSample:
-    """Read the answer of /metrics.
+    """Parse the answer of /metrics.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text is not in Prometheus' format.
     """
     figures: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
@@ -242,7 +243,7 @@ def parse_metrics(text: str, at: float) -> EngineSample:
 
 
 def load_between(before: EngineSample | None, now: EngineSample) -> EngineLoad:
-    """Return what happened between two looks; without an earlier one, or after a restart, no rate is known."""
+    """Return the load between two samples; rates are None without an earlier sample, and after a restart."""
     return EngineLoad(
         generated=_rate(before, now, GENERATED),
         prompt=_rate(before, now, PROMPT),

@@ -1,7 +1,8 @@
-"""Commands that print something to apply or to source: CRDs, roles, converted manifests, shell completion.
+"""Commands that print manifests, scripts and pages: CRDs, roles, converted manifests, shell completion, man pages.
 
-migrate  what changes for objects of the Go implementation, and manifests of the first API as today's objects
+migrate  `migrate`: check objects of the Go implementation; `convert`: convert manifests of the first API
 crds     the CRDs, and docs/crds.md from the same classes
-files    manifests from files
-man      manual pages, from what --help says
+rbac     roles and policies
+files    read manifests from files
+man      manual pages made from --help, and shell completion
 """

@@ -1,4 +1,4 @@
-"""`llmkube crds`."""
+"""`llmkube crds`: print the CRDs, or their reference docs/crds.md."""
 
 import inspect
 import typing
@@ -30,11 +30,11 @@ from llmkube.weights.store.blobs import WeightsFile
 @command("crds")
 @click.option("--docs", is_flag=True, help="Print the reference of all fields instead, as Markdown.")
 def crds(docs: bool) -> None:
-    """Print the CustomResourceDefinitions, or their reference, with the names and options of installed plug-ins.
+    """Print the CustomResourceDefinitions, including the runtimes of installed plug-ins, or their reference.
 
-    For a cluster: llmkube crds | kubectl apply --server-side -f -
+    To install them: llmkube crds | kubectl apply --server-side -f -
     """
-    from llmkube.runtimes.container.plugins import extend_crds, find_installed  # noqa: PLC0415  # looks through all installed packages
+    from llmkube.runtimes.container.plugins import extend_crds, find_installed  # noqa: PLC0415 - slow: scans all installed packages
 
     found = find_installed()
     for problem in found.problems:
@@ -48,16 +48,16 @@ def crds(docs: bool) -> None:
 _HEAD: Final = """\
 # Custom resources
 
-Every field of the kinds of `inference.llmkube.dev/v1alpha1`, made from the classes in `src/llmkube/k8s/crd` by
-`make manifests`. `kubectl explain inferenceservice.spec` says the same.
+All fields of the kinds of `inference.llmkube.dev/v1alpha1`. `make manifests` generates this page from the classes in
+`src/llmkube/k8s/crd`. `kubectl explain inferenceservice.spec` shows the same descriptions.
 
-* **Type**: a *quantity* is an amount as Kubernetes writes it (`500m`, `24Gi`), a *duration* a time span (`1m30s`), a
-  *decimal* a number as a text. What is called *as in a pod* has the fields of the pod's part of that name.
-* **Hosts**: what takes effect where a host agent runs llama.cpp (the engine of the `llama` extra). A service that sets
-  another field there carries the condition `SpecHonoured=False`, which names it.
-* A rule is checked by the API server when an object is applied, the embedded one included.
+* **Type**: a *quantity* is an amount in the format of Kubernetes (`500m`, `24Gi`), a *duration* a time span (`1m30s`),
+  a *decimal* a number as a string. A type *as in a pod* has the fields of the pod's type of that name.
+* **Hosts**: fields that take effect where a host agent runs llama.cpp (the engine of the `llama` extra). If a service
+  sets another field there, its condition `SpecHonoured=False` names the field.
+* Rules are checked by the API server, including the embedded one, when an object is applied.
 """
-_ROUTED: Final = "How it routes, and what of it is not built: [routing.md](routing.md)."
+_ROUTED: Final = "See [routing.md](routing.md) for how it routes requests, and for what is not implemented."
 _TYPE_NAMES: Final[Mapping[Any, str]] = {
     str: "text",
     bool: "true or false",
@@ -67,7 +67,7 @@ _TYPE_NAMES: Final[Mapping[Any, str]] = {
 _PATTERNS: Final = {QUANTITY: "quantity", DURATION: "duration", DECIMAL: "decimal"}
 _MARK: Final = "yes"
 
-# Values that a planner can do something with, where the first that the schema admits says nothing
+# Values that a planner can use, for fields where the first value that the schema allows is not usable
 _SAMPLES: Final[Mapping[str, Any]] = {
     "spec.modelRef": "m",
     "spec.runtime": "llama-server",
@@ -79,7 +79,7 @@ _SAMPLES: Final[Mapping[str, Any]] = {
     "Model.spec.hardware.accelerator": "metal",
 }
 
-# What a field says something about
+# Other fields without which a field has no effect
 _COMPANIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "spec.reasoningBudgetMessage": {"reasoningBudget": 1},
     "Model.spec.mmproj": {"files": ["m.gguf"]},
@@ -87,7 +87,7 @@ _COMPANIONS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 def reference(plugins: Iterable[Runtime] = ()) -> str:
-    """Return the whole page, with the options of runtimes that come from elsewhere."""
+    """Return the page, with the options of runtimes from plug-ins."""
     own = (section for kind in KINDS for section in _kind(kind))
     return "\n".join([_HEAD, *own, *(section for runtime in plugins for section in _plugin(runtime))])
 
@@ -107,7 +107,7 @@ def _kind(kind: Any) -> Iterator[str]:
     yield from _table(parts["spec"], "spec", prefix if planned else "")
     rules = list(_rules(parts["spec"], "spec"))
     if rules:
-        yield "\n| rule at | what must hold |\n|---|---|"
+        yield "\n| field | rule |\n|---|---|"
         yield from (f"| `{path}` | {_cell(rule.message)} |" for path, rule in rules)
     yield ""
     yield from _table(parts["status"], "status", "")
@@ -135,7 +135,7 @@ def _table(cls: Any, path: str, planned: str) -> Iterator[str]:
 
 
 def _walk(cls: Any, path: str, *, listed: bool = False) -> Iterator[tuple[str, WireField, bool]]:
-    """Yield every field, with whether it is within the items of a list: a list takes effect as a whole."""
+    """Yield every field, and whether it is within the items of a list, which takes effect as a whole."""
     for slot in wire_fields(cls):
         below = f"{path}.{slot.key}"
         yield below, slot, listed
@@ -205,14 +205,14 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-# -- what takes effect ------------------------------------------------------------------------------------------------
+# -- fields with effect on hosts --------------------------------------------------------------------------------------
 
 
 def honoured_on_hosts(path: str) -> bool:
-    """Whether llama.cpp on a host does what a field says, as its planner says; a refused field has no effect.
+    """Whether a field takes effect for llama.cpp on a host, according to its planner; a refused field does not.
 
     Args:
-        path: As conditions name it: `spec.contextSize`, `Model.spec.hardware.memoryBudget`.
+        path: As in conditions: `spec.contextSize`, `Model.spec.hardware.memoryBudget`.
     """
     owner: Any = Model if path.startswith("Model.") else InferenceService
     steps = path.removeprefix("Model.").split(".")[1:]
@@ -245,7 +245,7 @@ def _object(kind: Any, spec: Mapping[str, Any]) -> Any:
 
 
 def _block_with(cls: Any, steps: list[str], path: str) -> dict[str, Any]:
-    """Return the block with a value at the end of the steps, and with what it cannot be without."""
+    """Return an object with a value at the end of the path, and with its required fields."""
     step, *rest = steps
     block = {slot.key: _sample(slot, "") for slot in wire_fields(cls) if slot.facts.required and slot.key != step}
     slot = next(slot for slot in wire_fields(cls) if slot.key == step)
@@ -253,7 +253,7 @@ def _block_with(cls: Any, steps: list[str], path: str) -> dict[str, Any]:
 
 
 def _sample(slot: WireField, path: str) -> Any:
-    """Return a value that is not the default."""
+    """Return a value that differs from the default."""
     if path in _SAMPLES:
         return _SAMPLES[path]
     facts, annotation = slot.facts, slot.type
@@ -279,7 +279,7 @@ def _block(cls: Any) -> dict[str, Any]:
 
 
 def _merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return both objects as one; where both are said, the second holds."""
+    """Merge two objects; the second takes precedence."""
     both = {**base, **more}
     for key in base.keys() & more.keys():
         if isinstance(base[key], Mapping) and isinstance(more[key], Mapping):

@@ -1,7 +1,7 @@
-"""Manifests are read whole and checked before the first one is applied: a typing error changes nothing.
+"""Read manifests from files, and check all of them before the first one is applied.
 
-YAML is read as kubectl reads it (yes and no are booleans), without two surprises of YAML 1.1: dates stay texts, and
-`12:30` is not a number to the base of 60. A key that stands twice in one mapping is refused.
+YAML is read as in kubectl (yes and no are booleans), except that dates remain strings and `12:30` is not a base-60
+number. A duplicate key in a mapping is an error.
 """
 
 import itertools
@@ -26,14 +26,14 @@ _OUR_KINDS: Mapping[tuple[str, str], type[Any]] = {
 
 
 class ManifestError(UserError):
-    """Some document cannot be used; one line per problem names file, document and field."""
+    """A document is invalid; the message has a line with file, document and field for each problem."""
 
 
 def load_manifests(names: Sequence[str], read_stdin: Callable[[], str]) -> tuple[Manifest, ...]:
-    """Read files, folders (their .yaml, .yml and .json files, by name) and `-`, in the order given.
+    """Read files, folders (their .yaml, .yml and .json files, sorted by name) and `-`, in the given order.
 
     Raises:
-        ManifestError: Something cannot be read, or is not a manifest; the error lists all problems at once.
+        ManifestError: A file cannot be read, or a document is not a manifest; the message lists all problems.
     """
     problems: list[str] = []
     manifests: list[Manifest] = []
@@ -50,13 +50,13 @@ def load_manifests(names: Sequence[str], read_stdin: Callable[[], str]) -> tuple
 
 
 def demo_manifests() -> tuple[Manifest, ...]:
-    """Return the demo's objects."""
+    """Return the manifests of the demo."""
     text = read_text("llmkube.cli", "demo.yaml")
     return tuple(Manifest("--demo", body) for body in yaml.load_all(text, Loader=_Loader))
 
 
 def demo_model() -> tuple[str, str]:
-    """Return the name of the demo's Model, and its source."""
+    """Return the name and the source of the demo's Model."""
     body = next(each.body for each in demo_manifests() if each.body["kind"] == "Model")
     return body["metadata"]["name"], body["spec"]["source"]
 
@@ -73,7 +73,7 @@ def _texts(name: str, read_stdin: Callable[[], str], problems: list[str]) -> Ite
             return
         files = sorted(each for each in path.iterdir() if each.suffix in SUFFIXES)
         if not files:
-            problems.append(f"{name}: has no .yaml, .yml or .json file; name a file or another folder")
+            problems.append(f"{name}: has no .yaml, .yml or .json file; give a file or another folder")
         for each in files:
             yield str(each), each.read_text(encoding="utf-8")
     except OSError as exc:
@@ -96,7 +96,7 @@ def _documents(where: str, text: str, problems: list[str]) -> Iterator[tuple[int
         except (yaml.YAMLError, ValueError, RecursionError) as exc:
             problems.append(f"{where}, document {number}: is not YAML ({type(exc).__name__})")
             return
-        if document is not None:  # a file may begin with "---" or have nothing but comments
+        if document is not None:  # a document may be empty, or have only comments
             yield number, document
 
 
@@ -110,7 +110,7 @@ def _items_in(document: Any) -> Iterator[Any]:
 
 def _problems(body: Any) -> Iterator[str]:
     if not isinstance(body, dict):
-        yield f"is {_kind_of(body)} and not an object; begin with apiVersion, kind and metadata"
+        yield f"is {_kind_of(body)}, not an object; start with apiVersion, kind and metadata"
         return
     metadata = body.get("metadata")
     wanted = [("apiVersion", body.get("apiVersion")), ("kind", body.get("kind"))]
@@ -124,7 +124,7 @@ def _problems(body: Any) -> Iterator[str]:
     for field, value in wanted:
         if not isinstance(value, str) or not value:
             is_invalid = True
-            yield f"{field}: is {_kind_of(value)}; write a text"
+            yield f"{field}: is {_kind_of(value)}; write a string"
     kind = None if is_invalid else _OUR_KINDS.get((body["apiVersion"], body["kind"]))
     if kind is not None and isinstance(metadata, dict):
         try:
@@ -144,19 +144,19 @@ def _kind_of(value: Any) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader, with the changes that this module's first lines name."""
+    """The safe loader, with the changes that the module docstring describes."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(None, None, "a key must be a text", key.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, "a key must be a string", key.start_mark)
             if key.tag == _MERGE:
                 continue
             if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f'key "{key.value}" stands twice', key.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f'duplicate key "{key.value}"', key.start_mark)
             seen.add(key.value)
-            key.tag = "tag:yaml.org,2002:str"  # JSON has no other keys: a label may be called on, or 1
+            key.tag = "tag:yaml.org,2002:str"  # as in JSON: a label may have the name `on` or `1`
         return super().construct_mapping(node, deep=deep)
 
 
@@ -167,7 +167,5 @@ _Loader.yaml_implicit_resolvers = {
 }
 _Loader.add_implicit_resolver(_INT, re.compile(r"[-+]?(?:0|[1-9][0-9]*)$"), list("-+0123456789"))
 _Loader.add_implicit_resolver(
-    _FLOAT,
-    re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?$"),
-    list("-+.0123456789"),
+    _FLOAT, re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?$"), list("-+.0123456789")
 )

@@ -1,6 +1,6 @@
-"""`llmkube man`: a manual page for each command, made from what `--help` says; `make dist` packs them.
+"""`llmkube man`: write a manual page for each command, made from its `--help`; `make dist` packages them.
 
-`llmkube completion`: a script for the shell; it calls the program back for names that exist now.
+`llmkube completion`: print the shell's completion script, which runs the program to complete names of objects.
 """
 
 import re
@@ -22,17 +22,17 @@ _SHELLS = ("bash", "zsh", "fish")
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @click.pass_context
 def man(context: click.Context, /, *, folder: Path) -> None:
-    """Write a manual page for each command into FOLDER: `man -l FOLDER/llmkube-deploy.1` shows one."""
+    """Write a manual page for each command into FOLDER; show one with `man -l FOLDER/llmkube-deploy.1`."""
     folder.mkdir(parents=True, exist_ok=True)
     written = 0
     for name, text in pages(context.find_root().command, "llmkube"):
         (folder / f"{name}.1").write_text(text, encoding="utf-8")
         written += 1
-    click.echo(f"{written} pages are in {folder}")
+    click.echo(f"{written} pages written to {folder}")
 
 
 def pages(command: click.Command, path: str, parent: click.Context | None = None) -> Iterator[tuple[str, str]]:
-    """Return the name and the text of the page of a command, and of each below it."""
+    """Yield the name and the text of the page of a command, and of each of its subcommands."""
     context = click.Context(command, info_name=path.rpartition(" ")[2], parent=parent)
     below = []
     if isinstance(command, click.Group):
@@ -46,7 +46,7 @@ def pages(command: click.Command, path: str, parent: click.Context | None = None
 
 
 def page(command: click.Command, context: click.Context, path: str, below: list[tuple[str, click.Command]]) -> str:
-    """Return a page in the macros of man(7)."""
+    """Return a page in man(7) macros."""
     title = path.replace(" ", "-")
     help_text = (command.help or command.short_help or "").split("\f")[0].strip()
     first, _, rest = help_text.partition("\n")
@@ -85,7 +85,7 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 def _text(text: str) -> str:
-    """Return a text that roff prints as it stands."""
+    """Escape a text for roff."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-").replace("\b", "")
     return f"\\&{escaped}" if escaped[:1] in {".", "'"} else escaped
 
@@ -94,13 +94,13 @@ def _text(text: str) -> str:
 @click.argument("shell", type=click.Choice(_SHELLS))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print the script that completes commands, flags and the names of live objects.
+    """Print a shell script that completes commands, flags and names of objects.
 
     \b
       bash   source <(llmkube completion bash)                   in ~/.bashrc; bash 4.4 or later
       zsh    source <(llmkube completion zsh)                    in ~/.zshrc, after compinit
       fish   llmkube completion fish > ~/.config/fish/completions/llmkube.fish
-    """  # noqa: D301 - click reads the character, and leaves the lines after it alone
+    """  # noqa: D301 - after this character, click does not rewrap the lines
     found = get_completion_class(shell)
     assert found is not None, "click knows all three"
     click.echo(found(ctx.find_root().command, {}, _PROGRAM, _VARIABLE).source())

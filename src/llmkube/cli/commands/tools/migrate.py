@@ -1,4 +1,4 @@
-"""`llmkube migrate --check`, and `llmkube convert`: what becomes of objects of the Go implementation."""
+"""`llmkube migrate --check` and `llmkube convert`: migrate from the Go implementation of LLMKube."""
 
 import itertools
 import sys
@@ -37,12 +37,11 @@ from llmkube.runtimes.llama_verdicts import spellings_of
 from llmkube.runtimes.registry import LLAMACPP_NAMES, check, container_plan_for
 
 GO_ONLY_KINDS: Final[Mapping[str, str]] = {
-    "GPUQuota": "no program of ours counts GPUs against it: write a ResourceQuota for requests.nvidia.com/gpu, or use "
-    "Kueue",
-    "LoRAAdapter": "no program of ours loads it: name adapters in spec.sglangConfig, which loads them at the start",
-    "ModelPool": "no program of ours swaps its members: all of them run, or wait for a GPU by spec.priority",
+    "GPUQuota": "not enforced here: create a ResourceQuota for requests.nvidia.com/gpu, or use Kueue",
+    "LoRAAdapter": "not loaded here: list adapters in spec.sglangConfig, which loads them at the start",
+    "ModelPool": "members are not swapped here: all run, or wait for a GPU in the order of spec.priority",
 }
-"""Kinds of theirs that we lack, and what becomes of each object. The objects stay where they are."""
+"""Kinds that only the Go implementation has, with the effect of the migration. The objects are not changed."""
 
 _KINDS: Final = ("Model", "InferenceService", "ModelRouter", *GO_ONLY_KINDS)
 REFUSED: Final = "refused"
@@ -57,13 +56,13 @@ Body = Mapping[str, Any]
 
 @attrs.frozen
 class Finding:
-    """One thing to know about one object.
+    """A finding about an object.
 
     Attributes:
         subject: `InferenceService ns/name`.
         outcome: `refused`, `changes` or `left alone`.
-        message: What is or will be so.
-        keep: How it stays as it is; empty where it cannot.
+        message: Description of the refusal or the change.
+        keep: Setting that keeps the previous behaviour; empty if there is none.
     """
 
     subject: str
@@ -73,23 +72,27 @@ class Finding:
 
 
 @command("migrate")
-@click.option("--check", is_flag=True, help="Say what will change, and change nothing.")
+@click.option("--check", is_flag=True, help="Print the changes, and change nothing. Required.")
 @click.option(
-    "-f", "--filename", "names", multiple=True, metavar="FILE", help="A file or a folder instead of the cluster, or -."
+    "-f",
+    "--filename",
+    "names",
+    multiple=True,
+    metavar="FILE",
+    help="Read a file, a folder, or - for standard input, instead of the cluster.",
 )
 @cluster_options(all_namespaces=True)
 def migrate(*, check: bool, names: tuple[str, ...], where: ClusterFlags) -> None:
-    """Say what will be otherwise for objects that the Go implementation of LLMKube serves now.
+    """Check what changes for objects that the Go implementation of LLMKube serves now.
 
-    Reads the cluster, or files, and writes nothing. For each object it says what is refused here, what changes
-    (context, slots, names, image, priority), and how it stays as it is. Exit code 1: something is refused.
+    Reads the cluster, or files, and writes nothing. For each object it prints what is refused here, what changes
+    (context, slots, names, image, priority), and how to keep the previous behaviour. Exits with 1 if something is
+    refused.
 
-    The migration itself is to install the chart and the agents in place of the others; docs/from-llmkube-go.md.
+    To migrate, install the chart and the agents in place of the previous ones: see docs/from-llmkube-go.md.
     """
     if not check:
-        raise click.UsageError(
-            "give --check: there is nothing else to run before the chart and the agents are installed"
-        )
+        raise click.UsageError("--check is required: to migrate, install the chart and the agents")
     if names:
         bodies: Sequence[Mapping[str, Any]] = [one.body for one in load_manifests(names, sys.stdin.read)]
     else:
@@ -97,7 +100,7 @@ def migrate(*, check: bool, names: tuple[str, ...], where: ClusterFlags) -> None
     found = list(findings(bodies))
     click.echo("\n".join(_report(bodies, found)))
     if any(one.outcome == REFUSED for one in found):
-        raise CommandError("what is refused above will not be served until it is edited or allowed")
+        raise CommandError("the refused services above will not be served until they are edited or allowed")
 
 
 async def _read(cluster: Cluster, *, everywhere: bool) -> list[Mapping[str, Any]]:
@@ -116,7 +119,7 @@ async def _read(cluster: Cluster, *, everywhere: bool) -> list[Mapping[str, Any]
 
 def _report(bodies: Sequence[Mapping[str, Any]], found: Sequence[Finding]) -> Iterator[str]:
     if not bodies:
-        yield "No objects of LLMKube are here."
+        yield "No LLMKube objects found."
         return
     for subject, group in itertools.groupby(found, key=lambda one: one.subject):
         yield printable(subject)
@@ -128,7 +131,7 @@ def _report(bodies: Sequence[Mapping[str, Any]], found: Sequence[Finding]) -> It
 
 
 def findings(bodies: Sequence[Body]) -> Iterator[Finding]:
-    """Yield what there is to know, object by object, in their order."""
+    """Yield the findings of each object, in the given order."""
     models = {_key(body): body for body in bodies if body.get("kind") == "Model"}
     for body in bodies:
         kind, subject = str(body.get("kind", "")), f"{body.get('kind')} {'/'.join(_key(body))}"
@@ -137,9 +140,7 @@ def findings(bodies: Sequence[Body]) -> Iterator[Finding]:
         if kind in GO_ONLY_KINDS:
             yield Finding(subject, UNCHANGED, GO_ONLY_KINDS[kind])
         elif kind == "ModelRouter":
-            yield Finding(
-                subject, UNCHANGED, "it is stored, and no program of ours routes by it: its proxy goes on as theirs"
-            )
+            yield Finding(subject, UNCHANGED, "stored, but not used for routing here: its existing proxy keeps running")
         elif kind == "InferenceService":
             namespace, _ = _key(body)
             model = models.get((namespace, str(body["spec"].get("modelRef", ""))))
@@ -149,7 +150,7 @@ def findings(bodies: Sequence[Body]) -> Iterator[Finding]:
 def _service_findings(subject: str, body: Body, model: Body | None) -> Iterator[Finding]:
     if model is None:
         name = body["spec"].get("modelRef")
-        yield Finding(subject, REFUSED, f'its Model "{name}" is not among these objects, so only names are compared')
+        yield Finding(subject, REFUSED, f'its Model "{name}" is not among these objects, so only its name is checked')
         yield from _name_findings(subject, body)
         return
     try:
@@ -175,13 +176,12 @@ def _llama_findings(subject: str, body: Body, *, on_host: bool) -> Iterator[Find
     spec = body["spec"]
     flags = flags_in(spec.get("extraArgs") or ())
     if "contextSize" not in spec and not flags & _CONTEXT:
-        there = f"{_GO_METAL_CONTEXT} tokens" if on_host else "all that the model was trained for"
+        there = f"{_GO_METAL_CONTEXT} tokens" if on_host else "the context that the model was trained with"
         keep = f"spec.contextSize: {_GO_METAL_CONTEXT}" if on_host else 'spec.extraArgs: ["--ctx-size", "0"]'
         yield Finding(subject, CHANGES, f"context: {there} there, at most {DEFAULT_CONTEXT} here", keep=keep)
     if "parallelSlots" not in spec and not flags & _SLOTS and not on_host:
-        yield Finding(
-            subject, CHANGES, "slots: the engine's own number there (4), 1 here", keep="spec.parallelSlots: 4"
-        )
+        message = "slots: the engine's default (4) there, 1 here"
+        yield Finding(subject, CHANGES, message, keep="spec.parallelSlots: 4")
 
 
 def _name_findings(subject: str, body: Body) -> Iterator[Finding]:
@@ -192,7 +192,7 @@ def _name_findings(subject: str, body: Body) -> Iterator[Finding]:
             subject,
             CHANGES,
             f"name: clients reach it as {theirs} there, as {ours} here",
-            keep=f"a Service {theirs} of type ExternalName that leads to {ours}",
+            keep=f"a Service {theirs} of type ExternalName for {ours}",
         )
 
 
@@ -200,23 +200,22 @@ def _pod_findings(subject: str, body: Body, model: Body) -> Iterator[Finding]:
     spec, gpu = body["spec"], (model["spec"].get("hardware") or {}).get("gpu") or {}
     runtime = spec.get("runtime", "llamacpp")
     if not spec.get("image"):
-        yield Finding(
-            subject, CHANGES, f"image: another build of {runtime}", keep="spec.image, or the chart's workloads.images"
-        )
+        keep = "spec.image, or the chart's workloads.images"
+        yield Finding(subject, CHANGES, f"image: another build of {runtime}", keep=keep)
     if not spec.get("priorityClassName"):
         level = spec.get("priority", "normal")
         yield Finding(
             subject,
             CHANGES,
-            f"priority: PriorityClass llmkube-{level} there, which displaces ordinary pods; "
+            f"priority: PriorityClass llmkube-{level} there, which preempts ordinary pods; "
             f"llmkube-service-{level} here, which does not",
             keep="the chart's priorityClasses.outrankPods: true",
         )
     if spec.get("multiNode"):
-        message = "several nodes: a LeaderWorkerSet here, which is refused while the cluster has no such kind"
+        message = "multiNode: a LeaderWorkerSet here, which is refused while the cluster does not have this kind"
         yield Finding(subject, CHANGES, message, keep="install https://lws.sigs.k8s.io")
     if gpu.get("vendor") == "amd" and gpu.get("runtime") and not gpu.get("resourceName"):
-        message = "GPU: its pods ask for devic.es/dri-render there, for amd.com/gpu here"
+        message = "GPU: its pods request devic.es/dri-render there, amd.com/gpu here"
         yield Finding(
             subject,
             CHANGES,
@@ -239,14 +238,14 @@ def _key(body: Body) -> tuple[str, str]:
     required=True,
     metavar="FILE",
     shell_complete=complete_paths,
-    help="A file, a folder, or - for stdin.",
+    help="A file, a folder, or - for standard input.",
 )
 def convert_manifests(names: tuple[str, ...]) -> None:
-    """Print manifests of llmkube.io/v1alpha1 as Models and InferenceServices of today.
+    """Convert manifests of llmkube.io/v1alpha1 to current Models and InferenceServices.
 
-    What cannot be carried over is named on standard error. Other objects are printed as they are.
+    Settings that cannot be converted are listed on standard error. Other objects are printed unchanged.
 
-    For a cluster: llmkube convert -f old.yaml | kubectl apply -f -
+    To apply them: llmkube convert -f old.yaml | kubectl apply -f -
     """
     printed: list[Mapping[str, Any]] = []
     problems: list[str] = []
@@ -270,11 +269,11 @@ def convert_manifests(names: tuple[str, ...]) -> None:
 
 
 def _refusals(body: Mapping[str, Any]) -> Iterator[str]:
-    """Say what an API server will have against an object; an old value may be out of today's bounds."""
+    """Yield the errors that the API server will report for an object: an old value may be out of bounds now."""
     crd = next(crd for crd in all_crds() if crd["spec"]["names"]["kind"] == body["kind"])
     schema = Schema.parse(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
     _, unknown = prune({"spec": body["spec"]}, schema)
     for path in unknown:
-        yield f"{path}: is no field of the {body['kind']}; remove it"
+        yield f"{path}: is not a field of the {body['kind']}; remove it"
     for error in validate(apply_defaults(body, schema), None, schema):
         yield f"the {body['kind']} will be refused: {error}"

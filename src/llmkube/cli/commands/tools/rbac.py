@@ -1,4 +1,4 @@
-"""`llmkube rbac`."""
+"""`llmkube rbac`: print the account, roles and bindings of a program, or the policies for hosts."""
 
 import ipaddress
 from typing import Any
@@ -23,27 +23,27 @@ AGENT_NAMESPACE = "default"
 @click.option(
     "-n",
     "--namespace",
-    help="The only namespace that it looks after. Default: of an agent the namespace default, of a controller all.",
+    help="The only namespace that the program serves. Default: `default` for an agent, all for a controller.",
 )
-@click.option("-A", "--all-namespaces", is_flag=True, help="It looks after all namespaces.")
+@click.option("-A", "--all-namespaces", is_flag=True, help="Serve all namespaces.")
 @click.option(
-    "--lease-namespace", default="llmkube-system", show_default=True, help="Where its account and Leases are."
+    "--lease-namespace", default="llmkube-system", show_default=True, help="Namespace of its account and Leases."
 )
-@click.option("--host", metavar="NAME", help="Give one host an identity of its own: the account llmkube-agent-NAME.")
+@click.option("--host", metavar="NAME", help="Create the identity of one host: the account llmkube-agent-NAME.")
 @click.option(
     "--network",
     "networks",
     multiple=True,
     metavar="CIDR",
-    help="With --host: network in which this host's engines may be, such as 192.168.1.20/32; repeatable.",
+    help="With --host: network in which the host may publish engines, such as 192.168.1.20/32; repeatable.",
 )
 @click.option(
     "--secret",
     "secrets",
     multiple=True,
     metavar="NAME",
-    help="Secret that an agent may read in the namespaces that it looks after, for Models and services that name it; "
-    "repeatable. '*' is any Secret of the one namespace. Default: none.",
+    help="Secret that an agent may read in the namespaces that it serves, for Models and services that refer to it; "
+    "repeatable. '*' allows every Secret of the one namespace. Default: none.",
 )
 def rbac(
     program: str,
@@ -55,11 +55,12 @@ def rbac(
     networks: tuple[str, ...],
     secrets: tuple[str, ...],
 ) -> None:
-    """Print the ServiceAccount, the roles and the bindings that a program needs, and nothing more.
+    """Print the ServiceAccount, roles and bindings that a program needs.
 
-    `policies` prints what confines each host to what is its own, for all hosts; it needs Kubernetes 1.31 or later.
+    `policies` prints the admission policies that confine each host to its own objects; they need Kubernetes 1.31 or
+    later.
 
-    For a cluster: llmkube rbac agent | kubectl apply --server-side -f -
+    To install them: llmkube rbac agent | kubectl apply --server-side -f -
     """
     if program != "agent" and (host or networks or secrets):
         raise UserError("--host, --network and --secret are for `llmkube rbac agent`")
@@ -67,7 +68,7 @@ def rbac(
         raise UserError("-n and -A exclude each other")
     if program == "policies":
         if namespace or all_namespaces:
-            raise UserError("-n and -A are for programs: the policies are for all hosts")
+            raise UserError("-n and -A do not apply to the policies, which are for all hosts; leave them out")
         manifests = host_policies(lease_namespace)
     elif program == "controller":
         manifests = rbac_manifests(controller_rights.PROGRAM, system_namespace=lease_namespace, namespace=namespace)
@@ -78,37 +79,33 @@ def rbac(
 
 
 def agent_manifests(
-    lease_namespace: str,
-    namespace: str | None,
-    host: str | None,
-    networks: tuple[str, ...],
-    secrets: tuple[str, ...],
+    lease_namespace: str, namespace: str | None, host: str | None, networks: tuple[str, ...], secrets: tuple[str, ...]
 ) -> list[dict[str, Any]]:
     """Return the account and roles of all agents, or those of one host.
 
     Raises:
-        UserError: The options do not fit together, or one of them is none.
+        UserError: The options contradict each other, or one is invalid.
     """
     if namespace is None and ALL_NAMES in secrets:
-        raise UserError("--secret '*' would let a host read any Secret of the cluster; name Secrets, or one namespace")
+        raise UserError("--secret '*' would let a host read every Secret of the cluster; name Secrets or one namespace")
     if host is None:
         if networks:
-            raise UserError("--network is for an identity of one host: name it with --host")
+            raise UserError("--network needs --host: it is for the identity of one host")
         program = agent_rights.PROGRAM
     else:
         if host != host_id(host):
-            raise UserError(f"host name {host}: use {host_id(host)}; it has to be a DNS name of at most 63 characters")
+            raise UserError(f"host name {host} is not a DNS name of at most 63 characters; use {host_id(host)}")
         if not networks:
-            raise UserError("--host: name the networks of its engines with --network, such as 192.168.1.20/32")
+            raise UserError("--host needs --network: give the networks of its engines, such as 192.168.1.20/32")
         program = agent_rights.host_program(host, [checked_network(one) for one in networks])
     return rbac_manifests(program.grant(secrets), system_namespace=lease_namespace, namespace=namespace)
 
 
 def checked_network(text: str) -> str:
-    """Return a network as the policies read it.
+    """Return a network in the form that the policies use.
 
     Raises:
-        UserError: It is none.
+        UserError: The text is not a network.
     """
     try:
         return str(ipaddress.ip_network(text))

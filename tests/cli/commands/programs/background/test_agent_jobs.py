@@ -81,7 +81,7 @@ def test_the_go_agent_s_job_of_the_same_name_is_taken_over():
 @pytest.mark.parametrize("content", [b"", b"<plist>", b"[]", b"\x00\x01"])
 def test_a_file_that_is_no_job_is_refused(content):
     """It is left where it is."""
-    with pytest.raises(ValueError, match="no property list of a job"):
+    with pytest.raises(ValueError, match="not a property list of a job"):
         added_flags(content, set())
 
 

@@ -67,8 +67,8 @@ async def test_an_agent_that_does_not_answer_is_reported(folder):
     port = free_port()
     with hold_lock(folder / ENGINES_LOCK):
         said = await _read_state(folder, current_user(), port)
-        assert said["agent"].startswith("runs")
-        assert said["healthz"] == f"no answer that it is well at port {port}"
+        assert said["agent"].startswith("running")
+        assert said["healthz"] == f"not healthy on port {port}"
         assert "healthz" not in await _read_state(folder, current_user(), 0)
     assert "healthz" not in await _read_state(folder, current_user(), port)
 
@@ -77,7 +77,7 @@ async def test_an_agent_that_does_not_answer_is_reported(folder):
 def test_a_pipe_gets_a_line_for_each_change(folder):
     """It stays also while no agent runs; Ctrl-C ends it with 130 and without a word."""
     with watching(folder, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == f"agent       does not run on {folder}\n"
+        assert process.stdout.readline() == f"agent       not running on {folder}\n"
         cordon_path(folder).write_text(cordon_text(Cordon()))
         assert process.stdout.readline() == "cordon      serves nothing until `llmkube agent uncordon`\n"
         cordon_path(folder).unlink()
@@ -97,7 +97,7 @@ def test_a_terminal_of_80_columns_is_redrawn_in_place(tmp_path):
         with watching(folder, stdin=slave, stdout=slave) as process:
             os.close(slave)
             seen = b""
-            while b"does not run" not in seen:
+            while b"not running" not in seen:
                 seen += os.read(master, 65536)
             cordon_path(folder).write_text(cordon_text(Cordon()))
             while b"serves nothing" not in seen:
@@ -148,7 +148,7 @@ llmkube_metal_agent_service_energy_joules_total{name="chat",namespace="ns"} 1000
         ),
         (
             'llmkube_metal_agent_apple_power_gpu_watts 31.5\nllmkube_metal_agent_power_problem{reason="Stalled"} 1.0\n',
-            {"power": "gpu 31.5 W; the rest is not measured: Stalled"},
+            {"power": "gpu 31.5 W; other domains are not measured: Stalled"},
         ),
         (
             DEAD,
@@ -247,7 +247,7 @@ async def test_a_cordon_that_has_ended_is_not_waited_for(tmp_path, over):
         engine_of(tmp_path),
         hold_lock(tmp_path / ENGINES_LOCK),
         trio.fail_after(60),
-        pytest.raises(CommandError, match="this host serves again, and 1 process of engines run"),
+        pytest.raises(CommandError, match="the cordon has ended, and 1 process of engines still run"),
     ):
         await _wait_free(tmp_path, 600)
 

@@ -74,7 +74,7 @@ async def test_without_a_login_the_error_has_the_fix(autojump_clock):
 
 async def test_a_job_that_never_ends_is_reported(autojump_clock):
     """Launchd itself kills after `ExitTimeOut`; half a minute later this gives up, and says which job."""
-    with pytest.raises(UserError, match=f"has not ended gui/501/{LABEL} within 120 s"):
+    with pytest.raises(UserError, match=f"gui/501/{LABEL} not unloaded within 120 s"):
         await job(LaunchdModel(end_seconds=1e9, loaded=True)).unload()
 
 

@@ -84,7 +84,7 @@ def test_the_agent_gives_up_with_0_after_its_limit(tmp_path):
         assert (done.exit_code, "/nowhere/llama-server" in done.output) == (1, True), done.output
     given_up = CliRunner().invoke(cli, args, env=env)
     assert given_up.exit_code == 0
-    assert "does not try again" in given_up.output
+    assert "start limit reached" in given_up.output
     assert "/nowhere/llama-server" in given_up.output
     assert "llmkube agent start" in given_up.output
 
@@ -97,10 +97,10 @@ INSTALLED = Interpreter("/v/bin/python", f"{CELLAR}/3.12.3/bin/python3.12", "3.1
     ("now", "said"),
     [
         ({}, ""),
-        ({"program": "", "version": ""}, "/v/bin/python is gone"),
-        ({"version": ""}, "does not run any more (Python 3.12.3 at the install)"),
+        ({"program": "", "version": ""}, "/v/bin/python, the Python 3.12.3 of the job, no longer exists"),
+        ({"version": ""}, "the Python 3.12.3 of the job, no longer runs"),
         ({"version": "3.13.0"}, "is Python 3.13.0, and was 3.12.3"),
-        ({"program": f"{CELLAR}/3.12.3_1/bin/python3.12"}, "leads to /opt/homebrew/Cellar/python@3.12/3.12.3_1/"),
+        ({"program": f"{CELLAR}/3.12.3_1/bin/python3.12"}, "links to /opt/homebrew/Cellar/python@3.12/3.12.3_1/"),
     ],
 )
 def test_what_has_become_of_it(now, said):

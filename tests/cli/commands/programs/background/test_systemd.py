@@ -106,5 +106,5 @@ def test_without_a_service_manager_nothing_is_written(machine):
 def test_without_systemd_the_way_out_is_named(monkeypatch, tmp_path):
     """A machine without systemctl hears how to run it in the background."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match="`llmkube up start` runs it in the background"):
+    with pytest.raises(UserError, match="in the background with `llmkube up start`"):
         systemctl("daemon-reload")

@@ -27,15 +27,18 @@ def test_what_runs_is_reported_with_its_addresses(tmp_path):
         (state / LOG).write_text(f"old\n{ADDRESSES.replace('127.0.0.1', '127.0.0.9')}\nx\n{ADDRESSES}\nmore\n")
         shown = invoke("status", state=state)
         assert shown.exit_code == 0
-        assert f"llmkube up runs (pid {os.getpid()}) on {state}\n{ADDRESSES}\n" in shown.output
+        assert f"llmkube up is running (pid {os.getpid()}) on {state}\n{ADDRESSES}\n" in shown.output
         again = invoke("start", state=state)
-        assert (again.exit_code, again.output) == (0, f"llmkube up runs already (pid {os.getpid()})\n{ADDRESSES}\n")
+        assert (again.exit_code, again.output) == (
+            0,
+            f"llmkube up is already running (pid {os.getpid()})\n{ADDRESSES}\n",
+        )
 
 
 def test_what_does_not_run(tmp_path):
     """`status`, `stop` and `logs` exit with 3 where there is nothing, and say what there would be."""
     state = tmp_path / "state"
-    for command, words in (("status", "does not run"), ("stop", "no llmkube up runs"), ("logs", "there is no")):
+    for command, words in (("status", "is not running"), ("stop", "is not running"), ("logs", "not found")):
         done = invoke(command, state=state)
         assert (done.exit_code, words in done.output) == (3, True), done.output
 
@@ -53,7 +56,7 @@ def test_a_start_that_fails_reports_why(tmp_path):
     """What the program in the background said last is the error of `start`."""
     done = invoke("start", "--llama-server", str(tmp_path / "nowhere"), state=tmp_path / "state")
     assert done.exit_code == 1
-    assert "llmkube up has ended: --llama-server" in done.output
+    assert "llmkube up exited: --llama-server" in done.output
 
 
 def test_flags_are_passed_on(tmp_path):

@@ -1,4 +1,4 @@
-"""`llmkube agent install`, `uninstall`, `start`, `restart`, `stop`, `logs` and `sudoers`: the agent as a job."""
+"""`llmkube agent install`, `uninstall`, `start`, `restart`, `stop`, `logs` and `sudoers`."""
 
 import os
 import pwd
@@ -62,13 +62,13 @@ from llmkube.supervisor.values.settings import METAL_GRACE_SECONDS
 
 POLL_SECONDS: Final = 0.25
 _LAN_SECONDS: Final = 15.0
-"""The agent tries four machines, three seconds each."""
+"""The agent tries four machines, for three seconds each."""
 _ADMITTED_SECONDS: Final = 5.0
-"""The agent lists the cluster's nodes once it has started."""
+"""The agent lists the cluster's nodes after its start."""
 _LINES: Final = 10
 
 _seconds_option = click.option(
-    "--timeout", type=NumberRange(min=0), default=60.0, help="Seconds to wait until it answers. Default: 60."
+    "--timeout", type=NumberRange(min=0), default=60.0, help="Seconds to wait until it is healthy. Default: 60."
 )
 
 
@@ -76,49 +76,52 @@ _seconds_option = click.option(
 @click.option(
     "--daemon",
     is_flag=True,
-    help="Run from boot on, without a login and free of Local Network Privacy, as this user; asks for sudo.",
+    help="Run as this user from boot, without a login and exempt from Local Network Privacy; needs sudo.",
 )
 @_seconds_option
 @settings_options(AgentConfig)
 def install(*, daemon: bool, timeout: float, **flags: Any) -> None:
-    """Have launchd run the agent now and from now on; settings go into config.toml, and flags of an older job stay."""
+    """Install the agent as a launchd job and start it.
+
+    Flags and variables are written into config.toml. Flags that an older job has are kept.
+    """
     if flags.get("log_file"):
-        raise UserError("--log-file: the job's log is where macOS keeps logs; leave the flag out")
+        raise UserError("--log-file does not apply: the log of the job is in ~/Library/Logs; leave the flag out")
     if launchctl_program() is None:
-        raise UserError("this machine has no launchd; run `llmkube agent` by its own service manager (systemd)")
+        raise UserError("this machine has no launchd; run `llmkube agent` with its service manager (systemd)")
     config = load("agent", AgentConfig, flags)
     user = current_user()
     _refuse_up(config.state_dir)
-    find_config(config.kubeconfig, config.context, config.state_dir)  # what would end the agent ends this, unchanged
+    find_config(config.kubeconfig, config.context, config.state_dir)  # errors at the agent's start are reported now
     find_llama_server(config.llama_server)
     _warn_of_guarded_folders(config, user)
     chosen = given_settings(config, flags, os.environ)
     additions = plan_settings(config.state_dir, "agent", chosen)
     added = _added(user, set(chosen))
     if daemon or any(is_daemon(each) for each in agent_job_files(user) if each.exists()):
-        request_root()  # before anything changes: without it, what runs goes on as it is
-    with hold_state_dir(config.state_dir, "install.lock"):  # of what edits its files
+        request_root()  # before anything changes
+    with hold_state_dir(config.state_dir, "install.lock"):  # held by commands that edit its files
         additions.write()
     job = agent_job(user, config.state_dir, config, added, daemon=daemon)
     job.log.parent.mkdir(parents=True, exist_ok=True)
     if not point_link(GUIDE_LINK, job.log):
-        click.echo(f"another user's file is called {GUIDE_LINK}; the log is {job.log} alone", err=True)
+        click.echo(f"{GUIDE_LINK} not created: another user's file has this name; the log is {job.log}", err=True)
     reset_failed_starts(config.state_dir)
     record_interpreter(config.state_dir)
     lan_access_path(config.state_dir).unlink(missing_ok=True)
     trio.run(_load, job, user, config, timeout)
     for flag in added.dropped:
-        click.echo(f"{flag} of the older job is no flag of this agent; it is left out", err=True)
+        click.echo(f"{flag} of the older job ignored: this agent does not have the flag", err=True)
 
 
 @command("uninstall")
 @state_dir_option
 def uninstall(state_dir: Path | None) -> None:
-    """Stop the agent and its engines, and take the job away; models and settings stay."""
+    """Stop the agent and its engines, and remove the job; models and settings are kept."""
     folder, user = chosen_folder(state_dir), current_user()
     files = [each for each in agent_job_files(user) if each.exists()]
     if not files:
-        raise CommandError(f"there is no job {AGENT_LABEL}", ExitCode.NOT_FOUND)
+        raise CommandError(f"job {AGENT_LABEL} not found", ExitCode.NOT_FOUND)
     _refuse_up(folder)
     if any(map(is_daemon, files)):
         request_root()
@@ -126,7 +129,7 @@ def uninstall(state_dir: Path | None) -> None:
 
     async def end() -> None:
         if (pid := lock_holder(folder)) is not None:
-            os.kill(pid, signal.SIGINT)  # which stops the engines too, whatever --on-exit says
+            os.kill(pid, signal.SIGINT)  # stops the engines as well, whatever --on-exit is
             await wait_for_exit(folder, pid, exit_seconds)
         for file in files:
             daemon = is_daemon(file)
@@ -136,75 +139,76 @@ def uninstall(state_dir: Path | None) -> None:
     end_all(find_marked(OWNER_VARIABLE, str(folder)), grace_seconds=METAL_GRACE_SECONDS)  # of an agent that was killed
     for file in files:
         remove_plist(file)
-        click.echo(f"{file} is gone, and what it ran has stopped")
+        click.echo(f"{file} removed, the agent and its engines stopped")
     if GUIDE_LINK.is_symlink() and GUIDE_LINK.lstat().st_uid == os.geteuid():
         GUIDE_LINK.unlink()
-    click.echo(f"{folder} stays, with {format_bytes(_size_of(folder / 'store'))} of models; remove it if you want")
+    click.echo(f"{folder} kept, with {format_bytes(_size_of(folder / 'store'))} of models; delete it to free the space")
 
 
 @command("start")
 @state_dir_option
 @_seconds_option
 def start(state_dir: Path | None, timeout: float) -> None:
-    """Start the installed agent, also one that has given up after failed starts; one that runs goes on."""
+    """Start the installed agent and reset its count of failed starts; do nothing if it is running."""
     folder = chosen_folder(state_dir)
     _refuse_up(folder)
     if (pid := lock_holder(folder)) is not None:
-        click.echo(f"the agent runs already (pid {pid})")
+        click.echo(f"agent is already running (pid {pid})")
         return
     _start_job(state_dir, timeout)
-    click.echo("the agent runs")
+    click.echo("agent started")
 
 
 @command("restart")
 @state_dir_option
 @_seconds_option
 def restart(state_dir: Path | None, timeout: float) -> None:
-    """Start the agent anew, with what config.toml and the job's file say now; engines go on and are adopted."""
+    """Restart the agent with the current config.toml and job file; engines keep running and are adopted."""
     _start_job(state_dir, timeout)
-    click.echo("the agent runs anew, and has what still ran")
+    click.echo("agent restarted; running engines were adopted")
 
 
 @command("logs")
-@click.option("-f", "--follow", is_flag=True, help="Stay, and print what is written from now on, until Ctrl-C.")
-@click.option("--tail", "lines", type=click.IntRange(min=0), metavar="N", help="Begin with the last N lines.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until Ctrl-C.")
+@click.option("--tail", "lines", type=click.IntRange(min=0), metavar="N", help="Start with the last N lines.")
 def logs(follow: bool, lines: int | None) -> None:
-    """Print what the installed agent wrote; `llmkube logs NAME` has what an engine writes."""
-    print_log(agent_log(current_user().home), lines, follow=follow, written_by="`llmkube agent install` has it written")
+    """Print the log of the installed agent; for an engine's log, use `llmkube logs NAME`."""
+    written_by = "only an agent that `llmkube agent install` installed writes it"
+    print_log(agent_log(current_user().home), lines, follow=follow, written_by=written_by)
 
 
 @command("stop")
-@click.option("--state-dir", type=click.Path(path_type=Path), metavar="DIR", help="The agent's state directory.")
-@click.option("--timeout", type=NumberRange(min=0), default=120.0, help="Seconds to wait for its end. Default: 120.")
+@click.option("--state-dir", type=click.Path(path_type=Path), metavar="DIR", help="State directory of the agent.")
+@click.option("--timeout", type=NumberRange(min=0), default=120.0, help="Seconds to wait for its exit. Default: 120.")
 def stop_agent(state_dir: Path | None, timeout: float) -> None:
-    """Stop the agent on this host and every engine of it, and wait until they have ended."""
+    """Stop the agent on this host and its engines, and wait until they have exited."""
     folder = chosen_folder(state_dir)
     pid = lock_holder(folder)
     if pid is None:
-        raise CommandError(f"no agent runs on the state directory {folder}", ExitCode.NOT_FOUND)
+        raise CommandError(f"no agent is running on the state directory {folder}", ExitCode.NOT_FOUND)
     if running_up_pid(folder) == pid:
         raise CommandError(
-            f"no agent runs on the state directory {folder}, but `llmkube up` does (pid {pid}); "
-            "`llmkube up stop` stops it"
+            f"no agent is running on the state directory {folder}, but `llmkube up` is (pid {pid}); "
+            "stop it with `llmkube up stop`"
         )
-    os.kill(pid, signal.SIGINT)  # which always stops the engines, whatever --on-exit says
+    os.kill(pid, signal.SIGINT)  # stops the engines as well, whatever --on-exit is
     trio.run(wait_for_exit, folder, pid, timeout)
-    click.echo(f"agent with pid {pid} has stopped")
+    click.echo(f"agent stopped (pid {pid})")
 
 
 @command("sudoers")
-@click.option("--user", metavar="NAME", help="User that runs the agent. Default: the user of this command.")
+@click.option("--user", metavar="NAME", help="User that runs the agent. Default: the current user.")
 def print_sudoers(user: str | None) -> None:
-    """Print the line of sudoers that --apple-power-enabled needs.
+    """Print the sudoers line that --apple-power-enabled needs.
 
-    It lets the user run powermetrics as root with exactly the agent's arguments, and nothing else.
+    The line allows the user to run powermetrics as root with exactly the agent's arguments.
     """
     try:
         uid = os.getuid() if user is None else pwd.getpwnam(user).pw_uid
     except KeyError as error:
-        raise UserError(f"--user {user}: this host knows no such user") from error
+        raise UserError(f"--user {user}: this host has no such user") from error
     if uid == 0:
-        raise UserError("root needs no line in sudoers; name the agent's user with --user")
+        raise UserError("root needs no sudoers line; give the agent's user with --user")
     click.echo(sudoers_rule(uid), nl=False)
 
 
@@ -219,7 +223,7 @@ def _start_job(state_dir: Path | None, seconds: float) -> None:
 
     async def begin() -> None:
         job = launchd_of(user, label=AGENT_LABEL, daemon=daemon, exit_seconds=exit_seconds_of(config))
-        await job.load(str(file))  # TERM keeps the engines; a job's file is read when it is loaded, not when it starts
+        await job.load(str(file))  # TERM keeps the engines; launchd reads a job's file when it loads the job
         await _wait_healthy(job, folder, config.port, agent_log(user.home), seconds)
 
     trio.run(begin)
@@ -233,18 +237,18 @@ async def _load(job: Job, user: User, config: AgentConfig, seconds: float) -> No
             await other.unload()
             await trio.to_thread.run_sync(remove_plist, file)
     launchd = launchd_of(user, label=AGENT_LABEL, daemon=job.daemon, exit_seconds=job.exit_seconds)
-    await launchd.unload()  # before its file changes: what runs ends by the old one's terms
+    await launchd.unload()  # before its file changes: the running agent exits under the settings of the old file
     admitted = _modified_at(networks_path(folder))
     await trio.to_thread.run_sync(write_plist, job)
     await launchd.load(str(job.file))
-    click.echo(f"{job.file} is loaded")
+    click.echo(f"{job.file} loaded")
     health = await _wait_healthy(launchd, folder, config.port, job.log, seconds)
-    click.echo(f"http://127.0.0.1:{config.port}/healthz  {health}" if config.port else "the agent runs")
+    click.echo(f"http://127.0.0.1:{config.port}/healthz  {health}" if config.port else "agent started")
     click.echo(f"log: {job.log}")
     with trio.move_on_after(_ADMITTED_SECONDS):
         while _modified_at(networks_path(folder)) == admitted:  # noqa: ASYNC110 - another program writes it
             await trio.sleep(POLL_SECONDS)
-        click.echo(f"without a key its engines answer: {admitted_sentence(folder)}")
+        click.echo(f"no key required from: {admitted_sentence(folder)}")
     if not job.daemon:
         await _print_lan_access(folder)
 
@@ -253,19 +257,19 @@ async def _print_lan_access(folder: Path) -> None:
     with trio.move_on_after(_LAN_SECONDS):
         while not lan_access_path(folder).exists():  # noqa: ASYNC110 - another program writes it
             await trio.sleep(POLL_SECONDS)
-    sentence = lan_sentence(folder) or "whether this job reaches machines of its own network is not known yet"
+    sentence = lan_sentence(folder) or "not known yet whether this job can connect to machines of its own network"
     click.echo(sentence)
     click.echo(
-        "it runs while its user is logged in; from boot on, and free of Local Network Privacy: "
+        "the agent runs while its user is logged in; to run it from boot, exempt from Local Network Privacy: "
         "llmkube agent install --daemon"
     )
 
 
 async def _wait_healthy(job: Launchd, folder: Path, port: int, log: Path, seconds: float) -> str:
-    """Return what the agent answers at /healthz; without a port, return "" once it holds its state directory.
+    """Wait until the agent is healthy, and return its answer at /healthz; without a port, wait for its lock.
 
     Raises:
-        CommandError: It has ended again and again, or says nothing; the sentence has the log's last lines.
+        CommandError: The agent exited repeatedly, or did not become healthy; the message has the log's last lines.
     """
     offset = log.stat().st_size if log.exists() else 0
     state: JobState | None = None
@@ -277,12 +281,12 @@ async def _wait_healthy(job: Launchd, folder: Path, port: int, log: Path, second
             if state is None or (state.pid is None and state.runs > 1 and state.last_exit):
                 break
             await trio.sleep(POLL_SECONDS)
-    ended = (
-        f"it has ended with {state.last_exit}, {state.runs} times" if state and state.last_exit else "it says nothing"
-    )
+    cause = "no response"
+    if state and state.last_exit:
+        cause = f"started {state.runs} times, last exit {state.last_exit}"
     location = f"on port {port}" if port else f"on {folder}"
     tail = last_lines(log, min(offset, log.stat().st_size) if log.exists() else 0, _LINES)
-    raise CommandError(f"the agent does not answer {location}: {ended}\n{tail}".rstrip(), ExitCode.TIMED_OUT)
+    raise CommandError(f"agent is not healthy {location}: {cause}\n{tail}".rstrip(), ExitCode.TIMED_OUT)
 
 
 def _modified_at(path: Path) -> int:
@@ -296,26 +300,26 @@ def _added(user: User, given: set[str]) -> AddedSettings:
         try:
             return added_flags(file.read_bytes(), given)
         except (OSError, ValueError) as exc:
-            raise UserError(f"{file}: {exc}; move it away, and repeat this") from exc
+            raise UserError(f"{file} cannot be read: {exc}; move it away and run this again") from exc
     return AddedSettings()
 
 
 def _refuse_up(folder: Path) -> None:
-    """Leave a `llmkube up` alone that works on the folder: no signal of ours is for it, and no agent can start."""
+    """Raise an error if `llmkube up` is running on the folder: it must not get our signals, and no agent can start."""
     if (pid := running_up_pid(folder)) is not None:
         raise CommandError(
-            f"on {folder} runs no agent, but `llmkube up` (pid {pid}); `llmkube up stop` stops it, or choose another "
-            "folder with --state-dir"
+            f"{folder} is in use by `llmkube up` (pid {pid}), not by an agent; stop it with `llmkube up stop`, or "
+            "choose another folder with --state-dir"
         )
 
 
 def _warn_of_guarded_folders(config: AgentConfig, user: User) -> None:
-    program = Path(psutil.Process().exe())  # a framework build of Python starts Python.app in sys.executable's place
+    program = Path(psutil.Process().exe())  # not sys.executable: a framework build of Python starts Python.app instead
     places = (("this program", program), ("--state-dir", config.state_dir), ("--model-store", config.model_store))
     for label, path in places:
         if path is not None and (folder := guarded_folder(path, user.home)):
             click.echo(
-                f"{label} is in {folder}, which macOS keeps from launchd's jobs: allow {program} in System "
+                f"{label} is in {folder}, which macOS does not let launchd jobs read: allow {program} in System "
                 "Settings, Privacy & Security, Full Disk Access, or move it",
                 err=True,
             )

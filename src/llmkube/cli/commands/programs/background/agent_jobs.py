@@ -1,4 +1,4 @@
-"""Jobs of launchd as property lists, and the agent's: what `llmkube agent install` writes; pure (launchd.plist(5))."""
+"""Property lists of launchd jobs (launchd.plist(5)), and that of `llmkube agent install`: pure functions."""
 
 import os
 import plistlib
@@ -21,25 +21,25 @@ DAEMONS: Final = Path("/Library/LaunchDaemons")
 HOMEBREW: Final = "/opt/homebrew/bin:/opt/homebrew/sbin:/usr/local/bin"
 SYSTEM_PATH: Final = "/usr/bin:/bin:/usr/sbin:/sbin"
 THROTTLE_SECONDS: Final = 15
-"""Between two starts; launchd's own least is 10."""
+"""Minimum time between two starts; launchd's own default is 10."""
 
 _GUARDED_NAMES: Final = ("Desktop", "Documents", "Downloads")
-"""Folders of a home that macOS keeps from programs until their user allows them."""
+"""Folders of a home that macOS protects until the user allows a program to read them."""
 
 
 @attrs.frozen(kw_only=True)
 class Job:
-    """One program that launchd keeps running.
+    """A program that launchd keeps running.
 
     Attributes:
         label: Its name in launchd.
-        argv: The program, absolute, and its arguments.
-        home: The home of the user as whom it runs, and where it starts.
-        user: That user.
-        log: The file that both outputs are appended to.
-        exit_seconds: How long it may take to end after TERM before launchd kills it; launchd's own is 5.
-        environ: Variables besides those that each of our jobs has.
-        daemon: Whether it runs from boot on, without a login, and in no session.
+        argv: Absolute path of the program, and its arguments.
+        home: The user's home, also the working directory.
+        user: The user that it runs as.
+        log: File to which standard output and error are appended.
+        exit_seconds: Time between TERM and KILL; launchd's own default is 5.
+        environ: Variables in addition to those that every job has.
+        daemon: Whether it runs from boot, without a login session.
     """
 
     label: str
@@ -53,7 +53,7 @@ class Job:
 
     @property
     def file(self) -> Path:
-        """Where launchd looks for it."""
+        """The job's file in the folder that launchd reads."""
         folder = DAEMONS if self.daemon else self.home / "Library" / "LaunchAgents"
         return folder / f"{self.label}.plist"
 
@@ -61,13 +61,13 @@ class Job:
 def plist_text(job: Job) -> bytes:
     """Return the property list of a job, as XML.
 
-    * `KeepAlive`: it is started again unless it ended with 0. The keys are alternatives: `Crashed` alone would not
-      start it again after a SIGKILL (macOS 26.4).
-    * `ProcessType`: without it launchd slows its input and output, and that of every engine that it starts, for life.
-    * `AbandonProcessGroup`: engines are to outlive an agent that ends, and the next one adopts them.
+    * `KeepAlive`: the job is restarted unless it exits with 0. Either key is enough for a restart: `Crashed` alone
+      would not cause one after a SIGKILL (macOS 26.4).
+    * `ProcessType`: without it launchd throttles the I/O of the job, and permanently that of every engine it starts.
+    * `AbandonProcessGroup`: engines outlive an agent that exits, and the next one adopts them.
     * No `SoftResourceLimits` (in a daemon it sets the limit of the whole machine), no `Nice`.
     """
-    own = {"HOME": str(job.home), "USER": job.user, "LOGNAME": job.user}  # a daemon has none of the three
+    own = {"HOME": str(job.home), "USER": job.user, "LOGNAME": job.user}  # launchd sets none of them for a daemon
     content: dict[str, Any] = {
         "Label": job.label,
         "ProgramArguments": list(job.argv),
@@ -89,12 +89,12 @@ def plist_text(job: Job) -> bytes:
 
 @attrs.frozen
 class AddedSettings:
-    """What an older job's owner has added to it.
+    """Settings that a user has added to an older job.
 
     Attributes:
-        arguments: Flags, with their values.
-        environ: Variables.
-        dropped: Flags that this program does not have.
+        arguments: Flags with their values.
+        environ: Environment variables.
+        dropped: Flags that this agent does not have.
     """
 
     arguments: tuple[str, ...] = ()
@@ -106,14 +106,14 @@ def read_job(content: bytes) -> tuple[Sequence[str], Mapping[str, str]]:
     """Return the program arguments and the environment variables of a launchd job's file.
 
     Raises:
-        ValueError: The file is no property list of a job.
+        ValueError: The file is not a property list of a job.
     """
     try:
         old = plistlib.loads(content)
         argv = [str(each) for each in old.get("ProgramArguments", [])]
         environ = {str(name): str(value) for name, value in old.get("EnvironmentVariables", {}).items()}
     except (plistlib.InvalidFileException, xml.parsers.expat.ExpatError, ValueError, AttributeError, TypeError) as exc:
-        raise ValueError(f"it is no property list of a job: {exc}") from exc
+        raise ValueError(f"not a property list of a job: {exc}") from exc
     return argv, environ
 
 
@@ -126,14 +126,14 @@ def _split_flags(
     while rest:
         word = rest.pop(0)
         if not word.startswith("-") or word in {"-m", "-"}:
-            continue  # `-m llmkube agent`, and the values of flags that are dropped
+            continue  # `-m llmkube agent`, and values of dropped flags
         name, equals, value = word.partition("=")
         name = f"--{name.lstrip('-')}"
         takes_value = flags.get(name)
         if takes_value is None:
             dropped.append(word)
             continue
-        if not takes_value and value.lower() in {"false", "0", "f"}:  # as Go writes it
+        if not takes_value and value.lower() in {"false", "0", "f"}:  # false in Go's syntax
             name = f"--no-{name[2:]}"
         values = [value] if equals else [rest.pop(0)] if takes_value and rest else []
         if name not in replaced:
@@ -142,7 +142,7 @@ def _split_flags(
 
 
 def guarded_folder(path: Path, home: Path) -> Path | None:
-    """Return the folder around a path that macOS keeps from jobs of launchd, although a terminal may read it."""
+    """Return the folder of a path that macOS does not let launchd jobs read, although a terminal may; else None."""
     for folder in (*(home / name for name in _GUARDED_NAMES), Path("/Volumes")):
         if path == folder or folder in path.parents:
             return folder
@@ -151,20 +151,14 @@ def guarded_folder(path: Path, home: Path) -> Path | None:
 
 START_LIMIT: Final = 5
 EXIT_MARGIN_SECONDS: Final = 60.0
-"""Beyond the time that requests get to end: withdrawing endpoints, and the engines' own grace."""
+"""Time to exit besides the drain: withdrawing endpoints, and the grace period of the engines."""
 
 _LOG: Final = "metal-agent.log"
 
 
 @attrs.frozen(kw_only=True)
 class User:
-    """As whom the agent runs.
-
-    Attributes:
-        uid: The number.
-        name: The name.
-        home: The home.
-    """
+    """The user that the agent runs as."""
 
     uid: int
     name: str
@@ -172,23 +166,23 @@ class User:
 
 
 def agent_log(home: Path) -> Path:
-    """Return the log: in the user's own folder of logs, which Console shows and macOS never empties."""
+    """Return the path of the agent's log, in the folder that Console shows and macOS does not clean up."""
     return home / "Library" / "Logs" / "llmkube" / _LOG
 
 
 def agent_job_files(user: User) -> Sequence[Path]:
-    """Return where the job of a login's agent is written, and that of a daemon; neither need be there."""
+    """Return the paths of the job file of a LaunchAgent and of a LaunchDaemon; the files may not exist."""
     empty = Job(label=AGENT_LABEL, argv=(), home=user.home, user=user.name, log=Path(), exit_seconds=0)
     return (empty.file, attrs.evolve(empty, daemon=True).file)
 
 
 def exit_seconds_of(config: AgentConfig) -> int:
-    """Return how long the agent may take to end."""
+    """Return how long the agent may take to exit."""
     return round(config.drain_seconds + EXIT_MARGIN_SECONDS)
 
 
 def agent_job(user: User, state_dir: Path, config: AgentConfig, added: AddedSettings, *, daemon: bool) -> Job:
-    """Return the job; flags that its owner has added come last, so that they win."""
+    """Return the job of the agent; flags that the user has added come last and take precedence."""
     log = agent_log(user.home)
     return Job(
         label=AGENT_LABEL,
@@ -203,7 +197,7 @@ def agent_job(user: User, state_dir: Path, config: AgentConfig, added: AddedSett
 
 
 def own_arguments(state_dir: Path, log: Path) -> list[str]:
-    """Return the program and what an agent under launchd is always told."""
+    """Return the program and the flags that every agent under launchd has."""
     return [
         sys.executable,
         "-m",
@@ -217,16 +211,16 @@ def own_arguments(state_dir: Path, log: Path) -> list[str]:
 
 
 def added_flags(content: bytes, given: Collection[str]) -> AddedSettings:
-    """Return what stays of an older job.
+    """Return the flags and variables of an older job that the new one keeps.
 
-    A job of the same name that another implementation's installer wrote is read alike: its flags have one dash or two.
+    The job may be from another implementation's installer, which uses the same name; its flags have one dash or two.
 
     Args:
-        content: Its file.
-        given: Settings (`host_ip`) that were given anew.
+        content: Content of the job's file.
+        given: Settings (`host_ip`) that are replaced.
 
     Raises:
-        ValueError: The file is no job's.
+        ValueError: The file is not a property list of a job.
     """
     argv, environ = read_job(content)
     own = {"HOME", "USER", "LOGNAME"}
@@ -244,12 +238,14 @@ def added_flags(content: bytes, given: Collection[str]) -> AddedSettings:
 
 
 def given_settings(config: AgentConfig, flags: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return what flags and variables say, as `config.toml` writes it: launchd's jobs get neither from a terminal.
+    """Return the settings that flags and variables set, in the form of `config.toml`.
+
+    A launchd job gets neither the flags nor the environment of the terminal.
 
     Args:
-        config: The settings that they have made.
-        flags: By setting; None or an empty tuple where none was given.
-        environ: The terminal's.
+        config: The resulting settings.
+        flags: Values by setting; None or an empty tuple for a flag that was not given.
+        environ: Environment of the terminal.
     """
     given = [
         each

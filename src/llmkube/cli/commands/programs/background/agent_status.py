@@ -1,6 +1,6 @@
-"""`llmkube agent status`: one look, or with `--watch` in place on a terminal and a line per change elsewhere.
+"""`llmkube agent status`, `cordon` and `uncordon`, and requests to the agent's probe port.
 
-Beside it: `cordon` and `uncordon`, and what a program in the background answers at its port for probes.
+With `--watch`, the status is redrawn in place on a terminal, and printed as one line per change elsewhere.
 """
 
 import datetime
@@ -38,11 +38,11 @@ from llmkube.supervisor.power.sample import COMBINED
 from llmkube.supervisor.values.admitted_networks import AdmittedNetworks, networks_path
 from llmkube.supervisor.values.cordon import Cordon, cordon_path, cordon_text, parse_cordon
 
-_STOPPED = "does not run"
+_STOPPED = "not running"
 _INDENT = 12
 
 state_dir_option = click.option(
-    "--state-dir", type=click.Path(path_type=Path), metavar="DIR", help="Its state directory.  [LLMKUBE_STATE_DIR]"
+    "--state-dir", type=click.Path(path_type=Path), metavar="DIR", help="State directory.  [LLMKUBE_STATE_DIR]"
 )
 
 NOT_MEASURED: Final = "not measured"
@@ -54,7 +54,10 @@ _SHORTEST_SECONDS, _LONGEST_SECONDS = 60.0, 366 * 86400.0
 @state_dir_option
 @watch_option
 def status(state_dir: Path | None, watch: bool) -> None:
-    """Say whether the agent runs, how often it was started, and what it cannot reach. Exits with 3 if it does not."""
+    """Show whether the agent is running, how often it was started, and what it cannot reach.
+
+    Exits with 3 if it is not running.
+    """
     folder, user = chosen_folder(state_dir), current_user()
     read_state = partial(_read_state, folder, user, load("agent", AgentConfig, {"state_dir": folder}).port)
     if watch:
@@ -66,7 +69,7 @@ def status(state_dir: Path | None, watch: bool) -> None:
 
 
 def chosen_folder(chosen: Path | None) -> Path:
-    """Return the state directory that a command is about, which is ours."""
+    """Return the state directory of a command, after checking that it belongs to this user."""
     folder = chosen.absolute() if chosen is not None else local_state_dir()
     check_state_dir(folder)
     return folder
@@ -76,28 +79,28 @@ def installed_job(user: User) -> tuple[bool, Path]:
     """Return whether the installed job is a daemon, and its file.
 
     Raises:
-        CommandError: There is none.
+        CommandError: No job is installed.
     """
     agent, daemon = agent_job_files(user)
     if not (agent.exists() or daemon.exists()):
-        raise CommandError(f"there is no {agent}: `llmkube agent install` writes it", ExitCode.NOT_FOUND)
+        raise CommandError(f"{agent} not found: install the agent with `llmkube agent install`", ExitCode.NOT_FOUND)
     return daemon.exists(), daemon if daemon.exists() else agent
 
 
 def lan_sentence(folder: Path) -> str:
-    """Return whether the job reaches its own network; empty if that is not known."""
+    """Return whether the job can connect to its own network; empty if that is not known."""
     found = read_lan_access(folder)
     if found == REFUSED:
         return (
-            "macOS keeps this job from its own network (Local Network Privacy, errno 65): pods may not reach its "
-            "engines. Allow it in System Settings, Privacy & Security, Local Network, or run: "
+            "macOS blocks this job's access to its own network (Local Network Privacy, errno 65): pods may not reach "
+            "its engines. Allow it in System Settings, Privacy & Security, Local Network, or run: "
             "llmkube agent install --daemon"
         )
-    return "this job reaches machines of its own network" if found == REACHED else ""
+    return "this job can connect to machines of its own network" if found == REACHED else ""
 
 
 def admitted_sentence(folder: Path) -> str:
-    """Return who reaches this host's engines without a key; empty if that is not known."""
+    """Return which clients reach this host's engines without a key; empty if that is not known."""
     try:
         return AdmittedNetworks.load(networks_path(folder).read_text("utf-8")).summary
     except (OSError, ValueError):
@@ -110,7 +113,7 @@ async def _watch(read_state: Callable[[], Awaitable[Mapping[str, str]]]) -> Neve
         async def text() -> str:
             return "\n".join(_lines(await read_state()))
 
-        await show_in_place(Mailbox(None), text)  # which looks again once a second
+        await show_in_place(Mailbox(None), text)  # updates once a second
     changes = Changes[str, str]()
     while True:
         changed, gone = changes.since(without_figures(await read_state()))
@@ -120,7 +123,7 @@ async def _watch(read_state: Callable[[], Awaitable[Mapping[str, str]]]) -> Neve
 
 
 async def _read_state(folder: Path, user: User, port: int) -> Mapping[str, str]:
-    """Return what is to be said, by the word that begins its line; a line without a word of its own is left out."""
+    """Return the lines of the status by label; empty lines are left out."""
     state: dict[str, str] = {}
     job_state: JobState | None = None
     if launchctl_program() is not None and any(each.exists() for each in agent_job_files(user)):
@@ -128,17 +131,17 @@ async def _read_state(folder: Path, user: User, port: int) -> Mapping[str, str]:
         job_state = await launchd_of(user, label=AGENT_LABEL, daemon=daemon, change=False).state()
         state["job"] = f"{file}{'' if job_state else ' (not loaded)'}"
         if job_state is not None:
-            ended = f", ended last with {job_state.last_exit}" if job_state.last_exit else ""
-            state["starts"] = f"{job_state.runs}{ended}"
+            exited = f", last exit {job_state.last_exit}" if job_state.last_exit else ""
+            state["starts"] = f"{job_state.runs}{exited}"
     pid = lock_holder(folder)
-    state["agent"] = f"{f'runs (pid {pid})' if pid is not None else _STOPPED} on {folder}"
+    state["agent"] = f"{f'running (pid {pid})' if pid is not None else _STOPPED} on {folder}"
     healthy = await probe_health(port) if pid is not None else ""
-    state["healthz"] = healthy or (f"no answer that it is well at port {port}" if pid is not None and port else "")
+    state["healthz"] = healthy or (f"not healthy on port {port}" if pid is not None and port else "")
     state["cordon"] = cordon_sentence(folder)
     state |= power_lines(await _probe(port, "/metrics")) if healthy else {}
     failed = read_failed_starts(folder, start_of(1))
     if pid is None and failed.count:
-        state["failed"] = f"{failed.count} starts in a row: {failed.problem or 'see `llmkube agent logs`'}"
+        state["failed"] = f"{failed.count} consecutive starts: {failed.problem or 'see `llmkube agent logs`'}"
     state["network"] = lan_sentence(folder)
     state["no key"] = admitted_sentence(folder) if pid is not None else ""
     state["python"] = (interpreter_problem(folder) or "") if job_state is not None else ""
@@ -150,9 +153,9 @@ def _lines(state: Mapping[str, str]) -> list[str]:
 
 
 def power_lines(exposition: str) -> dict[str, str]:
-    """Return what is to be said of power, by the word that begins its lines; nothing where it is not measured at all.
+    """Return the lines about power by label; empty if power is not measured.
 
-    A service is a line of its own, its name at the end: what a narrow terminal cuts is no figure.
+    Each service has a line with its name at the end, so that a narrow terminal does not cut a figure.
     """
     domains: dict[str, float] = {}
     services: dict[str, list[str]] = {}
@@ -184,23 +187,23 @@ def _host_power(domains: Mapping[str, float], problem: str) -> str:
     if COMBINED in domains:
         return f"{domains[COMBINED]:.1f} W ({parts})"
     if parts:
-        return f"{parts} W; the rest is {NOT_MEASURED}: {problem}"
+        return f"{parts} W; other domains are {NOT_MEASURED}: {problem}"
     return f"{NOT_MEASURED}: {problem}; see `llmkube agent logs`" if problem else ""
 
 
 def _figure(value: float) -> str:
-    """Two digits, and never an exponent for a large one."""
+    """Format a number with two significant digits, and a large one without an exponent."""
     return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def without_figures(state: Mapping[str, str]) -> dict[str, str]:
-    """Return what changes seldom: a program that gets a line per change is not told watts every two seconds."""
+    """Return the state without power figures, which would make a line per change every two seconds."""
     figures = {label for label in ("power", "draws") if not state.get(label, "").startswith(NOT_MEASURED)}
     return {label: value for label, value in state.items() if label not in figures}
 
 
 def _power_samples(exposition: str) -> list[Sample]:
-    """Return the agent's samples; none of a text that is no exposition."""
+    """Return the samples of an exposition; none if it cannot be parsed."""
     try:
         families = list(text_string_to_metric_families(exposition))
     except ValueError:
@@ -209,15 +212,15 @@ def _power_samples(exposition: str) -> list[Sample]:
 
 
 @command("cordon")
-@click.option("--for", "duration", metavar="DURATION", help="When to serve again by itself: 90m, 2h, 1d.")
+@click.option("--for", "duration", metavar="DURATION", help="Resume serving after this time: 90m, 2h, 1d.")
 @state_dir_option
 @click.option(
-    "--timeout", type=NumberRange(min=0), default=120.0, help="Seconds to wait until the memory is back. Default: 120."
+    "--timeout", type=NumberRange(min=0), default=120.0, help="Seconds to wait for engines to exit. Default: 120."
 )
 def cordon(duration: str | None, state_dir: Path | None, timeout: float) -> None:
-    """Take this host back: requests in flight end, its engines too, and other hosts serve, until `uncordon` or --for.
+    """Stop serving on this host until `uncordon` or --for, so that other hosts serve.
 
-    A new agent on this host keeps to it.
+    Requests in flight are finished, then the engines exit. The cordon stays in effect when the agent is restarted.
     """
     until = None if duration is None else _end_time(parse_duration(duration, field="--for"))
     folder = (state_dir or local_state_dir()).absolute()
@@ -230,13 +233,13 @@ def cordon(duration: str | None, state_dir: Path | None, timeout: float) -> None
 @command("uncordon")
 @state_dir_option
 def uncordon(state_dir: Path | None) -> None:
-    """Have this host serve again."""
+    """Resume serving on this host."""
     cordon_path(chosen_folder(state_dir)).unlink(missing_ok=True)
     click.echo("this host serves again")
 
 
 def cordon_sentence(folder: Path) -> str:
-    """Return until when a host serves nothing; empty while it serves."""
+    """Return how long a host is cordoned; empty while it is not."""
     try:
         found = parse_cordon(cordon_path(folder).read_bytes())
     except FileNotFoundError:
@@ -248,34 +251,34 @@ def cordon_sentence(folder: Path) -> str:
 
 def _end_time(seconds: float) -> datetime.datetime:
     if not _SHORTEST_SECONDS <= seconds <= _LONGEST_SECONDS:
-        raise UserError("it is a minute at least and a year at most; leave it out for no end", field="--for")
+        raise UserError("use a time from 1m to 366d, or leave it out for no end", field="--for")
     return utcnow() + datetime.timedelta(seconds=seconds)
 
 
 async def _wait_free(folder: Path, seconds: float) -> None:
-    """Return when no engine runs.
+    """Wait until no engine runs.
 
     Raises:
-        CommandError: An engine still runs after so many seconds, no agent is there to end it, or the host serves again.
+        CommandError: An engine still runs after the time, no agent is running to stop it, or the cordon has ended.
     """
     deadline = trio.current_time() + (seconds if lock_holder(folder) is not None else 0.0)
     while remaining := await trio.to_thread.run_sync(find_marked, OWNER_VARIABLE, str(folder)):
         count = f"{len(remaining)} process{'es' if len(remaining) > 1 else ''} of engines"
         if not cordon_sentence(folder):
-            raise CommandError(f"this host serves again, and {count} run: the cordon is over", ExitCode.FAILED)
+            raise CommandError(f"the cordon has ended, and {count} still run: this host serves again", ExitCode.FAILED)
         if trio.current_time() >= deadline:
             if lock_holder(folder) is not None:
                 raise CommandError(f"{count} still run after {seconds:g} s", ExitCode.TIMED_OUT)
             pids = " ".join(str(each.pid) for each in remaining)
             raise CommandError(
-                f"{count} still run, and no agent: start it, and it ends them, or end them by `kill {pids}`",
+                f"{count} still run, and no agent is running: start it to stop them, or run `kill {pids}`",
                 ExitCode.FAILED,
             )
         await trio.sleep(POLL_SECONDS)
 
 
 async def probe_health(port: int) -> str:
-    """Return what `/healthz` answers; "" without a port, and without a good answer within two seconds."""
+    """Return the answer of `/healthz`; "" without a port, or if it is not 200 within two seconds."""
     return (await _probe(port, "/healthz")).strip()
 
 

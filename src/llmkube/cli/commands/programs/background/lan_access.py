@@ -1,8 +1,8 @@
-"""Whether this program may talk to machines of its own network.
+"""Detect whether macOS lets the agent connect to machines of its own network (Local Network Privacy, Apple's TN3179).
 
-macOS lets a program's user decide (Local Network Privacy, Apple's TN3179). A job in a login's session that was never
-allowed gets EHOSTUNREACH from each machine of the network, while the internet and the router can be reached: all seems
-well, until a pod wants an answer. Daemons are exempt. Only the job itself can tell, so the agent tries.
+In a login session, a job that its user has not allowed gets EHOSTUNREACH for every machine of the network, while the
+internet and the router are reachable. Daemons are exempt. macOS offers no query for this, so the agent itself opens
+connections and records the result.
 """
 
 import errno
@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 
 Address = tuple[str, int]
 Dial = Callable[[Address], Awaitable[int]]
-"""Tries an address, and returns an errno; 0 for one that answers or refuses."""
+"""Connects to an address and returns the errno; 0 for success."""
 
 REACHED: Final = "reached"
 REFUSED: Final = "refused"
@@ -29,17 +29,17 @@ UNKNOWN: Final = "unknown"
 
 TRY_SECONDS: Final = 3.0
 _PEERS: Final = 4
-_DISCARD_PORT: Final = 9  # of which a machine that is there says that nothing listens (RFC 863)
+_DISCARD_PORT: Final = 9  # nothing listens there, so a machine that is up refuses the connection (RFC 863)
 _NEIGHBOR: Final = re.compile(r"\((\d+\.\d+\.\d+\.\d+)\) at [0-9a-f:]+ on ", re.IGNORECASE)
 
 
 def lan_access_path(state_dir: Path) -> Path:
-    """Return where the agent leaves what it found, for commands on this host."""
+    """Return the file in which the agent records the result, for commands on this host."""
     return state_dir / "lan-access"
 
 
 def read_lan_access(state_dir: Path) -> str:
-    """Return what the agent found; "" when it has found nothing yet, or does not run under launchd."""
+    """Return the result that the agent recorded; "" if there is none yet, or if it does not run under launchd."""
     try:
         return lan_access_path(state_dir).read_text("utf-8").strip()
     except (OSError, ValueError):
@@ -47,12 +47,12 @@ def read_lan_access(state_dir: Path) -> str:
 
 
 def lan_peers(api_server: Address | None, arp_table: str, router: str) -> tuple[Address, ...]:
-    """Return the machines of this network that are worth a try, the most telling one first.
+    """Return the machines of this network to try, the API server first.
 
     Args:
-        api_server: The API server's address, if the host's name is one.
-        arp_table: What `arp -an` prints.
-        router: The default gateway, which is reached in any case, and tells nothing.
+        api_server: Address and port of the API server; ignored if it is a DNS name or not a private address.
+        arp_table: Output of `arp -an`.
+        router: The default gateway, which is always reachable and so left out.
     """
     peers: list[Address] = []
     if api_server is not None and _is_lan_address(api_server[0]):
@@ -62,9 +62,9 @@ def lan_peers(api_server: Address | None, arp_table: str, router: str) -> tuple[
 
 
 def assess(errors: Sequence[int]) -> str:
-    """Say what the tries mean: one that got through is enough, and only EHOSTUNREACH from all speaks of a refusal.
+    """Return the result of the attempts: reached if one got through, refused if all got EHOSTUNREACH, else unknown.
 
-    A single machine that is off gives EHOSTUNREACH as well, so less than two tries prove nothing.
+    A machine that is off gives EHOSTUNREACH as well, so a single attempt cannot show a refusal.
     """
     if any(each in {0, errno.ECONNREFUSED, errno.ECONNRESET} for each in errors):
         return REACHED
@@ -74,12 +74,12 @@ def assess(errors: Sequence[int]) -> str:
 
 
 async def record_lan_access(state_dir: Path, peers: Sequence[Address], dial: Dial | None = None) -> None:
-    """Try the machines, and leave what that means in the state directory."""
+    """Try to connect to the machines, and record the result in the state directory."""
     errors = [await (dial or dial_tcp)(peer) for peer in peers]
     found = assess(errors)
     if found == REFUSED:
         log.error(
-            "macOS keeps this agent from its own network (Local Network Privacy); pods may not reach its engines",
+            "local network access denied by macOS (Local Network Privacy): pods may not reach this host's engines",
             next="llmkube agent install --daemon",
         )
     await trio.to_thread.run_sync(lambda: write_private(lan_access_path(state_dir), f"{found}\n", durable=False))
@@ -99,7 +99,7 @@ async def dial_tcp(address: Address) -> int:
 
 
 async def read_neighbors() -> tuple[str, str]:
-    """Return what `arp -an` prints and the default gateway's address; empty where macOS does not say."""
+    """Return the output of `arp -an` and the default gateway's address; empty if macOS does not report them."""
     arp, route = "", ""
     try:
         with trio.move_on_after(TRY_SECONDS):

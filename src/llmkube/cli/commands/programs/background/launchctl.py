@@ -1,7 +1,7 @@
-"""One job of launchd: load, look, unload. Its own program does not wait for what it asks; these do.
+"""Load, inspect and unload a launchd job, and wait until the change is complete.
 
-`launchctl bootout` returns before the job has ended, and until then `bootstrap` answers 5 or 37. What is
-there is what `launchctl print` says.
+`launchctl bootout` returns before the job has exited, and until then `bootstrap` fails with 5 or 37. Whether a job is
+loaded is read from `launchctl print`.
 """
 
 import os
@@ -27,34 +27,34 @@ from llmkube.programs.failures import program_name
 
 POLL_SECONDS: Final = 0.25
 _BUSY: Final = frozenset({5, 37})
-"""EIO and EALREADY (xnu's errno.h): the job of that name has not ended, or its user has no session for it."""
+"""EIO and EALREADY (xnu's errno.h): the previous job has not exited, or its user has no login session."""
 _BUSY_SECONDS: Final = 15.0
 _MARGIN_SECONDS: Final = 30.0
 
 EXIT_SECONDS: Final = 90.0
-"""How long a job may take to end whose file is not at hand."""
+"""Time to exit that is assumed for a job whose file is not known."""
 
 
 @attrs.frozen
 class CallResult:
-    """What a call of launchctl printed, and its exit code."""
+    """Exit code and output of a launchctl call."""
 
     code: int
     text: str
 
 
 Call = Callable[[Sequence[str]], Awaitable[CallResult]]
-"""Runs `launchctl` with some words."""
+"""Runs `launchctl` with arguments."""
 
 
 @attrs.frozen
 class JobState:
-    """What launchd knows of a job that is loaded.
+    """State of a loaded job.
 
     Attributes:
-        pid: Its process; None while it has none.
-        runs: How often it was started since it was loaded.
-        last_exit: How it ended last, in launchd's words; empty before it has.
+        pid: None while it has no process.
+        runs: Number of starts since it was loaded.
+        last_exit: Last exit code or signal as launchd prints it; empty before the first exit.
     """
 
     pid: int | None
@@ -63,7 +63,7 @@ class JobState:
 
 
 def parse_job_state(text: str) -> JobState:
-    """Read the answer of `launchctl print`; its format is nowhere promised, so each fact may be missing."""
+    """Parse the output of `launchctl print`; its format is not documented, so every value may be missing."""
 
     def value(key: str) -> str:
         found = re.search(rf"^\s*{key} = (.+?)\s*$", text, re.MULTILINE)
@@ -79,13 +79,13 @@ def parse_job_state(text: str) -> JobState:
 
 @attrs.frozen(kw_only=True)
 class Launchd:
-    """One job in one of launchd's domains.
+    """A job in a launchd domain.
 
     Attributes:
         call: Runs launchctl.
         domain: `gui/501`, or `system`.
-        label: The job's.
-        exit_seconds: How long launchd waits for its end.
+        label: Name of the job.
+        exit_seconds: How long launchd waits for its exit before it sends KILL.
     """
 
     call: Call
@@ -95,19 +95,19 @@ class Launchd:
 
     @property
     def target(self) -> str:
-        """How launchctl names the job."""
+        """The job's service target, `gui/501/com.example.job`."""
         return f"{self.domain}/{self.label}"
 
     async def state(self) -> JobState | None:
-        """Return what launchd knows; None while the job is not loaded."""
+        """Return the state of the job; None while it is not loaded."""
         answer = await self.call(["print", self.target])
         return None if answer.code else parse_job_state(answer.text)
 
     async def load(self, file: str) -> None:
-        """Load a job, whatever is loaded under its name.
+        """Load a job and replace the one that is loaded under its name.
 
         Raises:
-            UserError: launchd does not take it; the sentence has its words, and what helps.
+            UserError: launchd rejects it; the message has launchctl's output and a fix.
         """
         await self.unload()
         answer = CallResult(0, "")
@@ -116,16 +116,16 @@ class Launchd:
                 answer = await self.call(["bootstrap", self.domain, file])
                 if answer.code not in _BUSY:
                     break
-                await self.unload()  # a login has loaded it meanwhile, or its end is not over yet
+                await self.unload()  # a login has loaded it in the meantime, or it is still exiting
                 await trio.sleep(POLL_SECONDS)
         if answer.code:
-            raise UserError(f"launchd does not load {file}: {_last_message(answer)}{self._advice(answer)}")
+            raise UserError(f"{file} not loaded: {_last_message(answer)}{self._advice(answer)}")
 
     async def unload(self) -> None:
-        """Unload the job and wait until it has ended; without one, do nothing.
+        """Unload the job, if it is loaded, and wait until it has exited.
 
         Raises:
-            UserError: It still goes on, long after launchd should have killed it.
+            UserError: It still runs long after launchd should have killed it.
         """
         seconds = self.exit_seconds + _MARGIN_SECONDS
         answer = CallResult(0, "")
@@ -134,36 +134,36 @@ class Launchd:
                 answer = await self.call(["bootout", self.target])
                 await trio.sleep(POLL_SECONDS)
             return
-        raise UserError(f"launchd has not ended {self.target} within {seconds:g} s: {_last_message(answer)}")
+        raise UserError(f"launchd job {self.target} not unloaded within {seconds:g} s: {_last_message(answer)}")
 
     def _advice(self, answer: CallResult) -> str:
         if answer.code in _BUSY and self.domain.startswith("gui/"):
             return (
-                "; a LaunchAgent needs its user logged in at this Mac's screen. Log in there and repeat this, or "
-                "repeat it with --daemon, which needs no login"
+                "; a LaunchAgent needs its user to be logged in at this Mac's screen. Log in there and run this again, "
+                "or add --daemon, which needs no login"
             )
         return ""
 
 
 def launchctl_program() -> str | None:
-    """Return where launchctl is; None on a machine without launchd."""
+    """Return the path of launchctl; None on a machine without launchd."""
     return shutil.which("launchctl")
 
 
 def launchctl_caller(*prefix: str) -> Call:
-    """Return what calls launchctl, after the words of another program such as `sudo`.
+    """Return a function that runs launchctl, behind a prefix such as `sudo`.
 
     Raises:
         UserError: This machine has no launchctl.
     """
     program = launchctl_program()
     if program is None:
-        raise UserError("this machine has no launchctl, so no launchd: only a Mac has")
+        raise UserError("this machine has no launchctl: it needs macOS")
 
     async def call(words: Sequence[str]) -> CallResult:
         command = [*prefix, program, *words]
         try:
-            # No shell, and the program that PATH names; longer than launchd itself waits for a job's end.
+            # No shell; and no timeout, because sudo may wait for a password.
             done = await trio.run_process(
                 command, check=False, capture_stdout=True, capture_stderr=True, stdin=None if prefix else b""
             )
@@ -175,11 +175,11 @@ def launchctl_caller(*prefix: str) -> Call:
 
 
 def _last_message(answer: CallResult) -> str:
-    return f"{answer.text.splitlines()[-1] if answer.text else 'it says nothing'} (exit code {answer.code})"
+    return f"{answer.text.splitlines()[-1] if answer.text else 'no output'} (exit code {answer.code})"
 
 
 def current_user() -> User:
-    """Return the user of this process, with the home that HOME names, else the account's."""
+    """Return the user of this process; the home is HOME, else the account's."""
     account = pwd.getpwuid(os.geteuid())
     return User(uid=account.pw_uid, name=account.pw_name, home=Path(os.environ.get("HOME") or account.pw_dir))
 
@@ -187,9 +187,9 @@ def current_user() -> User:
 def launchd_of(
     user: User, *, label: str, daemon: bool = False, exit_seconds: float = EXIT_SECONDS, change: bool = True
 ) -> Launchd:
-    """Return a user's job, in the domain of its login or, as a daemon, in that of the machine, through sudo.
+    """Return a user's job: in the domain of the login session, or in the system domain for a daemon.
 
-    Without `change`, launchd is only asked, which takes no sudo.
+    A daemon is changed through sudo; pass `change=False` to only read its state, which needs no sudo.
 
     Raises:
         UserError: This machine has no launchd.
@@ -200,15 +200,15 @@ def launchd_of(
 
 
 def write_plist(job: Job) -> None:
-    """Write a job's file where launchd looks for it.
+    """Write a job's file into the folder that launchd reads.
 
     Raises:
-        UserError: sudo, which a daemon's takes, has failed.
+        UserError: sudo failed, which is needed for a daemon.
     """
     text = plist_text(job)
     if not job.daemon:
         job.file.parent.mkdir(parents=True, exist_ok=True)
-        write_private(job.file, text)  # whole or not at all: the next install reads it
+        write_private(job.file, text)  # atomic, because the next install reads the file
         job.file.chmod(0o644)
         return
     with tempfile.NamedTemporaryFile(suffix=".plist") as draft:
@@ -221,7 +221,7 @@ def remove_plist(file: Path) -> None:
     """Remove a job's file.
 
     Raises:
-        UserError: sudo, which a daemon's takes, has failed.
+        UserError: sudo failed, which is needed for a daemon.
     """
     if is_daemon(file):
         _run_as_root("rm", "-f", str(file))
@@ -230,15 +230,15 @@ def remove_plist(file: Path) -> None:
 
 
 def is_daemon(file: Path) -> bool:
-    """Whether a job's file is in the machine's folder, which root alone may change."""
+    """Whether a job's file is in the folder of daemons, which only root may change."""
     return file.parent == DAEMONS
 
 
 def request_root() -> None:
-    """Have sudo ask for the password now; without a terminal, go on only if sudo needs none.
+    """Let sudo ask for the password now, if it needs one.
 
     Raises:
-        UserError: It was not given, and there is no terminal to ask at.
+        UserError: sudo failed, or it needs a password and there is no terminal.
     """
     if not os.geteuid():
         return
@@ -247,13 +247,13 @@ def request_root() -> None:
     elif subprocess.run(["sudo", "-n", "-v"], check=False, stderr=subprocess.DEVNULL).returncode:  # noqa: S607 - as PATH has it
         command_line = shlex.join([program_name(), *sys.argv[1:]])
         raise UserError(
-            "sudo wants a password, and there is no terminal at which it could ask; nothing has changed. Type this in "
-            f"a terminal of this Mac (over ssh: ssh -t):\n  {command_line}"
+            "sudo needs a password, and there is no terminal; nothing was changed. Run this in a terminal of this Mac "
+            f"(over ssh: ssh -t):\n  {command_line}"
         )
 
 
 def _has_terminal() -> bool:
-    """Whether sudo can ask: it does so at the controlling terminal, whatever stdin and stdout are."""
+    """Whether sudo can ask for a password: it uses the controlling terminal, whatever stdin and stdout are."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:
@@ -265,4 +265,4 @@ def _run_as_root(*words: str) -> None:
     command = [*(["sudo"] if os.geteuid() else []), *words]
     click.echo(f"$ {' '.join(command)}", err=True)
     if subprocess.run(command, check=False).returncode:  # noqa: S603 - no shell, and the words are ours
-        raise UserError(f"`{' '.join(command)}` has failed")
+        raise UserError(f"`{' '.join(command)}` failed")

@@ -1,4 +1,4 @@
-"""What a program in the background has written: printed, followed, or as the reason why it ended."""
+"""The log of a program in the background: print it, follow it, rotate it."""
 
 import contextlib
 import os
@@ -17,9 +17,9 @@ from llmkube.supervisor.engine.logfile import rotate
 
 log = structlog.get_logger(__name__)
 CAP_BYTES: Final = 10 * 1024 * 1024
-LOOK_SECONDS: Final = 60.0
+CHECK_SECONDS: Final = 60.0
 GUIDE_LINK: Final = Path("/tmp/llmkube-metal-agent.log")  # noqa: S108 - a link for readers, never written through
-"""Where guides look for the agent's log; macOS removes what is old there, and the agent makes it anew."""
+"""Link to the agent's log that guides refer to; macOS removes old files there, and the agent creates it again."""
 
 
 def print_log(log: Path, lines: int | None, *, follow: bool, written_by: str) -> None:
@@ -27,15 +27,15 @@ def print_log(log: Path, lines: int | None, *, follow: bool, written_by: str) ->
 
     Args:
         log: The file.
-        lines: Begin with so many last lines; None for all.
-        follow: Stay, and print what is written from now on.
-        written_by: What makes such a file, for who has none.
+        lines: Number of last lines to start with; None for all.
+        follow: Keep printing what is appended.
+        written_by: Sentence that names the commands which create the log, for the error.
 
     Raises:
-        CommandError: There is no such file.
+        CommandError: The file does not exist.
     """
     if not log.is_file():
-        raise CommandError(f"there is no {log}: {written_by}", ExitCode.NOT_FOUND)
+        raise CommandError(f"{log} not found: {written_by}", ExitCode.NOT_FOUND)
 
     def write(piece: bytes) -> None:
         click.echo(printable(piece.decode("utf-8", "replace")), nl=False)
@@ -44,7 +44,7 @@ def print_log(log: Path, lines: int | None, *, follow: bool, written_by: str) ->
 
 
 def last_lines(log: Path, begin: int, count: int) -> str:
-    """Return the last lines of what stands in a log from a position on; "" without such a log."""
+    """Return the last lines of a log after a position; "" without a log."""
     try:
         text = log.read_bytes()[begin:].decode("utf-8", "replace")
     except OSError:
@@ -53,25 +53,23 @@ def last_lines(log: Path, begin: int, count: int) -> str:
 
 
 async def maintain_log(path: Path, link: Path | None) -> Never:
-    """Never return: look at the log every minute, and at the link to it.
+    """Rotate the log and restore the link to it, every minute; never return.
 
     Args:
         path: The log.
-        link: A name that other programs know it by; None for none.
+        link: Another name of the log; None for none.
     """
     while True:
         await trio.to_thread.run_sync(rotate, path, CAP_BYTES)
         if link is not None and not await trio.to_thread.run_sync(point_link, link, path):
-            log.warning("another user's file has the name of the link to this log", link=str(link), log=str(path))
+            log.warning("log link not created: another user's file has its name", link=str(link), log=str(path))
             link = None
-        await trio.sleep(LOOK_SECONDS)
+        await trio.sleep(CHECK_SECONDS)
 
 
 def point_link(link: Path, log_file: Path) -> bool:
-    """Have a link name a log; return False where another user's file, or one that is no link, has its name.
-
-    It stands in a folder that every user may write to: it is looked at and replaced, and never followed.
-    """
+    """Point a link at a log; return False if another user's file, or one that is not a link, has its name."""
+    # Every user may write to the link's folder: the link is inspected and replaced, but never followed.
     try:
         found = link.lstat()
     except OSError:

@@ -1,6 +1,6 @@
-"""Failed starts in a row, counted on disk: launchd has no limit of its own, and starts a program for ever.
+"""Limit consecutive failed starts: launchd has no limit of its own and would restart a program forever.
 
-A start counts until it has gone well for a minute. A new boot begins anew: what was wrong may have been the machine.
+The count is on disk. Running for a minute resets it, and so does a reboot, which may have fixed the cause.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ _FILE: Final = "failed-starts"
 
 @attrs.frozen
 class FailedStarts:
-    """How often in a row a program has not started, in this boot, and why the last time.
+    """Consecutive failed starts of a program since the last boot, and the error of the last one.
 
     Attributes:
-        boot: What tells this boot from others.
-        count: Starts that have not gone well, so far.
-        problem: One sentence; empty when a start just ended.
+        boot: Identifies the boot.
+        count: Includes a start that has not been stable for a minute yet.
+        problem: Message of the error; empty if the program was killed or still runs.
     """
 
     boot: str
@@ -38,12 +38,12 @@ class FailedStarts:
 
 
 def failed_starts_path(state_dir: Path) -> Path:
-    """Return where the count is; there is no file after a start that went well."""
+    """Return the file with the count; it does not exist after a successful start."""
     return state_dir / _FILE
 
 
 def read_failed_starts(state_dir: Path, boot: str) -> FailedStarts:
-    """Return the count; one of another boot, or a file that is none, counts as zero."""
+    """Return the count; zero if it is from another boot or cannot be read."""
     try:
         content = json.loads(failed_starts_path(state_dir).read_text("utf-8"))
         found = FailedStarts(str(content["boot"]), int(content["count"]), str(content["problem"]))
@@ -53,13 +53,13 @@ def read_failed_starts(state_dir: Path, boot: str) -> FailedStarts:
 
 
 def reset_failed_starts(state_dir: Path) -> None:
-    """Begin to count anew."""
+    """Reset the count."""
     failed_starts_path(state_dir).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def counted_start(state_dir: Path, boot: str) -> Iterator[None]:
-    """Count the block as a failed start if it ends before `reset_failed_starts` is called, unless it ends well.
+    """Count the block as a failed start if it raises or is killed before `reset_failed_starts` is called.
 
     Raises:
         OSError: The count cannot be written.
@@ -78,7 +78,7 @@ def counted_start(state_dir: Path, boot: str) -> Iterator[None]:
 
 
 async def reset_once_stable(state_dir: Path) -> None:
-    """Return when the program has run for a minute, which ends the count."""
+    """Reset the count after the program has run for a minute."""
     await trio.sleep(STABLE_SECONDS)
     await trio.to_thread.run_sync(reset_failed_starts, state_dir)
 
@@ -88,19 +88,19 @@ def _write(state_dir: Path, starts: FailedStarts) -> None:
 
 
 VERSION_SECONDS: Final = 10.0
-"""How long an interpreter may take to say its version; macOS checks a new program's signature at its first start."""
+"""Timeout for `python --version`; macOS checks a new program's signature at its first start."""
 
 _INTERPRETER_FILE: Final = "interpreter.json"
 
 
 @attrs.frozen
 class Interpreter:
-    """A Python.
+    """A Python interpreter.
 
     Attributes:
-        path: As a job names it.
-        program: The file that this leads to; "" where there is none.
-        version: Its version, such as `3.12.4`; "" where it does not say.
+        path: As in the job's file.
+        program: Path with links resolved; "" if it does not exist.
+        version: Such as `3.12.4`; "" if it does not run.
     """
 
     path: str
@@ -109,12 +109,12 @@ class Interpreter:
 
 
 def own_interpreter() -> Interpreter:
-    """Return the one that runs this."""
+    """Return the interpreter of this process."""
     return Interpreter(sys.executable, os.path.realpath(sys.executable), platform.python_version())
 
 
 def interpreter_at(path: str) -> Interpreter:
-    """Look at what a path leads to now, and ask it for its version; blocks."""
+    """Return the interpreter at a path, and run it to get its version. Blocks."""
     program = Path(path)
     if not program.exists():
         return Interpreter(path, "", "")
@@ -127,12 +127,12 @@ def interpreter_at(path: str) -> Interpreter:
 
 
 def record_interpreter(state_dir: Path) -> None:
-    """Write down which one a job is installed with."""
+    """Record the interpreter that a job is installed with."""
     write_private(state_dir / _INTERPRETER_FILE, json.dumps(attrs.asdict(own_interpreter())))
 
 
 def recorded_interpreter(state_dir: Path) -> Interpreter | None:
-    """Return the one that was written down; None where nothing can be read."""
+    """Return the recorded interpreter; None if it cannot be read."""
     try:
         content = json.loads((state_dir / _INTERPRETER_FILE).read_text("utf-8"))
         return Interpreter(str(content["path"]), str(content["program"]), str(content["version"]))
@@ -141,26 +141,26 @@ def recorded_interpreter(state_dir: Path) -> Interpreter | None:
 
 
 def interpreter_problem(state_dir: Path) -> str:
-    """Say what has become of the interpreter that a job was installed with; "" when it is the same, or not known."""
+    """Return what has changed about the interpreter of an installed job; "" if nothing, or if it is not known."""
     installed = recorded_interpreter(state_dir)
     return compare_interpreters(installed, interpreter_at(installed.path)) if installed is not None else ""
 
 
 def compare_interpreters(installed: Interpreter, now: Interpreter) -> str:
-    """Say what has become of a job's interpreter, and what to do about it; "" when it is the same; pure."""
+    """Return what has changed about a job's interpreter, and the fix; "" if nothing. Pure."""
     fix = "run `llmkube agent install` again"
     if not now.program:
-        return f"{installed.path} is gone, which the job was installed with (Python {installed.version}); {fix}"
+        return f"{installed.path}, the Python {installed.version} of the job, no longer exists; {fix}"
     if not now.version:
-        return f"{installed.path} does not run any more (Python {installed.version} at the install); {fix}"
+        return f"{installed.path}, the Python {installed.version} of the job, no longer runs; {fix}"
     if now.version != installed.version:
         return (
             f"{installed.path} is Python {now.version}, and was {installed.version} when the job was installed: its "
-            f"packages may not fit, and what macOS allowed it may have to be allowed anew; {fix}"
+            f"packages may not be compatible, and macOS may ask for its permissions again; {fix}"
         )
     if now.program != installed.program:
         return (
-            f"{installed.path} leads to {now.program} now, and led to {installed.program} when the job was installed: "
-            f"what macOS allowed it may have to be allowed anew; {fix}"
+            f"{installed.path} links to {now.program}, and linked to {installed.program} when the job was installed: "
+            f"macOS may ask for its permissions again; {fix}"
         )
     return ""

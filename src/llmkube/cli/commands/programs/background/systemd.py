@@ -1,6 +1,6 @@
-"""A unit of the user's systemd that runs `llmkube up` at every login; what it says is a pure function.
+"""The systemd user unit that runs `llmkube up` at every login.
 
-systemd.syntax(7) has the quoting, systemd.service(5) the settings.
+Quoting: systemd.syntax(7). Settings: systemd.service(5).
 """
 
 import os
@@ -19,36 +19,34 @@ _CALL_SECONDS: Final = 60.0
 
 
 def unit_text(argv: Sequence[str], log: Path, *, stop_seconds: float) -> str:
-    """Return the unit.
+    """Return the content of the unit file.
 
     Args:
         argv: The program and its arguments.
-        log: The file that both outputs are appended to.
-        stop_seconds: How long it may take to stop: its engines finish what they are asked.
+        log: File to which standard output and error are appended.
+        stop_seconds: Time to stop, in which engines finish requests in flight.
     """
     return Template(read_text(__package__, UNIT)).substitute(
-        command=" ".join(map(_quoted, argv)),
-        log=_specifiers(str(log)),
-        stop_seconds=f"{stop_seconds:g}",
+        command=" ".join(map(_quoted, argv)), log=_specifiers(str(log)), stop_seconds=f"{stop_seconds:g}"
     )
 
 
 def unit_path(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return where the user's units are (systemd.unit(5))."""
+    """Return the path of the unit file (systemd.unit(5))."""
     config = environ.get("XDG_CONFIG_HOME") or ""
     root = Path(config) if Path(config).is_absolute() else Path(environ.get("HOME") or Path.home()) / ".config"
     return root / "systemd" / "user" / UNIT
 
 
 def systemctl(*args: str) -> str:
-    """Call the user's systemd, and return what it prints.
+    """Run `systemctl --user` and return its output.
 
     Raises:
-        UserError: There is none, or it refuses; the sentence has its words.
+        UserError: This machine has no systemd, or the call failed; the message has systemctl's error.
     """
     program = shutil.which("systemctl")
     if program is None:
-        raise UserError("this machine has no systemd; `llmkube up start` runs it in the background")
+        raise UserError("this machine has no systemd; run `llmkube up` in the background with `llmkube up start`")
     command = [program, "--user", *args]
     try:
         done = subprocess.run(  # noqa: S603 - no shell, and the program that PATH names

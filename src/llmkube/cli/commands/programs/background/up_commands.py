@@ -27,7 +27,7 @@ from llmkube.programs.state_dir import hold_state_dir
 from llmkube.programs.state_location import running_up_pid, wait_for_exit
 
 LOG: Final = "up.log"
-"""Where both outputs go, in the state directory."""
+"""File in the state directory for standard output and error."""
 
 _ADDRESSES: Final = re.compile(r"^Kubernetes +\S+\ngateway +\S+\nprobes +\S+$", re.MULTILINE)
 _TAIL_LINES: Final = 10
@@ -35,16 +35,16 @@ _INSTALL_LOCK: Final = "install.lock"
 
 
 @command("start")
-@click.option("--timeout", type=NumberRange(min=0), default=60.0, help="Seconds to wait for its start. Default: 60.")
+@click.option("--timeout", type=NumberRange(min=0), default=60.0, help="Seconds to wait for the start. Default: 60.")
 @settings_options(UpConfig)
 def start(*, timeout: float, **flags: Any) -> None:
-    """Run `llmkube up` in the background, until `llmkube up stop` or the end of the session."""
+    """Run `llmkube up` in the background until `llmkube up stop` or the end of the login session."""
     config = load("up", UpConfig, flags)
     folder = chosen_folder(config.state_dir)
     if (pid := running_up_pid(folder)) is not None:
-        click.echo(f"llmkube up runs already (pid {pid})\n{addresses_in(folder / LOG)}".rstrip())
+        click.echo(f"llmkube up is already running (pid {pid})\n{addresses_in(folder / LOG)}".rstrip())
         return
-    with hold_state_dir(folder):  # made, ours alone, and free
+    with hold_state_dir(folder):  # creates it, and checks that it is private and not in use
         pass
     log = folder / LOG
     with log.open("ab") as file:
@@ -57,68 +57,67 @@ def start(*, timeout: float, **flags: Any) -> None:
             start_new_session=True,
         )
     trio.run(_wait_started, child, folder, offset, timeout)
-    click.echo(f"llmkube up runs in the background (pid {child.pid})\n{addresses_in(log, offset)}")
+    click.echo(f"llmkube up is running in the background (pid {child.pid})\n{addresses_in(log, offset)}")
 
 
 @command("stop")
 @state_dir_option
-@click.option("--timeout", type=NumberRange(min=0), default=120.0, help="Seconds to wait for its end. Default: 120.")
+@click.option("--timeout", type=NumberRange(min=0), default=120.0, help="Seconds to wait for its exit. Default: 120.")
 def stop(state_dir: Path | None, timeout: float) -> None:
-    """Stop `llmkube up` and every engine of it, and wait until they have ended."""
+    """Stop `llmkube up` and its engines, and wait until they have exited."""
     folder = chosen_folder(state_dir)
     pid = running_up_pid(folder)
     if pid is None:
-        raise CommandError(f"no llmkube up runs on the state directory {folder}", ExitCode.NOT_FOUND)
+        raise CommandError(f"llmkube up is not running on the state directory {folder}", ExitCode.NOT_FOUND)
     os.kill(pid, signal.SIGINT)
     trio.run(wait_for_exit, folder, pid, timeout)
-    click.echo(f"llmkube up with pid {pid} has stopped")
+    click.echo(f"llmkube up stopped (pid {pid})")
 
 
 @command("status")
 @state_dir_option
 def up_status(state_dir: Path | None) -> None:
-    """Say whether `llmkube up` runs, at which addresses, and whether it is started at login. Exits with 3 if not."""
+    """Show whether `llmkube up` is running, its addresses, and whether it starts at login.
+
+    Exits with 3 if it is not running.
+    """
     folder = chosen_folder(state_dir)
     pid = running_up_pid(folder)
-    runs = "does not run" if pid is None else f"runs (pid {pid})"
-    click.echo(f"llmkube up {runs} on {folder}")
+    state = "is not running" if pid is None else f"is running (pid {pid})"
+    click.echo(f"llmkube up {state} on {folder}")
     if pid is not None and (addresses := addresses_in(folder / LOG)):
         click.echo(addresses)
     at_login = _login_job_file()
-    click.echo(f"at login    {at_login}" if at_login.exists() else "at login    no; `llmkube up install` changes that")
+    click.echo(f"at login    {at_login if at_login.exists() else 'no; enable it with `llmkube up install`'}")
     if pid is None:
         sys.exit(ExitCode.NOT_FOUND)
 
 
 @command("logs")
-@click.option("-f", "--follow", is_flag=True, help="Stay, and print what is written from now on, until Ctrl-C.")
-@click.option("--tail", "lines", type=click.IntRange(min=0), metavar="N", help="Begin with the last N lines.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until Ctrl-C.")
+@click.option("--tail", "lines", type=click.IntRange(min=0), metavar="N", help="Start with the last N lines.")
 @state_dir_option
 def up_logs(follow: bool, lines: int | None, state_dir: Path | None) -> None:
-    """Print what `llmkube up` wrote in the background; `llmkube logs NAME` has what an engine writes."""
-    print_log(
-        chosen_folder(state_dir) / LOG,
-        lines,
-        follow=follow,
-        written_by="`llmkube up start` and `install` write it, and a terminal shows all else",
-    )
+    """Print the log of `llmkube up` in the background; for an engine's log, use `llmkube logs NAME`."""
+    written_by = "`llmkube up` writes it after `llmkube up start` or `llmkube up install`, and else to its terminal"
+    print_log(chosen_folder(state_dir) / LOG, lines, follow=follow, written_by=written_by)
 
 
 @command("install")
 @settings_options(UpConfig)
 def install(**flags: Any) -> None:
-    """Have launchd or systemd run `llmkube up` now and at every login of this user, with these flags."""
+    """Run `llmkube up` with these flags now and at every login of this user, with launchd or systemd."""
     config = load("up", UpConfig, flags)
     folder = chosen_folder(config.state_dir)
     stop_seconds = config.drain_seconds + EXIT_MARGIN_SECONDS
     if launchctl_program() is None:
-        systemctl("show-environment")  # whether it answers: before anything is written
-    with hold_state_dir(folder, _INSTALL_LOCK):  # made, and ours alone; what runs on it is about to be replaced
+        systemctl("show-environment")  # fails before anything is written if systemd does not respond
+    with hold_state_dir(folder, _INSTALL_LOCK):  # creates and checks it; a running `llmkube up` is replaced below
         pass
     if launchctl_program() is not None:
         job = _launchd_job(current_user(), command_line(flags, folder), folder, stop_seconds)
         trio.run(_load, job)
-        click.echo(f"{job.file} runs llmkube up now and at every login; `llmkube up status` shows it")
+        click.echo(f"{job.file} runs llmkube up now and at every login; see `llmkube up status`")
         return
     text = unit_text(command_line(flags, folder), folder / LOG, stop_seconds=stop_seconds)
     file = unit_path()
@@ -127,16 +126,16 @@ def install(**flags: Any) -> None:
     systemctl("daemon-reload")
     systemctl("enable", UNIT)
     systemctl("restart", UNIT)
-    click.echo(f"{file} runs llmkube up now and at every login; `llmkube up status` shows it")
-    click.echo("without a login, after each boot: loginctl enable-linger", err=True)
+    click.echo(f"{file} runs llmkube up now and at every login; see `llmkube up status`")
+    click.echo("to run it after each boot without a login: loginctl enable-linger", err=True)
 
 
 @command("uninstall")
 def uninstall() -> None:
-    """Stop what `llmkube up install` began, and take it out of the logins; models and objects stay."""
+    """Stop `llmkube up` and do not run it at login; models and objects are kept."""
     file = _login_job_file()
     if not file.exists():
-        raise CommandError(f"there is no {file}", ExitCode.NOT_FOUND)
+        raise CommandError(f"{file} not found", ExitCode.NOT_FOUND)
     if launchctl_program() is not None:
         trio.run(launchd_of(current_user(), label=UP_LABEL, exit_seconds=EXIT_MARGIN_SECONDS).unload)
         file.unlink()
@@ -144,7 +143,7 @@ def uninstall() -> None:
         systemctl("disable", "--now", UNIT)
         file.unlink()
         systemctl("daemon-reload")
-    click.echo(f"{file} is gone, and what it ran has stopped")
+    click.echo(f"{file} removed, llmkube up stopped")
 
 
 def _login_job_file() -> Path:
@@ -167,7 +166,7 @@ async def _load(job: Job) -> None:
 
 
 def command_line(flags: Mapping[str, Any], folder: Path) -> list[str]:
-    """Return how `llmkube up` is run with these flags, by this Python, wherever the current folder is then."""
+    """Return the command line of `llmkube up` with these flags and this Python; all paths are absolute."""
     words = [sys.executable, "-m", "llmkube", "up", "--state-dir", str(folder)]
     for each in settings_of(UpConfig):
         value = flags.get(each.name)
@@ -183,7 +182,7 @@ def command_line(flags: Mapping[str, Any], folder: Path) -> list[str]:
 
 
 def addresses_in(log: Path, offset: int = 0) -> str:
-    """Return the addresses that the newest run has written; "" when it has not yet."""
+    """Return the addresses that the newest run has logged; "" if it has not logged them yet."""
     try:
         with log.open("rb") as file:
             file.seek(offset)
@@ -205,8 +204,7 @@ async def _wait_started(child: "subprocess.Popen[bytes]", folder: Path, offset: 
             if running_up_pid(folder) == child.pid and addresses_in(log, offset):
                 return
             await trio.sleep(POLL_SECONDS)
-        raise CommandError(f"llmkube up has ended: {last_lines(log, offset, _TAIL_LINES)}")
+        raise CommandError(f"llmkube up exited: {last_lines(log, offset, _TAIL_LINES)}")
     raise CommandError(
-        f"llmkube up (pid {child.pid}) has not started after {seconds:g} s; `llmkube up logs` shows what it says",
-        ExitCode.TIMED_OUT,
+        f"llmkube up (pid {child.pid}) has not started after {seconds:g} s; see `llmkube up logs`", ExitCode.TIMED_OUT
     )
