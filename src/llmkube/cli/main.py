@@ -31,7 +31,7 @@ SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
     },
     "Show state": {
         "list": Entry("cli.commands.services.listing:list_objects", "List Models and InferenceServices."),
-        "status": Entry("cli.commands.services.objects:status", "Explain the state of an InferenceService (or Model)."),
+        "status": Entry("cli.commands.services.objects:status", "Describe an InferenceService (or Model)."),
         "ps": Entry("cli.commands.services.ps:ps", "List running engines with their memory and host."),
         "top": Entry("cli.commands.services.top:top", "Show tokens per second, requests and memory, live."),
         "queue": Entry("cli.commands.services.ps:queue", "List services that wait for a GPU or for memory."),
