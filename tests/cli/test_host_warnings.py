@@ -65,6 +65,6 @@ def test_a_full_disk_is_reported_on_standard_error(folder, tmp_path, capsys, mon
     seen = capsys.readouterr()
     assert seen.out == ""
     assert seen.err == (
-        "what is shown may be old: the programs of this host can write no status, because "
+        "the output may be out of date: programs on this machine cannot write status, because "
         f"the disk of {folder} is full (0 B free); free some space on it, and work resumes automatically\n"
     )

@@ -28,7 +28,7 @@ def test_a_mistyped_command_of_a_program_is_guessed(group, typed, meant):
     """The sentence names what was typed and what may have been meant."""
     shown = CliRunner().invoke(group, [typed])
     assert shown.exit_code == 2
-    assert f"there is no command {typed}; did you mean " in shown.output
+    assert f"unknown command {typed}; did you mean " in shown.output
     assert meant in shown.output
 
 

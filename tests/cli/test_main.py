@@ -70,7 +70,7 @@ def test_a_mistyped_command_is_guessed(typed, meant):
     """A typing error in the command's name exits with 2 and says which one may have been meant."""
     done = run(typed)
     assert done.exit_code == 2
-    assert f"there is no command {typed}; did you mean {meant}" in done.output
+    assert f"unknown command {typed}; did you mean {meant}" in done.output
     strange = run("xyzzy")
     assert (strange.exit_code, "No such command 'xyzzy'" in strange.output) == (2, True)
 
@@ -176,9 +176,9 @@ def test_a_stopped_up_is_guessed(tmp_path):
 @pytest.mark.parametrize(
     ("status", "way_out"),
     [
-        (200, 'is http://127.0.0.1:{} (context "a") running, and an API server? --context and --kubeconfig choose'),
-        (401, 'http://127.0.0.1:{} (context "a") refuses these credentials; renew them, or choose another --context'),
-        (404, 'if http://127.0.0.1:{} (context "a") is the right one: llmkube crds | kubectl apply'),
+        (200, 'is http://127.0.0.1:{} (context "a") a running API server? --context and --kubeconfig choose'),
+        (401, 'http://127.0.0.1:{} (context "a") rejects these credentials; renew them, or choose another --context'),
+        (404, 'if http://127.0.0.1:{} (context "a") is the right cluster: llmkube crds | kubectl apply'),
     ],
 )
 def test_a_server_that_does_not_serve_us_is_named_with_the_way_out(status, way_out, tmp_path):

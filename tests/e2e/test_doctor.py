@@ -71,7 +71,7 @@ async def test_a_machine_on_which_nothing_runs_is_well(tmp_path):
     async with open_limited_api(kube, refused=(("create", "leases"),)) as kubeconfig:
         kubeconfig.rename(kube / "config")
         found = await doctor(tmp_path, code=0)
-        told(found, "API server", "pass", "not asked", '--context "lab"')
+        told(found, "API server", "pass", "not checked", '--context "lab"')
         found = await doctor(tmp_path, "--context", "lab", code=0)  # now it is named
         told(found, "rights", "warn", "an agent with these credentials may not create leases")
 
@@ -95,7 +95,7 @@ async def test_a_taken_port_is_named_with_who_has_it(tmp_path):
         port = taken.getsockname()[1]
         settings(tmp_path, up={**FREE, "gateway_port": port})
         found = await doctor(tmp_path, code=1)
-    told(found, "ports", "fail", f"{port} is taken", f"(pid {os.getpid()})", "--gateway-port", f"-iTCP:{port}")
+    told(found, "ports", "fail", f"port {port} is in use", f"(pid {os.getpid()})", "--gateway-port", f"-iTCP:{port}")
 
 
 async def test_a_full_disk_is_named_with_what_makes_room(tmp_path):
@@ -115,7 +115,7 @@ async def test_an_api_server_that_is_away_is_named(tmp_path):
     told(found, "API server", "fail", 'context "lab"', "--kubeconfig and --context choose another")
     kubeconfig.write_text("{")
     found = await doctor(tmp_path, kubeconfig=kubeconfig, code=1)
-    told(found, "API server", "fail", "the cluster that was named", str(kubeconfig))
+    told(found, "API server", "fail", "the named cluster", str(kubeconfig))
     assert found["disk"]["verdict"] == "pass"
 
 
@@ -125,7 +125,7 @@ async def test_credentials_that_are_refused_are_named(tmp_path):
     async with open_limited_api(tmp_path) as kubeconfig:
         kubeconfig.write_text(kubeconfig.read_text().replace(TOKEN, "an-old-one"))
         found = await doctor(tmp_path, kubeconfig=kubeconfig, code=1)
-    told(found, "API server", "fail", "does not know these credentials", "`llmkube agent join`")
+    told(found, "API server", "fail", "rejects these credentials", "`llmkube agent join`")
 
 
 async def test_lacking_verbs_a_wrong_clock_and_missing_kinds_are_named(tmp_path):
@@ -146,7 +146,7 @@ async def test_a_cluster_that_lacks_nothing_passes(tmp_path):
     settings(tmp_path, up=FREE)
     async with open_limited_api(tmp_path) as kubeconfig:
         found = await doctor(tmp_path, kubeconfig=kubeconfig, code=0)
-    told(found, "rights", "pass", "all that an agent does")
+    told(found, "rights", "pass", "everything that an agent does")
     told(found, "clock", "pass")
     assert "kinds" not in found
 
@@ -174,7 +174,7 @@ async def test_an_ollama_that_settings_name_and_that_is_not_there_is_named(tmp_p
     """`up` does not start with that setting; nothing of llama-server is advised."""
     settings(tmp_path, up={**FREE, "ollama": str(tmp_path / "ollama")})
     found = await doctor(tmp_path, code=1)
-    told(found, "engine", "fail", f"--ollama: {tmp_path}/ollama does not exist", "leave the setting out")
+    told(found, "engine", "fail", f"--ollama: {tmp_path}/ollama does not exist", "remove the setting")
     assert "llama-server" not in str(found["engine"])
 
 
@@ -212,7 +212,7 @@ async def test_an_unclean_end_is_named_with_the_largest(tmp_path):
     settings(tmp_path, up=FREE)
     await journaled(tmp_path, entry(attrs.evolve(ENGINE, pid=os.getpid(), started="another boot:1")))
     found = await doctor(tmp_path, code=0)
-    told(found, "last end", "warn", "1 engine ended with this machine", str(entry().key), "memory_fraction")
+    told(found, "last end", "warn", "1 engine exited when this machine restarted", str(entry().key), "memory_fraction")
 
 
 @pytest.mark.opens_port
@@ -234,7 +234,7 @@ async def test_listeners_without_a_key_are_named(tmp_path):
         finally:
             process.kill()
     assert ended == 1
-    assert "--insecure-lan: every request is let in" in out
+    assert "--insecure-lan: published engines accept every request" in out
     assert f"llama-server (pid {process.pid}) listens at {EVERYONE}:{port} without a key" in out
     assert "--api-key-file FILE, or --host 127.0.0.1" in out
 

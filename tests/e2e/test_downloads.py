@@ -228,7 +228,7 @@ async def test_a_disk_that_fills_up_while_an_engine_runs_is_told_with_what_helps
             for command in (("list",), ("status", "demo")):
                 code, out, err = await run(*command)
                 assert (code, told in err) == (0, True), err
-                assert "what is shown may be old" in err
+                assert "the output may be out of date" in err
                 assert told not in out
             empty()
             await eventually(partial(run, *deploy), lambda done: done[0] == 0)

@@ -130,10 +130,10 @@ async def test_a_conversation_on_a_terminal(tmp_path):
             process = await nursery.start(partial(start, start_new_session=True, check=False))
             os.close(theirs)
             await wait_for("\n> ")
-            while "(Ctrl-D leaves)" not in seen:  # a signal just before readline waits is seen with the next key only
+            while "(Ctrl-D exits)" not in seen:  # a signal just before readline waits is seen with the next key only
                 process.send_signal(signal.SIGINT)
                 with trio.move_on_after(1):
-                    await wait_for("(Ctrl-D leaves)")
+                    await wait_for("(Ctrl-D exits)")
             await terminal.send_all(f"{QUESTION}\r".encode())
             await wait_for(f"{ANSWER}\n")
             await wait_for(f"{ANSWER}\n\n> ")

@@ -33,7 +33,7 @@ async def test_a_context_beyond_the_trained_one_is_told_everywhere(tmp_path):
         said = "have no effect on a host: spec.contextSize beyond 512 (the model was trained for 512 tokens)"
         assert (code, said in err) == (0, True), err
         status = (await run("status", "demo"))[1]
-        assert "llamacpp, 512 tokens of context (2097152 asked for)" in status
+        assert "llamacpp, 512 tokens of context (2097152 requested)" in status
         assert said in status
         assert "SpecHonoured    False   FieldsIgnored" in status
         assert "2097152" not in (await run("list", "isvc", "-o", "wide"))[1]
@@ -52,7 +52,7 @@ async def test_a_refused_edit_is_told_with_what_serves_on(tmp_path):
         assert "cannot be served" not in err
         status = await settled(run, "Degraded True Invalid", "status", "demo")
         assert refused in status
-        assert "runtime      vllm (asked for; the previous spec serves)" in status
+        assert "runtime      vllm (requested; the previous spec is served)" in status
         assert "phase        Ready, 1 of 1 ready" in status
         assert (await run("list", "isvc"))[1].splitlines()[1].split()[2:5] == ["Ready", "1/1", "Invalid"]
         assert (await run("chat", "demo", "Hi"))[0] == 0

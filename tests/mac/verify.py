@@ -227,7 +227,7 @@ def macos() -> str:
 @claim("pmset says when this Mac sleeps")
 def sleep() -> str:
     found, power = trio.run(mac.power, find_installation(None))
-    assert "does not say" not in found.found, output("pmset", "-g")
+    assert "does not show" not in found.found, output("pmset", "-g")
     return f"{found.found}; {power.found}"
 
 

@@ -1,4 +1,4 @@
-"""Settings that a command adds to a `config.toml`; what its owner has written there, comments too, stays as it is."""
+"""Edits of `config.toml` by commands; the rest of the file, including comments, is preserved."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ FILE = "config.toml"
 
 @attrs.frozen
 class Addition:
-    """What is to stand in a program's settings, and its file as it then is.
+    """A planned edit of a program's settings.
 
     Attributes:
-        file: The file; it need not be there.
-        added: Texts of a list, or names of settings, that were not in force.
-        text: All of the file.
+        file: The file; it may not exist.
+        added: New items of a list, or names of changed settings.
+        text: The whole file after the edit.
     """
 
     file: Path
@@ -29,22 +29,22 @@ class Addition:
     text: str
 
     def write(self) -> None:
-        """Write the file, if something was added.
+        """Write the file, if anything was added.
 
         Raises:
-            OSError: The disk does not take it.
+            OSError: The file cannot be written.
         """
         if self.added:
-            write_private(self.file.resolve(), self.text)  # a link to the file stays one
+            write_private(self.file.resolve(), self.text)  # keep a symbolic link to the file
 
 
 def plan_addition(folder: Path, table: str, name: str, texts: Sequence[str]) -> Addition:
-    """Return how a list in a program's table becomes one with these texts, too.
+    """Plan the addition of texts to a list in a program's table.
 
-    What stands above all tables counts for a program whose own table has no list: it goes on to count.
+    If the table has no such list, the new one starts with the list above all tables, which applied until now.
 
     Raises:
-        SettingError: The file cannot be read, or has something that is no setting.
+        SettingError: The file cannot be read, or has an unknown or invalid setting.
     """
     config = read_config(folder / FILE, TABLES)
     before = getattr(resolve(TABLES[table], flags={}, environ={}, config=config, table=table), name)
@@ -54,15 +54,15 @@ def plan_addition(folder: Path, table: str, name: str, texts: Sequence[str]) -> 
 
 
 def plan_settings(folder: Path, table: str, values: Mapping[str, Any]) -> Addition:
-    """Return how a program's table becomes one that says these values, in place of what it said of them.
+    """Plan to set these values in a program's table.
 
     Args:
         folder: The state directory.
-        table: The program's.
-        values: By setting, as TOML has them.
+        table: Name of the program's table.
+        values: TOML values by setting.
 
     Raises:
-        SettingError: The file cannot be read, or has something that is no setting.
+        SettingError: The file cannot be read, or has an unknown or invalid setting.
     """
     import tomlkit  # noqa: PLC0415 - few commands edit, and all would wait for its import
     from tomlkit.items import Array  # noqa: PLC0415 - the same
@@ -78,13 +78,13 @@ def plan_settings(folder: Path, table: str, values: Mapping[str, Any]) -> Additi
     for name, value in changed.items():
         found = section.get(name)
         if isinstance(found, Array) and value[: len(found)] == found.unwrap():
-            found.extend(value[len(found) :])  # comments between its items stay
+            found.extend(value[len(found) :])  # preserves comments between the items
         else:
             section[name] = value
     text, content = tomlkit.dumps(document), tomllib.loads(old)
     if tomllib.loads(text) != {**content, table: {**content.get(table, {}), **changed}}:
         problem = "; ".join(
-            f"{table}.{name} cannot be added in this file; write there {value}" for name, value in changed.items()
+            f"{table}.{name} cannot be added to this file; set it to {value} there" for name, value in changed.items()
         )
         raise SettingError(f"{file}: {problem}")
     return Addition(file, tuple(changed), text)

@@ -1,4 +1,4 @@
-"""What makes old what a command shows is said before it: a credential of this host's agent, a full disk."""
+"""Warnings that a command's output may be out of date: a credential problem of this host's agent, a full disk."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,11 +15,11 @@ from llmkube.supervisor.values.host_credential import problem_path
 _MAX_CHARS: Final = 4096
 
 _LEAST_BYTES: Final = 64 << 10
-"""With less the embedded API server's database takes no change, and no journal of an engine is written."""
+"""With less free, neither the embedded API server's database nor an engine's journal can be written."""
 
 
 def warn_credential_problem(folders: Iterable[Path]) -> None:
-    """Print, on standard error, what the agents on these state directories have noted."""
+    """Print, on standard error, the problems that the agents of these state directories have recorded."""
     for folder in folders:
         if note := _read_note(folder):
             click.echo(f"the agent on this host: {printable(note)}", err=True)
@@ -27,7 +27,7 @@ def warn_credential_problem(folders: Iterable[Path]) -> None:
 
 def _read_note(folder: Path) -> str:
     try:
-        check_state_dir(folder)  # another user's note would be a command that he has written
+        check_state_dir(folder)  # in another user's folder, that user would choose the command to run
         with problem_path(folder).open(encoding="utf-8", errors="replace") as file:
             return file.readline(_MAX_CHARS).strip()
     except (OSError, UserError):
@@ -35,9 +35,9 @@ def _read_note(folder: Path) -> str:
 
 
 def warn_full_disk(folders: Iterable[Path]) -> None:
-    """Print, on standard error, on which disks of these state directories there is no room left."""
+    """Print, on standard error, which disks of these state directories are full."""
     for folder in folders:
         free = free_bytes(folder)
         if free is not None and free < _LEAST_BYTES:
-            warning = "what is shown may be old: the programs of this host can write no status"
+            warning = "the output may be out of date: programs on this machine cannot write status"
             click.echo(f"{warning}, because {full_disk(folder)}", err=True)

@@ -1,4 +1,4 @@
-"""A group of commands that is a table: the code of a command is loaded when it is called."""
+"""A click group that imports a command when it is called."""
 
 import gc
 import importlib
@@ -10,17 +10,17 @@ from click.shell_completion import CompletionItem
 
 
 class Entry(NamedTuple):  # not attrs, as everywhere else: its import costs more than all of `llmkube --version`
-    """Where a command lives, below its group's package, and what the overview says about it."""
+    """A command of a group: `module:name` below the group's package, and its line in the overview."""
 
     target: str
     summary: str
 
 
 class LazyGroup(click.Group):
-    """A group that knows its commands by name and imports one only to run it."""
+    """A group that imports a command only to run it."""
 
     def __init__(self, *args: Any, package: str, entries: Mapping[str, Entry], **kwargs: Any) -> None:
-        """Make the group; `entries` are its commands below a package, in the order of the overview."""
+        """Create the group; `entries` are its commands below `package`, in the order of the overview."""
         super().__init__(*args, **kwargs)
         self.package, self.entries = package, entries
 
@@ -35,7 +35,7 @@ class LazyGroup(click.Group):
             return None
         module, _, name = entry.target.partition(":")
         gc_enabled = gc.isenabled()
-        gc.disable()  # what an import makes stays: to look through it again and again is a seventh of the start
+        gc.disable()  # imported objects live on: scanning them repeatedly takes a seventh of the start-up time
         try:
             command = getattr(importlib.import_module(f"{self.package}.{module}"), name)
         finally:
@@ -47,20 +47,20 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that is named, or say which one may have been meant."""
+        """Return the named command, or suggest similar names."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as exc:
-            import difflib  # noqa: PLC0415 - a mistake alone pays for it
+            import difflib  # noqa: PLC0415 - needed only after a typing error
 
             like = difflib.get_close_matches(args[0], self.entries, n=3, cutoff=0.6)
             if not like:
                 raise
             hint = f"did you mean {' or '.join(like)}?"
-            raise click.UsageError(f"there is no command {args[0]}; {hint}", ctx) from exc
+            raise click.UsageError(f"unknown command {args[0]}; {hint}", ctx) from exc
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Offer the names from the table, without importing anything."""
+        """Return the matching names, without importing a command."""
         offered = [
             CompletionItem(name, help=entry.summary)
             for name, entry in self.entries.items()
@@ -69,6 +69,6 @@ class LazyGroup(click.Group):
         return offered or click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the overview from the table, without importing anything."""
+        """Write the overview, without importing a command."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.summary) for name, entry in self.entries.items()])

@@ -1,4 +1,4 @@
-"""Which object a command line means: `NAME` is an InferenceService, `KIND/NAME` any of our two kinds."""
+"""Names of objects on the command line: `NAME` is an InferenceService; `KIND/NAME` can also be a Model."""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -23,12 +23,12 @@ KINDS: dict[str, type[Any]] = {
     for kind in (InferenceService, Model)
     for word in (kind.RESOURCE.singular, kind.RESOURCE.plural, *kind.RESOURCE.short_names)
 } | {"service": InferenceService, "services": InferenceService}
-"""What people call our kinds: as kubectl takes them, and shorter."""
+"""The kinds by the names that kubectl accepts, and shorter ones."""
 
 
 @attrs.frozen
 class Target:
-    """Which object a command line means."""
+    """An object named on the command line."""
 
     kind: type[Any]
     name: str
@@ -40,19 +40,19 @@ class Target:
 
 
 def parse_kind(word: str) -> type[Any]:
-    """Read a kind as kubectl takes it, in any case: `models`, `mdl`, `isvc`.
+    """Parse a kind as kubectl does, in any case: `models`, `mdl`, `isvc`.
 
     Raises:
         click.UsageError: There is no such kind.
     """
     kind = KINDS.get(word.lower())
     if kind is None:
-        raise click.UsageError(f'"{word}" is no kind; kinds are {", ".join(sorted(KINDS))}')
+        raise click.UsageError(f'"{word}" is not a kind; kinds are {", ".join(sorted(KINDS))}')
     return kind
 
 
 def parse_target(text: str) -> Target:
-    """Read `NAME` (an InferenceService) or `KIND/NAME`: `model/demo`, `isvc/demo`.
+    """Parse `NAME` (an InferenceService) or `KIND/NAME`: `model/demo`, `isvc/demo`.
 
     Raises:
         click.UsageError: There is no such kind, or a part is empty.
@@ -68,7 +68,7 @@ async def get_object(client: Client, target: Target, key: Key) -> Any:
     """Return the object.
 
     Raises:
-        CommandError: There is none; the exit code says so.
+        CommandError: The object does not exist; with exit code NOT_FOUND.
     """
     return await with_not_found_error(target, key, lambda: client.get(target.kind, key))
 
@@ -77,14 +77,14 @@ async def get_service(client: Client, key: Key) -> InferenceService:
     """Return the InferenceService.
 
     Raises:
-        CommandError: There is none; the exit code says so.
+        CommandError: It does not exist; with exit code NOT_FOUND.
     """
     found: InferenceService = await get_object(client, Target(InferenceService, key.name), key)
     return found
 
 
 async def find(client: Client, kind: type[K], key: Key) -> K | None:
-    """Return an object; None if there is none of that name."""
+    """Return an object; None if it does not exist."""
     try:
         return await client.get(kind, key)
     except NotFoundError:
@@ -92,10 +92,10 @@ async def find(client: Client, kind: type[K], key: Key) -> K | None:
 
 
 async def with_not_found_error(target: Target, key: Key, call: Callable[[], Awaitable[T]]) -> T:
-    """Return what a call about one object returns; NotFoundError becomes a sentence that says where it was looked for.
+    """Return the result of a call about one object, with NotFoundError turned into a message for the user.
 
     Raises:
-        CommandError: There is no such object.
+        CommandError: The object does not exist; with exit code NOT_FOUND.
     """
     try:
         return await call()
@@ -108,16 +108,16 @@ async def with_not_found_error(target: Target, key: Key, call: Callable[[], Awai
 _QUANTIZATION: Final = re.compile(r"[-.](?:UD-)?(?:I?Q\d\w*|F16|BF16|F32|MXFP4)$", re.IGNORECASE)
 _PART: Final = re.compile(r"-\d{5}-of-\d{5}$")
 _MAX_NAME_LENGTH: Final = 50
-"""Characters of a name that is made; Kubernetes takes more, and a person reads no more."""
+"""Length limit of a generated name; Kubernetes allows more, but longer names are hard to read."""
 
 
 def looks_like_source(text: str) -> bool:
-    """Whether a text is a path, a URL or a repository, and no name of a service."""
+    """Whether a text is a path, a URL or a repository rather than the name of a service."""
     return "/" in text or "://" in text or text.lower().endswith(".gguf")
 
 
 def name_for(source: str) -> str:
-    """Return the name of a service for a source: its file's or its repository's, as Kubernetes takes it.
+    """Return a valid service name for a source, from the name of its file or repository.
 
     `hf://bartowski/Llama-3.2-1B-Instruct-GGUF/Llama-3.2-1B-Instruct-Q4_K_M.gguf` is `llama-3.2-1b-instruct`.
     """

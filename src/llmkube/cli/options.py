@@ -1,6 +1,6 @@
-"""Options of commands that look at a cluster and print what they find, and what a shell offers after Tab.
+"""Options that commands share, and shell completion of names.
 
-Completion is fast and shows no error: whatever goes wrong on the way ends as an empty answer.
+Completion has a short deadline and prints no errors: after a failure it offers nothing.
 """
 
 import functools
@@ -24,17 +24,17 @@ _MODEL_WORDS: Final = frozenset({Model.RESOURCE.singular, Model.RESOURCE.plural,
 
 
 def services(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Offer the names of InferenceServices."""
+    """Complete the names of InferenceServices."""
     return _matching(_names(ctx, InferenceService), incomplete)
 
 
 def models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Offer the names of Models."""
+    """Complete the names of Models."""
     return _matching(_names(ctx, Model), incomplete)
 
 
 def targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Offer the names of InferenceServices, or of Models behind `model/`."""
+    """Complete the names of InferenceServices, or of Models after `model/`."""
     word, slash, _ = incomplete.partition("/")
     if slash:
         kind = Model if word.lower() in _MODEL_WORDS else InferenceService
@@ -43,18 +43,18 @@ def targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
 
 
 def namespaces(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Offer the cluster's namespaces."""
-    from llmkube.k8s.builtins import Namespace  # noqa: PLC0415 - every command loads this module, for its options
+    """Complete the cluster's namespaces."""
+    from llmkube.k8s.builtins import Namespace  # noqa: PLC0415 - every command imports this module for its options
 
     return _matching(_names(ctx, Namespace), incomplete)
 
 
 def contexts(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Offer the contexts of the kubeconfig; no network is touched for them."""
+    """Complete the contexts of the kubeconfig, without network access."""
     import yaml  # noqa: PLC0415 - as above
 
     names: dict[str, None] = {}
-    for path in kubeconfig_files(_where(ctx)):
+    for path in kubeconfig_files(_flags_so_far(ctx)):
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, yaml.YAMLError):
@@ -67,19 +67,19 @@ def contexts(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 
 
 def _catalog() -> Iterable[str]:
-    from llmkube.cli.catalog.entries import entries  # noqa: PLC0415 - only a Tab pays for it
+    from llmkube.cli.catalog.entries import entries  # noqa: PLC0415 - only for completion
 
     return entries()
 
 
 def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer the models of the catalog, and let the shell offer files: a source may be a path."""
+    """Complete the models of the catalog, and let the shell complete files: a source may be a path."""
     named = [] if "/" in incomplete else [CompletionItem(name) for name in _catalog() if name.startswith(incomplete)]
     return [*named, CompletionItem(incomplete, type="file")]
 
 
 def catalog_or_services(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Offer the names of InferenceServices, and of the models of the catalog."""
+    """Complete the names of InferenceServices and of models in the catalog."""
     return _matching(dict.fromkeys([*_names(ctx, InferenceService), *_catalog()]), incomplete)
 
 
@@ -87,15 +87,15 @@ def _matching(names: Iterable[str], incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
-def _where(ctx: click.Context) -> ClusterFlags:
-    """Return the place that the half-typed command line names so far."""
+def _flags_so_far(ctx: click.Context) -> ClusterFlags:
+    """Return the cluster flags of an incomplete command line."""
     return ClusterFlags(ctx.params.get("kubeconfig"), ctx.params.get("context"), ctx.params.get("namespace"))
 
 
 def _names(ctx: click.Context, kind: type[Any]) -> list[str]:
-    where = _where(ctx)
+    where = _flags_so_far(ctx)
 
-    async def look_up() -> list[str]:
+    async def connect_and_list() -> list[str]:
         with trio.fail_after(DEADLINE_SECONDS):
             async with target_cluster.open_cluster(where.kubeconfig_path, where.context) as cluster:
                 return await _list(cluster)
@@ -105,13 +105,13 @@ def _names(ctx: click.Context, kind: type[Any]) -> list[str]:
         return sorted(each.metadata.name for each in (await cluster.client.list(kind, namespace=within)).items)
 
     try:
-        return trio.run(look_up)
+        return trio.run(connect_and_list)
     except (LLMKubeError, click.ClickException, OSError, trio.TooSlowError):
         return []
 
 
 def cluster_options(*, all_namespaces: bool = False) -> Decorator:
-    """Add the options that say which cluster and namespace a command looks at; they arrive together, as `where`."""
+    """Add the options that choose cluster and namespace; the command gets them as one argument, `where`."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
@@ -127,14 +127,12 @@ def cluster_options(*, all_namespaces: bool = False) -> Decorator:
 
         wrapped: Callable[..., Any] = run
         if all_namespaces:
-            everywhere = click.option("-A", "--all-namespaces", is_flag=True, help="Look at all namespaces.")
+            everywhere = click.option("-A", "--all-namespaces", is_flag=True, help="Use all namespaces.")
             wrapped = everywhere(wrapped)
         for option in (
             click.option("--kubeconfig", type=click.Path(), metavar="FILE", help="Path of the kubeconfig."),
             click.option("--context", shell_complete=contexts, help="Context of the kubeconfig."),
-            click.option(
-                "-n", "--namespace", shell_complete=namespaces, help="The namespace; without it, the context's."
-            ),
+            click.option("-n", "--namespace", shell_complete=namespaces, help="Namespace. Default: the context's."),
         ):
             wrapped = option(wrapped)
         return wrapped
@@ -143,14 +141,13 @@ def cluster_options(*, all_namespaces: bool = False) -> Decorator:
 
 
 def output_option(*formats: str) -> Decorator:
-    """Add `-o`, with the formats that the command knows; it arrives as `form`, and is empty for people's tables."""
+    """Add `-o` with these formats; the command gets it as `form`, which is empty by default."""
 
     def chosen(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
         return value or ""
 
-    return click.option(
-        "-o", "--output", "form", type=click.Choice(formats), callback=chosen, help="How to print it; else for people."
-    )
+    help_text = "Output format. Default: readable text."
+    return click.option("-o", "--output", "form", type=click.Choice(formats), callback=chosen, help=help_text)
 
 
-watch_option = click.option("-w", "--watch", is_flag=True, help="Stay, and show every change until Ctrl-C.")
+watch_option = click.option("-w", "--watch", is_flag=True, help="Show changes until Ctrl-C.")

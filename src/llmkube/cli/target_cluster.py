@@ -1,6 +1,6 @@
-"""Which cluster a command talks to: what the user named, else a live `llmkube up`, else what kubectl would take.
+"""The choice of a cluster: the one that the user names, else a running `llmkube up`, else kubectl's current context.
 
-A command that changes something in a cluster that the user has not named says which one that is.
+A command that changes objects prints which cluster it uses, unless the user named it.
 """
 
 import contextlib
@@ -26,12 +26,12 @@ from llmkube.programs.state_location import SERVER_LOCK, check_state_dir, local_
 T = TypeVar("T")
 
 ANSWER_SECONDS = 30.0
-"""How long an object command waits for an API server that is there but says nothing."""
+"""Deadline of a command's API requests: an API server may accept connections but not answer."""
 
 
 @attrs.frozen
 class ClusterFlags:
-    """What the command line says about the place to look at."""
+    """The flags that choose cluster and namespace."""
 
     kubeconfig: str | None = None
     context: str | None = None
@@ -40,19 +40,19 @@ class ClusterFlags:
 
     @property
     def kubeconfig_path(self) -> Path | None:
-        """The file that was named, if one was."""
+        """The file that --kubeconfig names; None without the flag."""
         return Path(self.kubeconfig) if self.kubeconfig else None
 
 
 @attrs.frozen
 class Cluster:
-    """A connection, and the namespace that its context names.
+    """A connection to a cluster, with the namespace to use.
 
     Attributes:
-        client: Talks to the API server.
-        namespace: What a command without -n looks at.
-        server: The API server's URL.
-        note: Which cluster this is, for a user who may mean another one; empty when there is no doubt.
+        client: A client of its API server.
+        namespace: Namespace of -n, else of the context.
+        server: URL of the API server.
+        note: Description of the cluster for a user who may mean another one; empty if there is no doubt.
     """
 
     client: Client
@@ -62,34 +62,34 @@ class Cluster:
 
 
 class Origin(enum.Enum):
-    """Who decided which cluster it is."""
+    """Source of the choice of a cluster."""
 
     NAMED = enum.auto()
-    """The user: a flag, KUBECONFIG, or the pod that this runs in."""
+    """A flag, KUBECONFIG, or the pod that this process runs in."""
 
     HOME = enum.auto()
-    """kubectl's own file, with the context that is current there."""
+    """kubectl's default file and its current context."""
 
     UP = enum.auto()
-    """What `llmkube up` wrote into the state directory."""
+    """The kubeconfig that `llmkube up` writes into its state directory."""
 
 
 def home_kubeconfig(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the file that kubectl reads when nothing else is named."""
+    """Return the file that kubectl reads by default."""
     return Path(environ.get("HOME") or Path.home()) / ".kube" / "config"
 
 
 def origin_of(
     kubeconfig: Path | None, context: str | None, state_dir: Path, environ: Mapping[str, str], *, prefer_up: bool
 ) -> Origin:
-    """Decide where the configuration comes from.
+    """Return the source of the configuration.
 
     Args:
-        kubeconfig: The file that a flag names.
-        context: The context that a flag names: of kubectl's file, if there is one.
-        state_dir: Where `llmkube up` keeps its own.
+        kubeconfig: Value of --kubeconfig.
+        context: Value of --context; it names a context of kubectl's file, if that exists.
+        state_dir: State directory of `llmkube up`.
         environ: The environment.
-        prefer_up: Whether an API server that runs on this machine comes before kubectl's file.
+        prefer_up: Whether a running `llmkube up` takes precedence over kubectl's file.
     """
     if kubeconfig is not None or environ.get("KUBECONFIG") or environ.get("KUBERNETES_SERVICE_HOST"):
         return Origin.NAMED
@@ -109,7 +109,7 @@ def find_config(
     *,
     prefer_up: bool = False,
 ) -> tuple[ClusterConfig, Origin]:
-    """Return the cluster's configuration, and who decided that it is this one; the arguments are those of `origin_of`.
+    """Return the configuration of the cluster, and its source; the arguments are those of `origin_of`.
 
     Raises:
         UserError: There is none, or it cannot be used.
@@ -120,7 +120,7 @@ def find_config(
     own = state_dir / "kubeconfig"
     if not own.is_file():
         raise UserError(
-            f"no cluster: there is no --kubeconfig, KUBECONFIG, {home_kubeconfig(environ)} or {own}; "
+            f"no cluster found: there is no --kubeconfig, KUBECONFIG, {home_kubeconfig(environ)} or {own}; "
             "start `llmkube up`, or name a cluster with --kubeconfig"
         )
     check_state_dir(state_dir)
@@ -128,7 +128,7 @@ def find_config(
 
 
 def kubeconfig_files(where: ClusterFlags, environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
-    """Return the files that a command's `find_config` would read, in its order; they need not exist."""
+    """Return the files that a command's `find_config` would read, in order; they may not exist."""
     folder = local_state_dir()
     origin = origin_of(where.kubeconfig_path, where.context, folder, environ, prefer_up=True)
     if origin is Origin.UP:
@@ -141,22 +141,21 @@ def kubeconfig_files(where: ClusterFlags, environ: Mapping[str, str] = os.enviro
 
 
 def state_dirs(where: ClusterFlags, chosen: Path | None = None) -> tuple[Path, ...]:
-    """Return the folders in which an agent on this machine may keep its logs, the likeliest first.
-
-    `llmkube up` writes its kubeconfig into its state directory, so the one in use leads there, also to a temporary one.
-    """
+    """Return the state directories in which an agent on this machine may have logs, the most likely first."""
     if chosen is not None:
         return (state_dir_of(chosen),)
+    # `llmkube up` writes its kubeconfig into its state directory, even a temporary one.
     folders = [path.absolute().parent for path in kubeconfig_files(where) if path.name == "kubeconfig"]
     return tuple(dict.fromkeys([*(each for each in folders if (each / "logs").is_dir()), local_state_dir()]))
 
 
 @contextlib.asynccontextmanager
 async def open_cluster(kubeconfig: Path | None, context: str | None) -> AsyncIterator[Cluster]:
-    """Connect to the cluster that is meant.
+    """Connect to the cluster that the flags and the environment choose.
 
     Raises:
         UserError: There is none, or its configuration cannot be used.
+        CommandError: It cannot be reached, or rejects the credentials.
     """
     config, origin = find_config(kubeconfig, context, local_state_dir(), prefer_up=True)
     async with open_client(config) as client:
@@ -176,35 +175,31 @@ def _note(config: ClusterConfig, origin: Origin) -> str:
 
 
 def _hint(error: ApiError, config: ClusterConfig, origin: Origin) -> str:
-    """Say who was asked, and what to do: no API server has answered, or one that does not know us."""
+    """Return which cluster failed, and a fix; the API server did not answer or rejected the credentials."""
     if origin is Origin.UP and error.code == 0:
-        return f"is `llmkube up` running? {local_state_dir()} says that it was"
+        return f"is `llmkube up` running? Its state directory is {local_state_dir()}"
     server = f'{config.server} (context "{config.context}")'
     if isinstance(error, UnauthorizedError):
-        return f"{server} refuses these credentials; renew them, or choose another --context or --kubeconfig"
+        return f"{server} rejects these credentials; renew them, or choose another --context or --kubeconfig"
     if error.code == 404:
-        return f"if {server} is the right one: llmkube crds | kubectl apply --server-side -f -"
+        return f"if {server} is the right cluster: llmkube crds | kubectl apply --server-side -f -"
     other = "; without a cluster, `llmkube up` serves on this machine" if origin is Origin.HOME else ""
-    return f"is {server} running, and an API server? --context and --kubeconfig choose another{other}"
+    return f"is {server} a running API server? --context and --kubeconfig choose another{other}"
 
 
 def run_against(
-    where: ClusterFlags,
-    action: Callable[[Cluster], Awaitable[T]],
-    *,
-    seconds: float = math.inf,
-    changes: bool = False,
+    where: ClusterFlags, action: Callable[[Cluster], Awaitable[T]], *, seconds: float = math.inf, changes: bool = False
 ) -> T:
-    """Run one action against the cluster that is meant, and return its value.
+    """Connect to the chosen cluster, run an action with it, and return the result.
 
     Args:
-        where: The cluster.
-        action: Its `cluster.namespace` is the one that the command line names, if it names one.
-        seconds: What the whole may take. An action that stays bounds its own calls with `answer_deadline`.
-        changes: Whether it changes something: then the user hears which cluster that is, unless it was named.
+        where: Flags that choose the cluster.
+        action: The action; its `cluster.namespace` is that of -n, if given.
+        seconds: Deadline of the whole action. A long-running action limits its requests with `answer_deadline` instead.
+        changes: Whether it changes objects: `Cluster.note` is then printed.
 
     Raises:
-        CommandError: The API server said nothing for too long.
+        CommandError: The API server did not answer in time.
         LLMKubeError: It failed.
     """
 
@@ -219,12 +214,12 @@ def run_against(
 
 
 def run_with_deadline(function: Callable[..., Awaitable[T]], *args: Any, seconds: float = math.inf) -> T:
-    """Run an async function that sets deadlines, and report a missed one as a silent API server.
+    """Run an async function that sets deadlines, and report a missed one as an API server that does not answer.
 
     Args:
         function: The function; it uses `answer_deadline` or `trio.fail_after`.
         *args: Its arguments.
-        seconds: Deadline of the caller, for the message; `ANSWER_SECONDS` if that is shorter.
+        seconds: Deadline that the message reports; at most `ANSWER_SECONDS`.
 
     Raises:
         CommandError: A deadline was missed.
@@ -234,12 +229,12 @@ def run_with_deadline(function: Callable[..., Awaitable[T]], *args: Any, seconds
     except trio.TooSlowError as exc:
         waited = min(seconds, ANSWER_SECONDS)
         raise CommandError(
-            f"the API server did not answer within {waited:g} s; check that it runs", ExitCode.TIMED_OUT
+            f"the API server did not answer within {waited:g} s; check that it is running", ExitCode.TIMED_OUT
         ) from exc
 
 
 @contextlib.contextmanager
 def answer_deadline() -> Iterator[None]:
-    """Limit the requests in the block to `ANSWER_SECONDS` in all."""
+    """Limit the requests in the block to `ANSWER_SECONDS` in total."""
     with trio.fail_after(ANSWER_SECONDS):
         yield

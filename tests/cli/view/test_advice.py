@@ -33,7 +33,7 @@ def test_a_failure_is_reported_with_its_advice():
     assert text.splitlines() == [
         "InferenceService prod/chat cannot be served: CrashLoopBackOff: exit code 1\N{REPLACEMENT CHARACTER}[2J",
         "error: no memory",
-        "What to do: `llmkube logs chat` has all that the engine wrote",
+        "What to do: `llmkube logs chat` shows the engine's log",
     ]
 
 

@@ -37,7 +37,7 @@ def spec(found, **changes):
 @pytest.mark.parametrize(
     ("scene", "words"),
     [
-        (StatusView(service(), None), "a Model called chat"),
+        (StatusView(service(), None), "a Model named chat"),
         (StatusView(service(), model()), "the controller to process it"),
         (
             StatusView(service("chat", condition("Loaded", False, "Released", "let go")), model()),
@@ -126,7 +126,7 @@ def test_a_context_beyond_the_trained_one_is_shown_as_what_it_is():
     ignored = condition("SpecHonoured", False, "FieldsIgnored", "accepted, but without effect on a host: spec.x")
     asked, of = spec(service("chat", ignored), context_size=8192), model("chat", FETCHED, gguf=facts)
     text = describe_service(StatusView(asked, of), NOW)
-    assert "runtime      llamacpp, 512 tokens of context (8192 asked for)" in text
+    assert "runtime      llamacpp, 512 tokens of context (8192 requested)" in text
     assert "no effect    accepted, but without effect on a host: spec.x" in text
     assert service_wide_cells(asked, of)[2] == "512"
     assert "llamacpp, 8192 tokens of context\n" in describe_service(StatusView(asked, model("chat", FETCHED)), NOW)
@@ -180,10 +180,10 @@ def test_a_quantization_that_only_the_spec_has_is_shown():
     """Where no header tells, the Model's own word stands, and it is said whose word that is."""
     described = model("chat", FETCHED)
     described = spec(described, quantization="Q4_K_M")
-    assert "quantization Q4_K_M, as the spec says\n" in describe_model(described, NOW)
+    assert "quantization Q4_K_M (from the spec)\n" in describe_model(described, NOW)
     assert "model        chat (Q4_K_M)\n" in describe_service(StatusView(service(), described), NOW)
     known = attrs.evolve(described, status=model("chat", gguf={"quantization": "Q8_0", "architecture": "llama"}).status)
-    assert "as the spec says" not in describe_model(known, NOW)
+    assert "from the spec" not in describe_model(known, NOW)
 
 
 def test_a_choice_among_quantizations_is_reported_after_the_download():

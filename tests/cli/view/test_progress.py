@@ -33,7 +33,7 @@ def test_changes_are_reported_once():
         ]
     )
     assert changes(before, after) == [
-        "default/b: gone",
+        "default/b: deleted",
         "default/c: Failed (CrashLoopBackOff�[2J)",
         "x/d: New",
     ]

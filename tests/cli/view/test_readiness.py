@@ -108,7 +108,7 @@ async def test_a_change_does_not_begin_with_the_words_of_the_failure_before_it(a
     await trio.testing.wait_all_tasks_blocked()
     health = await world.wait(changed=True, fresh=("InferenceService",))
     assert (health.reason, health.message) == ("Hung", "old words")
-    assert set(world.steps.printed) == {"fetch done", "load: waiting for the change to be looked at"}
+    assert set(world.steps.printed) == {"fetch done", "load: waiting for the change to take effect"}
 
 
 async def test_an_old_failure_can_go_away(autojump_clock, world):

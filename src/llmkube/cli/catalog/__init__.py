@@ -1,6 +1,6 @@
-"""Models that can be deployed by a short name: where each is, what it is, and what it takes; no network is asked.
+"""Models that can be deployed by a short name, with source, description and memory estimate; needs no network.
 
-models.yaml         the list: sources, digests, and the numbers of each architecture
-architectures.yaml  what a file of each architecture holds, for the estimate of its memory
-entries             the list as values; names and other names
+models.yaml         the models: sources, digests, and the parameters of each architecture
+architectures.yaml  the tensors of each architecture, to estimate memory
+entries             the models as objects, by name and alias
 """

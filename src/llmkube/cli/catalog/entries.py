@@ -1,4 +1,4 @@
-"""The list as values: each model by its name and its other names. The file is read when it is first asked for."""
+"""Models of the catalog by name and alias. The files are read on first use."""
 
 import difflib
 import functools
@@ -13,26 +13,26 @@ from llmkube.base.package_data import read_text
 CHECKS: Final = {
     "several": "its digest is in several public manifests",
     "one": "its digest is in one public manifest",
-    "none": "no digest is recorded: it is taken as the source serves it",
+    "none": "no digest is recorded: the file is used as the source serves it",
 }
-"""What is known about the digest of a file, in words."""
+"""Text about the digest of a file, by `Entry.checked`."""
 
 
 @attrs.frozen
 class Entry:
-    """One model of the catalog.
+    """A model of the catalog.
 
     Attributes:
-        name: What is typed.
-        title: What it is.
-        source: Where its weights are, as `spec.source` has it.
-        quantization: Of most tensors.
-        size_bytes: Of the file.
-        licence: As the model's page names it.
-        checked: How its digest is known: a key of `CHECKS`.
-        architecture: Its numbers.
-        sha256: The file's digest; empty where none is recorded.
-        mode: What it offers; empty for chat.
+        name: Name on the command line.
+        title: Full name.
+        source: Source of its weights, in the form of `spec.source`.
+        quantization: Quantization of most tensors.
+        size_bytes: Size of the file.
+        licence: Licence, as the model's page names it.
+        checked: Evidence for its digest: a key of `CHECKS`.
+        architecture: Parameters of its architecture.
+        sha256: Digest of the file; empty if none is recorded.
+        mode: Kind of requests that it serves; empty for chat.
         aliases: Other names.
     """
 
@@ -50,37 +50,37 @@ class Entry:
 
     @property
     def context(self) -> int:
-        """The tokens of context that the model was trained for."""
+        """The trained context, in tokens."""
         return int(self.architecture["context"])
 
     @property
     def pin(self) -> str:
-        """What holds the file to what it was: `revision, sha256`, `sha256`, or nothing."""
+        """The parts of the source that pin the file: `revision, sha256`, one of the two, or empty."""
         revision = "revision" if "@" in self.source.rpartition("/")[2] else ""
         return ", ".join(filter(None, (revision, "sha256" if self.sha256 else "")))
 
 
 @functools.cache
 def entries() -> Mapping[str, Entry]:
-    """Return all models by name, in the order of the list."""
+    """Return all models by name, in the order of the file."""
     return {name: Entry(name=name, **fields) for name, fields in _read("models.yaml").items()}
 
 
 @functools.cache
 def architectures() -> Mapping[str, Any]:
-    """Return what a file of each architecture holds."""
+    """Return the tensors and numbers of each architecture."""
     return _read("architectures.yaml")
 
 
 def find(name: str) -> Entry | None:
-    """Return the model of a name, or of one of its other names, in any case."""
+    """Return the model with this name or alias, in any case; None if there is none."""
     wanted = name.lower()
     found = entries()
     return found.get(wanted) or next((each for each in found.values() if wanted in each.aliases), None)
 
 
 def similar(name: str) -> list[str]:
-    """Return the names in the catalog that look like this one, the likeliest first."""
+    """Return the names and aliases that are similar to this name, the most similar first."""
     names = [*entries(), *(alias for each in entries().values() for alias in each.aliases)]
     return difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.7)
 

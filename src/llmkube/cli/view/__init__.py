@@ -1,7 +1,7 @@
-"""How things look on a terminal, and the wait that is shown there. Nothing here asks an API server.
+"""Terminal output, and the wait for a service to become ready.
 
-describe, locations                 one object explained; where its parts are
-advice, readiness                   what to do about a failure; waiting until a service is ready
-progress, progress_line, live_view  how far a service has come; the terminal, with NO_COLOR in no style
+describe, locations                 the explanation of one object; hosts and engines
+advice, readiness                   the fix for a failure; the wait until a service is ready
+progress, progress_line, live_view  steps of a start; their display, without color if NO_COLOR is set
 output, formats                     tables, JSON, YAML
 """

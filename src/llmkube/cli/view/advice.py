@@ -1,4 +1,4 @@
-"""What to do about a service or a Model that fails, by its reason. Pure."""
+"""Fixes for failing services and Models, by reason. Pure."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,24 +14,24 @@ _ADVICE: Final[Mapping[str, str]] = yaml.safe_load(Path(__file__).with_name("adv
 
 
 def advice(reason: str, key: Key) -> str:
-    """Return what a user can do about a failure; for a reason of another program, where more is shown."""
+    """Return the fix for a failure; for an unknown reason, the command that shows more."""
     text = _ADVICE.get(reason, "`llmkube status {name}` shows more")
     return text.format(name=key.name, namespace=key.namespace)
 
 
 def explain(key: Key, health: Health) -> str:
-    """Return why a service cannot be served, in the words of the program that knows it, and what to do about it."""
+    """Return why a service is not served, or why its newest spec was refused, and the fix."""
     message = printable(health.message)
     failure = f"{health.reason}: {message}" if message else health.reason
-    todo = f"What to do: {advice(health.reason, key)}"
+    fix = f"What to do: {advice(health.reason, key)}"
     if health.serving:
-        return f"InferenceService {key}: {refusal_text(health)}\n{todo}"
-    return f"InferenceService {key} cannot be served: {failure}\n{todo}"
+        return f"InferenceService {key}: {refusal_text(health)}\n{fix}"
+    return f"InferenceService {key} cannot be served: {failure}\n{fix}"
 
 
 def refusal_text(health: Health) -> str:
-    """Say what is wrong with the newest spec, and that an engine serves all the same."""
+    """Return what is wrong with a service that is served, such as a newest spec that was refused."""
     message = printable(health.headline)
     failure = message if message == health.reason else f"{health.reason}: {message}"
-    # What is said of an engine that serves from an older spec says so itself.
+    # Other messages state themselves that an engine with the older spec serves.
     return f"the newest spec was refused ({failure}); the previous one still serves" if health.faulty_kind else failure

@@ -1,4 +1,4 @@
-"""Objects for programs: JSON, YAML or names, as `kubectl get -o` prints them."""
+"""Objects as JSON, YAML or names, as `kubectl get -o` prints them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,24 +13,24 @@ FORMATS: Final = ("wide", "json", "yaml", "name")
 
 
 def as_data(obj: Object) -> dict[str, Any]:
-    """Return an object as JSON data, without the bookkeeping of who wrote which field."""
+    """Return an object as JSON data, without managed fields."""
     data = encode(obj)
     metadata = {name: value for name, value in data["metadata"].items() if name != "managedFields"}
     return data | {"metadata": metadata}
 
 
 def as_list(objects: Sequence[Object]) -> dict[str, Any]:
-    """Return several objects as one."""
+    """Return several objects as a List."""
     return {"apiVersion": "v1", "kind": "List", "items": [as_data(each) for each in objects]}
 
 
 def name_of(obj: Object) -> str:
-    """Return what `kubectl get -o name` prints: `inferenceservice.inference.llmkube.dev/demo`."""
+    """Return the name in the form of `kubectl get -o name`: `inferenceservice.inference.llmkube.dev/demo`."""
     return f"{obj.RESOURCE.singular}.{obj.RESOURCE.group}/{obj.metadata.name}"
 
 
 def dump(data: Mapping[str, Any] | Sequence[Any], form: str) -> str:
-    """Return JSON or YAML text, without the newline at its end."""
+    """Return JSON or YAML text, without a final newline."""
     if form == "json":
         return json.dumps(data, indent=2, ensure_ascii=False)
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120).rstrip("\n")
@@ -42,12 +42,12 @@ def render(obj: Object, form: str) -> str:
 
 
 def render_next(obj: Object, form: str) -> str:
-    """Return one object of a sequence; in YAML, as a document of its own."""
+    """Return one object of a stream; in YAML, as a separate document."""
     return f"---\n{render(obj, form)}" if form == "yaml" else render(obj, form)
 
 
 def render_all(objects: Sequence[Object], form: str) -> str:
-    """Return several objects as a list in JSON or YAML, or as lines with their names."""
+    """Return several objects as a List in JSON or YAML, or as one name per line."""
     if form == "name":
         return "\n".join(map(name_of, objects))
     return dump(as_list(objects), form)

@@ -1,6 +1,6 @@
-"""Staying with something that changes: in place on a terminal, appended lines everywhere else.
+"""Display of changing state: redrawn in place on a terminal, appended lines elsewhere.
 
-Both are fed by watches that survive a restart of the API server: meanwhile the last known state stands.
+Both are fed by watches that survive a restart of the API server; until it answers, the last known state is shown.
 """
 
 import shutil
@@ -16,21 +16,21 @@ import trio
 from llmkube.base.mailbox import Mailbox
 from llmkube.cli.view import output
 
-if TYPE_CHECKING:  # rich and structlog take longer to load than a list takes to show
+if TYPE_CHECKING:  # importing rich and structlog takes longer than printing a list
     from rich.text import Text
 
 TICK_SECONDS: Final = 1.0
-"""How often what stands on a terminal is drawn again, because ages grow."""
+"""Interval at which a terminal is redrawn without a change, because ages grow."""
 
 OUTAGE_SECONDS: Final = 15.0
-"""Two watches notice one outage; what the second says within this time is not repeated."""
+"""Time within which an outage is reported once, although several watches notice it."""
 
 SETTLE_SECONDS: Final = 0.05
-"""Two watches tell of one moment one after the other; a line for the half of it would be wrong."""
+"""Delay after a change: two watches deliver changes of the same moment one after the other, to be shown together."""
 
 
 def summarize_outages() -> None:
-    """Let the watches of this process say one plain sentence per outage, instead of a log line per attempt."""
+    """Make the watches of this process log one plain sentence per outage instead of a line per attempt."""
     import structlog  # noqa: PLC0415 - see above
 
     from llmkube.base.log import configure_logging  # noqa: PLC0415 - see above
@@ -40,7 +40,7 @@ def summarize_outages() -> None:
 
 
 def is_terminal() -> bool:
-    """Whether standard output is a terminal on which a line can be taken back."""
+    """Whether standard output is a terminal on which text can be redrawn."""
     if not sys.stdout.isatty():
         return False
     from rich.console import Console  # noqa: PLC0415 - see above
@@ -49,7 +49,7 @@ def is_terminal() -> bool:
 
 
 async def show_in_place(changed: Mailbox[None], text: Callable[[], Awaitable[str]]) -> Never:
-    """Keep a text on the terminal up to date until cancelled; what is longer than the screen loses its end."""
+    """Redraw a text on the terminal after every change until cancelled, cropped to the screen."""
     from rich.live import Live  # noqa: PLC0415 - see above
 
     from llmkube.cli.view.progress_line import open_console  # noqa: PLC0415 - see above
@@ -65,7 +65,7 @@ async def show_in_place(changed: Mailbox[None], text: Callable[[], Awaitable[str
 
 
 async def append_lines(changed: Mailbox[None], updates: Callable[[], Awaitable[Sequence[str]]]) -> Never:
-    """Print what is new after every change until cancelled."""
+    """Print the new lines after every change until cancelled."""
     while True:
         version = changed.version
         for line in await updates():
@@ -76,18 +76,18 @@ async def append_lines(changed: Mailbox[None], updates: Callable[[], Awaitable[S
 
 @attrs.define(eq=False)
 class _OutageFilter:
-    """A structlog processor: the second failure in a row is an outage, the first one is a server that ends a watch."""
+    """A structlog processor that reports an outage at the second failure in a row; servers end watches routinely."""
 
     _last: float = float("-inf")
 
     def __call__(self, _logger: Any, _method: str, event: Any) -> str:
-        now = time.monotonic()  # logging knows nothing of Trio's clock
+        now = time.monotonic()  # logging may run outside Trio
         if event.get("event") != "watch interrupted" or event.get("failures") != 2 or now - self._last < OUTAGE_SECONDS:
             from structlog import DropEvent  # noqa: PLC0415 - see above
 
             raise DropEvent
         self._last = now
-        return "The API server does not answer; this is its last answer. Trying again until it does."
+        return "The API server does not answer; showing the last known state. Retrying until it answers."
 
 
 K = TypeVar("K")
@@ -96,12 +96,12 @@ V = TypeVar("V")
 
 @attrs.define(eq=False)
 class Changes(Generic[K, V]):
-    """The named values of the last call of `since`."""
+    """Tracks changes of named values between calls."""
 
     _last: Mapping[K, V] = attrs.field(factory=dict)
 
     def since(self, now: Mapping[K, V]) -> tuple[dict[K, V], list[K]]:
-        """Return the values that were added or changed since the last call, and the names that were removed."""
+        """Return the values added or changed since the last call, and the names removed."""
         last, self._last = self._last, now
         changed = {name: value for name, value in now.items() if name not in last or last[name] != value}
         return changed, [name for name in last if name not in now]
@@ -109,11 +109,11 @@ class Changes(Generic[K, V]):
 
 @attrs.define(eq=False)
 class RowLog:
-    """Turns a table that changes into lines: each row when it is new or different, and once more when it is gone.
+    """Turns a changing table into lines: each row when it is added, changed or deleted.
 
     Attributes:
-        columns: The headings; the first one's cell names the row.
-        ignored: Columns whose change is not shown, such as AGE.
+        columns: The headings.
+        ignored: Columns whose changes are not shown.
     """
 
     columns: Sequence[str]
@@ -123,7 +123,7 @@ class RowLog:
     _has_heading: bool = False
 
     def updates(self, rows: Mapping[str, Sequence[str]]) -> list[str]:
-        """Return the lines that tell of everything that changed since the last call; the first ones are the table."""
+        """Return lines for all changes since the last call; the first call returns the whole table."""
         shown = {key: output.shown_cells(row) for key, row in rows.items()}
         fresh = [cells for key, cells in shown.items() if self._content(cells) != self._content(self._rows.get(key))]
         gone = [self._deleted_row(self._rows[key]) for key in self._rows if key not in shown]
@@ -138,7 +138,7 @@ class RowLog:
         return [output.aligned(cells, self._widths) for cells in [*heading, *changed_rows]]
 
     def heading(self) -> str:
-        """Return the headings as wide as the rows have been so far."""
+        """Return the headings, aligned with the rows so far."""
         return output.aligned(tuple(self.columns), self._widths)
 
     def _content(self, cells: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -151,7 +151,7 @@ class RowLog:
 
 
 def _cropped(text: str) -> "Text":
-    """Return the text cut to the terminal: a line that wraps could not be taken back."""
+    """Return the text cropped to the terminal: a wrapped line could not be redrawn."""
     from rich.text import Text  # noqa: PLC0415 - see above
 
     size = shutil.get_terminal_size()

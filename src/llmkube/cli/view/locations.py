@@ -1,7 +1,7 @@
-"""Which hosts serve a service and at which address, read off slices, Leases and who reports about it.
+"""Hosts and addresses of a service's engines, from EndpointSlices, Leases and the field managers of its status.
 
-Everything here is one user's look at one moment. Whether a host is alive is judged by this machine's clock, with an
-allowance for clocks that disagree; the controller, which decides things, compares no clocks.
+All of it is a snapshot for display. Whether a host is alive is decided by this machine's clock, with a tolerance for
+clock skew; the controller compares no clocks.
 """
 
 import datetime
@@ -30,12 +30,12 @@ from llmkube.k8s.wire.names import (
 from llmkube.k8s.wire.times import parse_timestamp
 
 SKEW_SECONDS: Final = 60.0
-"""How far two machines' clocks may differ before a live host is taken for a dead one here."""
+"""Clock skew up to which a live host is shown as alive."""
 
 
 @attrs.frozen
 class Engine:
-    """One address that a slice of a service lists, whether the slice says that it answers, and the pod that has it."""
+    """An endpoint of a service in an EndpointSlice, with its pod if it has one."""
 
     host: str
     address: str
@@ -54,14 +54,14 @@ class Engine:
 
 @attrs.frozen
 class Host:
-    """A host that was alive when its Lease was last renewed.
+    """A host, as its Lease describes it.
 
     Attributes:
         name: Its id.
-        accelerators: What it serves.
-        services: How many services it looks after, as its Lease says it.
-        budget_bytes: What models may take together; None where the Lease does not say it.
-        free_bytes: What one more model could get; None where the Lease does not say it.
+        accelerators: Accelerators that it serves.
+        services: Number of services that it manages, as text; empty if the Lease does not state it.
+        budget_bytes: Memory budget of all models together; None if the Lease does not state it.
+        free_bytes: Memory available to one more model; None if the Lease does not state it.
     """
 
     name: str
@@ -72,13 +72,13 @@ class Host:
 
 
 def engines_in(slices: Iterable[EndpointSlice]) -> tuple[Engine, ...]:
-    """Return every address of a service, those that answer first; a slice without a port has none."""
+    """Return the endpoints of a service, ready ones first; a slice without a port has none."""
     found = [
         Engine(
             piece.metadata.labels.get(HOST_LABEL) or endpoint.node_name or "",
             endpoint.addresses[0],
             port,
-            endpoint.conditions.ready is not False,  # None reads as ready
+            endpoint.conditions.ready is not False,  # None means ready
             Key(piece.metadata.namespace, endpoint.target_ref.name)
             if endpoint.target_ref and endpoint.target_ref.kind == "Pod"
             else None,
@@ -92,14 +92,14 @@ def engines_in(slices: Iterable[EndpointSlice]) -> tuple[Engine, ...]:
 
 
 def reporting_hosts(service: InferenceService) -> tuple[str, ...]:
-    """Return the hosts whose agents report about a service, by the field managers of its status."""
+    """Return the hosts whose agents write a service's status, by its field managers."""
     managers = (str(each.get("manager", "")) for each in service.metadata.managed_fields)
     prefix = f"{AGENT_MANAGER}-"
     return tuple(sorted({name.removeprefix(prefix) for name in managers if name.startswith(prefix)}))
 
 
 def live_hosts(leases: Iterable[Lease], now: datetime.datetime) -> tuple[Host, ...]:
-    """Return the hosts whose Leases are not long expired, by name."""
+    """Return the hosts whose Leases have not expired, allowing for clock skew, by name."""
     return tuple(
         sorted(
             (
@@ -119,13 +119,13 @@ def live_hosts(leases: Iterable[Lease], now: datetime.datetime) -> tuple[Host, .
 
 
 async def find_engines(cluster: Cluster, namespace: str, name: str) -> tuple[Engine, ...]:
-    """Ask for the slices of a service, of all hosts."""
+    """List the endpoints of a service, of all hosts."""
     selector = slice_selector(name)
     return engines_in((await cluster.client.list(EndpointSlice, namespace=namespace, label_selector=selector)).items)
 
 
 async def find_hosts(cluster: Cluster, now: datetime.datetime) -> tuple[Host, ...] | None:
-    """Ask for all hosts; None if this user may not know."""
+    """List the live hosts; return None if this user may not read Leases."""
     try:
         leases = (await cluster.client.list(Lease, label_selector=HOST_LABEL)).items
     except ForbiddenError:
@@ -134,7 +134,7 @@ async def find_hosts(cluster: Cluster, now: datetime.datetime) -> tuple[Host, ..
 
 
 async def find_all_engines(cluster: Cluster, namespace: str | None) -> Mapping[Key, tuple[Engine, ...]]:
-    """Ask for all slices, and return what answers behind each Kubernetes Service."""
+    """List the endpoints of every Kubernetes Service."""
     slices: dict[Key, list[EndpointSlice]] = {}
     for piece in (await cluster.client.list(EndpointSlice, namespace=namespace)).items:
         name = piece.metadata.labels.get(SERVICE_NAME_LABEL, "")
@@ -143,7 +143,7 @@ async def find_all_engines(cluster: Cluster, namespace: str | None) -> Mapping[K
 
 
 def slice_selector(name: str) -> str:
-    """Return the label selector for the slices of a service."""
+    """Return the label selector for the EndpointSlices of a service."""
     return f"{SERVICE_NAME_LABEL}={service_name(name)}"
 
 

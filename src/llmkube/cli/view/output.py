@@ -1,6 +1,6 @@
-"""Tables for people, in kubectl's manner: no frames, two spaces between columns, the same in a terminal and a pipe.
+"""Tables in the style of kubectl: no borders, two spaces between columns, the same on a terminal and in a pipe.
 
-What only `-o wide` and `status` show is imported when it is shown: a `list` does not wait for it.
+Modules that only `-o wide` and `status` need are imported there, so that `list` starts faster.
 """
 
 import contextlib
@@ -32,12 +32,12 @@ CONDITION_COLUMNS = ("CONDITION", "STATUS", "REASON", "MESSAGE")
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, width: int | None = None) -> str:
-    """Return the rows under their headings, columns aligned; empty cells read `<none>`.
+    """Return the rows under their headings, columns aligned; empty cells are shown as `<none>`.
 
     Args:
         columns: The headings.
         rows: The cells.
-        width: How many characters a line may have: the widest cells lose their ends until it fits. None: any number.
+        width: Maximum width of a line: the widest columns are truncated until it fits. None means no limit.
     """
     lines = [tuple(columns), *map(shown_cells, rows)]
     widths = widths_of(lines)
@@ -48,15 +48,15 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, width: int |
 
 
 def wide_table(columns: Sequence[str], extra: Sequence[str], rows: Iterable[Sequence[str]], width: int | None) -> str:
-    """Return the rows with further columns; where a line has no room for those, they stand below each row.
+    """Return the rows with extra columns; if a line is too short for them, they follow below each row.
 
-    So does what had to be cut in the row itself: nothing is lost.
+    A cell that had to be truncated is repeated in full below its row.
 
     Args:
         columns: The headings.
-        extra: Those of the further columns.
-        rows: The cells of both, in this order.
-        width: How many characters a line may have. None: any number.
+        extra: Headings of the extra columns.
+        rows: The cells of `columns`, then of `extra`.
+        width: Maximum width of a line. None means no limit.
     """
     cells_by_row = list(rows)
     full = table((*columns, *extra), cells_by_row)
@@ -74,12 +74,12 @@ def wide_table(columns: Sequence[str], extra: Sequence[str], rows: Iterable[Sequ
 
 
 def line_width(*, err: bool = False) -> int | None:
-    """Return how wide a line of standard output (or error) may be: a terminal's width, and any in a pipe or a file."""
+    """Return the width of standard output (or error) if it is a terminal, else None."""
     return shutil.get_terminal_size().columns if (sys.stderr if err else sys.stdout).isatty() else None
 
 
 def _narrowed(widths: Sequence[int], least: Sequence[int], width: int) -> list[int]:
-    """Return the widths with the widest column made narrower, again and again; no heading is cut."""
+    """Return the widths, with the widest column reduced repeatedly until they fit; headings are not truncated."""
     found = list(widths)
     while sum(found) + len(SEPARATOR) * (len(found) - 1) > width:
         wide = [index for index, each in enumerate(found) if each > least[index]]
@@ -94,12 +94,12 @@ def _cut(cell: str, width: int) -> str:
 
 
 def shown_cells(row: Iterable[str]) -> tuple[str, ...]:
-    """Return a row's cells as a table shows them: printable, on one line, never empty."""
+    """Return a row's cells for display: printable, on one line, never empty."""
     return tuple(printable(cell).replace("\n", " ") or NOTHING for cell in row)
 
 
 def widths_of(lines: Iterable[Sequence[str]]) -> list[int]:
-    """Return how wide each column must be."""
+    """Return the width of each column."""
     return [max(map(len, column)) for column in zip(*lines, strict=True)]
 
 
@@ -109,23 +109,23 @@ def aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def echo(text: str) -> None:
-    """Print to standard output; a reader that has gone (`| head`, a closed terminal) does not end what is running."""
+    """Print to standard output; ignore a reader that has exited (`| head`, a closed terminal)."""
     with contextlib.suppress(OSError):
         click.echo(text)
 
 
 def wrapped(text: str, *, err: bool = False) -> str:
-    """Return text for standard output (or error): long lines break between words on a terminal, and stay elsewhere."""
+    """Return text for standard output (or error), with long lines wrapped between words on a terminal."""
     return wrap_text(runnable(printable(text)), line_width(err=err))
 
 
 def printable(text: str) -> str:
-    """Return the text without control characters: an object's message must not steer the reader's terminal."""
+    """Replace control characters: a message of an object must not control the user's terminal."""
     return text.translate(_UNPRINTABLE)
 
 
 def service_row(service: InferenceService, model: Model | None, now: datetime.datetime) -> tuple[str, ...]:
-    """Return an InferenceService's cells for `SERVICE_COLUMNS`; `model` is what it refers to, where that is known."""
+    """Return an InferenceService's cells for `SERVICE_COLUMNS`; `model` is its Model, if known."""
     status = service.status
     wanted = service.spec.replicas if status.desired_replicas is None else status.desired_replicas
     return (
@@ -139,7 +139,7 @@ def service_row(service: InferenceService, model: Model | None, now: datetime.da
 
 
 def _health_reason(service: InferenceService, model: Model | None) -> str:
-    """Return what the judge says, which has the agent's words too; nothing when it serves or the phase says it."""
+    """Return the reason of the service's health, with the agent's conditions; empty if it is fine or is the phase."""
     if model is None:
         return reason_of(service)
     health = service_health(service, model)
@@ -148,13 +148,13 @@ def _health_reason(service: InferenceService, model: Model | None) -> str:
 
 
 def reason_of(service: InferenceService) -> str:
-    """Return why a service is not ready, as one word of the controller; empty when it is, or when the phase says it."""
+    """Return the controller's reason why a service is not ready; empty if it is, or if the reason is the phase."""
     cause = unready_condition(service)
     return "" if cause is None or cause.reason == service.status.phase else cause.reason
 
 
 def context_in_effect(service: InferenceService, model: Model | None) -> int | None:
-    """Return the tokens that a service's slots have together, if it asks for a number: never more than were trained."""
+    """Return the context in tokens of all slots together, limited to the trained context; None if the spec has none."""
     facts, spec = model.status.gguf if model is not None else None, service.spec
     if not spec.context_size or spec.runtime != "llamacpp":
         return spec.context_size or None
@@ -164,11 +164,11 @@ def context_in_effect(service: InferenceService, model: Model | None) -> int | N
 
 
 def served_by(service: InferenceService) -> str:
-    """Return the engine that serves on a host, with build and format of its weights; else the runtime."""
+    """Return the engine that serves, with its build and the format of its weights; else the runtime."""
     status = service.status
     if status.engine is not None:
         return str(status.engine)
-    return status.runtime or ("" if status.phase else service.spec.runtime)  # the controller has not seen it yet
+    return status.runtime or ("" if status.phase else service.spec.runtime)  # no phase: not reconciled yet
 
 
 def model_row(model: Model, now: datetime.datetime) -> tuple[str, ...]:
@@ -184,7 +184,7 @@ def model_row(model: Model, now: datetime.datetime) -> tuple[str, ...]:
 
 
 def service_wide_cells(service: InferenceService, model: Model | None) -> tuple[str, ...]:
-    """Return what `-o wide` adds about an InferenceService, for `SERVICE_WIDE_COLUMNS`."""
+    """Return an InferenceService's cells for `SERVICE_WIDE_COLUMNS`."""
     health = service_health(service, model) if model is not None else None
     cause = unready_condition(service)
     message = service.status.scheduling_message or (cause.message if cause is not None else "")
@@ -201,7 +201,7 @@ def service_wide_cells(service: InferenceService, model: Model | None) -> tuple[
 
 
 def model_wide_cells(model: Model) -> tuple[str, ...]:
-    """Return what `-o wide` adds about a Model, for `MODEL_WIDE_COLUMNS`."""
+    """Return a Model's cells for `MODEL_WIDE_COLUMNS`."""
     facts = model.status.gguf
     return (
         (facts.quantization if facts else "") or model.spec.quantization or "",
@@ -212,7 +212,7 @@ def model_wide_cells(model: Model) -> tuple[str, ...]:
 
 
 def shown_source(text: str) -> str:
-    """Return a source for people to see: without a password, and without a query, which may be a signature."""
+    """Return a source for display: without a password, and without a query, which may have a signature."""
     from llmkube.weights.source import Builtin, LocalFile, parse_source  # noqa: PLC0415 - see above
 
     try:
@@ -223,12 +223,12 @@ def shown_source(text: str) -> str:
 
 
 def condition_rows(conditions: Iterable[Condition]) -> list[tuple[str, ...]]:
-    """Return cells for `CONDITION_COLUMNS`; of a long message the first line."""
+    """Return cells for `CONDITION_COLUMNS`, with the first line of each message."""
     return [(each.type, each.status, each.reason, each.message.partition("\n")[0]) for each in conditions]
 
 
 def age(timestamp: str | None, now: datetime.datetime) -> str:
-    """Return how long ago an RFC 3339 timestamp was, or nothing if there is none."""
+    """Return the age of an RFC 3339 timestamp; empty without one."""
     if not timestamp:
         return ""
     then = parse_timestamp(timestamp)

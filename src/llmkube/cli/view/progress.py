@@ -1,4 +1,4 @@
-"""The steps of a service on its way: what each has brought, how long it took, and which phases have changed. Pure."""
+"""The steps of a service's start, with their results and durations, and changes of phases. Pure."""
 
 from collections.abc import Iterable, Mapping
 
@@ -13,13 +13,13 @@ from llmkube.k8s.wire.service_health import STEPS, unready_condition
 
 
 def choice_of(model: Model) -> str:
-    """Return which of several quantizations the file is; empty where there was nothing to choose."""
+    """Return the chosen quantization of the file; empty if there was no choice."""
     fetched = find_condition(model.status.conditions, FETCHED)
     return fetched.message.partition(": ")[2] if fetched is not None and fetched.status == "True" else ""
 
 
 def detail_of(step: str, service: InferenceService, model: Model | None) -> str:
-    """Return what is worth knowing about a step that is done."""
+    """Return details of a step that is done."""
     if step == "fetch" and model is not None:
         return ", ".join(part for part in (model.status.size, choice_of(model)) if part)
     if step == "load" and model is not None and model.status.gguf is not None:
@@ -30,46 +30,47 @@ def detail_of(step: str, service: InferenceService, model: Model | None) -> str:
 
 @attrs.define
 class Stopwatch:
-    """Measures each step from the end of the one before; several that are seen done at once share the first's time."""
+    """Measures each step from the end of the previous one; of several that end at once, the first gets all the time."""
 
     since: float
     laps: dict[str, float] = attrs.field(factory=dict)
 
     def mark_done(self, done: int, now: float) -> list[str]:
-        """Return the steps that are newly done; a step that is undone later keeps its time."""
+        """Return the steps that are newly done; a step that is undone later keeps its duration."""
         new = [step for step in STEPS[:done] if step not in self.laps]
         for step in new:
             self.lap(step, now)
         return new
 
     def lap(self, step: str, now: float) -> None:
-        """End a step."""
+        """Record the end of a step."""
         self.laps[step] = now - self.since
         self.since = now
 
 
 @attrs.frozen
 class Phase:
-    """Where a service stands by the controller's word: the agent reports faster, and both would tell each step twice.
+    """The phase of a service, with its cause.
 
     Attributes:
         name: The phase.
-        reason: Why it does not serve, as a word; empty when it does, or when the phase says it.
-        is_stalled: Whether what it needs does not move.
-        message: The reason in words. Figures change in them all the time, so that they make no change of their own.
+        reason: Why it is not ready, as a reason; empty if it is, or if the reason is the phase.
+        is_stalled: Whether its download makes no progress.
+        message: The message of the reason.
     """
 
+    # Only the controller's conditions: with the agent's, which come earlier, each step would be reported twice.
     name: str
     reason: str
     is_stalled: bool = False
-    message: str = attrs.field(default="", eq=False)
+    message: str = attrs.field(default="", eq=False)  # numbers in it change all the time
 
 
 Phases = Mapping[Key, Phase]
 
 
 def phases_of(services: Iterable[InferenceService]) -> Phases:
-    """Return where each service stands."""
+    """Return the phase of each service."""
     return {service.key: _phase_of(service) for service in services}
 
 
@@ -80,11 +81,11 @@ def _phase_of(service: InferenceService) -> Phase:
 
 
 def changes(before: Phases, after: Phases) -> list[str]:
-    """Return one line per service that is new, gone or in another phase."""
+    """Return one line per service that is new, deleted or in another phase."""
     lines = []
     for key in sorted(before.keys() | after.keys()):
         if key not in after:
-            lines.append(f"{key}: gone")
+            lines.append(f"{key}: deleted")
         elif before.get(key) != after[key]:
             phase = after[key]
             message = [phase.name, *([f" ({printable(phase.reason)})"] if phase.reason else [])]

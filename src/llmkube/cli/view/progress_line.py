@@ -1,4 +1,4 @@
-"""Progress is one moving line on a terminal and plain lines everywhere else; both go to standard error."""
+"""Display of progress on standard error: one moving line on a terminal, plain lines elsewhere."""
 
 import contextlib
 import os
@@ -21,23 +21,23 @@ _NAME_WIDTH = 8
 
 @attrs.define(eq=False)
 class PlainDisplay:
-    """One line per step that ends, and one whenever what goes on changes."""
+    """Prints a line when a step ends or its detail changes."""
 
     console: Console
     _last: tuple[str, str] = ("", "")
 
     def show_step(self, step: str, detail: str) -> None:
-        """Print the detail, unless it was the last thing said."""
+        """Print the detail, unless it was printed last."""
         if detail and (step, detail) != self._last:
             self._last = (step, detail)
             self._print(f"{step:<{_NAME_WIDTH}}{detail}")
 
     def done(self, step: str, detail: str, seconds: float) -> None:
-        """Print the step and its time."""
+        """Print the step and its duration."""
         self._print(f"{step:<{_NAME_WIDTH}}done in {format_duration(seconds)}" + (f" ({detail})" if detail else ""))
 
     async def run(self) -> None:
-        """Do nothing: plain lines do not move."""
+        """Do nothing: plain lines are not animated."""
         await trio.sleep_forever()
 
     def _print(self, line: str) -> None:
@@ -46,50 +46,50 @@ class PlainDisplay:
 
 @attrs.define(eq=False)
 class LiveDisplay:
-    """A spinner beside the step that goes on; ended steps stay above it."""
+    """Shows a spinner next to the current step, and finished steps above it."""
 
     console: Console
     live: Live
     _spinner: Spinner = attrs.field(factory=lambda: Spinner("dots"))
 
     def show_step(self, step: str, detail: str) -> None:
-        """Put the step beside the spinner."""
-        # One line whatever the terminal's width: a moving line that wraps leaves its tail behind.
+        """Show the step next to the spinner."""
+        # Always one line: a moving line that wraps would leave its tail behind.
         text = Text(no_wrap=True, overflow="ellipsis").append(f"{step:<{_NAME_WIDTH}}", style="bold")
         self._spinner.update(text=text.append(printable(detail), style="dim"))
         self.live.update(self._spinner)
 
     def done(self, step: str, detail: str, seconds: float) -> None:
-        """Leave a line with the step and its time above the spinner."""
+        """Print the step and its duration above the spinner."""
         line = Text("✔ ").append(f"{step:<{_NAME_WIDTH}}", style="bold")
         line.stylize("green", 0, 1)
         line.append(f"{format_duration(seconds):<10}").append(printable(detail), style="dim")
         self.console.print(line)
 
     async def run(self) -> None:
-        """Turn the spinner."""
+        """Animate the spinner until cancelled."""
         while True:
             self.live.refresh()
             await trio.sleep(_FRAME_SECONDS)
 
 
 Display = PlainDisplay | LiveDisplay
-"""Where the steps of a wait are shown."""
+"""Shows the steps of a wait."""
 
 
 @contextlib.contextmanager
 def open_display(console: Console) -> Iterator[Display]:
-    """Show progress in the way that suits the console; a moving line is gone when the block ends."""
+    """Open the display that suits the console; a moving line is removed when the block ends."""
     if not console.is_terminal or console.is_dumb_terminal:
         yield PlainDisplay(console)
         return
-    # Refreshed by a task and not by rich's thread; log lines that go to sys.stderr meanwhile appear above.
+    # Refreshed by a task, not by rich's thread; log lines written to sys.stderr meanwhile appear above.
     with Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False) as live:
         yield LiveDisplay(console, live)
 
 
 def open_console(**options: Any) -> Console:
-    """Return a console with these options of rich's."""
+    """Return a rich console with these options; without color if NO_COLOR is set."""
     if os.environ.get("NO_COLOR"):
         options["color_system"] = None
     return Console(**options)

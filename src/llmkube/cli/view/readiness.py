@@ -1,4 +1,4 @@
-"""Waiting until a service is ready, or until it is known why it will not be."""
+"""The wait until a service is ready or has failed."""
 
 from collections.abc import Callable
 from typing import Final
@@ -15,32 +15,32 @@ from llmkube.k8s.wire.service_health import STEPS, Health, State
 from llmkube.programs.informer import ObjectCaches
 
 STALE_SECONDS: Final = 5.0
-"""How long a failure that may be older than the wait has to stand before it is believed."""
+"""Time that a possibly stale failure has to persist before it is reported."""
 
 SETTLE_SECONDS: Final = 1.0
-"""After a change, how long "Ready" has to hold: for a moment it is still the old engine that is ready."""
+"""Time that "Ready" has to persist after a change: at first it is the old engine that is ready."""
 
 DELETED: Final = "Deleted"
-"""The reason of the failure of a service that is deleted during the wait."""
+"""Reason of a service that was deleted during the wait."""
 
 Assessor = Callable[[InferenceService, Model | None], Health]
 
 
 @attrs.define(eq=False, kw_only=True)
 class Readiness:
-    """One wait for one service.
+    """A wait for one service.
 
     Attributes:
-        caches: The objects, as the API tells them.
+        caches: Caches of the objects.
         key: The service.
-        assess: Says how the service does.
-        display: Where the steps are shown.
-        detail: What the display tells of a wait, beside the first line of its message.
-        may_be_stale: Whether a failure may be older than the wait: then it has to stand for `STALE_SECONDS`.
-        changed: Whether the service ran before and was changed: then "Ready" has to hold for `SETTLE_SECONDS`.
-        applied: Whether anything was created or changed: what was ready all along takes no steps.
+        assess: Returns the health of the service.
+        display: Shows the steps.
+        detail: Returns the text that is shown while waiting.
+        may_be_stale: Whether a failure may be older than the wait: then it has to persist for `STALE_SECONDS`.
+        changed: Whether a service that ran before was changed: then "Ready" has to persist for `SETTLE_SECONDS`.
+        applied: Whether anything was created or changed: without a change, no steps are shown.
         timer: Measures the steps.
-        last: What was waited for last.
+        last: The text that was shown last.
     """
 
     caches: ObjectCaches
@@ -58,19 +58,19 @@ class Readiness:
     _ready_since: float | None = None
 
     async def wait(self) -> Health:
-        """Return once the service is ready or stopped as asked, or with the failure that waiting does not cure."""
+        """Return the service's health once it is ready, stopped as requested, or failed."""
         while True:
             version = self.caches.changed.version
             service = self.caches.services.get(self.key)
             if service is None:
-                return Health(State.FAILING, 0, DELETED, f"InferenceService {self.key} was deleted meanwhile")
+                return Health(State.FAILING, 0, DELETED, f"InferenceService {self.key} was deleted during the wait")
             model = self.caches.model_of(service)
             health = self.assess(service, model)
             if self._is_final(health, trio.current_time()):
                 if not health.failing and (self.applied or self.timer.laps):
                     self._show_done(len(STEPS), service, model)
                 return health
-            # After a change only the file's step is sure: for a moment it is still the old engine that is loaded.
+            # After a change only the file's step is certain: at first it is the old engine that is loaded.
             is_done = health.done == len(STEPS)
             self._show_done(min(health.done, 1 if self.changed else len(STEPS) - 1), service, model)
             self.last = self._wait_text(service, model, health)
@@ -80,10 +80,10 @@ class Readiness:
                 await self.caches.changed.wait_newer(version)
 
     def _wait_text(self, service: InferenceService, model: Model | None, health: Health) -> str:
-        """Return what is shown of a wait; not in the words of a failure that the change may have ended."""
+        """Return the text to show while waiting, except a failure from before the change."""
         before = self._before = self._before or health
         old = self.changed and health.failing and (before.reason, before.message) == (health.reason, health.message)
-        return "waiting for the change to be looked at" if old else self.detail(service, model, health)
+        return "waiting for the change to take effect" if old else self.detail(service, model, health)
 
     def _is_final(self, health: Health, now: float) -> bool:
         is_done = health.state in {State.READY, State.STOPPED}

@@ -52,14 +52,14 @@ def test_a_job_is_made_only_in_a_cluster_that_was_named(alone):
     kubeconfig(alone / ".kube" / "config", "https://c:6443")
     done = CliRunner().invoke(doctor, ["--from-cluster"])
     assert done.exit_code == 1
-    assert "--from-cluster makes a Job: name the cluster, with --kubeconfig or --context" in done.output
+    assert "--from-cluster creates a Job: name the cluster with --kubeconfig or --context" in done.output
 
 
 def test_an_image_without_a_pod_is_a_mistake(alone):
     """It would be accepted and ignored."""
     done = CliRunner().invoke(doctor, ["--image", "x"])
     assert done.exit_code == 1
-    assert "--image is for --from-cluster" in done.output
+    assert "--image requires --from-cluster" in done.output
 
 
 WELL = passed("as it is to be")
@@ -90,15 +90,15 @@ async def test_one_that_hangs_and_one_that_fails_end_no_other(autojump_clock):
     )
     assert trio.current_time() - began == 5.0
     assert [(each.name, each.found) for each in found] == [
-        ("hangs", "cannot be told: no answer within 5 s"),
+        ("hangs", "check failed: no answer within 5 s"),
         ("well", "as it is to be"),
         ("two", "a"),
         ("other", "b"),
-        ("fails", "cannot be told: [Errno 5] Input/output error"),
-        ("refuses", "cannot be told: no such thing"),
-        ("many", "cannot be told: one"),
+        ("fails", "check failed: [Errno 5] Input/output error"),
+        ("refuses", "check failed: no such thing"),
+        ("many", "check failed: one"),
     ]
-    assert {each.verdict for each in found if "cannot be told" in each.found} == {Verdict.WARN}
+    assert {each.verdict for each in found if "check failed" in each.found} == {Verdict.WARN}
 
 
 async def test_a_bug_is_no_line(autojump_clock):

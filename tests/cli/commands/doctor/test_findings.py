@@ -16,7 +16,7 @@ FINDINGS = (
         name="sleep",
     ),
     failed(
-        "the job gets errno 65 (EHOSTUNREACH) from every machine of its network: Local Network Privacy",
+        "the job gets errno 65 (EHOSTUNREACH) from every machine on its network: Local Network Privacy",
         why="pods may not reach its engines",
         fix="`llmkube agent install --daemon`, or allow it in System Settings, Privacy & Security, Local Network",
         name="local network",
@@ -43,7 +43,7 @@ def test_on_a_terminal_no_line_is_longer_and_what_is_broken_hangs_below(terminal
         "warn  sleep          this Mac falls asleep after 10 min",
         "                     asleep it answers no request",
         "                     fix: `sudo pmset -a sleep 0`",
-        "fail  local network  the job gets errno 65 (EHOSTUNREACH) from every machine of",
+        "fail  local network  the job gets errno 65 (EHOSTUNREACH) from every machine on",
         "                     its network: Local Network Privacy",
         "                     pods may not reach its engines",
         "                     fix: `llmkube agent install --daemon`, or allow it in",

@@ -147,7 +147,7 @@ async def test_a_pod_that_never_ends_is_given_up_and_the_job_goes(monkeypatch):
     monkeypatch.setattr(from_pod, "POLL_SECONDS", 0.05)
     async with cluster() as client:
         found = await try_from_pod(client, "default", IMAGE, "127.0.0.1")
-        check_finding(found, "fail", "has not ended")
+        check_finding(found, "fail", "did not finish")
         assert (await client.get_json(JOBS))["items"] == []
 
 
@@ -192,7 +192,7 @@ def pod_with(state=None, **status):
     ("pod", "result", "problem"),
     [
         (pod_with({"terminated": {"exitCode": 0, "message": '{"result":"ok"}'}}), "ok", ""),
-        (pod_with({"terminated": {"exitCode": 2, "message": "No such command"}}), "", "ended with 2: No such command"),
+        (pod_with({"terminated": {"exitCode": 2, "message": "No such command"}}), "", "exited with 2: No such command"),
         (pod_with({"terminated": {"exitCode": 1, "message": "[]"}}), "", "is it LLMKube's image?"),
         (pod_with({"terminated": {"exitCode": 137, "reason": "OOMKilled"}}), "", "OOMKilled"),
         (pod_with({"waiting": {"reason": "ErrImagePull", "message": "not found"}}), "", "ErrImagePull not found"),

@@ -27,7 +27,7 @@ MEMORY = partial(
     ("found", "verdict", "words"),
     [
         (MAC(), "pass", "macOS 26.1"),
-        (MAC(translated=True), "fail", "one for Intel"),
+        (MAC(translated=True), "fail", "is for Intel"),
         (INTEL(), "warn", "Intel processor"),
         (INTEL(wants_metal=True), "fail", "`llmkube agent install --accelerator cpu`"),
         (OLD(release="13.2.1"), "fail", "macOS 13.3"),

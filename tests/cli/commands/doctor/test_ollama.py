@@ -30,8 +30,8 @@ ORPHAN = Ollama(url=URL, runners=Runners((), (8, 9)), held={8: GIB, 9: GIB})
         (attrs.evolve(LIES, runners=Runners((), (), 1)), "pass", "0 models loaded"),
         (attrs.evolve(FINE, listed=("a", "b")), "pass", "2 models loaded"),  # the next request starts what is missing
         (attrs.evolve(FINE, runners=Runners()), "pass", "1 model loaded: a:latest"),  # another user's
-        (LIES, "warn", "lists 0 models, and 1 process of it holds 2.0 GiB (pid 7)"),
-        (ORPHAN, "warn", "2 processes of it still hold 2.0 GiB (pid 8, 9)"),
+        (LIES, "warn", "lists 0 models, but 1 of its processes holds 2.0 GiB (pid 7)"),
+        (ORPHAN, "warn", "2 of its processes still hold 2.0 GiB (pid 8, 9)"),
         (ORPHAN, "warn", "`kill 8 9`"),
         (attrs.evolve(FINE, version=""), "warn", "does not answer at http://127.0.0.1:11434"),
     ],
@@ -174,7 +174,7 @@ async def test_an_unload_that_was_acknowledged_and_not_done_is_reported(autojump
     fake.drop("a:latest")
     verdicts, words = await assessed(fake)
     assert verdicts == ["warn"]
-    assert "lists 0 models, and 1 process of it holds 1.0 GiB (pid 201)" in words
+    assert "lists 0 models, but 1 of its processes holds 1.0 GiB (pid 201)" in words
 
 
 async def test_a_process_that_is_about_to_end_is_no_lie(autojump_clock):

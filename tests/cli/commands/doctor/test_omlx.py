@@ -18,11 +18,11 @@ EMPTY = attrs.evolve(FINE, loaded=0, reported_bytes=0)
 @pytest.mark.parametrize(
     ("fact", "verdict", "words"),
     [
-        (FINE, "pass", "1 model loaded, 4.0 GiB by its own word; its process holds 5.0 GiB"),
+        (FINE, "pass", "1 model loaded (it reports 4.0 GiB); its process holds 5.0 GiB"),
         (attrs.evolve(EMPTY, held_bytes=GIB), "pass", "0 models loaded; its process holds 1.0 GiB"),
         (attrs.evolve(EMPTY, held_bytes=EMPTY_BYTES), "pass", "0 models loaded"),
-        (attrs.evolve(FINE, loaded=2, pid=None), "pass", "2 models loaded, 4.0 GiB by its own word"),
-        (EMPTY, "warn", "no model is loaded, and its process holds 5.0 GiB (pid 7)"),
+        (attrs.evolve(FINE, loaded=2, pid=None), "pass", "2 models loaded (it reports 4.0 GiB)"),
+        (EMPTY, "warn", "no model is loaded, but its process holds 5.0 GiB (pid 7)"),
         (EMPTY, "warn", "quit oMLX and start it again"),
     ],
 )

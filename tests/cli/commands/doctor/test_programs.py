@@ -57,7 +57,7 @@ NO_ENGINE = FailedStarts("boot", 5, "no engine")
 @pytest.mark.parametrize(
     ("found", "verdict", "words"),
     [
-        (settings(installation(FOLDER)), "pass", "nothing of ours on /state"),
+        (settings(installation(FOLDER)), "pass", "no LLMKube program on /state"),
         (settings(installation(FOLDER, program="agent", pid=7)), "pass", "llmkube agent (pid 7)"),
         (settings(installation(FOLDER, pid=7, problem="port = x")), "fail", "docs/config.md"),
         (assess_engine("/e", "6900", None), "pass", "/e, 6900"),
@@ -65,12 +65,12 @@ NO_ENGINE = FailedStarts("boot", 5, "no engine")
         (assess_engine("/e", "6900", ()), "warn", "`/e --list-devices`"),
         (job(JobState(4711, 1, ""), **UP), "pass", "a job of the login"),
         (job(JobState(4711, 1, ""), **UP, daemon=True), "pass", "a daemon"),
-        (job(JobState(4711, 9, "1"), **UP), "pass", "9 starts, ended last with 1"),  # and runs now
+        (job(JobState(4711, 9, "1"), **UP), "pass", "9 starts, last exit with 1"),  # and runs now
         (job(JobState(4711, 1, ""), holds=True), "warn", "does not answer at /healthz"),
         (job(None, **DOWN), "warn", "com.llmkube.metal-agent.plist is not loaded"),
-        (job(JobState(None, 1, "1"), **DOWN), "warn", "does not run"),
-        (job(JobState(None, 3, "1"), **DOWN), "fail", "a crash loop"),
-        (job(JobState(4712, 30, "78"), **DOWN), "fail", "started 30 times, ended last with 78"),
+        (job(JobState(None, 1, "1"), **DOWN), "warn", "not running"),
+        (job(JobState(None, 3, "1"), **DOWN), "fail", "crash loop"),
+        (job(JobState(4712, 30, "78"), **DOWN), "fail", "started 30 times, last exit with 78"),
         (job(JobState(None, 3, "0"), **DOWN), "warn", "`llmkube agent start`"),
         (job(JobState(4711, 1, ""), **DOWN, failures=NO_ENGINE), "fail", "no engine"),
         (job(JobState(4711, 1, ""), **UP, failures=NO_ENGINE), "pass", ""),
@@ -78,9 +78,13 @@ NO_ENGINE = FailedStarts("boot", 5, "no engine")
         (assess_systemd_unit("active"), "pass", "active"),
         (assess_systemd_unit("inactive"), "warn", "`systemctl --user restart llmkube-up.service`"),
         (assess_systemd_unit("failed"), "fail", "`llmkube up logs --tail 20`"),
-        (*assess_last_exits([], **NO_ENDS), "pass", "no engine has ended"),
-        (*assess_last_exits([LOST, LOST], **NO_ENDS), "warn", "2 engines ended without a word"),
-        (*assess_last_exits([LOST], **{**NO_ENDS, "rebooted": True}), "warn", "1 engine ended with this machine"),
+        (*assess_last_exits([], **NO_ENDS), "pass", "no engine has exited"),
+        (*assess_last_exits([LOST, LOST], **NO_ENDS), "warn", "2 engines exited unexpectedly"),
+        (
+            *assess_last_exits([LOST], **{**NO_ENDS, "rebooted": True}),
+            "warn",
+            "1 engine exited when this machine restarted",
+        ),
         (
             *assess_last_exits([], rebooted=False, jetsam="JetsamEvent-1.ips", largest_process="llama-server"),
             "warn",
@@ -96,14 +100,14 @@ def test_each_look_is_one_finding_with_its_fix(found, verdict, words):
 async def test_what_the_settings_name_and_is_not_there_is_reported(tmp_path):
     """Another program, with which ours would not start; and no llama-server."""
     config = UpConfig(ollama=tmp_path / "o")
-    check_finding(await engine(installation(tmp_path, config=config)), "fail", "leave the setting out")
+    check_finding(await engine(installation(tmp_path, config=config)), "fail", "remove the setting")
     config = UpConfig(llama_server=tmp_path / "l")
     check_finding(await engine(installation(tmp_path, config=config)), "fail", "`brew install llama.cpp`")
 
 
 async def test_a_machine_without_a_job_is_well():
     """The user asked for none."""
-    check_finding(await no_job(), "pass", "nothing of ours starts by itself")
+    check_finding(await no_job(), "pass", "LLMKube does not start automatically")
 
 
 def test_the_gpus_that_an_engine_lists_are_read():
@@ -171,12 +175,12 @@ async def test_an_end_is_unclean_when_nothing_of_ours_runs_that_could_have_repor
     """An agent that runs has looked itself."""
     await write(tmp_path, entry(GONE))
     (found,) = await last_exits(installation(tmp_path))
-    check_finding(found, "warn", f"1 engine ended with this machine; the largest was {entry().key}")
+    check_finding(found, "warn", f"1 engine exited when this machine restarted; the largest was {entry().key}")
     (found,) = await last_exits(installation(tmp_path, pid=1))
-    check_finding(found, "pass", "no engine has ended")
+    check_finding(found, "pass", "no engine has exited")
     await write(tmp_path, entry(ALIVE))
     (found,) = await last_exits(installation(tmp_path))
-    check_finding(found, "pass", "no engine has ended")
+    check_finding(found, "pass", "no engine has exited")
 
 
 def test_the_largest_is_first():
@@ -196,16 +200,16 @@ async def test_ports_of_zero_are_not_wanted(tmp_path):
         installation(tmp_path, program="agent", config=AgentConfig(port=0)),
     ):
         (found,) = await ports(here)
-        check_finding(found, "pass", f"none: free or ours, for llmkube {here.program}")
+        check_finding(found, "pass", f"none: available to llmkube {here.program}")
 
 
 async def test_a_program_that_runs_and_does_not_answer_is_silent(tmp_path):
     """The port is then no other program's to take."""
     port = free_port()
     (found,) = await ports(installation(tmp_path, program="agent", config=AgentConfig(port=port), pid=1))
-    check_finding(found, "fail", f"nothing answers at {port}")
+    check_finding(found, "fail", f"nothing answers at port {port}")
     (found,) = await ports(installation(tmp_path, program="agent", config=AgentConfig(port=port)))
-    check_finding(found, "pass", f"{port}: free or ours")
+    check_finding(found, "pass", f"{port}: available to")
 
 
 async def test_each_port_that_is_taken_is_a_line_of_its_own(tmp_path):
@@ -215,7 +219,7 @@ async def test_each_port_that_is_taken_is_a_line_of_its_own(tmp_path):
         config = UpConfig(api_port=numbers[0], gateway_port=numbers[1], probe_port=0)
         found = await ports(installation(tmp_path, config=config))
     for line, number, flag in zip(found, numbers, ("--api-port", "--gateway-port"), strict=True):
-        check_finding(line, "fail", f"{number} is taken by ")
+        check_finding(line, "fail", f"port {number} is in use by ")
         assert f"(pid {os.getpid()})" in line.found
         assert f"-iTCP:{number}" in line.fix
         assert line.fix.endswith(flag)

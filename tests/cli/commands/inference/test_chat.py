@@ -48,7 +48,7 @@ async def test_the_first_key_of_the_service_s_secret_is_shown():
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (None, "there is none; show yours with --api-key-file FILE"),
+        (None, "which does not exist; pass your key with --api-key-file FILE"),
         (b"", "is empty"),
         (b"CanaryFirst1 x\n", "an invalid key"),
     ],
@@ -67,7 +67,7 @@ async def test_a_secret_that_one_may_not_read_is_reported_as_that():
         async def get(self, _kind, _key):  # noqa: ASYNC124 - it stands in for one that asks
             raise ForbiddenError("secrets is forbidden", code=403)
 
-    with pytest.raises(CommandError, match="you may not read it; show yours with --api-key-file FILE"):
+    with pytest.raises(CommandError, match="which you may not read; pass your key with --api-key-file FILE"):
         await find_key(Cluster(Client(), "default"), with_keys(service()))
 
 
@@ -196,7 +196,7 @@ def test_a_full_context_leaves_out_the_oldest_questions(monkeypatch):
 
     done = converse(monkeypatch, answer, "a", "b", "c", "d", "e")
     assert sent == [["a"], ["a", "b"], ["a", "b", "c"], ["a", "b", "c", "d"], ["c", "d"], ["c", "d", "e"]]
-    said = "(the context is full: the first 2 questions and their answers were left out, and are forgotten)"
+    said = "(the context is full: the oldest 2 questions and their answers were dropped)"
     assert done.stderr.count(said) == 1
     assert done.stdout == "Yes.\n" * 5
 
@@ -206,12 +206,12 @@ def test_a_question_that_alone_is_too_long_is_reported(monkeypatch):
 
     async def answer(_where, route, body, printer):  # noqa: ASYNC124 - stands in for one that asks
         if "long" in questions_in(body)[-1]:
-            raise ContextFullError("this is more than the model's context holds")
+            raise ContextFullError("the prompt exceeds the model's context")
         printer(Delta("Yes."))
         return "stop"
 
     done = converse(monkeypatch, answer, "a", "long", "b")
-    assert "Error: this is more than the model's context holds" in done.stderr
+    assert "Error: the prompt exceeds the model's context" in done.stderr
     assert done.stdout == "Yes.\nYes.\n"
 
 
@@ -225,11 +225,11 @@ def test_words_for_the_program_reach_no_model(monkeypatch):
 
     done = converse(monkeypatch, answer, "/help", "/hlep", "//etc", "/etc/hosts is what?", "/bye", "never asked")
     assert sent == ["/etc", "/etc/hosts is what?"]
-    assert done.stderr.count("  /new   forget what was said") == 2
-    assert "There is no /hlep; nothing was sent." in done.stderr
+    assert done.stderr.count("  /new   start a new conversation") == 2
+    assert "Unknown command /hlep; nothing was sent." in done.stderr
 
 
 def test_a_line_that_is_no_text_ends_no_conversation(monkeypatch):
     """A key that the terminal sends in another encoding costs that line alone."""
     done = converse(monkeypatch, None, UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"))
-    assert "was not sent" in done.stderr
+    assert "Not sent: " in done.stderr

@@ -87,9 +87,9 @@ async def test_the_key_of_a_way_is_shown_and_stands_in_no_message():
 
     keyed = attrs.evolve(WAY, api_key="CanaryKey1")
     assert "CanaryKey1" not in repr(keyed)
-    with pytest.raises(CommandError, match="asks for a key; --api-key-file FILE shows one: no"):
+    with pytest.raises(CommandError, match="requires an API key; pass one with --api-key-file FILE: no"):
         await ask(handler)
-    with pytest.raises(CommandError, match="the one that was shown counts no more: no") as refused:
+    with pytest.raises(CommandError, match="rejected the API key: no") as refused:
         await ask(handler, route=keyed)
     assert seen == [None, "Bearer CanaryKey1"]
     assert "CanaryKey1" not in str(refused.value)
@@ -118,11 +118,11 @@ async def test_a_broken_connection_is_reported():
     [
         (
             Response.json(503, {"error": {"message": "model is loading"}}),
-            "does not answer yet: model is loading; it is",
+            "is not ready: model is loading; `llmkube status",
         ),
         (
             Response.json(400, {"error": {"message": "context is full"}}),
-            r"refused the question \(400\): context is full",
+            r"rejected the request \(400\): context is full",
         ),
         (Response.text(500, "oops"), r"\(500\): oops"),
     ],
@@ -143,7 +143,7 @@ async def test_a_refusal_is_reported_in_its_own_words(response, words):
 )
 async def test_a_full_context_is_an_error_of_its_own(error):
     """llama.cpp's, OpenAI's and vLLM's words for it are told apart from every other refusal."""
-    with pytest.raises(CommandError, match="more than the model's context holds"):
+    with pytest.raises(CommandError, match="exceeds the model's context"):
         await ask(refusing(Response.json(400, {"error": error})))
 
 
@@ -213,7 +213,7 @@ async def test_who_may_not_forward_ports_needs_the_pod_s_network(monkeypatch):
         pass
     with pytest.raises(CommandError, match="verbs get and create on pods/portforward in namespace default") as refused:
         await pod_connector(None, POD)("127.0.0.1", port)
-    assert f"127.0.0.1:{port} is in the cluster's own network" in refused.value.message
+    assert f"127.0.0.1:{port} cannot be reached from outside the cluster's network" in refused.value.message
 
 
 def piece(host, address, *, ready):
@@ -280,11 +280,11 @@ async def test_a_pod_is_known_by_its_name():
         ),
         (
             service(readyReplicas=1, selector="app=chat"),
-            "is served by pods, and no EndpointSlice says at which address; `kubectl get pods -n default -l app=chat`",
+            "is served by pods, but no EndpointSlice has their addresses; `kubectl get pods -n default -l app=chat`",
         ),
         (
             service("chat", condition("Loaded", False, "Loading"), phase="Creating"),
-            r"does not answer yet \(Creating: a Model called chat\)",
+            r"is not ready \(Creating: a Model named chat\)",
         ),
     ],
 )

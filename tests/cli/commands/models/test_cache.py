@@ -127,7 +127,7 @@ def test_prune_refuses_what_is_in_use(run, store):
     """A named model that a Model uses stays, and so does everything else, unless --force is given."""
     refused = run("prune", WEB, HF)
     assert refused.exit_code == 1
-    assert f"{WEB} is in use by Model default/m0: nothing was removed" in refused.output
+    assert f"nothing was removed: {WEB} is in use by Model default/m0" in refused.output
     assert len(list(store.blobs.iterdir())) == 2
     assert run("prune", "--force", WEB).exit_code == 0
     assert [each["source"] for each in json.loads(run("list", "-o", "json").output)] == ["hf://org/repo/file.gguf"]
@@ -137,7 +137,7 @@ def test_prune_without_an_answer_removes_nothing(run, store):
     """If nobody can say what is in use, nothing goes, and the sentence names the way out."""
     refused = run("prune", error=TransportError("connection refused"))
     assert refused.exit_code == 1
-    assert "cannot ask https://cluster which models are in use (connection refused)" in refused.output
+    assert "https://cluster does not report which models are in use (connection refused)" in refused.output
     assert "--force" in refused.output
     assert len(list(store.blobs.iterdir())) == 2
 
@@ -175,7 +175,7 @@ def test_preload_keeps_the_built_in_model(run, tmp_path):
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
-        (("/models/m.gguf",), 1, "is on this machine already"),
+        (("/models/m.gguf",), 1, "is already on this machine"),
         (("pvc://claim/key",), 1, "cannot be fetched from here"),
         (("ollama://llama3.2",), 1, "`ollama pull llama3.2:latest` fetches it"),
         (("no such thing",), 1, "is neither an absolute path nor a URL"),

@@ -33,7 +33,7 @@ def test_the_list_has_every_model_and_what_it_takes():
     rows = done.stdout.splitlines()
     assert rows[0].split() == ["NAME", "SIZE", "QUANT", "CONTEXT", "MEMORY", "FITS", "PIN"]
     assert [row.split()[0] for row in rows[1:]] == list(entries())
-    assert "No file of\nthe catalog was fetched when the list was made." in done.stderr
+    assert "No file of the catalog\nwas fetched when the list was made." in done.stderr
     assert max(map(len, done.output.splitlines())) <= 100
     assert max(map(len, done.stderr.splitlines())) <= 80
 

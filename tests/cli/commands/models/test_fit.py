@@ -38,8 +38,8 @@ def test_the_demo_fits_everywhere():
     table = done.output.splitlines()
     assert table[:2] == ["LLMKube demo: llama, Q8_0, 933.8 KiB", "context 512 tokens, 1 slot, f16 cache"]
     assert "KV cache        host   512.0 KiB" in table
-    assert any(line.startswith("It fits: models get 10.7 GiB") for line in table)
-    assert table[-1] == "Largest context that fits: 512 tokens, all that it was trained for."
+    assert any(line.startswith("It fits: models may use 10.7 GiB") for line in table)
+    assert table[-1] == "Largest context that fits: 512 tokens, the trained context."
 
 
 def test_what_does_not_fit_exits_with_1():
@@ -62,7 +62,7 @@ def test_a_context_beyond_the_trained_one_is_reported():
     done = run(DEMO, "--memory", "16Gi", "--accelerator", "cpu", "-c", "2000000")
     assert done.exit_code == 0, done.output
     assert "context 512 tokens, 1 slot, f16 cache" in done.output.splitlines()
-    line = "The model was trained for 512 tokens, and no request gets more: 2000000 counts as 512."
+    line = "The model was trained for 512 tokens, the limit of each request: a context of 2000000 is reduced to 512."
     assert line in done.output.splitlines()
     assert line not in run(DEMO, "--memory", "16Gi", "-c", "512").output
 
@@ -78,7 +78,7 @@ def test_the_context_that_would_fit_is_named():
 def test_weights_that_are_too_large():
     """Where no context helps, it says so and offers none."""
     text = lines(decoder(), 4, context=4096)
-    assert "No context makes it fit" in text
+    assert "No context fits" in text
 
 
 def test_doubts_are_reported():
@@ -130,7 +130,7 @@ def test_what_the_gpu_does_not_take_does_not_fit():
     assert verdict.estimate.total_bytes < budget.limit_bytes
     assert not verdict.fits
     text = "\n".join(as_lines(verdict))
-    assert "the GPU may hold 4.0 GiB here (sysctl iogpu.wired_limit_mb sets it)" in text
+    assert "the GPU's limit is 4.0 GiB (set by sysctl iogpu.wired_limit_mb)" in text
     assert "It fits" in "\n".join(as_lines(assess("Model", shape, needs(shape, context=4096), host_budget(64 * GIB))))
 
 

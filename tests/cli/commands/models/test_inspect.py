@@ -79,7 +79,7 @@ def test_newer_tensor_types_have_the_names_of_the_gguf_package(monkeypatch):
     """A type that our table lacks is a number, and a name where the installed package has one."""
     monkeypatch.setattr("gguf.constants.GGMLQuantizationType", enum.IntEnum("Kind", {"Q9_9": 250}))
     facts = attrs.evolve(read_header(DEMO), newer_tensor_types=(249, 250))
-    types = "tensor types 249, 250 (Q9_9), which only a newer engine can judge"
+    types = "tensor types 249, 250 (Q9_9), which a newer engine may support"
     assert ("unknown", types) in as_rows(facts)
 
 
@@ -92,7 +92,7 @@ def test_facts_can_be_data():
 @pytest.mark.parametrize(
     ("name", "code", "words"),
     [
-        ("nope.gguf", 3, "there is no file nope.gguf, and it is no URL either"),
+        ("nope.gguf", 3, "there is no file nope.gguf, and it is not a URL"),
         ("/nope.gguf", 3, "there is no file /nope.gguf"),
         ("file:///nope.gguf", 3, "there is no file /nope.gguf"),
         ("pvc://claim/m.gguf", 1, "cannot be inspected from here"),

@@ -95,7 +95,7 @@ async def test_a_failure_ends_the_wait(autojump_clock, world):
     await world.report(InferenceService, ("Loaded", "False", "CrashLoopBackOff", "2 failures\nerror: no memory"))
     failure, _, what_to_do = (await refusal(world)).rpartition("\n")
     assert failure.endswith("cannot be served: CrashLoopBackOff: 2 failures\nerror: no memory")
-    assert what_to_do == "What to do: `llmkube logs demo` has all that the engine wrote"
+    assert what_to_do == "What to do: `llmkube logs demo` shows the engine's log"
 
 
 async def test_yesterdays_failure_is_not_believed(autojump_clock, world):
@@ -149,7 +149,7 @@ async def test_staying_reports_every_change_of_phase(autojump_clock, world, caps
         "default/demo: New",
         "default/demo: Pending (Fetching): copying",
         "default/demo: Ready",
-        "default/demo: gone",
+        "default/demo: deleted",
     ]
 
 

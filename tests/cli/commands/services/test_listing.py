@@ -41,7 +41,7 @@ def test_one_kind_can_be_asked_for(run, word):
     assert "READY" not in shown
     assert "ACCELERATOR" not in run("list", "isvc").output
     wrong = run("list", "pods")
-    assert (wrong.exit_code, '"pods" is no kind; kinds are' in wrong.output) == (2, True)
+    assert (wrong.exit_code, '"pods" is not a kind; kinds are' in wrong.output) == (2, True)
 
 
 def test_wide_adds_columns(run):

@@ -52,7 +52,7 @@ def test_status_without_its_model(run):
         await Applier(client).apply_all([Manifest("x", body)], lambda _: None)
 
     shown = run("status", "lone", prepare=orphan).output
-    assert "waits for    a Model called nowhere\n" in shown
+    assert "waits for    a Model named nowhere\n" in shown
     assert "CONDITION" not in shown
 
 

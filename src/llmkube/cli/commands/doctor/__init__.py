@@ -1,12 +1,12 @@
-"""`llmkube doctor`: what of this machine, its programs and its cluster is well, and what mends the rest.
+"""`llmkube doctor`: diagnose this machine, its LLMKube programs and its cluster, and suggest fixes.
 
-command                              the options; which probes they ask for, side by side with a deadline each
-installation                         which of our programs is here, and with which settings
-machine, mac                         the machine: system, memory, disk, power, what macOS allows
-programs                             ours: engine, job, ports, listeners, how engines ended
-daemons                              an Ollama, an oMLX beside our engines: what they have in memory
-cluster, from_pod                    the API server as this host sees it, and this host as a pod sees it
-findings                             pass, warn or fail with its fix; for people and for programs
+command            the options, and the probes, which run concurrently with a deadline each
+installation       the LLMKube program on this machine, and its settings
+machine, mac       the machine: system, memory, disk, power, macOS permissions
+programs           LLMKube's programs: engine, job, ports, listeners, exits of engines
+daemons            memory of Ollama and oMLX on this machine
+cluster, from_pod  the API server as seen from this host, and this host as seen from a pod
+findings           the report: pass, warn or fail, each with its fix; text and JSON
 
-Nothing is changed by it, nothing is asked of a cluster that was not named, and no secret is printed.
+It changes nothing on this machine, does not query a cluster that was not named, and prints no secret.
 """

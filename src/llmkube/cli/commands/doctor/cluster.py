@@ -1,6 +1,6 @@
-"""Asks the API server as the agent does, and reads what the agent itself has found about its network.
+"""Checks of the API server with the agent's requests, and of the network as the agent sees it.
 
-What the answers mean is decided by pure functions.
+The `assess_*` functions are pure.
 """
 
 import datetime
@@ -33,28 +33,28 @@ from llmkube.supervisor.network import LocalNetwork
 
 REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 ANSWER_SECONDS: Final = 10.0
-"""How long an API server may take for all that it is asked."""
+"""Deadline for all requests to the API server."""
 
 API_SECONDS: Final = 2 * ANSWER_SECONDS
 _AT_ONCE: Final = 8
 
 SKEW_WARNS: Final = datetime.timedelta(seconds=5)
-"""Dates of HTTP have whole seconds, and the answer has taken some time."""
+"""A smaller skew is not reported: HTTP dates are in whole seconds, and responses take time."""
 
 SKEW_FAILS: Final = datetime.timedelta(seconds=60)
-"""Tokens and certificates are taken for not yet valid, or for ended."""
+"""With more skew, valid tokens and certificates may be rejected as expired or not yet valid."""
 
 _SHOWN: Final = 4
 
 
 @attrs.frozen
 class Target:
-    """The cluster that is asked, and whether it is that of `llmkube up`; None when the user has named none.
+    """The cluster to check.
 
     Attributes:
-        config: How to reach it.
-        own: Whether it is our own.
-        home: The current context of kubectl's own file, which is not asked.
+        config: Its configuration; None if the user named no cluster.
+        own: Whether it is that of `llmkube up`.
+        home: Current context of kubectl's default file, which is not queried; empty if there is none.
     """
 
     config: ClusterConfig | None
@@ -63,10 +63,10 @@ class Target:
 
 
 def find_target(here: Installation, where: ClusterFlags) -> Target:
-    """Return the cluster that the user has named: to this command, to the environment, or to the agent.
+    """Return the cluster that the user named: by flags, in the agent's settings, or in the environment.
 
     Raises:
-        UserError: What was named cannot be used.
+        UserError: The configuration cannot be used.
     """
     if where.kubeconfig or where.context:
         return Target(find_config(where.kubeconfig_path, where.context, here.folder)[0])
@@ -84,13 +84,13 @@ def find_target(here: Installation, where: ClusterFlags) -> Target:
 
 @attrs.frozen(kw_only=True)
 class ServerReport:
-    """What an API server says.
+    """The results of requests to an API server.
 
     Attributes:
-        version: What it is.
-        installed: Whether it serves our kinds.
-        lacking: What the agent may not do: `create leases in llmkube-system`.
-        skew: How far its clock is ahead of ours; None when it does not say.
+        version: Text about its version.
+        installed: Whether it serves Models and InferenceServices.
+        lacking: Rights that the agent lacks: `create leases in llmkube-system`.
+        skew: Time by which its clock is ahead of this host's; None if unknown.
     """
 
     version: str
@@ -102,15 +102,15 @@ class ServerReport:
 async def api_server(
     here: Installation, where: ClusterFlags, utcnow: Callable[[], datetime.datetime]
 ) -> Sequence[Finding]:
-    """Ask who it is, what time it has, what it serves, and what the agent may do; one that is silent is away."""
+    """Check the API server's version, clock and kinds, and the agent's rights."""
     try:
         target = find_target(here, where)
     except UserError as exc:
-        return [request_failed("the cluster that was named", str(exc))]
+        return [request_failed("the named cluster", str(exc))]
     config = target.config
     if config is None:
         return [not_queried(target.home)]
-    place = config.server if target.own or not config.context else f'{config.server} (context "{config.context}")'
+    server = config.server if target.own or not config.context else f'{config.server} (context "{config.context}")'
     agent = agent_config(here)
     with trio.move_on_after(ANSWER_SECONDS):
         try:
@@ -119,146 +119,146 @@ async def api_server(
                 installed = await _serves_our_kinds(client)
                 lacking = () if target.own else await lacking_rights(client, agent)
         except ApiError as exc:
-            return [request_failed(place, str(exc), exc.code)]
-        answer = ServerReport(version=version, skew=skew, installed=installed, lacking=lacking)
+            return [request_failed(server, str(exc), exc.code)]
+        report = ServerReport(version=version, skew=skew, installed=installed, lacking=lacking)
         rights_fix = "" if target.own else rights_command(agent)
-        return tuple(assess_server(place, answer, rights_fix, agent=here.serves_a_cluster))
-    return [request_failed(place, f"no answer within {ANSWER_SECONDS:g} s")]
+        return tuple(assess_server(server, report, rights_fix, agent=here.serves_a_cluster))
+    return [request_failed(server, f"no answer within {ANSWER_SECONDS:g} s")]
 
 
 def not_queried(home: str) -> Finding:
-    """A cluster that the user has not named is not asked; `home` is the context of kubectl's own file. Pure."""
+    """Return the finding if the user named no cluster; `home` is the context of kubectl's default file. Pure."""
     if home:
-        return passed(f'not asked: no cluster was named; --context "{home}" is the current one')
-    return passed("no cluster is named, and `llmkube up` does not run")
+        return passed(f'not checked: no cluster was named; --context "{home}" is the current one')
+    return passed("no cluster is named, and `llmkube up` is not running")
 
 
-def request_failed(place: str, problem: str, code: int = 0) -> Finding:
-    """The API server, `place`, did not do what was asked: `code` is the HTTP status, if there is one. Pure."""
+def request_failed(server: str, problem: str, code: int = 0) -> Finding:
+    """Return the finding of a failed request; `code` is the HTTP status, 0 without a response. Pure."""
     if code == httpx.codes.UNAUTHORIZED:
         return failed(
-            f"{place} does not know these credentials",
+            f"{server} rejects these credentials",
             why="no service is seen, and no status is written",
             fix="renew them: `llmkube agent join`, or your cluster's login; --context chooses another",
         )
     return failed(
-        f"{place}: {problem}",
+        f"{server}: {problem}",
         why="no service is seen, and no status is written",
-        fix="is it running, and is the network between here and there? --kubeconfig and --context choose another",
+        fix="check that it is running and that the network is up; --kubeconfig and --context choose another",
     )
 
 
-def assess_server(place: str, answer: ServerReport, rights_fix: str, *, agent: bool) -> Iterator[Finding]:
-    """The API server answers, serves our kinds, and lets the agent do its work. Pure.
+def assess_server(server: str, report: ServerReport, rights_fix: str, *, agent: bool) -> Iterator[Finding]:
+    """Check that the API server serves LLMKube's kinds and grants the agent its rights. Pure.
 
     Args:
-        place: Its URL, and the context.
-        answer: What it said.
-        rights_fix: The command that prints the roles; empty for the one of `llmkube up`, which has none.
-        agent: Whether an agent of this machine works with these credentials.
+        server: Its URL and context.
+        report: Results of the requests.
+        rights_fix: Command that creates the roles; empty for `llmkube up`, which needs none.
+        agent: Whether an agent of this machine uses these credentials.
     """
-    yield passed(f"{place}, {answer.version}")
-    if not answer.installed:
+    yield passed(f"{server}, {report.version}")
+    if not report.installed:
         yield failed(
             "it does not serve Models and InferenceServices",
             why="there is nothing to serve",
             fix="`llmkube crds | kubectl apply --server-side -f -`",
             name="kinds",
         )
-    if answer.lacking:
-        more = len(answer.lacking) - _SHOWN
+    if report.lacking:
+        more = len(report.lacking) - _SHOWN
         subject, verdict = ("the agent", failed) if agent else ("an agent with these credentials", warned)
         yield verdict(
-            f"{subject} may not {'; '.join(answer.lacking[:_SHOWN])}{f'; and {more} more' if more > 0 else ''}",
-            why="what it may not do does not happen, and services wait for it",
+            f"{subject} may not {'; '.join(report.lacking[:_SHOWN])}{f'; and {more} more' if more > 0 else ''}",
+            why="services wait for what it may not do",
             fix=rights_fix,
             name="rights",
         )
     elif rights_fix:
-        yield passed("they are enough for all that an agent does", name="rights")
-    if answer.skew is not None:
-        yield _clock(answer.skew)
+        yield passed("sufficient for everything that an agent does", name="rights")
+    if report.skew is not None:
+        yield _clock(report.skew)
 
 
 def _clock(skew: datetime.timedelta) -> Finding:
     seconds = abs(skew).total_seconds()
     if abs(skew) < SKEW_WARNS:
-        return passed("as the API server's", name="clock")
+        return passed("in sync with the API server's", name="clock")
     verdict = failed if abs(skew) >= SKEW_FAILS else warned
     return verdict(
         f"{seconds:.0f} s {'behind' if skew > datetime.timedelta() else 'ahead of'} the API server's",
-        why="tokens and certificates count as ended or not yet begun, and ages in every table are wrong",
+        why="tokens and certificates may be rejected as expired or not yet valid, and ages in every table are wrong",
         fix="macOS: `sudo sntp -sS time.apple.com`; Linux: `sudo timedatectl set-ntp true`",
         name="clock",
     )
 
 
 def agent_config(here: Installation) -> AgentConfig:
-    """Return the agent's settings: the defaults where none is here."""
+    """Return the agent's settings; the defaults without an agent."""
     return here.config if isinstance(here.config, AgentConfig) else AgentConfig()
 
 
 async def lan_access(here: Installation) -> Finding:
-    """Read what the agent has left in its state directory: only the job itself can try."""
+    """Check the result that the agent wrote to its state directory: only the job itself can test its access."""
     await trio.lowlevel.checkpoint()
     job = here.job is not None and here.program == "agent"
     return assess_lan_access(read_lan_access(here.folder), job=job, daemon=here.daemon)
 
 
 def assess_lan_access(found: str, *, job: bool, daemon: bool) -> Finding:
-    """The job itself reaches machines of its network: a terminal that does says nothing about it. Pure.
+    """Check that the job can connect to its local network; a terminal's access does not show it. Pure.
 
     Args:
-        found: What the job has found about its own network, in the words of `lan_access`; empty for nothing.
-        job: Whether a job of launchd is to find it.
-        daemon: Whether that is a daemon.
+        found: Result of the job's test, a value of `lan_access`; empty without one.
+        job: Whether there is a launchd job that tests it.
+        daemon: Whether the job is a LaunchDaemon.
     """
     if found == REFUSED:
         return failed(
-            "the job gets errno 65 (EHOSTUNREACH) from every machine of its network: Local Network Privacy",
-            why="pods may not reach its engines, although the internet and the cluster can be reached",
+            "the job gets errno 65 (EHOSTUNREACH) from every machine on its network: Local Network Privacy",
+            why="pods may be unable to reach its engines, although the internet and the cluster are reachable",
             fix="`llmkube agent install --daemon`, or allow it in System Settings, Privacy & Security, Local Network",
         )
     if found == REACHED:
-        return passed("the job reaches a machine of its network")
+        return passed("the job can connect to its local network")
     if daemon or not job:
         return passed("daemons are exempt from Local Network Privacy" if daemon else "no job that needs it")
     return warned(
-        "the job has not found a machine of its network to try",
-        why="macOS may keep a login's job from its own network (Local Network Privacy), and only the job can tell",
-        fix="`llmkube agent restart` has it try again; `llmkube agent install --daemon` is exempt",
+        "the job has found no machine on its network to test the access with",
+        why="macOS may deny a login's job its local network (Local Network Privacy), and only the job can test it",
+        fix="`llmkube agent restart` repeats the test; `llmkube agent install --daemon` is exempt",
     )
 
 
 async def advertised(here: Installation, where: ClusterFlags) -> Finding:
-    """There is an address at which pods can reach this host."""
+    """Check the address that this host advertises."""
     return assess_advertised(await advertised_address(here, where), given=here.config.host_ip is not None)
 
 
 async def advertised_address(here: Installation, where: ClusterFlags) -> str:
-    """Return the address that the agent publishes, decided as it does; "" when there is none."""
+    """Return the address that the agent publishes, chosen in the same way; "" if there is none."""
     config = find_target(here, where).config
     reach = await LocalNetwork(config.server if config is not None else "", here.config.host_ip).look()
     return (reach.address if reach is not None else "") or ""
 
 
 def assess_advertised(address: str, *, given: bool) -> Finding:
-    """There is an address at which pods can reach this host, `given` by a flag or found. Pure."""
+    """Check that there is an address at which pods can reach this host; `given` if --host-ip sets it. Pure."""
     if address:
-        source = "by --host-ip" if given else "as it talks to the API server"
-        return passed(f"pods are told {address}, {source}; --from-cluster tries it")
+        source = "set by --host-ip" if given else "the local address of connections to the API server"
+        return passed(f"advertised as {address}, {source}; --from-cluster tests it")
     return failed(
-        "this host has no address that pods could reach",
-        why="engines are published at none",
+        "this host has no address that pods can reach",
+        why="its engines cannot be published",
         fix="`llmkube agent install --host-ip ADDRESS`, an address of this machine on the nodes' network",
     )
 
 
 async def lacking_rights(client: Client, config: AgentConfig) -> tuple[str, ...]:
-    """Return what of an agent's needs these credentials may not do, in words.
+    """Return the rights that an agent needs and these credentials lack, as text.
 
     Raises:
-        ApiError: The API server does not say.
+        ApiError: A review failed.
     """
     needs = [need for need in rights.PROGRAM.needs if not need.opt_in]
     refused: dict[tuple[int, str], None] = {}
@@ -268,7 +268,7 @@ async def lacking_rights(client: Client, config: AgentConfig) -> tuple[str, ...]
     async def check(index: int, need: Permission, verb: str) -> None:
         async with limiter:
             if errors:
-                return  # it would fail alike
+                return  # this request would fail in the same way
             try:
                 if not await may(client, attributes_of(need, verb, config)):
                     refused[index, verb] = None
@@ -290,10 +290,10 @@ async def lacking_rights(client: Client, config: AgentConfig) -> tuple[str, ...]
 
 
 async def may(client: Client, attributes: dict[str, str]) -> bool:
-    """Ask the API server whether these credentials may do something.
+    """Return whether these credentials have a right, by a SelfSubjectAccessReview.
 
     Raises:
-        ApiError: It does not say.
+        ApiError: The review failed.
     """
     body = {
         "apiVersion": "authorization.k8s.io/v1",
@@ -305,7 +305,7 @@ async def may(client: Client, attributes: dict[str, str]) -> bool:
 
 
 def attributes_of(need: Permission, verb: str, config: AgentConfig) -> dict[str, str]:
-    """Return one verb of a need as a review asks for it; an empty namespace is all of them."""
+    """Return the resource attributes of a review for one verb; an empty namespace means all of them."""
     resource = need.resource
     attributes = {"verb": verb, "group": resource.group, "resource": resource.plural}
     if need.subresource:
@@ -318,17 +318,17 @@ def attributes_of(need: Permission, verb: str, config: AgentConfig) -> dict[str,
 
 
 def rights_command(config: AgentConfig) -> str:
-    """Return the command that gives an agent with these settings what it needs."""
+    """Return the command that grants the rights of an agent with these settings."""
     served = f"--namespace {config.namespace}" if config.namespace else "--all-namespaces"
     other = "" if config.lease_namespace == "llmkube-system" else f" --lease-namespace {config.lease_namespace}"
     return f"`llmkube rbac agent {served}{other} | kubectl apply --server-side -f -`"
 
 
 def skew_of(date: str, began: datetime.datetime, ended: datetime.datetime) -> datetime.timedelta | None:
-    """Return how far a server's clock is ahead of ours, by the date of an answer; None when it has none.
+    """Return how far a server's clock is ahead of ours, by the date of a response; None without a valid date.
 
-    A date has whole seconds, and was written at some moment between question and answer: what may be rounding or
-    waiting is no difference.
+    The date is in whole seconds and was written between request and response: a difference that rounding or latency
+    can explain is none.
     """
     try:
         reported = email.utils.parsedate_to_datetime(date)
@@ -356,12 +356,12 @@ async def _version(
             raise TransportError(f"GET {url}: {exc or type(exc).__name__}") from exc
         skew = skew_of(response.headers.get("date", ""), began, utcnow())
     if response.status_code != httpx.codes.OK:
-        return "of a version that it does not tell", skew  # what it refuses is told by what comes next
+        return "unknown version", skew  # the next request reports the problem
     try:
         reported = response.json()
         return f"Kubernetes {reported['gitVersion']}", skew
     except (ValueError, KeyError, TypeError):
-        return "which tells no version", skew
+        return "unknown version", skew
 
 
 async def _serves_our_kinds(client: Client) -> bool:

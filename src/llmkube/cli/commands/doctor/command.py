@@ -26,23 +26,23 @@ from llmkube.programs.options import command
 from llmkube.supervisor.engine.launcher import HELP_SECONDS
 
 SECONDS: Final = 8.0
-"""What one probe may take unless it says otherwise."""
+"""Default deadline of a probe."""
 
 _EXPECTED: Final = (LLMKubeError, OSError, ValueError, KeyError, psutil.Error, subprocess.SubprocessError)
-"""What a machine that is not as it should be raises; anything else is a bug, and shows as one."""
+"""Errors that a faulty machine causes; any other exception is a bug and propagates."""
 
 ENGINE_SECONDS = 2.5 * HELP_SECONDS
-"""It is asked twice, and for its GPUs."""
+"""Deadline of the engine's probe, which runs it up to three times: twice for its version and flags, once for GPUs."""
 
 
 @attrs.frozen
 class Probe:
-    """One look.
+    """A check of one part.
 
     Attributes:
-        name: What it looks at, for its lines that have no other name.
-        check: Looks, and says how that is.
-        seconds: What it may take.
+        name: Name of its findings that have none of their own.
+        check: Returns the findings.
+        seconds: Its deadline.
     """
 
     name: str
@@ -51,25 +51,26 @@ class Probe:
 
 
 @command("doctor")
-@click.option("--json", "as_data", is_flag=True, help="Print every line as JSON.")
-@click.option("--state-dir", type=click.Path(path_type=Path), metavar="DIR", help="Its state directory.")
+@click.option("--json", "as_data", is_flag=True, help="Print the report as JSON.")
+@click.option("--state-dir", type=click.Path(path_type=Path), metavar="DIR", help="State directory to check.")
 @click.option(
     "--from-cluster",
     is_flag=True,
-    help="Have a pod try the address of this host: one Job in the cluster that you name, which is deleted again.",
+    help="Check from a pod whether this host can be reached: creates a Job in the named cluster and deletes it.",
 )
 @click.option("--image", help="With --from-cluster: LLMKube's image. Default: that of the cluster's controller.")
 @cluster_options()
 def doctor(
     *, as_data: bool, state_dir: Path | None, from_cluster: bool, image: str | None, where: ClusterFlags
 ) -> None:
-    """Say what of this machine and its programs is well, and what mends the rest. Exits with 1 if something fails.
+    """Diagnose this host and suggest fixes.
 
-    Nothing is changed. A cluster is asked if --kubeconfig, --context, KUBECONFIG or the agent's settings name it.
+    Exits with 1 if a check fails. Changes nothing on this host. Queries a cluster only if --kubeconfig, --context,
+    KUBECONFIG or the agent's settings name it.
     """
     configure_logging("error", style="console")
     if image and not from_cluster:
-        raise UserError("--image is for --from-cluster")
+        raise UserError("--image requires --from-cluster")
     here = find_installation(state_dir)
     named = _named_cluster(here, where) if from_cluster else None
     findings = trio.run(examine, here, where, named, image)
@@ -89,11 +90,8 @@ async def examine(
 
 
 def probes_of(here: Installation, where: ClusterFlags) -> Sequence[Probe]:
-    """Return what is looked at on this machine, with these programs."""
-    mac_probes = [
-        Probe("system", partial(mac.system, here)),
-        Probe("GPU limit", partial(mac.gpu_limit, here)),
-    ]
+    """Return the probes for this machine."""
+    mac_probes = [Probe("system", partial(mac.system, here)), Probe("GPU limit", partial(mac.gpu_limit, here))]
     power = [
         Probe("sleep", partial(mac.power, here)),
         Probe("FileVault", mac.file_vault),
@@ -127,14 +125,14 @@ def _job_probe(here: Installation) -> Probe:
 
 
 def _named_cluster(here: Installation, where: ClusterFlags) -> ClusterConfig:
-    """Return the cluster in which the Job is made: named by the user, with the user's own credentials.
+    """Return the cluster in which to create the Job.
 
     Raises:
-        UserError: It was not named, or with the host's credentials.
+        UserError: The user did not name a cluster, or the credentials are the host's and not the user's.
     """
     config, origin = find_config(where.kubeconfig_path, where.context, here.folder)
     if origin is not Origin.NAMED:
-        raise UserError("--from-cluster makes a Job: name the cluster, with --kubeconfig or --context")
+        raise UserError("--from-cluster creates a Job: name the cluster with --kubeconfig or --context")
     from_pod.refuse_host_identity(config, here.folder)
     return config
 
@@ -142,7 +140,7 @@ def _named_cluster(here: Installation, where: ClusterFlags) -> ClusterConfig:
 async def _from_cluster(here: Installation, where: ClusterFlags, config: ClusterConfig, image: str | None) -> Finding:
     address = await cluster.advertised_address(here, where)
     if not address:
-        raise UserError("this host has no address that pods could reach; --host-ip of the agent names one")
+        raise UserError("this host has no address that pods can reach; set one with the agent's --host-ip")
     async with open_client(config) as client:
         lease_namespace = cluster.agent_config(here).lease_namespace
         chosen = image or await from_pod.find_image(client, lease_namespace)
@@ -150,7 +148,7 @@ async def _from_cluster(here: Installation, where: ClusterFlags, config: Cluster
 
 
 async def run_probes(probes: Sequence[Probe]) -> tuple[Finding, ...]:
-    """Return what each probe has found, in their order; one that hangs or fails becomes a line that says so."""
+    """Run the probes concurrently and return their findings in order; a probe that hangs or fails yields a warning."""
     found: dict[int, Finding | Iterable[Finding]] = {}
 
     async def run(index: int, probe: Probe) -> None:
@@ -179,5 +177,5 @@ async def run_probes(probes: Sequence[Probe]) -> tuple[Finding, ...]:
 
 
 def _unknown(problem: str) -> Finding:
-    """What could not be looked at is told, and is no failure of what it looks at."""
-    return warned(f"cannot be told: {problem}", why="it may be well or not", fix="repeat; --json has all lines")
+    """Return a warning that a check could not be made."""
+    return warned(f"check failed: {problem}", why="its state is unknown", fix="run `llmkube doctor` again")

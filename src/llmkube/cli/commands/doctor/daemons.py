@@ -73,17 +73,17 @@ def assess_ollama(fact: Ollama) -> Iterator[Finding]:
     if not fact.version:
         if runners.servers:
             yield warned(
-                f"it runs, and does not answer at {fact.url}",
-                why="it may listen elsewhere, or hang: what it has loaded is not known",
-                fix="name its address: `OLLAMA_HOST=127.0.0.1:PORT llmkube doctor`, or start it again",
+                f"it is running but does not answer at {fact.url}",
+                why="it may listen elsewhere, or hang: its loaded models are unknown",
+                fix="name its address: `OLLAMA_HOST=127.0.0.1:PORT llmkube doctor`, or restart it",
             )
         return
     here = f"{fact.version} at {fact.url}"
     if len(runners.served) > len(fact.listed):
         yield warned(
-            f"{here} lists {_models(len(fact.listed))}, and {_processes_text(fact, runners.served, 'of it')}",
-            why="a model that is said to be unloaded keeps its memory, and ours get no memory that is taken",
-            fix="quit Ollama and start it again; `ollama ps` shows what it lists",
+            f"{here} lists {_models(len(fact.listed))}, but {_processes_text(fact, runners.served)}",
+            why="models that it reports as unloaded still hold memory, which LLMKube's models cannot use",
+            fix="quit Ollama and start it again; `ollama ps` lists the loaded models",
         )
         return
     names = f": {', '.join(fact.listed)}" if fact.listed else ""
@@ -94,8 +94,8 @@ def assess_ollama(fact: Ollama) -> Iterator[Finding]:
 def _orphans(fact: Ollama) -> Finding:
     pids = fact.runners.orphans
     return warned(
-        f"a server of it has ended, and {_processes_text(fact, pids, 'of it still')}",
-        why="no server will end it or send it a request, and ours get no memory that is taken",
+        f"a server of it has exited, but {_processes_text(fact, pids, 'still ')}",
+        why="no server will stop it or send it a request, and LLMKube's models cannot use its memory",
         fix=f"`kill {' '.join(map(str, pids))}`",
     )
 
@@ -104,8 +104,8 @@ def _models(count: int) -> str:
     return "1 model" if count == 1 else f"{count} models"
 
 
-def _processes_text(fact: Ollama, pids: tuple[int, ...], owner: str) -> str:
-    verb = f"process {owner} holds" if len(pids) == 1 else f"processes {owner} hold"
+def _processes_text(fact: Ollama, pids: tuple[int, ...], still: str = "") -> str:
+    verb = f"of its processes {still}{'holds' if len(pids) == 1 else 'hold'}"
     return f"{len(pids)} {verb} {_memory_text(fact, pids)} (pid {', '.join(map(str, pids))})"
 
 
@@ -180,15 +180,15 @@ def assess_omlx(fact: Omlx) -> Iterator[Finding]:
         return
     if fact.loaded == 0 and fact.held_bytes > EMPTY_BYTES:
         yield warned(
-            f"it says at {fact.url} that no model is loaded, and its process holds {format_bytes(fact.held_bytes)} "
+            f"it reports at {fact.url} that no model is loaded, but its process holds {format_bytes(fact.held_bytes)} "
             f"(pid {fact.pid})",
-            why="memory of models that are said to be unloaded is not back, and ours get no memory that is taken",
+            why="models that it reports as unloaded still hold memory, which LLMKube's models cannot use",
             fix="quit oMLX and start it again",
         )
         return
-    stated = f", {format_bytes(fact.reported_bytes)} by its own word" if fact.reported_bytes else ""
+    stated = f" (it reports {format_bytes(fact.reported_bytes)})" if fact.reported_bytes else ""
     held = "" if fact.pid is None else f"; its process holds {format_bytes(fact.held_bytes)}"
-    yield passed(f"it runs at {fact.url}; {_models(fact.loaded)} loaded{stated}{held}")
+    yield passed(f"running at {fact.url}; {_models(fact.loaded)} loaded{stated}{held}")
 
 
 async def _query_omlx(http: HttpClient, port: int, table: ProcessTable) -> Omlx:

@@ -1,4 +1,4 @@
-"""One line of the report: what is, whether that is well, why it matters, and what mends it; for people and programs."""
+"""Findings: a verdict, the state, why it matters, and the fix; as text and JSON."""
 
 import enum
 import json
@@ -17,7 +17,7 @@ from llmkube.programs.failures import ExitCode, runnable
 
 
 class Verdict(enum.Enum):
-    """How a finding counts."""
+    """The severity of a finding."""
 
     PASS = "pass"  # noqa: S105 (not a password)
     WARN = "warn"
@@ -29,14 +29,14 @@ _COLORS: Final = {Verdict.PASS: "green", Verdict.WARN: "yellow", Verdict.FAIL: "
 
 @attrs.frozen
 class Finding:
-    """What one look has come to.
+    """One entry of the report.
 
     Attributes:
-        name: What was looked at; empty for what its probe is called.
-        verdict: How that is.
-        found: What is.
-        why: Why it matters; empty when it is well.
-        fix: The command, or the step, that mends it; empty when it is well.
+        name: Name of the checked part; empty for the name of the probe.
+        verdict: Its severity.
+        found: The observed state.
+        why: Why it matters; empty if the verdict is PASS.
+        fix: The command or step that fixes it; empty if the verdict is PASS.
     """
 
     verdict: Verdict
@@ -47,33 +47,33 @@ class Finding:
 
 
 def passed(found: str, *, name: str = "") -> Finding:
-    """Return a finding that all is well."""
+    """Return a finding without a problem."""
     return Finding(Verdict.PASS, found, name=name)
 
 
 def warned(found: str, *, why: str, fix: str, name: str = "") -> Finding:
-    """Return a finding of what works now, and may not tomorrow."""
+    """Return a finding of something that works now but may fail later."""
     return Finding(Verdict.WARN, found, why=why, fix=fix, name=name)
 
 
 def failed(found: str, *, why: str, fix: str, name: str = "") -> Finding:
-    """Return a finding of what keeps models from being served."""
+    """Return a finding of something that prevents serving, or lets others use the models."""
     return Finding(Verdict.FAIL, found, why=why, fix=fix, name=name)
 
 
 def exit_code(findings: Iterable[Finding]) -> ExitCode:
-    """Return 1 when something fails; a warning ends no script."""
+    """Return 1 if any finding failed; warnings do not change the exit code."""
     return ExitCode.FAILED if any(each.verdict is Verdict.FAIL for each in findings) else ExitCode.DONE
 
 
 def as_text(findings: Sequence[Finding]) -> str:
-    """Return one line per finding, with why it matters and what mends it below; the last line counts them."""
+    """Return one line per finding, with reason and fix below, and a summary as the last line."""
     width = max(len(each.name) for each in findings)
     return "\n".join([*(_lines(each, width) for each in findings), "", summary(findings)])
 
 
 def as_json(findings: Sequence[Finding]) -> str:
-    """Return the same for programs."""
+    """Return the findings as JSON."""
     lines: list[dict[str, Any]] = [
         {
             "name": each.name,
@@ -111,7 +111,7 @@ def _lines(finding: Finding, width: int) -> str:
 
 
 def _wrap(first: str, indent: str, text: str) -> str:
-    """Return the text behind `first`; on a terminal what is too long goes on below it, elsewhere it is one line."""
+    """Return the text after `first`, wrapped and indented on a terminal, on one line elsewhere."""
     line, width = runnable(printable(text.replace("\n", " "))), line_width()
     if width is None:
         return first + line

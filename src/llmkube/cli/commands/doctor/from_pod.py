@@ -1,12 +1,12 @@
-"""`--from-cluster`: a pod tries the address that this host advertises, in a Job that is deleted afterwards.
+"""`--from-cluster`: a pod connects to the address that this host advertises, in a Job that is deleted afterwards.
 
 ```
- listener on ADDRESS, any port ◀──dials, reads one word── pod of our image: `llmkube reach ADDRESS:PORT --word …`
- this program ──creates, looks, deletes──▶ Job ──termination message──▶ what the pod got
+ listener on ADDRESS, any port ◀──connects, reads a word── pod of our image: `llmkube reach ADDRESS:PORT --word …`
+ this program ──creates, polls, deletes──▶ Job ──termination message──▶ result
 ```
 
-The word tells this host from another machine that has the same address. Jobs are made with the user's own credentials:
-those of a host may make none, and are refused here before the API server refuses them.
+The word distinguishes this host from another machine with the same address. The Job is created with the user's
+credentials; those of a host may not create Jobs and are rejected in advance.
 """
 
 import contextlib
@@ -35,15 +35,15 @@ from llmkube.k8s.workloads import ContainerState, Job, Pod
 from llmkube.supervisor.values.join_record import token_paths
 
 LABEL: Final = "inference.llmkube.dev/doctor"
-"""On the Job and its pod: the Job's name."""
+"""Label of the Job and its pod, with the Job's name."""
 
 WAIT_SECONDS: Final = 120.0
-"""What scheduling, pulling and trying may take."""
+"""Deadline for scheduling, pulling the image and connecting."""
 
 POLL_SECONDS: Final = 1.0
 DELETE_SECONDS: Final = 10.0
 TTL_SECONDS: Final = 600
-"""After which the cluster removes a Job that this program could not delete."""
+"""Time after which the cluster deletes a Job that this program could not delete."""
 
 _STUCK: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError",
@@ -52,7 +52,7 @@ _STUCK: Final = frozenset(
 
 
 def reach_job(key: Key, image: str, address: str, word: str) -> dict[str, Any]:
-    """Return the Job: one pod, once, without a token and without rights on its node. Pure."""
+    """Return the manifest of the Job: one pod, without retries, token or privileges. Pure."""
     labels = {"app.kubernetes.io/part-of": "llmkube", LABEL: key.name}
     container = llmkube_container(WorkloadSettings(image), ["reach", address, "--word", word], (), ())
     pod = {
@@ -77,14 +77,14 @@ def reach_job(key: Key, image: str, address: str, word: str) -> dict[str, Any]:
 
 @attrs.frozen
 class ReachResult:
-    """What a pod's status tells: either the result of its try, or why there is none."""
+    """The result of a pod's attempt, or the problem that prevented it."""
 
     result: str = ""
     problem: str = ""
 
 
 def read_pods(pods: Sequence[Pod]) -> ReachResult | None:
-    """Return what the Job's pod tells; None while it tells nothing yet. Pure."""
+    """Return the result from the Job's pods; None while there is none. Pure."""
     for pod in pods:
         for status in pod.status.container_statuses:
             if status.state.terminated is not None:
@@ -98,32 +98,32 @@ def read_pods(pods: Sequence[Pod]) -> ReachResult | None:
 
 
 def _read_termination(state: ContainerState) -> ReachResult:
-    assert state.terminated is not None, "the caller has looked"
+    assert state.terminated is not None, "checked by the caller"
     result = parse_reach_result(state.terminated.message)
     if result is not None:
         return ReachResult(result=result)
     detail = state.terminated.message.strip()[-300:] or state.terminated.reason
-    return ReachResult(problem=f"its pod ended with {state.terminated.exit_code}: {detail}; is it LLMKube's image?")
+    return ReachResult(problem=f"its pod exited with {state.terminated.exit_code}: {detail}; is it LLMKube's image?")
 
 
 def refuse_host_identity(config: ClusterConfig, state_dir: Path) -> None:
-    """Refuse the credentials that `llmkube agent join` has left.
+    """Reject the credentials that `llmkube agent join` stores.
 
     Raises:
-        UserError: They are these.
+        UserError: The configuration uses them.
     """
     if isinstance(config.identity, TokenFile) and config.identity.path in token_paths(state_dir):
         raise UserError(
-            "--from-cluster: this kubeconfig is the host's own, which may make no Jobs; name yours with --kubeconfig "
-            "or --context"
+            "--from-cluster: this kubeconfig is the host's own, which may not create Jobs; name yours with "
+            "--kubeconfig or --context"
         )
 
 
 async def find_image(client: Client, namespace: str) -> str:
-    """Return the image of the controller in its namespace, which is ours.
+    """Return the image of the controller in its namespace, which is LLMKube's.
 
     Raises:
-        UserError: There is none to be seen.
+        UserError: No controller can be found.
     """
     path = f"/apis/apps/v1/namespaces/{namespace}/deployments"
     selector = "app.kubernetes.io/part-of=llmkube,app.kubernetes.io/component=controller"
@@ -132,19 +132,19 @@ async def find_image(client: Client, namespace: str) -> str:
         return str(found["items"][0]["spec"]["template"]["spec"]["containers"][0]["image"])
     except (ApiError, LookupError, TypeError) as exc:
         raise UserError(
-            f"--from-cluster: no controller is to be seen in namespace {namespace}, whose image the pod would run; "
-            "name one of LLMKube: --image REPOSITORY@sha256:…"
+            f"--from-cluster: no controller found in namespace {namespace}, whose image the pod would run; "
+            "name an image of LLMKube: --image REPOSITORY@sha256:…"
         ) from exc
 
 
 async def try_from_pod(client: Client, namespace: str, image: str, address: str) -> Finding:
-    """Listen, have a pod dial, and return what it got.
+    """Listen, let a pod connect, and return the finding.
 
     Args:
-        client: With the user's own credentials.
-        namespace: Where the Job is made.
-        image: Of this program.
-        address: What this host advertises.
+        client: Client with the user's credentials.
+        namespace: Namespace of the Job.
+        image: LLMKube's image.
+        address: Address that this host advertises.
     """
     key = Key(namespace, f"llmkube-doctor-{secrets.token_hex(4)}")
     if not await may(client, {"verb": "create", "group": "batch", "resource": "jobs", "namespace": namespace}):
@@ -158,23 +158,23 @@ async def try_from_pod(client: Client, namespace: str, image: str, address: str)
                 outcome = read_pods(pods.items)
                 if outcome is None:
                     await trio.sleep(POLL_SECONDS)
-        outcome = outcome or ReachResult(problem=f"its pod has not ended within {WAIT_SECONDS:g} s")
+        outcome = outcome or ReachResult(problem=f"its pod did not finish within {WAIT_SECONDS:g} s")
         return assess_reach(key, endpoint, outcome)
 
 
 def assess_reach(job: Key, address: str, outcome: ReachResult) -> Finding:
-    """A pod reached this host at the address that it advertises. Pure."""
+    """Check that a pod reached this host at its advertised address. Pure."""
     if outcome.problem:
         return failed(
             f"Job {job}: {outcome.problem}",
-            why="whether pods reach this host is not known",
-            fix="mend that, and repeat; --image names another image, --namespace another place",
+            why="whether pods can reach this host is not known",
+            fix="fix that, and repeat; --image and --namespace choose another image and namespace",
         )
     if outcome.result != REACHED:
         return failed(
             f"{address} cannot be reached: {outcome.result}",
-            why="services that run here answer no pod, and no client through the cluster",
-            fix="open this host's firewall for the nodes, or advertise another address: --host-ip",
+            why="neither pods nor clients of the cluster can reach services on this host",
+            fix="open this host's firewall for the nodes, or advertise another address with --host-ip",
         )
     return passed(f"a pod reached {address}")
 
@@ -187,13 +187,13 @@ async def _open_job(client: Client, manifest: Mapping[str, Any], key: Key) -> As
         yield
     finally:
         with trio.move_on_after(DELETE_SECONDS, shield=True):
-            with contextlib.suppress(LLMKubeError):  # the cluster removes it (KEPT_SECONDS)
+            with contextlib.suppress(LLMKubeError):  # the cluster deletes it (TTL_SECONDS)
                 await client.delete(Job, key, propagation="Background")
 
 
 @asynccontextmanager
 async def _serve_word(address: str, word: str) -> AsyncIterator[str]:
-    """Tell everyone who connects one word; the value is where."""
+    """Send a word to every client that connects; yield the address."""
 
     async def send_word(stream: trio.SocketStream) -> None:
         async with stream:
@@ -201,11 +201,11 @@ async def _serve_word(address: str, word: str) -> AsyncIterator[str]:
                 try:
                     await stream.send_all(f"{word}\n".encode())
                 except trio.BrokenResourceError:
-                    return  # it has gone
+                    return  # the client has closed the connection
 
     listeners = await open_listeners(address, 0)
     port = listeners[0].socket.getsockname()[1]
     async with trio.open_nursery() as nursery:
         await nursery.start(trio.serve_listeners, send_word, listeners)
         yield netloc((address, port))
-        nursery.cancel_scope.cancel(reason="the pod has tried")
+        nursery.cancel_scope.cancel(reason="the pod has finished")

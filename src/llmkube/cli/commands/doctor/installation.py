@@ -1,4 +1,4 @@
-"""Which of our programs is on this machine, as what runs or is to run, and with which settings."""
+"""The LLMKube program on this machine: the running one, else the installed one, and its settings."""
 
 import sys
 from collections.abc import Sequence
@@ -29,20 +29,20 @@ _COMMANDS: Final[dict[Name, tuple[click.Command, type[Any]]]] = {"up": (up, UpCo
 
 @attrs.frozen(kw_only=True)
 class Installation:
-    """What of ours is here.
+    """The LLMKube program on this machine.
 
     Attributes:
-        folder: The state directory.
-        user: Whose it is.
-        program: What runs, or would be started.
-        pid: Of what runs.
-        config: Its settings, by its own command line where there is one.
-        problem: Why they cannot be read; `config` then has the defaults.
-        job: The file of its launchd job, if there is one.
-        daemon: Whether that is a daemon.
-        unit: The file of its systemd unit, if there is one.
-        job_program: The program that launchd starts; this one's without a job.
-        mac: Whether this machine has a launchd.
+        folder: Its state directory.
+        user: The user that the program runs as.
+        program: The program that runs or would be started.
+        pid: Its process; None if it is not running.
+        config: Its settings, including the flags of its process or job.
+        problem: Why the settings cannot be read; `config` then has the defaults.
+        job: File of its launchd job; None without one.
+        daemon: Whether the job is a LaunchDaemon.
+        unit: File of its systemd unit; None without one.
+        job_program: Executable that launchd starts; this process's executable without a job.
+        mac: Whether this machine has launchd.
     """
 
     folder: Path
@@ -59,26 +59,26 @@ class Installation:
 
     @property
     def store(self) -> Path:
-        """Where models are kept."""
+        """The folder of the model store."""
         chosen = self.config.model_store if isinstance(self.config, AgentConfig) else None
         return chosen or self.folder / "store"
 
     @property
     def serves_a_cluster(self) -> bool:
-        """Whether an agent runs, or is installed: then its cluster has been named."""
+        """Whether an agent runs or is installed: its settings then name a cluster."""
         return self.program == "agent"
 
     def journal(self) -> dict[Key, Entry]:
-        """Return what the journal says of engines; blocks.
+        """Read the journal of engines; blocks.
 
         Raises:
-            JournalError: No descriptor is left.
+            JournalError: No file descriptor is free.
         """
         return FileJournal(self.folder / "journal", trio.CapacityLimiter(1)).read_all()
 
 
 def find_installation(chosen: Path | None) -> Installation:
-    """Look at the state directory, at what holds it, and at the jobs of this user; blocks for milliseconds."""
+    """Inspect the state directory, the process that locks it, and the user's jobs; blocks for milliseconds."""
     folder = chosen.absolute() if chosen is not None else local_state_dir()
     user, problem = current_user(), ""
     try:
@@ -93,14 +93,14 @@ def find_installation(chosen: Path | None) -> Installation:
     program: Name = "up" if up_pid is not None else "agent" if pid is not None or agent_file is not None else "up"
     job = agent_file if program == "agent" else up_file if mac and up_file.exists() else None
     job_argv = _job_argv(job)
-    config, refused = _settings(program, folder, _argv_of(pid) or job_argv)
+    config, config_problem = _settings(program, folder, _argv_of(pid) or job_argv)
     return Installation(
         folder=folder,
         user=user,
         program=program,
         pid=pid,
         config=config,
-        problem=problem or refused,
+        problem=problem or config_problem,
         job=job,
         daemon=job == daemon_job,
         unit=unit_path() if not mac and program == "up" and unit_path().exists() else None,
@@ -110,13 +110,13 @@ def find_installation(chosen: Path | None) -> Installation:
 
 
 def given_flags(program: Name, argv: Sequence[str]) -> dict[str, Any]:
-    """Return the settings that a command line gives: what stands behind the program's name in it."""
+    """Return the settings that a command line gives after the program's name."""
     command, kind = _COMMANDS[program]
     words = list(argv[argv.index(program) + 1 :]) if program in argv else list(argv[1:])
     try:
         context = command.make_context(program, words, resilient_parsing=True)
     except click.ClickException:
-        return {}  # another version's; config.toml is then all that is known
+        return {}  # flags of another version: only config.toml is known then
     names = {each.name for each in settings_of(kind)}
     return {name: value for name, value in context.params.items() if name in names and value not in {None, ()}}
 

@@ -1,7 +1,7 @@
-"""Looks at a Mac: its kernel, and the programs of macOS that say how it is set.
+"""Checks of a Mac, by its kernel and the configuration programs of macOS.
 
-What each program prints was recorded by others (docs/doctor.md says what was verified where); a text that is not
-understood is told as not known, and never as well.
+The formats of their output are from third parties' records (docs/doctor.md states what was verified where). Output that
+cannot be parsed is reported as unknown, never as a pass.
 """
 
 import json
@@ -31,12 +31,12 @@ from llmkube.supervisor.memory.budget import host_budget
 MIB: Final = 1 << 20
 
 SYSTEM_SHARE: Final = 0.05
-"""What the GPU's limit has to leave to macOS, which else stops answering; of 16 GiB that is what it takes at rest."""
+"""Share of the memory that the GPU limit has to leave to macOS; of 16 GiB, it is what an idle macOS takes."""
 
 FIREWALL: Final = "/usr/libexec/ApplicationFirewall/socketfilterfw"
 REPORTS: Final = Path("/Library/Logs/DiagnosticReports")
 RECENT_SECONDS: Final = 7 * 86_400.0
-"""An older report says little about the settings of now."""
+"""Age limit of reports: an older one says little about the current settings."""
 
 _REPORT_BYTES: Final = 8 << 20
 _LOG_LINES: Final = 50
@@ -44,11 +44,11 @@ _DENIED: Final = "Operation not permitted"
 
 
 class NotUnderstoodError(ValueError):
-    """A program of macOS printed something else than is known."""
+    """The output of a program of macOS has an unknown format."""
 
 
 async def system(here: Installation) -> Finding:
-    """Ask the kernel: an Intel Python under Rosetta is told that the machine is one of Intel's."""
+    """Check the system by the kernel's variables: an Intel Python under Rosetta gets "Intel" from `platform`."""
     await trio.lowlevel.checkpoint()
     kernel = LibSystem()
     apple = bool(_number(kernel, "hw.optional.arm64"))
@@ -64,7 +64,7 @@ async def system(here: Installation) -> Finding:
 
 
 async def gpu_limit(here: Installation) -> Finding:
-    """Ask the kernel and Metal; a driver that hangs is left behind."""
+    """Check the GPU's memory limit, by the kernel and Metal; a hanging driver is abandoned."""
     kernel = LibSystem()
     total_bytes = decode_integer(kernel.sysctl("hw.memsize"))
     limit = await trio.to_thread.run_sync(gpu_limit_of, kernel, total_bytes, abandon_on_cancel=True)
@@ -73,34 +73,34 @@ async def gpu_limit(here: Installation) -> Finding:
 
 
 def assess_gpu_limit(total_bytes: int, limit: GpuLimit, budget_bytes: int) -> Finding:
-    """The GPU holds what models may take together, `budget_bytes`, and leaves the system enough. Pure."""
+    """Check that the GPU limit covers `budget_bytes`, the budget of models, and leaves enough to the system. Pure."""
     wanted = f"`sudo sysctl iogpu.wired_limit_mb={budget_bytes // MIB}`"
     if limit.limit_bytes is None:
-        return passed("none is known")
+        return passed("no limit is known")
     limit_text = f"{format_bytes(limit.limit_bytes)} of {format_bytes(total_bytes)} by {limit.source}"
     if limit.limit_bytes > total_bytes * (1 - SYSTEM_SHARE):
         return failed(
             limit_text,
-            why="macOS is left with too little: it stops answering when a model fills that",
-            fix=f"{wanted}, or 0 for its own limit; it lasts until the next start",
+            why="too little is left for macOS: it hangs when a model reaches the limit",
+            fix=f"{wanted}, or 0 for the default of macOS; it lasts until the next restart",
         )
     if limit.guessed:
         return warned(
             limit_text,
-            why="Metal tells its limit to no program of this session (ssh, tmux), so the share is a cautious one",
-            fix=f"look in a terminal of the login, or set it: {wanted}; it lasts until the next start",
+            why="Metal does not report its limit in this session (ssh, tmux): a cautious estimate is used",
+            fix=f"check in a terminal of the desktop, or set it: {wanted}; it lasts until the next restart",
         )
     if limit.limit_bytes < budget_bytes:
         return warned(
             limit_text,
-            why=f"models may take {format_bytes(budget_bytes)} together, and one on the GPU not all of it",
-            fix=f"{wanted}; it lasts until the next start",
+            why=f"models may take {format_bytes(budget_bytes)} together, but a model on the GPU less",
+            fix=f"{wanted}; it lasts until the next restart",
         )
     return passed(limit_text)
 
 
 async def power(here: Installation) -> tuple[Finding, Finding]:
-    """Ask pmset."""
+    """Check sleep and power with pmset."""
     settings, source = await _output_of("pmset", "-g"), await _output_of("pmset", "-g", "batt")
 
     def value(name: str) -> int | None:
@@ -116,72 +116,68 @@ async def power(here: Installation) -> tuple[Finding, Finding]:
 
 
 def assess_sleep(minutes: int | None, *, kept_awake: bool) -> Finding:
-    """A Mac that serves others does not sleep. Pure.
+    """Check that the Mac does not sleep while it serves. Pure.
 
     Args:
-        minutes: After how long it falls asleep; 0 is never, None not known.
+        minutes: Idle time until it sleeps; 0 means never, None unknown.
         kept_awake: Whether the agent keeps it awake while an engine runs.
     """
     if minutes is None:
-        return warned(
-            "pmset does not say when this Mac sleeps",
-            why="asleep it answers no request",
-            fix="`pmset -g` shows it",
-        )
+        return warned("pmset does not show when this Mac sleeps", why="asleep, it is unavailable", fix="run `pmset -g`")
     if minutes and not kept_awake:
         return warned(
-            f"this Mac falls asleep after {minutes} min",
-            why="asleep it answers no request, and its host is taken for dead",
+            f"this Mac sleeps after {minutes} min",
+            why="asleep, it answers no request and its host lease expires",
             fix="`sudo pmset -a sleep 0`, or only while engines run: `llmkube agent install --keep-awake`",
         )
     return passed("it does not sleep while an engine runs" if minutes else "it never sleeps")
 
 
 def assess_power(*, on_battery: bool, low_power: bool, restarts: int | None) -> Finding:
-    """A Mac that serves others comes back after a power cut; whether it `restarts` may not be known. Pure."""
+    """Check that the Mac is on mains power and restarts after a power cut; `restarts` may be unknown. Pure."""
     if on_battery:
         return warned(
-            "this Mac runs on its battery",
-            why="with a closed lid it sleeps whatever the settings say, and it computes slower",
-            fix="connect it to mains",
+            "this Mac runs on battery",
+            why="with a closed lid it sleeps regardless of the settings, and it computes more slowly",
+            fix="connect it to mains power",
             name="power",
         )
     if low_power:
         return warned(
-            "low power mode is on", why="engines compute slower", fix="`sudo pmset -a lowpowermode 0`", name="power"
+            "low power mode is on", why="engines are slower", fix="`sudo pmset -a lowpowermode 0`", name="power"
         )
     if restarts == 0:
         return warned(
             "it stays off after a power cut",
-            why="no model is served until a person presses its button",
+            why="no model is served until someone presses the power button",
             fix="`sudo pmset -a autorestart 1`",
             name="power",
         )
-    return passed("on mains; it starts when power is back" if restarts else "on mains", name="power")
+    return passed("on mains power; it restarts after a power cut" if restarts else "on mains power", name="power")
 
 
 async def file_vault() -> Finding:
-    """Ask fdesetup: after a start nothing runs on an encrypted Mac until a user has typed the password."""
+    """Check FileVault with fdesetup: an encrypted Mac runs nothing after a restart until a user enters the password."""
     text = await _output_of("fdesetup", "status")
     found = re.search(r"FileVault is (On|Off)", text)
     if found is None:
-        raise NotUnderstoodError(f"fdesetup says {text[:100]!r}")
+        raise NotUnderstoodError(f"the output of fdesetup is not understood: {text[:100]!r}")
     if found[1] == "Off":
-        return passed("it is off: this Mac starts by itself")
+        return passed("off: this Mac restarts unattended")
     return warned(
-        "it is on",
-        why="after a power cut or an update nothing runs, not even a daemon, until a person types the password",
+        "on",
+        why="after a power cut or an update nothing runs, not even a daemon, until someone enters the password",
         fix="for a planned restart: `sudo fdesetup authrestart`; to need no password: `sudo fdesetup disable`",
     )
 
 
 async def firewall(here: Installation) -> Finding:
-    """Ask socketfilterfw about the program that takes engines' connections: the agent's own, as their proxy."""
+    """Check the firewall with socketfilterfw, for the agent's program: it accepts the connections to engines."""
     program = str(Path(here.job_program).resolve())
     state = await _output_of(FIREWALL, "--getglobalstate")
     found = re.search(r"State = ([012])", state)
     if found is None:
-        raise NotUnderstoodError(f"socketfilterfw says {state[:100]!r}")
+        raise NotUnderstoodError(f"the output of socketfilterfw is not understood: {state[:100]!r}")
     if found[1] == "0":
         return passed("macOS's application firewall is off")
     everything = await _output_of(FIREWALL, "--getblockall")
@@ -192,73 +188,74 @@ async def firewall(here: Installation) -> Finding:
 
 
 def assess_firewall(program: str, permitted: bool | None, *, blocks_all: bool) -> Finding:
-    """The application firewall, which is on, lets pods reach engines. Pure.
+    """Check that the application firewall, which is on, allows connections to engines. Pure.
 
     Args:
-        program: The program that engines' clients talk to.
-        permitted: Whether that one is let in; None when the firewall has no rule for it.
-        blocks_all: Whether it lets no program in.
+        program: Program that accepts the connections.
+        permitted: Whether the firewall allows them; None if it has no rule for the program.
+        blocks_all: Whether it blocks all incoming connections.
     """
     allow = f'`sudo {FIREWALL} --add "{program}" --unblockapp "{program}"`'
     if blocks_all:
         return failed(
             "it blocks all incoming connections",
-            why="no pod reaches an engine of this Mac",
+            why="no pod can reach an engine on this Mac",
             fix=f"`sudo {FIREWALL} --setblockall off`",
         )
     if permitted is False:
-        return failed(f"it keeps connections from {program}", why="no pod reaches an engine of this Mac", fix=allow)
+        return failed(f"it blocks connections to {program}", why="no pod can reach an engine on this Mac", fix=allow)
     if permitted is None:
         return warned(
-            f"it is on, and has no rule for {program}",
-            why="macOS asks on the screen when the first client comes; a daemon cannot show the question",
+            f"it is on and has no rule for {program}",
+            why="macOS shows a prompt at the first connection; a daemon cannot show it",
             fix=allow,
         )
-    return passed(f"it is on, and lets {program} in")
+    return passed(f"it is on and allows connections to {program}")
 
 
 async def guarded_folders(here: Installation) -> Finding:
-    """Look where a job's files are, and whether its log says that macOS kept them from it."""
+    """Check whether files of the job are in guarded folders, and whether its log shows that macOS denied access."""
     await trio.lowlevel.checkpoint()
     known = (("the program", Path(here.job_program)), ("--state-dir", here.folder), ("--model-store", here.store))
-    places = [
+    locations = [
         f"{label} in {folder}"
         for label, path in known
         if here.job is not None and (folder := guarded_folder(path, here.user.home)) is not None
     ]
     log = agent_log(here.user.home)
-    denied = bool(places) and _DENIED in last_lines(log, 0, _LOG_LINES)
+    denied = bool(locations) and _DENIED in last_lines(log, 0, _LOG_LINES)
     program = _executable_of(here.pid) or str(Path(here.job_program).resolve())
-    return assess_guarded_folders(places, program, f"{log} says: {_DENIED}" if denied else "")
+    return assess_guarded_folders(locations, program, f"{log} has: {_DENIED}" if denied else "")
 
 
-def assess_guarded_folders(places: Sequence[str], program: str, denied: str = "") -> Finding:
-    """Nothing that a job of launchd reads is in a folder that macOS keeps from it. Pure.
+def assess_guarded_folders(locations: Sequence[str], program: str, denied: str = "") -> Finding:
+    """Check that no file of a launchd job is in a folder that macOS guards. Pure.
 
     Args:
-        places: What is in one, and where: `--model-store in /Users/ada/Documents`.
-        program: The program that would have to be allowed.
-        denied: What the job's log says of it; empty when it says nothing.
+        locations: Files in such folders: `--model-store in /Users/ada/Documents`.
+        program: Program that needs Full Disk Access for them.
+        denied: Evidence in the job's log that access was denied; empty without it.
     """
-    if not places:
-        return passed("not needed: nothing of ours is in a folder that macOS guards")
-    verdict, where = failed if denied else warned, ", ".join(places)
+    if not locations:
+        return passed("not needed: no file of LLMKube is in a folder that macOS guards")
+    verdict, where = failed if denied else warned, ", ".join(locations)
     return verdict(
         denied or where,
-        why="macOS keeps these folders from jobs of launchd, although a terminal may read them"
+        why="macOS does not let launchd jobs read these folders, although a terminal may"
         + (f": {where}" if denied else ""),
-        fix=f"System Settings, Privacy & Security, Full Disk Access: add {program}; or move it",
+        fix=f"System Settings, Privacy & Security, Full Disk Access: add {program}; or move the files",
     )
 
 
 def newest_jetsam(now: float, folder: Path = REPORTS) -> tuple[str, str]:
-    """Return the name of macOS's newest report on programs that it ended for want of memory, and the largest process.
+    """Return the name and the largest process of the newest recent JetsamEvent report of macOS.
 
-    Both are "" without one of the last days; the process is where the report cannot be read. Blocks.
+    macOS writes one when it kills programs because memory is short. Both are "" without a report; the process is "" if
+    the report cannot be read. Blocks.
 
     Args:
-        now: The time as files have it, in seconds since 1970.
-        folder: Where macOS keeps them.
+        now: The time in seconds since 1970.
+        folder: Folder of the reports.
     """
     try:
         known = [(path.stat().st_mtime, path) for path in folder.glob("JetsamEvent-*.ips")]
@@ -290,7 +287,7 @@ def _text(kernel: LibSystem, name: str) -> str:
 
 
 def _executable_of(pid: int | None) -> str:
-    """Return the file that really runs: a framework's Python becomes the one in its Python.app."""
+    """Return the executable of a process: of a framework's Python, it is the one in Python.app."""
     try:
         return psutil.Process(pid).exe() if pid is not None else ""
     except psutil.Error:
@@ -298,10 +295,10 @@ def _executable_of(pid: int | None) -> str:
 
 
 async def _output_of(program: str, *words: str) -> str:
-    """Return what a program of macOS prints.
+    """Run a program of macOS and return its output.
 
     Raises:
-        OSError: It is not there.
+        OSError: The program cannot be run.
     """
     path = shutil.which(Path(program).name, path=os.pathsep.join([os.environ.get("PATH", ""), SYSTEM_PATH])) or program
     done = await trio.run_process([path, *words], check=False, capture_stdout=True, capture_stderr=True)

@@ -1,4 +1,4 @@
-"""Looks at our own programs: engine, job, ports, listeners, and how engines ended; pure functions judge."""
+"""Checks of LLMKube's programs: engine, job, ports, listeners, exits of engines. The `assess_*` functions are pure."""
 
 import ipaddress
 import re
@@ -35,44 +35,44 @@ _KEY_FLAGS: Final = ("--api-key", "--api-key-file")
 _DEFAULT_PORT: Final = 8080
 
 _MANY_STARTS: Final = 3
-"""Of a job that has ended badly: one restart is a mishap, the third a loop."""
+"""Starts of a failing job that are a crash loop: a single restart may be an accident."""
 
 _WORKING_STATES: Final = frozenset({"active", "activating", "reloading"})
 
 
 def settings(here: Installation) -> Finding:
-    """Return what runs, and with which settings. Pure."""
+    """Check the settings, and report which program is running. Pure."""
     if here.problem:
         return failed(
             here.problem,
-            why=f"no program of ours starts with them ({here.folder})",
-            fix="mend what it names; docs/config.md has every setting",
+            why=f"LLMKube does not start with these settings ({here.folder})",
+            fix="correct the setting; docs/config.md lists all settings",
             name="settings",
         )
     if here.pid is not None:
         return passed(f"llmkube {here.program} (pid {here.pid}) on {here.folder}", name="running")
-    return passed(f"nothing of ours on {here.folder}", name="running")
+    return passed(f"no LLMKube program on {here.folder}", name="running")
 
 
 async def engine(here: Installation) -> Finding:
-    """Look for the programs that settings name; ask llama-server for its version, and on Metal for its GPUs."""
+    """Check the programs that the settings name, llama-server's version, and with Metal its GPUs."""
     try:
         configured_programs(here.config)
     except UserError as exc:
         return failed(
             str(exc),
-            why="no program of ours starts with that setting",
-            fix="name a program that is there, or leave the setting out",
+            why="LLMKube does not start with this setting",
+            fix="name a program that exists, or remove the setting",
         )
     try:
         program = find_llama_server(here.config.llama_server)
-        # Not `here.folder`: an engine that is only asked is not the agent's.
+        # Not `here.folder`, which belongs to the agent.
         probe_settings = AgentSettings("doctor", here.folder / "doctor", here.store, str(program))
         info = await LocalEngines(probe_settings).info()
     except LLMKubeError as exc:
         return failed(
             str(exc),
-            why="no model is served without one",
+            why="no model can be served without llama-server",
             fix="`pip install --upgrade xllamacpp`, or `brew install llama.cpp`; --llama-server names another",
         )
     devices = None
@@ -83,23 +83,23 @@ async def engine(here: Installation) -> Finding:
 
 
 def assess_engine(program: str, version: str, devices: Sequence[str] | None) -> Finding:
-    """The engine lists a GPU, where it was asked for its `devices`. Pure."""
+    """Check that the engine lists a GPU; `devices` is None if it was not queried. Pure."""
     if devices is not None and not devices:
         return warned(
-            f"{program}, {version}: it lists no GPU here",
-            why="this host serves Models for Metal, which want one; Metal shows none to ssh and tmux",
-            fix=f"look in a terminal of the login: `{program} --list-devices`",
+            f"{program}, {version}: it lists no GPU",
+            why="this host serves Models for Metal, which need one; Metal shows none under ssh and tmux",
+            fix=f"check in a terminal of the desktop: `{program} --list-devices`",
         )
     return passed(f"{program}, {version}{'; ' if devices else ''}{', '.join(devices or ())}")
 
 
 def listed_devices(text: str) -> tuple[str, ...]:
-    """Return the GPUs of a list such as `  MTL0: Apple M3 Ultra (98304 MiB, 98303 MiB free)`."""
+    """Parse the GPUs from a list such as `  MTL0: Apple M3 Ultra (98304 MiB, 98303 MiB free)`."""
     return tuple(re.findall(r"^\s+(?:MTL\d+|Metal): (.+?)(?: \(\d|$)", text, re.MULTILINE))
 
 
 async def launchd_job(here: Installation) -> Finding:
-    """Ask launchd, without sudo: it tells everyone what it knows of a job."""
+    """Check the launchd job; launchd shows its state without sudo."""
     label = AGENT_LABEL if here.program == "agent" else UP_LABEL
     domain = "system" if here.daemon else f"gui/{here.user.uid}"
     job = Launchd(call=launchctl_caller(), domain=domain, label=label, exit_seconds=EXIT_SECONDS)
@@ -110,84 +110,84 @@ async def launchd_job(here: Installation) -> Finding:
 
 
 def assess_launchd_job(here: Installation, state: JobState | None, healthy: bool, failures: FailedStarts) -> Finding:
-    """A job that launchd starts again and again does not run, whatever `launchctl list` shows. Pure.
+    """Check that the job runs and is not in a crash loop, which `launchctl list` does not show. Pure.
 
     Args:
-        here: Has the job's file, and who holds the state directory now.
-        state: What launchd knows; None when it is not loaded.
+        here: The installation, with the job's file and the running process.
+        state: State of the job in launchd; None if it is not loaded.
         healthy: Whether the program answers at its port.
         failures: Failed starts in a row.
     """
     name, is_running = here.program, here.pid is not None
     restart = "`llmkube agent start`" if name == "agent" else "`llmkube up install`"
-    ended = f", ended last with {state.last_exit}" if state and state.last_exit else ""
+    last_exit = f", last exit with {state.last_exit}" if state and state.last_exit else ""
     if failures.count >= START_LIMIT and not is_running:
         return failed(
-            f"the {name} has failed to start {failures.count} times, and does not try again",
-            why=failures.problem or "its log says why",
-            fix=f"mend that; then: {restart}",
+            f"the {name} has failed to start {failures.count} times and is not started again",
+            why=failures.problem or "its log shows why",
+            fix=f"fix that; then: {restart}",
         )
     if state is None:
-        return warned(f"{here.job} is not loaded", why=f"llmkube {name} does not begin by itself", fix=restart)
-    logs = f"`llmkube {name} logs --tail 20` says why"
+        return warned(f"{here.job} is not loaded", why=f"llmkube {name} does not start automatically", fix=restart)
+    logs = f"`llmkube {name} logs --tail 20` shows why"
     if not is_running and state.runs >= _MANY_STARTS and state.last_exit not in {"", "0"}:
         return failed(
-            f"a crash loop: the {name} was started {state.runs} times{ended}",
-            why=failures.problem or "launchd starts it again and again, and shows it as loaded; it serves nothing",
-            fix=f"{logs}; mend that, then: {restart}",
+            f"crash loop: the {name} was started {state.runs} times{last_exit}",
+            why=failures.problem or "launchd restarts it repeatedly and shows it as loaded; it serves nothing",
+            fix=f"{logs}; fix that, then: {restart}",
         )
     if not is_running and state.pid is None:
         return warned(
-            f"the {name} is loaded and does not run: {state.runs} starts{ended}",
+            f"the {name} is loaded but not running: {state.runs} starts{last_exit}",
             why=failures.problem or "it serves nothing",
             fix=f"{logs}; then: {restart}",
         )
     if not healthy:
         return warned(
-            f"the {name} runs (pid {state.pid}) and does not answer at /healthz",
-            why="it has just been started, or it hangs",
+            f"the {name} is running (pid {state.pid}) but does not answer at /healthz",
+            why="it was started a moment ago, or it hangs",
             fix=f"{logs}; then: {restart}",
         )
     kind = "a daemon" if here.daemon else "a job of the login"
-    return passed(f"the {name} runs as {kind}: {state.runs} starts{ended}")
+    return passed(f"the {name} is running as {kind}: {state.runs} starts{last_exit}")
 
 
 async def systemd_unit(here: Installation) -> Finding:
-    """Ask the user's systemd."""
-    words = ("show", "--property", "ActiveState", "--value", UNIT)
-    state = await trio.to_thread.run_sync(systemctl, *words, abandon_on_cancel=True)
+    """Check the unit in the user's systemd."""
+    arguments = ("show", "--property", "ActiveState", "--value", UNIT)
+    state = await trio.to_thread.run_sync(systemctl, *arguments, abandon_on_cancel=True)
     return assess_systemd_unit(state.strip())
 
 
 def assess_systemd_unit(state: str) -> Finding:
-    """The unit of `llmkube up` is active, in systemd's words. Pure."""
+    """Check that the unit of `llmkube up` is active; `state` is its ActiveState. Pure."""
     if state in _WORKING_STATES:
         return passed(f"{UNIT} is {state}")
     verdict = failed if state == "failed" else warned
     return verdict(
         f"{UNIT} is {state}",
-        why="llmkube up does not run",
-        fix=f"`llmkube up logs --tail 20` says why; then: `systemctl --user restart {UNIT}`",
+        why="llmkube up is not running",
+        fix=f"`llmkube up logs --tail 20` shows why; then: `systemctl --user restart {UNIT}`",
     )
 
 
 async def no_job() -> Finding:
-    """The user asked for none."""
+    """Return the finding without a job or unit, which are optional."""
     await trio.lowlevel.checkpoint()
-    return passed("nothing of ours starts by itself; `llmkube up install` or `agent install` has it so")
+    return passed("LLMKube does not start automatically; use `llmkube up install` or `llmkube agent install`")
 
 
 async def ports(here: Installation) -> Sequence[Finding]:
-    """Try to listen at each port as the program would, or ask ours whether it does; each bad one is a finding."""
+    """Check each port of the program: that it can be opened, or that the running program answers there."""
     wanted, found = _wanted_ports(here), []
     for flag, number in wanted:
         if here.pid is not None:
             if number == _health_port(here) and not await probe_health(number):
                 found.append(
                     failed(
-                        f"llmkube {here.program} runs, and nothing answers at {number}",
+                        f"llmkube {here.program} is running, but nothing answers at port {number}",
                         why="it hangs, or was started with another port",
-                        fix=f"`llmkube {here.program} logs --tail 20` says why",
+                        fix=f"`llmkube {here.program} logs --tail 20` shows why",
                     )
                 )
             continue
@@ -198,30 +198,30 @@ async def ports(here: Installation) -> Sequence[Finding]:
             holder = await trio.to_thread.run_sync(_holder_of, number, abandon_on_cancel=True)
             found.append(
                 failed(
-                    f"{number} is taken{f' by {holder}' if holder else ''}",
+                    f"port {number} is in use{f' by {holder}' if holder else ''}",
                     why=f"llmkube {here.program} does not start without it",
-                    fix=f"end that program (`lsof -nP -iTCP:{number} -sTCP:LISTEN`), or choose another: {flag}",
+                    fix=f"stop that program (`lsof -nP -iTCP:{number} -sTCP:LISTEN`), or choose another port: {flag}",
                 )
             )
     numbers = ", ".join(str(number) for _, number in wanted) or "none"
-    return found or [passed(f"{numbers}: free or ours, for llmkube {here.program}")]
+    return found or [passed(f"{numbers}: available to llmkube {here.program}")]
 
 
 async def listeners(here: Installation) -> Sequence[Finding]:
-    """Look at our engines by the journal, and at others by their command lines."""
+    """Check for engines without an API key: those in the journal, and other llama-servers by their command lines."""
     found = await trio.to_thread.run_sync(lambda: list(_without_key(here)), abandon_on_cancel=True)
     if here.config.insecure_lan:
         open_to_all = failed(
-            "--insecure-lan: every request is let in at published engines, from any address",
-            why="who reaches this machine uses its models, and reads other users' prompts in shared caches",
-            fix="take insecure_lan out of config.toml and of the job, name networks with --allow-from, and restart",
+            "--insecure-lan: published engines accept every request, from any address",
+            why="every client can use the models, and read other users' prompts in shared caches",
+            fix="remove insecure_lan from config.toml and the job, name networks with --allow-from, and restart",
         )
         found = [open_to_all, *found]
-    return found or [passed("no engine listens without a key beyond this machine")]
+    return found or [passed("no engine accepts requests without a key from other machines")]
 
 
 async def last_exits(here: Installation) -> Sequence[Finding]:
-    """Compare the journal with the processes that there are, while nothing of ours runs to do so."""
+    """Check for engines that exited unexpectedly: by the journal if LLMKube is not running, and by macOS's reports."""
     entries = await trio.to_thread.run_sync(here.journal, abandon_on_cancel=True)
     report, process = "", ""
     if here.mac:
@@ -232,37 +232,37 @@ async def last_exits(here: Installation) -> Sequence[Finding]:
 
 
 def assess_last_exits(lost: Sequence[Entry], *, rebooted: bool, jetsam: str, largest_process: str) -> Iterator[Finding]:
-    """Engines ended because a program or a user asked them to. Pure.
+    """Check that no engine exited unexpectedly. Pure.
 
     Args:
-        lost: Services whose engine is gone while no program of ours ran to end it; the largest first.
-        rebooted: Whether the machine was started anew meanwhile.
-        jetsam: The newest report of macOS on ended programs, of the last days; empty without one.
-        largest_process: The largest process by that report.
+        lost: Journal entries whose engine exited while LLMKube was not running; the largest first.
+        rebooted: Whether the machine was restarted meanwhile.
+        jetsam: Name of macOS's newest recent report of killed programs; empty without one.
+        largest_process: Largest process in that report.
     """
-    hint = "give models less: memory_fraction in config.toml, a smaller contextSize; `llmkube fit` says what one needs"
+    hint = "reduce memory_fraction in config.toml, or contextSize; `llmkube fit` shows what a model needs"
     if jetsam:
         largest = f"; the largest process was {largest_process}" if largest_process else ""
         yield warned(
-            f"macOS ended programs for want of memory: {jetsam}{largest}",
-            why="an engine that is ended loses its requests",
+            f"macOS killed programs because memory was short: {jetsam}{largest}",
+            why="an engine that is killed loses its requests",
             fix=hint,
         )
     if lost:
         size = _needs(lost[0])
-        how = "with this machine" if rebooted else "without a word of ours"
+        how = "when this machine restarted" if rebooted else "unexpectedly"
         yield warned(
-            f"{len(lost)} engine{'s' if len(lost) > 1 else ''} ended {how}; the largest was {lost[0].key}"
+            f"{len(lost)} engine{'s' if len(lost) > 1 else ''} exited {how}; the largest was {lost[0].key}"
             f"{f' ({format_bytes(size)})' if size else ''}",
-            why="a restart, a power cut, a kill, or want of memory",
-            fix=f"`llmkube up` or `llmkube agent start` goes on with them. If it was memory: {hint}",
+            why="the cause may be a restart, a power cut, a kill, or a lack of memory",
+            fix=f"`llmkube up` or `llmkube agent start` starts them again. If memory was short: {hint}",
         )
     if not jetsam and not lost:
-        yield passed("no engine has ended without our saying so")
+        yield passed("no engine has exited unexpectedly")
 
 
 def lost_engines(entries: Iterable[Entry]) -> Sequence[Entry]:
-    """Return those whose process is gone, the one that needed most memory first."""
+    """Return the entries whose process has exited, the one with the largest memory need first."""
     ends = [
         entry
         for entry in entries
@@ -276,7 +276,7 @@ def _needs(entry: Entry) -> int:
 
 
 def _boot_of(entry: Entry) -> str:
-    """Return the boot in which an engine was started, where its start names one: on Linux."""
+    """Return the boot id of an engine's start; empty except on Linux."""
     boot, colon, _ = entry.engine.started.rpartition(":") if entry.engine else ("", "", "")
     return boot if colon else ""
 
@@ -305,15 +305,15 @@ def _without_key(here: Installation) -> Iterator[Finding]:
 def _lacks_key(name: str, address: tuple[str, int], fix: str) -> Finding:
     return failed(
         f"{name} listens at {address[0]}:{address[1]} without a key",
-        why="who reaches this machine uses it",
+        why="every client that can reach this machine can use it",
         fix=fix,
     )
 
 
 def keyless_address(argv: Sequence[str]) -> tuple[str, int] | None:
-    """Return where a llama-server lets everyone in, by its command line; None where it does not, or is another program.
+    """Return the address at which a llama-server accepts requests without a key, by its command line.
 
-    Without `--host` it listens on this machine alone.
+    None if it requires a key or listens on loopback only, as it does without `--host`, and for other programs.
     """
     program = next((index for index, word in enumerate(argv[:2]) if word.rpartition("/")[2] in _ENGINE_NAMES), None)
     if program is None:
@@ -351,7 +351,7 @@ def _health_port(here: Installation) -> int:
 
 
 def _holder_of(port: int) -> str:
-    """Return the program that listens at a port: its name and pid; "" where only root is told."""
+    """Return the name and pid of the program that listens at a port; "" if only root may see it."""
     try:
         for each in psutil.net_connections("tcp"):
             if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port and each.pid:

@@ -1,7 +1,7 @@
-"""`llmkube chat`: one question or a whole conversation; the words come as the engine makes them.
+"""`llmkube chat`: one question or a conversation; answers are streamed.
 
-The terminal is read between answers, outside of Trio, where line editing and Ctrl-C work as in any shell. Each answer
-is a run of its own: Ctrl-C stops it, which closes the connection, which stops the engine's work.
+The terminal is read between answers, outside Trio, where line editing and Ctrl-C work as usual. Each answer is a Trio
+run of its own: Ctrl-C cancels it, which closes the connection and stops the engine's work.
 """
 
 import contextlib
@@ -50,27 +50,23 @@ FLAG = "--api-key-file"
 
 
 _STDIN = "-"
-_COMMANDS: Final = {
-    "/new": "forget what was said, and begin anew",
-    "/help": "show these lines",
-    "/bye": "leave, as Ctrl-D does",
-}
+_COMMANDS: Final = {"/new": "start a new conversation", "/help": "show the commands", "/bye": "exit, like Ctrl-D"}
 _COMMAND: Final = re.compile(r"/[a-z?]+")
-_NOTES = {"length": "(cut: --max-tokens or the context is used up)", "interrupted": "(stopped)"}
+_NOTES = {"length": "(truncated: --max-tokens or the context is used up)", "interrupted": "(stopped)"}
 
 
 @command("chat")
 @click.argument("name", shell_complete=services)
 @click.argument("prompt", required=False)
-@click.option("--system", default="", help="The system prompt.")
-@click.option("--temperature", type=NumberRange(min=0), help="0 always gives the same answer.")
-@click.option("--max-tokens", type=click.IntRange(min=1), help="The longest answer, in tokens.")
+@click.option("--system", default="", help="System prompt.")
+@click.option("--temperature", type=NumberRange(min=0), help="Sampling temperature; 0 always gives the same answer.")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="Maximum length of an answer, in tokens.")
 @click.option(
     FLAG,
     "key_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="File with the API key to show. Default: the Secret that the service's spec.apiKeySecretRef names.",
+    help="File with the API key to send. Default: the Secret that the service's spec.apiKeySecretRef names.",
 )
 @cluster_options()
 def chat(
@@ -83,11 +79,11 @@ def chat(
     key_file: Path | None,
     where: ClusterFlags,
 ) -> None:
-    """Talk to the model that is served as NAME.
+    """Chat with the model of the service NAME.
 
-    With PROMPT (or - and standard input, or a pipe) one answer is printed. Without, a conversation begins: Ctrl-C stops
-    an answer, Ctrl-D or /bye leaves, /new forgets what was said, /help lists what else there is. What was said first is
-    left out when the model's context is full.
+    With PROMPT (or - and standard input, or a pipe), prints one answer. Without it, starts a conversation: Ctrl-C stops
+    an answer, Ctrl-D or /bye exits, /new starts a new conversation, /help lists the commands. When the model's context
+    is full, the oldest questions and answers are dropped.
     """
     question = _prompt(prompt)
     api_key = read_key_file(key_file) if key_file is not None else ""
@@ -106,11 +102,11 @@ def _prompt(given: str | None) -> str | None:
         try:
             text = sys.stdin.read()
         except UnicodeDecodeError as exc:
-            raise click.UsageError("standard input is not UTF-8 text; a model reads nothing else") from exc
+            raise click.UsageError("standard input is not UTF-8 text") from exc
     else:
         return None
     if not text.strip():
-        raise click.UsageError("there is nothing to ask: the prompt is empty")
+        raise click.UsageError("the prompt is empty")
     return text
 
 
@@ -130,12 +126,12 @@ class _ChatSession:
         _print_note(finish_reason)
 
     def converse(self) -> None:
-        """Question after question until Ctrl-D; a failed answer ends nothing."""
+        """Read questions and print answers until Ctrl-D; a failed answer does not end the conversation."""
         route = self._find_route()
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401, PLC0415 - its import gives input() line editing; some Pythons lack it
         click.echo(
-            f"{self.name}, through {route.name}. Ctrl-C stops an answer, Ctrl-D leaves, /help shows more.", err=True
+            f"{self.name}, through {route.name}. Ctrl-C stops an answer, Ctrl-D exits, /help shows more.", err=True
         )
         while True:
             try:
@@ -144,10 +140,10 @@ class _ChatSession:
                 click.echo(err=True)
                 return
             except KeyboardInterrupt:
-                click.echo("  (Ctrl-D leaves)", err=True)
+                click.echo("  (Ctrl-D exits)", err=True)
                 continue
             except UnicodeDecodeError:
-                click.echo("That was not UTF-8 text, and was not sent.", err=True)
+                click.echo("Not sent: the input is not UTF-8 text.", err=True)
                 continue
             if question in {"/bye", "/exit", "/quit"}:
                 return
@@ -157,13 +153,13 @@ class _ChatSession:
                 self._turn(question.removeprefix("/") if question.startswith("//") else question)
 
     def _command(self, word: str) -> None:
-        """Do what a line says that is for this program and not for the model."""
+        """Run a command of the chat, which is not sent to the model."""
         if word == "/new":
             self.conversation.forget()
-            click.echo("Forgotten.", err=True)
+            click.echo("New conversation.", err=True)
             return
         if word not in {"/help", "/?"}:
-            click.echo(f"There is no {word}; nothing was sent. Two slashes (/{word}) send one to the model.", err=True)
+            click.echo(f"Unknown command {word}; nothing was sent. To send it to the model, type /{word}.", err=True)
         for name, detail in _COMMANDS.items():
             click.echo(f"  {name:<6} {detail}", err=True)
 
@@ -179,13 +175,13 @@ class _ChatSession:
             return
         answer.end()
         if dropped:
-            detail = "question and its answer were" if dropped == 1 else f"{dropped} questions and their answers were"
-            click.echo(f"(the context is full: the first {detail} left out, and are forgotten)", err=True)
+            oldest = "question and its answer were" if dropped == 1 else f"{dropped} questions and their answers were"
+            click.echo(f"(the context is full: the oldest {oldest} dropped)", err=True)
         self.conversation.add_exchange(question, answer.text)
         _print_note(finish_reason)
 
     def _answer(self, route: Route, question: str, answer: "_Printer") -> tuple[str, int]:
-        """Ask, with as much of what was said before as the context holds; return why it ended, and what was cut."""
+        """Send the question with the earlier turns that fit; return the finish reason and how many were dropped."""
         dropped = 0
         while True:
             body = self.conversation.body(route.model_id, question)
@@ -205,13 +201,13 @@ class _ChatSession:
             service = await get_service(cluster.client, Key(cluster.namespace, self.name))
             if service.status.mode not in {"", "chat"}:
                 raise CommandError(
-                    f"InferenceService {service.key} serves {service.status.mode} requests and does not chat; "
-                    f"`llmkube port-forward {self.name}` gives programs a way to it"
+                    f"InferenceService {service.key} serves {service.status.mode} requests, not chat; "
+                    f"`llmkube port-forward {self.name}` gives programs access to it"
                 )
             route = await find_route(cluster, service)
             if self.api_key:
                 return attrs.evolve(route, api_key=self.api_key)
-            through_gateway = gateway_route(service) is not None  # it shows the engine's own key, and asks for none
+            through_gateway = gateway_route(service) is not None  # it sends the engine's key and requires none
             return route if through_gateway else attrs.evolve(route, api_key=await find_key(cluster, service))
 
         return run_against(self.where, action, seconds=ANSWER_SECONDS)
@@ -228,7 +224,7 @@ async def _answer(where: ClusterFlags, route: Route, body: bytes, printer: "_Pri
 
 
 async def _answer_until_interrupt(where: ClusterFlags, route: Route, body: bytes, printer: "_Printer") -> str:
-    """Return why the model stopped; `interrupted` after Ctrl-C."""
+    """Return the finish reason; `interrupted` after Ctrl-C."""
     finish_reason = "interrupted"
     async with trio.open_nursery() as nursery:
 
@@ -246,7 +242,7 @@ async def _answer_until_interrupt(where: ClusterFlags, route: Route, body: bytes
 
 @attrs.define(eq=False)
 class _Printer:
-    """Writes an answer to standard output as it comes; thoughts only on a terminal."""
+    """Writes an answer to standard output as it arrives; reasoning only on a terminal."""
 
     _pieces: list[str] = attrs.field(factory=list)
     _console: Console = attrs.field(factory=lambda: open_console(highlight=False, soft_wrap=True))
@@ -261,7 +257,7 @@ class _Printer:
             if self._thinking:
                 self._thinking = False
                 self._console.print("\n")
-            click.echo(printable(text), nl=False)  # a model's words must not steer the terminal
+            click.echo(printable(text), nl=False)  # the output of a model must not control the terminal
             self._pieces.append(text)
 
     @property
@@ -277,7 +273,7 @@ class _Printer:
 
 @contextlib.contextmanager
 def _suppress_interrupt() -> Iterator[None]:
-    """Ctrl-C ends the block and nothing else."""
+    """Make Ctrl-C end only the block."""
     try:
         yield
     except* KeyboardInterrupt:  # a nursery raises it within a group
@@ -290,10 +286,10 @@ def _print_note(finish_reason: str) -> None:
 
 
 def read_key_file(path: Path) -> str:
-    """Return the first key of a file; blocks on the disk.
+    """Return the first key in a file; blocks on the disk.
 
     Raises:
-        CommandError: It cannot be read, or holds something else; the sentence repeats nothing of it.
+        CommandError: The file cannot be read or has no valid key; the message has nothing of its content.
     """
     try:
         return parse_keys(path.read_bytes())[0]
@@ -304,11 +300,11 @@ def read_key_file(path: Path) -> str:
 
 
 async def find_key(cluster: Cluster, service: InferenceService) -> str:
-    """Return a key of the service's Secret; "" when its clients have none.
+    """Return a key from the service's Secret; "" if the service requires none.
 
     Raises:
         CommandError: The Secret is missing, or this user may not read it.
-        APIKeysError: It holds no key.
+        APIKeysError: It has no key.
     """
     ref = service.spec.api_key_secret_ref
     if ref is None:
@@ -317,8 +313,8 @@ async def find_key(cluster: Cluster, service: InferenceService) -> str:
     try:
         secret = await cluster.client.get(Secret, key)
     except (ForbiddenError, NotFoundError) as exc:
-        detail = "you may not read it" if isinstance(exc, ForbiddenError) else "there is none"
+        problem = "which you may not read" if isinstance(exc, ForbiddenError) else "which does not exist"
         raise CommandError(
-            f"InferenceService {service.key} requires a key of Secret {key}, and {detail}; show yours with {FLAG} FILE"
+            f"InferenceService {service.key} requires a key of Secret {key}, {problem}; pass your key with {FLAG} FILE"
         ) from exc
     return keys_in(secret, ref.key)[0]

@@ -1,7 +1,7 @@
-"""The way to a served model, and one conversation with it: what was said so far, and the next answer as it comes.
+"""The route to a served model, and a conversation with it, with streamed answers.
 
-Of server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html) what OpenAI-compatible servers
-use is read: `data` lines and, from llama.cpp, `error` lines; comments and other fields are passed over.
+Of server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html), it parses what OpenAI-compatible
+servers use: `data` lines and, from llama.cpp, `error` lines; comments and other fields are ignored.
 """
 
 import contextlib
@@ -35,15 +35,15 @@ from llmkube.programs.failures import CommandError
 
 @attrs.frozen
 class Route:
-    """Where to send a request, and what to call the model there.
+    """The destination of requests for a model.
 
     Attributes:
         host: An address.
         port: A TCP port.
-        model_id: What the request's `model` says.
-        name: The way in words.
-        api_key: What to show there; "" for nothing.
-        pod: The pod that has the address; it is reached through the API server, wherever its network is.
+        model_id: Value of `model` in requests.
+        name: Description of the destination.
+        api_key: API key to send; "" for none.
+        pod: Pod with this address, to which connections go through the API server; None for other engines.
     """
 
     host: str
@@ -60,9 +60,9 @@ class Route:
 
 
 def gateway_route(service: InferenceService) -> Route | None:
-    """Return the way through the gateway of `llmkube up`, or None if the service's endpoint is none on this machine.
+    """Return the route through the gateway of `llmkube up`; None if the service's endpoint is not on this machine.
 
-    `up` writes its gateway's address into `status.endpoint`; a cluster writes the name of a Service there.
+    In `llmkube up`, `status.endpoint` has the gateway's address; in a cluster, it has the name of a Service.
     """
     parts = urlsplit(service.status.endpoint)
     try:
@@ -75,16 +75,16 @@ def gateway_route(service: InferenceService) -> Route | None:
 
 
 def direct_route(service: InferenceService, engine: Engine) -> Route:
-    """Return the way to one engine: straight to a host's address, through the API server to a pod."""
+    """Return the route to an engine: directly to a host's address, or through the API server to a pod."""
     where = f"the engine on {engine.host or 'a node'}"
     return Route(engine.address, engine.port, service.key.name, where, pod=engine.pod)
 
 
 async def find_route(cluster: Cluster, service: InferenceService) -> Route:
-    """Return how to reach a service now.
+    """Return the route to a service.
 
     Raises:
-        CommandError: There is no way now; the sentence says why and what to do.
+        CommandError: It cannot be reached now; the message has the cause and the fix.
     """
     if service.spec.suspend or service.spec.replicas == 0:
         fix = "set spec.suspend to false" if service.spec.suspend else f"`llmkube scale {service.key.name} 1`"
@@ -98,23 +98,23 @@ async def find_route(cluster: Cluster, service: InferenceService) -> Route:
         return direct_route(service, ready[0])
     if service.status.ready_replicas and not engines and (selector := pods_of(service)):
         raise CommandError(
-            f"InferenceService {service.key} is served by pods, and no EndpointSlice says at which address; "
-            f"`kubectl get pods -n {service.key.namespace} -l {selector}` shows them"
+            f"InferenceService {service.key} is served by pods, but no EndpointSlice has their addresses; "
+            f"`kubectl get pods -n {service.key.namespace} -l {selector}` lists them"
         )
     if service.status.ready_replicas and not engines:
         raise CommandError(
             f"InferenceService {service.key} is served, but its agent has published no address; "
-            "start that agent with --host-ip and an address that this machine reaches"
+            "start that agent with --host-ip and an address that this machine can reach"
         )
     raise CommandError(await not_ready_text(cluster, service))
 
 
 async def not_ready_text(cluster: Cluster, service: InferenceService) -> str:
-    """Say that a service is not ready, why, and how to wait for it."""
+    """Return the message that a service is not ready, with the cause and the command that watches it."""
     model = await find(cluster.client, Model, Key(service.key.namespace, service.spec.model_ref))
     return (
-        f"InferenceService {service.key} does not answer yet ({summary(service, model)}); "
-        f"`llmkube status {service.key.name} --watch` shows how far it is"
+        f"InferenceService {service.key} is not ready ({summary(service, model)}); "
+        f"`llmkube status {service.key.name} --watch` shows its progress"
     )
 
 
@@ -123,12 +123,12 @@ DONE: Final = "[DONE]"
 
 
 class StreamError(Exception):
-    """What came is no stream of chat completions, or the engine says in it that it has failed."""
+    """The response is not a stream of chat completions, or the engine reported an error in it."""
 
 
 @attrs.frozen
 class Delta:
-    """What one event adds to an answer."""
+    """The part of an answer in one event."""
 
     text: str = ""
     reasoning: str = ""
@@ -137,10 +137,10 @@ class Delta:
 
 @attrs.define(eq=False)
 class EventReader:
-    """Cut a stream into the data of its events, wherever the pieces happen to end.
+    """An incremental parser of server-sent events.
 
     Attributes:
-        done: The stream has said that it is complete.
+        done: Whether the final event was received.
     """
 
     done: bool = False
@@ -148,14 +148,14 @@ class EventReader:
     _data: list[str] = attrs.field(factory=list)
 
     def feed(self, piece: bytes) -> list[Delta]:
-        """Take in the next bytes and return what they complete.
+        """Parse the next bytes and return the completed events.
 
         Raises:
             StreamError: An event cannot be read, is an error, or is too long.
         """
         self._rest += piece
         if len(self._rest) > MAX_EVENT_BYTES:
-            raise StreamError(f"one line of the answer is longer than {MAX_EVENT_BYTES} bytes")
+            raise StreamError(f"a line of the answer is longer than {MAX_EVENT_BYTES} bytes")
         *lines, rest = self._rest.split(b"\n")
         self._rest = bytearray(rest)
         found = []
@@ -182,7 +182,7 @@ class EventReader:
 
 
 def parse_event(text: str) -> Delta:
-    """Read one event of a streamed chat completion.
+    """Parse one event of a streamed chat completion.
 
     Raises:
         StreamError: It is an error, or not a chat completion.
@@ -203,7 +203,7 @@ def parse_event(text: str) -> Delta:
 
 
 def error_text(text: str) -> str:
-    """Return the sentence in an error object, or the beginning of what came instead."""
+    """Return the message of an error object, or the beginning of a text that is not one."""
     try:
         error = json.loads(text)
     except (ValueError, RecursionError):
@@ -221,22 +221,22 @@ def _text(found: dict[str, Any], name: str) -> str:
 
 CONNECT_SECONDS: Final = 10.0
 DIRECT_SECONDS: Final = 3.0
-"""How long the address of a pod may take to answer: from outside its network, nothing ever does."""
+"""Connect timeout for a pod's address: from outside the cluster's network it never answers."""
 _MAX_ERROR_BYTES: Final = 64 * 1024
 
 _CONTEXT_FULL: Final = ("exceed_context_size", "context_length_exceeded", "maximum context length")
-"""How llama.cpp's server, OpenAI's API and vLLM say that what was asked is longer than the context."""
+"""Texts with which llama.cpp's server, OpenAI's API and vLLM report a request longer than the context."""
 
 OnDelta = Callable[[Delta], None]
 
 
 class ContextFullError(CommandError):
-    """What was asked, with what was said before, is longer than the model's context."""
+    """The conversation is longer than the model's context."""
 
 
 @attrs.frozen
 class Sampling:
-    """What the user says about how answers are made; None leaves it to the engine."""
+    """Sampling parameters; None means the engine's default."""
 
     temperature: float | None = None
     max_tokens: int | None = None
@@ -244,14 +244,14 @@ class Sampling:
 
 @attrs.define(eq=False)
 class Conversation:
-    """What was said so far, ready to be sent with the next question."""
+    """The turns of a conversation, sent with each question."""
 
     sampling: Sampling
     system: str = ""
     _turns: list[dict[str, str]] = attrs.field(factory=list)
 
     def body(self, model_id: str, question: str) -> bytes:
-        """Return the request that asks a question after everything that was said before."""
+        """Return the body of the request for a question, with all earlier turns."""
         first = [{"role": "system", "content": self.system}] if self.system else []
         request: dict[str, Any] = {
             "model": model_id,
@@ -265,33 +265,33 @@ class Conversation:
         return json.dumps(request).encode()
 
     def add_exchange(self, question: str, answer: str) -> None:
-        """Remember a question and what came as its answer, also when that was cut short."""
+        """Record a question and its answer, even an incomplete one."""
         self._turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
     def forget_oldest(self) -> int:
-        """Leave out the older half of what was said, at least one question with its answer; return how many."""
+        """Drop the older half of the questions with their answers, at least one; return how many questions."""
         exchanges = len(self._turns) // 2
         dropped = -(-exchanges // 2)
         del self._turns[: 2 * dropped]
         return dropped
 
     def forget(self) -> None:
-        """Begin anew; the system's words stay."""
+        """Drop all turns; keep the system prompt."""
         self._turns.clear()
 
     @property
     def turns(self) -> Sequence[dict[str, str]]:
-        """What was said so far, without the system's words."""
+        """The turns so far, without the system prompt."""
         return tuple(self._turns)
 
 
 async def stream_answer(client: HttpClient, route: Route, body: bytes, on_delta: OnDelta) -> str:
-    """Send a request and tell every piece of its answer as it comes; return why the model stopped.
+    """Send a request, pass each part of the answer to `on_delta`, and return the finish reason.
 
-    There is no deadline after the connection: a long prompt may take minutes before the first word.
+    There is no deadline after the connection: a long prompt may take minutes before the first token.
 
     Raises:
-        CommandError: The model cannot be reached, refuses, is not ready, or broke off; the sentence says which.
+        CommandError: The model cannot be reached, is not ready, rejected the request, or closed the connection.
     """
     url = f"{route.url}/v1/chat/completions"
     headers = Headers.of({"Content-Type": "application/json", "Accept": "text/event-stream"})
@@ -304,14 +304,14 @@ async def stream_answer(client: HttpClient, route: Route, body: bytes, on_delta:
             return await _read(answer, route, on_delta)
     except ConnectError as exc:
         raise CommandError(
-            f"{route.name} cannot be reached ({exc}); check that it runs, and that this machine can reach it"
+            f"{route.name} cannot be reached ({exc}); check that it is running and that this machine can reach it"
         ) from exc
     except ConnectionLostError as exc:
         raise CommandError(
             f"the answer is incomplete: {root_cause_text(exc)}; `llmkube status` shows the state of the engine"
         ) from exc
     except HttpError as exc:
-        raise CommandError(f"the answer of {route.name} cannot be read: {exc}") from exc
+        raise CommandError(f"the answer of {route.name} is invalid: {exc}") from exc
 
 
 async def _read(answer: StreamedResponse, route: Route, on_delta: OnDelta) -> str:
@@ -339,23 +339,23 @@ async def _refusal(answer: StreamedResponse, route: Route) -> CommandError:
     text = body.decode("utf-8", "replace")
     message = error_text(text)
     if answer.status == 400 and any(word in text for word in _CONTEXT_FULL):
-        longer = "a service with a larger spec.contextSize takes more, or ask for less"
-        return ContextFullError(f"this is more than the model's context holds: {message}; {longer}")
+        fix = "shorten the prompt, or use a service with a larger spec.contextSize"
+        return ContextFullError(f"the prompt exceeds the model's context: {message}; {fix}")
     return CommandError(_refusal_text(answer.status, message, route))
 
 
 def _refusal_text(status: int, message: str, route: Route) -> str:
     if status == 503:
-        wait = "it is on its way: `llmkube status --watch` shows how far, then ask again"
-        return f"the model does not answer yet: {message}; {wait}"
+        wait = "`llmkube status --watch` shows its progress; ask again when it is ready"
+        return f"the model is not ready: {message}; {wait}"
     if status == 401:
-        advice = "the one that was shown counts no more" if route.api_key else "--api-key-file FILE shows one"
-        return f"{route.name} asks for a key; {advice}: {message}"
-    return f"{route.name} refused the question ({status}): {message}"
+        cause = "rejected the API key" if route.api_key else "requires an API key; pass one with --api-key-file FILE"
+        return f"{route.name} {cause}: {message}"
+    return f"{route.name} rejected the request ({status}): {message}"
 
 
 def with_connect_timeout(dial: Connect = dial) -> Connect:
-    """Return a way to open connections that gives up after `CONNECT_SECONDS`."""
+    """Wrap a connect function with a timeout of `CONNECT_SECONDS`."""
 
     async def connect(host: str, port: int) -> trio.abc.Stream:
         with trio.move_on_after(CONNECT_SECONDS):
@@ -366,9 +366,9 @@ def with_connect_timeout(dial: Connect = dial) -> Connect:
 
 
 def pod_connector(client: Client, pod: Key) -> Connect:
-    """Return a way to open connections to a pod through the API server; from inside its network, straight as well.
+    """Return a function that connects to a pod through the API server, or directly if the user may not forward ports.
 
-    Who may not forward ports but sits in the cluster's network reaches the pod all the same.
+    A direct connection works only from inside the cluster's network.
     """
 
     async def connect(host: str, port: int) -> trio.abc.Stream:
@@ -379,9 +379,9 @@ def pod_connector(client: Client, pod: Key) -> Connect:
         with trio.move_on_after(DIRECT_SECONDS), contextlib.suppress(OSError):
             return await dial(host, port)
         raise CommandError(
-            f"you may not reach pod {pod} through the API server, which takes the verbs get and create on "
-            f"pods/portforward in namespace {pod.namespace} ({missing}), and its address {netloc((host, port))} is in "
-            "the cluster's own network"
+            f"you may not connect to pod {pod} through the API server, which requires the verbs get and create on "
+            f"pods/portforward in namespace {pod.namespace} ({missing}), and its address {netloc((host, port))} cannot "
+            "be reached from outside the cluster's network"
         ) from missing
 
     return connect

@@ -1,7 +1,7 @@
-"""`llmkube port-forward`: an engine at a port of this machine, followed wherever it is started again.
+"""`llmkube port-forward`: forward a local port to an engine, also after the engine restarts elsewhere.
 
-kubectl's own command looks for Pods behind a Service, and a Mac's engine has none. A pod is reached through the API
-server, so that this works from outside the cluster's network; an engine on a host at its address.
+kubectl's command needs a Pod behind the Service, which the engine of a Mac does not have. Connections to a pod go
+through the API server, so that they work from outside the cluster's network; those to a host's engine are direct.
 """
 
 import contextlib
@@ -49,26 +49,26 @@ _PORTS: Final = "[LOCAL][:REMOTE]"
 MAX_CONNECTIONS: Final = 128
 DIAL_SECONDS: Final = 10.0
 WAIT_SECONDS: Final = 30.0
-"""How long a new connection is held while the engine restarts."""
+"""Time for which a new connection is held while the engine restarts."""
 
 _CLOSED: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 @attrs.frozen
 class Ports:
-    """What the command line says about ports; 0 is any free one."""
+    """The ports on the command line; 0 means any free port."""
 
     local: int = 0
     remote: int = SERVICE_PORT
 
 
 class PortsType(click.ParamType[Ports]):
-    """`8080`, `8080:8080`, `:8080`, or nothing."""
+    """A parameter of the form `8080`, `8080:8080`, `:8080`, or empty."""
 
     name = "ports"
 
     def convert(self, value: str | Ports, param: click.Parameter | None, ctx: click.Context | None) -> Ports:
-        """Read the text; a usage error names what is wrong with it."""
+        """Parse the text, or fail with a usage error."""
         if isinstance(value, Ports):
             return value
         local, colon, remote = value.partition(":")
@@ -77,7 +77,7 @@ class PortsType(click.ParamType[Ports]):
         except ValueError:
             self.fail(f'"{value}" is not {_PORTS}, such as 8080 or 9000:{SERVICE_PORT}', param, ctx)
         if not (0 <= ports.local <= 65535 and 1 <= ports.remote <= 65535):
-            self.fail(f'"{value}": ports go from 1 to 65535, and 0 as LOCAL takes a free one', param, ctx)
+            self.fail(f'"{value}": ports range from 1 to 65535; 0 as LOCAL takes a free one', param, ctx)
         return ports
 
 
@@ -86,12 +86,12 @@ class PortsType(click.ParamType[Ports]):
 @click.argument("ports", metavar=_PORTS, type=PortsType(), default=Ports())
 @cluster_options()
 def port_forward(*, name: str, ports: Ports, where: ClusterFlags) -> None:
-    """Listen on 127.0.0.1:LOCAL and forward to where the service NAME answers, until Ctrl-C.
+    """Forward a local port to an engine of the service NAME.
 
-    Without LOCAL a free port is taken. REMOTE is the service's port, 8080, or an engine's own, which chooses among
-    several. When the engine is started again elsewhere, new connections go there. A pod is reached through the API
-    server, which asks for the verbs get and create on pods/portforward. Behind the gateway of `llmkube up`, the port
-    answers for this model alone, whether requests name it or none.
+    Listens on 127.0.0.1:LOCAL until Ctrl-C; without LOCAL, a free port is chosen. REMOTE is the service's port, 8080,
+    or the port of an engine, to choose among several. When the engine restarts elsewhere, new connections go there. For
+    a pod, the API server requires the verbs get and create on pods/portforward. With `llmkube up`, the port serves this
+    model only, whether requests name it or no model.
     """
     summarize_outages()
     run_against(where, partial(_forward, name, ports))
@@ -113,12 +113,12 @@ async def _forward(name: str, ports: Ports, cluster: Cluster) -> Never:
     ref = service.spec.api_key_secret_ref
     if ref is not None and gateway is None:
         _print(
-            f"Requests show `Authorization: Bearer KEY`, with a key of {ref.key} in Secret {key.namespace}/{ref.name}"
+            f"Requests need `Authorization: Bearer KEY`, with a key of {ref.key} in Secret {key.namespace}/{ref.name}"
         )
     listeners = await open_listeners(LOOPBACK, ports.local, field="LOCAL")
     local_port = listeners[0].socket.getsockname()[1]
     if gateway is not None:
-        click.echo(wrapped(f"Forwarding {LOOPBACK}:{local_port} -> {key} behind {gateway.name}"))
+        click.echo(wrapped(f"Forwarding {LOOPBACK}:{local_port} -> {key} through {gateway.name}"))
         await run_one_model(listeners, service, gateway, CurrentGateway(cluster.client, key, gateway).find)
     async with open_engines(cluster.client, key, ready[0].host) as current:
         click.echo(wrapped(f"Forwarding {LOOPBACK}:{local_port} -> {ready[0]} ({key} on {ready[0].host or 'a node'})"))
@@ -126,7 +126,7 @@ async def _forward(name: str, ports: Ports, cluster: Cluster) -> Never:
 
 
 async def dial_engine(client: Client, destination: Engine) -> trio.abc.Stream:
-    """Open a connection to an engine: to a pod's through the API server, to a host's straight."""
+    """Connect to an engine: in a pod through the API server, on a host directly."""
     if destination.pod is None:
         return await dial_directly(destination)
     return await connect_to_pod(client, destination.pod, destination.port)
@@ -134,7 +134,7 @@ async def dial_engine(client: Client, destination: Engine) -> trio.abc.Stream:
 
 @attrs.define(eq=False)
 class CurrentEngine:
-    """Where a service answers now, by its slices, on one host rather than on others; a move is printed once."""
+    """The current endpoint of a service by its EndpointSlices, preferably on `host`; each change is printed once."""
 
     host: str
     slices: Cache[EndpointSlice] = attrs.field(factory=Cache)
@@ -142,7 +142,7 @@ class CurrentEngine:
     _last: Engine | None = None
 
     async def find(self) -> Engine:
-        """Return where it answers, waiting while it does not."""
+        """Return the endpoint, waiting until one is ready."""
         while True:
             version = self.changed.version
             ready = [engine for engine in engines_in(self.slices.values()) if engine.ready]
@@ -157,14 +157,14 @@ class CurrentEngine:
 
 @attrs.define(eq=False)
 class CurrentGateway:
-    """Where the gateway of `llmkube up` is now; one that was started again may have another port."""
+    """The current route to the gateway of `llmkube up`; after a restart it may have another port."""
 
     client: Client
     key: Key
     route: Route
 
     async def find(self) -> Route:
-        """Return where it is; while the API server does not say, where it was."""
+        """Return the route; the last known one if the API server does not answer."""
         with contextlib.suppress(LLMKubeError), trio.move_on_after(_QUERY_SECONDS):
             self.route = gateway_route(await self.client.get(InferenceService, self.key)) or self.route
         return self.route
@@ -172,7 +172,7 @@ class CurrentGateway:
 
 @asynccontextmanager
 async def open_engines(client: Client, key: Key, host: str) -> AsyncIterator[CurrentEngine]:
-    """Follow a service's slices; they are in when the block begins."""
+    """Watch a service's EndpointSlices; they are synced when the block begins."""
     current = CurrentEngine(host)
 
     def notify(_key: Key) -> None:
@@ -201,13 +201,13 @@ def _print(line: str) -> None:
 
 
 FindEngine = Callable[[], Awaitable[Engine]]
-"""Waits until there is one; asked anew for each connection."""
+"""Waits for an engine; called for each connection."""
 
 Dial = Callable[[Engine], Awaitable[trio.abc.Stream]]
 
 
 async def dial_directly(destination: Engine) -> trio.abc.Stream:
-    """Open a connection from this machine to an address; raises OSError."""
+    """Connect to an engine's address directly; raises OSError."""
     return await dial(destination.address, destination.port)
 
 
@@ -218,30 +218,30 @@ async def run_tunnel(
     *,
     dial: Dial = dial_directly,
 ) -> Never:
-    """Serve connections until cancelled; one that fails is reported and ends alone.
+    """Forward connections until cancelled; a failed one is reported and does not affect others.
 
     Args:
-        listeners: Where to accept.
-        find: Says where a new connection goes.
-        warn: Takes a sentence about a connection that could not be made.
-        dial: Opens connections.
+        listeners: Listeners to accept connections from.
+        find: Returns the engine for a new connection.
+        warn: Reports a failed connection.
+        dial: Connects to an engine.
     """
     limiter = trio.CapacityLimiter(MAX_CONNECTIONS)
 
     async def handle(stream: trio.SocketStream) -> None:
         if not limiter.available_tokens:
-            warn(f"a connection was closed: {MAX_CONNECTIONS} are open already")
+            warn(f"connection closed: {MAX_CONNECTIONS} are already open")
             await trio.aclose_forcefully(stream)
             return
         async with limiter:
             await relay(stream, find, warn, dial)
 
     await trio.serve_listeners(handle, list(listeners))
-    raise AssertionError("serve_listeners never ends")
+    raise AssertionError("serve_listeners never returns")
 
 
 async def relay(near: trio.abc.HalfCloseableStream, find: FindEngine, warn: Callable[[str], None], dial: Dial) -> None:
-    """Join one connection with a new one to the destination; return when both directions have ended."""
+    """Connect to an engine and relay both directions until both have ended."""
     async with near:
         far = await _connect(find, warn, dial)
         if far is None:
@@ -255,27 +255,27 @@ async def _connect(find: FindEngine, warn: Callable[[str], None], dial: Dial) ->
     with trio.move_on_after(WAIT_SECONDS) as waiting:
         destination = await find()
     if waiting.cancelled_caught:
-        warn(f"a connection was closed: nothing answers for {WAIT_SECONDS:g} s")
+        warn(f"connection closed: no engine became ready within {WAIT_SECONDS:g} s")
         return None
     with trio.move_on_after(DIAL_SECONDS):
         try:
             return await dial(destination)
         except LLMKubeError as exc:
-            warn(f"a connection was closed: {exc}")
+            warn(f"connection closed: {exc}")
             return None
         except OSError as exc:
-            warn(f"a connection was closed: {destination} cannot be reached ({exc.strerror or exc})")
+            warn(f"connection closed: {destination} cannot be reached ({exc.strerror or exc})")
             return None
-    warn(f"a connection was closed: {destination} did not answer within {DIAL_SECONDS:g} s")
+    warn(f"connection closed: {destination} did not answer within {DIAL_SECONDS:g} s")
     return None
 
 
 async def _pump(
     source: trio.abc.ReceiveStream, sink: trio.abc.SendStream, scope: trio.CancelScope, warn: Callable[[str], None]
 ) -> None:
-    """Copy until the source ends, and say so to the sink; a broken connection ends the other direction too.
+    """Copy from source to sink until EOF, and forward the EOF; a broken connection ends the other direction too.
 
-    So does the end of the source, where the sink cannot be told without being closed.
+    A sink without half-close cannot forward EOF: then EOF also ends both directions.
     """
     try:
         async for piece in source:
@@ -283,21 +283,21 @@ async def _pump(
         if isinstance(sink, trio.abc.HalfCloseableStream):
             await sink.send_eof()
         else:
-            scope.cancel(reason="one side has ended, and the other knows no half-close")
+            scope.cancel(reason="EOF on one side, and the other has no half-close")
     except _CLOSED as exc:
         if isinstance(exc.__cause__, LLMKubeError):
-            warn(f"a connection broke: {exc.__cause__}")
-        scope.cancel(reason="one side broke off")
+            warn(f"connection lost: {exc.__cause__}")
+        scope.cancel(reason="connection lost on one side")
 
 
 @attrs.define(eq=False)
 class OneModel:
-    """The directory of a gateway that has one model, behind another gateway.
+    """The directory of a gateway with one model, which another gateway serves.
 
     Attributes:
-        name: What the model is called here.
-        other_names: The other ids under which it may be asked for.
-        route: Where the other gateway is now, and the id that the model has there.
+        name: Id of the model.
+        other_names: Further ids of the model.
+        route: Current route to the other gateway, with the model's id there.
     """
 
     name: str
@@ -305,7 +305,7 @@ class OneModel:
     route: Route
 
     def model_ids(self) -> Sequence[str]:
-        """Return its name: a request that names no model means this one."""
+        """Return the only id: a request that names no model is for it."""
         return [self.name]
 
     def aliases(self) -> Sequence[str]:
@@ -313,7 +313,7 @@ class OneModel:
         return self.other_names
 
     def lookup(self, model_id: str) -> Backend | None:
-        """Return the other gateway for this model's ids, and nothing for those of others."""
+        """Return the other gateway for an id of this model; None for other ids."""
         if model_id not in {self.name, self.route.model_id, *self.other_names}:
             return None
         return Backend(self.route.host, self.route.port, self.route.model_id)
@@ -325,13 +325,13 @@ async def run_one_model(
     route: Route,
     find: Callable[[], Awaitable[Route]],
 ) -> Never:
-    """Serve until cancelled.
+    """Serve one model through another gateway until cancelled.
 
     Args:
-        listeners: Where to accept.
-        service: The model.
-        route: Where its gateway is.
-        find: Says where it is by now, before each request.
+        listeners: Listeners to accept connections from.
+        service: The service of the model.
+        route: Route to the other gateway.
+        find: Returns the current route; called before each request.
     """
     directory = OneModel(service.key.name, service.spec.aliases, route)
     async with open_http_client() as client:

@@ -1,6 +1,6 @@
 """Commands about model files, one module each.
 
-inspect, fit  what a file says; whether it fits
-cache         what is on disk
-catalog       what can be deployed by name
+inspect, fit  a file's metadata; whether the model fits into memory
+cache         the model files on this machine
+catalog       the models that can be deployed by name
 """

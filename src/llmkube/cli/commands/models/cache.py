@@ -1,4 +1,4 @@
-"""`llmkube cache`: the model files on this machine, agent or no agent; what is in use is not removed unasked."""
+"""`llmkube cache`: the model files on this machine, with or without an agent. Only --force removes files in use."""
 
 import datetime
 import os
@@ -51,35 +51,35 @@ from llmkube.weights.store.index import key_of, name_of
 
 @attrs.frozen
 class CacheConfig:
-    """The settings of `llmkube cache`; it reads the agent's table, for it is the agent's store that it looks at."""
+    """The settings of `llmkube cache`, from the agent's table: it works on the agent's store."""
 
     model_store: Path | None = MODEL_STORE
-    state_dir: Path = STATE_DIR  # load() decides it where nothing is said
+    state_dir: Path = STATE_DIR  # load() chooses the default
 
 
 @attrs.frozen
 class PruneConfig:
-    """Those of `llmkube cache prune`: the agent's cluster says which Models are in use."""
+    """The settings of `llmkube cache prune`; the Models in the agent's cluster are in use."""
 
     kubeconfig: Path | None = KUBECONFIG
     context: str | None = CONTEXT
     model_store: Path | None = MODEL_STORE
-    state_dir: Path = STATE_DIR  # load() decides it where nothing is said
+    state_dir: Path = STATE_DIR  # load() chooses the default
 
 
 @attrs.frozen
 class PreloadConfig:
-    """Those of `llmkube cache preload`."""
+    """The settings of `llmkube cache preload`."""
 
     model_store: Path | None = MODEL_STORE
     hf_token_file: Path | None = HF_TOKEN_FILE
     hub_endpoint: str = HUB_ENDPOINT
-    state_dir: Path = STATE_DIR  # load() decides it where nothing is said
+    state_dir: Path = STATE_DIR  # load() chooses the default
 
 
 COLUMNS: Final = ("KEY", "SIZE", "FETCHED", "SOURCE")
 _KEY_LENGTH: Final = 12
-_LINE_SECONDS: Final = 10.0  # between two lines of progress where no line can move
+_LINE_SECONDS: Final = 10.0  # between lines of progress that is not shown on a terminal
 
 
 @click.group("cache", context_settings=HELP)
@@ -91,7 +91,7 @@ def cache() -> None:
 @settings_options(CacheConfig)
 @output_option("json", "yaml")
 def list_models(*, form: str, **flags: Any) -> None:
-    """Show the models in the store."""
+    """List the models in the store."""
     store = _store(flags)
     models = list_cached(store)
     if form:
@@ -111,9 +111,9 @@ def list_models(*, form: str, **flags: Any) -> None:
 @settings_options(CacheConfig)
 @output_option("json", "yaml")
 def inspect_cached(*, model: str, form: str, **flags: Any) -> None:
-    """Show one model in the store, and what its file says of itself.
+    """Show a model in the store, with the metadata of its file.
 
-    It is named by its source, as a Model names it, or by the beginning of its key.
+    SOURCE is the source in a Model's spec; KEY is the beginning of the key in `llmkube cache list`.
     """
     found = _require_cached(_store(flags), model)
     facts = None if found.path is None else read_header(found.path)
@@ -124,7 +124,7 @@ def inspect_cached(*, model: str, form: str, **flags: Any) -> None:
     rows = [
         ("source", found.source),
         ("key", found.key),
-        ("path", str(found.path or "a part of it is missing or was changed; it will be verified, or fetched again")),
+        ("path", str(found.path or "a part is missing or was changed; it will be verified or fetched again")),
         *(("sha256", digest) for digest in found.digests),
         *((("fetched", found.fetched_at),) if found.fetched_at else ()),
         *(() if facts is None else as_rows(facts)),
@@ -135,16 +135,16 @@ def inspect_cached(*, model: str, form: str, **flags: Any) -> None:
 
 @command("prune", cache)
 @click.argument("models", metavar="[SOURCE|KEY]...", nargs=-1)
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
-@click.option("--force", is_flag=True, help="Ask no API server what is in use: remove that as well.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be removed.")
+@click.option("--force", is_flag=True, help="Also remove models that are in use; query no API server.")
 @settings_options(PruneConfig)
 @output_option("json", "yaml")
 def prune_models(*, models: tuple[str, ...], dry_run: bool, force: bool, form: str, **flags: Any) -> None:
-    """Remove models that no Model names, and unfinished downloads that no process continues.
+    """Remove unused models and abandoned downloads.
 
-    A model is in use if an object names it: in `llmkube up` on this machine, if it was ever started, or in the cluster
-    of the agent's settings, else the one that kubectl talks to. So is what runs from the state directory. If one of the
-    API servers does not answer, nothing is removed. Agents with other state directories are not asked.
+    A model is in use if an engine of the state directory runs with it, or if a Model names it: in `llmkube up` on this
+    machine, if it was ever started, or in the cluster of the agent's settings, else kubectl's. If one of these API
+    servers does not answer, nothing is removed. Agents with other state directories are not considered.
     """
     config = load("agent", PruneConfig, flags)
     store = _open(config)
@@ -155,7 +155,7 @@ def prune_models(*, models: tuple[str, ...], dry_run: bool, force: bool, form: s
         used = trio.run(_used_by_models, store, clusters) | _used_by_engines(store, config.state_dir)
     users = {key_of(identity): user for identity, user in used.items()}
     if in_use := [f"{text} is in use by {users[key]}" for key, text in only.items() if key in users]:
-        raise CommandError(f"{'; '.join(in_use)}: nothing was removed; delete that object first, or give --force")
+        raise CommandError(f"nothing was removed: {'; '.join(in_use)}; delete the object first, or use --force")
     done = prune(store, used.keys(), only=set(only) if models else None, dry_run=dry_run)
     if form:
         data = {"models": list(done.models), "unfinished": done.incomplete, "freedBytes": done.freed_bytes}
@@ -167,18 +167,18 @@ def prune_models(*, models: tuple[str, ...], dry_run: bool, force: bool, form: s
 @command("preload", cache)
 @click.argument("source", type=click.Path())
 @click.option("--sha256", metavar="HEX", help="Digest that the file must have.")
-@click.option("--file", "files", metavar="NAME", multiple=True, help="Which file of a repository, like spec.files.")
+@click.option("--file", "files", metavar="NAME", multiple=True, help="File of a repository, as in spec.files.")
 @settings_options(PreloadConfig)
 @output_option("json", "yaml")
 def preload(*, source: str, sha256: str | None, files: tuple[str, ...], form: str, **flags: Any) -> None:
-    """Fetch a model into the store, so that a service can start with it at once, offline too."""
+    """Fetch a model into the store, so that a service starts without a download."""
     config = load("agent", PreloadConfig, flags)
     wanted = _fetchable(source, files)
     if sha256 is not None and (len(sha256) != 64 or set(sha256.lower()) - set("0123456789abcdef")):
         raise CommandError(f'--sha256: "{sha256}" is not a digest of 64 hex digits', ExitCode.USAGE)
     store = _open(config)
     found = trio.run(_preload, config, store, wanted, sha256, open_console(stderr=True))
-    read_header(found.path)  # better now than when a service waits for it
+    read_header(found.path)  # report an invalid file now, not when a service starts
     (cached,) = (each for each in list_cached(store) if each.key == key_of(name_of(store, wanted)))
     if form:
         click.echo(formats.dump(as_data(cached), form))
@@ -218,12 +218,12 @@ def _require_cached(store: Store, text: str) -> CachedModel:
     if not found:
         raise CommandError(f"{text} is not in {store.root}; see `llmkube cache list`", ExitCode.NOT_FOUND)
     if len(found) > 1:
-        raise CommandError(f"{text} fits {len(found)} models; give more digits of the key", ExitCode.USAGE)
+        raise CommandError(f"{text} matches {len(found)} models; give more digits of the key", ExitCode.USAGE)
     return found[0]
 
 
 def _clusters(kubeconfig: Path | None, context: str | None, state_dir: Path) -> Iterator[tuple[str, ClusterConfig]]:
-    """Give every API server whose Models may live on this store."""
+    """Yield the name and configuration of each API server whose Models may use this store."""
     own = state_dir / "kubeconfig"
     if own.is_file():
         yield str(own), load_config(own, None)
@@ -231,17 +231,17 @@ def _clusters(kubeconfig: Path | None, context: str | None, state_dir: Path) -> 
         config, origin = find_config(kubeconfig, context, state_dir)
     except UserError as exc:
         if kubeconfig is not None or context is not None or not own.is_file():
-            raise CommandError(f"{exc}; or give --force to remove models that may be in use") from exc
+            raise CommandError(f"{exc}; or use --force to remove models that may be in use") from exc
         return
     if origin is not Origin.UP:
         yield config.server, config
 
 
 async def _used_by_models(store: Store, clusters: Iterable[tuple[str, ClusterConfig]]) -> dict[str, str]:
-    """Return who uses what: the identities of sources, each with the name of a Model."""
+    """Return the identities of the sources that Models use, each with the name of a Model."""
     used: dict[str, str] = {}
     for name, config in clusters:
-        problem = f"cannot ask {name} which models are in use"
+        problem = f"nothing was removed: {name} does not report which models are in use"
         try:
             with trio.fail_after(ANSWER_SECONDS):
                 async with open_client(config) as client:
@@ -249,7 +249,7 @@ async def _used_by_models(store: Store, clusters: Iterable[tuple[str, ClusterCon
         except trio.TooSlowError as exc:
             raise CommandError(f"{problem}: no answer in {ANSWER_SECONDS:g} s", ExitCode.TIMED_OUT) from exc
         except LLMKubeError as exc:
-            raise CommandError(f"{problem} ({exc}); mend that, or give --force to remove them all the same") from exc
+            raise CommandError(f"{problem} ({exc}); fix that, or use --force to remove models in use") from exc
         for model in models:
             if name := _identity_of(store, model):
                 used.setdefault(name, f"Model {model.key}")
@@ -257,7 +257,7 @@ async def _used_by_models(store: Store, clusters: Iterable[tuple[str, ClusterCon
 
 
 def _used_by_engines(store: Store, state_dir: Path) -> dict[str, str]:
-    """Return who uses what among the engines that run from here, whatever cluster they run for."""
+    """Return the identities of the sources that this state directory's engines use, each with the name of a service."""
     entries = FileJournal(state_dir / "journal", trio.CapacityLimiter(1)).read_all().values()
     return {
         _identity_of(store, entry.desired.model): f"InferenceService {entry.key} on this machine" for entry in entries
@@ -268,7 +268,7 @@ def _identity_of(store: Store, model: Model) -> str:
     try:
         source = engine_source(parse_source(model.spec.source), model.spec.files, model.spec.format)
     except UserError:
-        return ""  # it never fetched anything by this name
+        return ""  # an invalid source was never fetched
     return name_of(store, source) if isinstance(source, Remote | Builtin) else ""
 
 
@@ -285,9 +285,9 @@ def _prune_report(done: Pruned, *, dry_run: bool) -> Iterator[str]:
 def _fetchable(text: str, files: tuple[str, ...]) -> Any:
     source: Source = pick(parse_source(text), files)
     if isinstance(source, LocalFile):
-        raise SourceError(f"{source.path} is on this machine already: services read it there, and nothing is fetched")
+        raise SourceError(f"{source.path} is already on this machine: services read it there without a download")
     if isinstance(source, OllamaModel):
-        message = f"{source.redacted} is kept by Ollama and not in this store: `ollama pull {source.name}` fetches it"
+        message = f"{source.redacted} is stored by Ollama, not in this store; `ollama pull {source.name}` fetches it"
         raise SourceError(message)
     if not hasattr(source, "identity"):
         raise SourceError(f"{text} cannot be fetched from here; name an https://, hf:// or s3:// source")
@@ -335,7 +335,7 @@ async def _preload(
 
 @attrs.define(eq=False)
 class _ProgressPrinter:
-    """Show progress: all of it on a terminal, now and then elsewhere; what it waits for always."""
+    """Shows progress: all of it on a terminal; elsewhere at intervals, and whenever the stage or its note changes."""
 
     display: Display
     every_seconds: float

@@ -1,4 +1,4 @@
-"""`llmkube catalog`: the models that can be deployed by name, and what each takes here."""
+"""`llmkube catalog`: the models that can be deployed by name, and the memory that each needs."""
 
 import math
 import sys
@@ -23,23 +23,23 @@ from llmkube.weights.formats.shape import Shape, Tensor
 CONTEXTS: Final = (4096, CATALOG_CONTEXT, 32768, 131072)
 COLUMNS: Final = ("NAME", "SIZE", "QUANT", "CONTEXT", "MEMORY", "FITS", "PIN")
 _NOTE: Final = f"""\
-MEMORY is what it takes at {CATALOG_CONTEXT} tokens of context, as computed; FITS says
-whether this machine gives it. PIN is what a download is held to. No file of
-the catalog was fetched when the list was made."""
+MEMORY is an estimate for {CATALOG_CONTEXT} tokens of context; FITS tells whether this
+machine has enough. PIN is how the download is pinned. No file of the catalog
+was fetched when the list was made."""
 
 _BYTES = {"Q4_K": 144 / 256, "Q6_K": 210 / 256, "Q8_0": 34 / 32, "MXFP4": 17 / 32}
-"""Of one element, by ggml's block sizes."""
+"""Bytes per element, by ggml's block sizes."""
 
 
 @click.group("catalog", context_settings=HELP)
 def catalog() -> None:
-    """Show the models that `llmkube deploy NAME` and `llmkube run NAME` know."""
+    """Show the models that can be deployed by name."""
 
 
 @command("list", catalog)
 @output_option("json", "yaml")
 def list_catalog(*, form: str) -> None:
-    """List the catalog with the memory that each model takes."""
+    """List the models of the catalog, with the memory that each needs."""
     if form:
         click.echo(formats.dump([as_data(each) for each in entries().values()], form))
         return
@@ -57,7 +57,7 @@ def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 @click.argument("name", shell_complete=_names)
 @output_option("json", "yaml")
 def info(*, name: str, form: str) -> None:
-    """Show where a model comes from, what is known about its file, and what it takes at several contexts."""
+    """Show a model's source, the facts about its file, and its memory need at several context sizes."""
     entry = require_entry(name)
     click.echo(formats.dump(as_data(entry), form) if form else output.wrapped("\n".join(as_lines(entry, _budget()))))
 
@@ -66,7 +66,7 @@ def require_entry(name: str) -> Entry:
     """Return a model of the catalog.
 
     Raises:
-        CommandError: There is none of that name; the sentence has those that look like it.
+        CommandError: The name is unknown; the message suggests similar ones.
     """
     if (entry := find(name)) is not None:
         return entry
@@ -76,37 +76,37 @@ def require_entry(name: str) -> Entry:
 
 
 def memory_bytes(entry: Entry, context: int) -> int:
-    """Return what serving a model takes, with one slot and all layers on this machine's accelerator."""
+    """Estimate the memory that a model needs, with one slot and all layers on this machine's accelerator."""
     shape = shape_of(entry)
     demand = demand_for(shape, context, 1, "f16", on_device=sys.platform == "darwin")
     return estimate(shape, demand).total_bytes
 
 
 def context_of(entry: Entry) -> int:
-    """Return the tokens of context that a deployment from the catalog gets."""
+    """Return the context of a deployment from the catalog, in tokens."""
     return min(CATALOG_CONTEXT, entry.context)
 
 
 def as_lines(entry: Entry, budget: Budget | None) -> list[str]:
-    """Return the lines for people."""
+    """Return a model as lines of text."""
     rows = [
         ("source", entry.source),
         ("sha256", entry.sha256 or output.NOTHING),
         ("checked", f"{CHECKS[entry.checked]}; no file of the catalog was fetched when the list was made"),
         ("file", f"{entry.quantization}, {format_bytes(entry.size_bytes)}"),
         ("licence", entry.licence),
-        ("trained", f"{entry.context} tokens of context"),
+        ("trained for", f"{entry.context} tokens of context"),
         ("other names", ", ".join(entry.aliases) or output.NOTHING),
     ]
     lines = [f"{entry.name}: {entry.title}", *(f"  {label:<12} {text}" for label, text in rows), ""]
     lines += output.table(("CONTEXT", "MEMORY", "FITS"), _at_contexts(entry, budget)).splitlines()
     if budget is not None:
-        lines.append(f"Models get {budget} here.")
+        lines.append(f"Models may use {budget} on this machine.")
     return [*lines, "", f"  llmkube deploy {entry.name}", f"  llmkube run {entry.name}"]
 
 
 def as_data(entry: Entry) -> dict[str, Any]:
-    """Return a model for programs; sizes in bytes."""
+    """Return a model as JSON data; sizes in bytes."""
     return {
         "name": entry.name,
         "title": entry.title,
@@ -156,7 +156,7 @@ def _budget() -> Budget | None:
 
 
 def shape_of(entry: Entry) -> Shape:
-    """Return the shape of a model."""
+    """Return the shape of a model; its tensors are scaled so that they add up to the size of the file."""
     arch, plan = entry.architecture, architectures()[entry.architecture["name"]]
     known = sizes_of(arch)
     listed: dict[str, list[Any]] = {"token_embd.weight": ["width", "vocabulary"], "output_norm.weight": ["width"]}
@@ -192,7 +192,7 @@ def shape_of(entry: Entry) -> Shape:
 
 
 def sizes_of(arch: Mapping[str, Any]) -> dict[str, int]:
-    """Return the numbers of an architecture, and those that follow from them, by the names of `architectures.yaml`."""
+    """Return the given and derived numbers of an architecture, by the names of `architectures.yaml`."""
     queries, kv_width = arch["heads"] * arch["headLength"], arch["kvHeads"] * arch["headLength"]
     given = {"window": 0, "experts": 0, "expertsUsed": 0, "expertInner": 0, **arch}
     return given | {

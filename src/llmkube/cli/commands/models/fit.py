@@ -1,4 +1,4 @@
-"""`llmkube fit`: what a model would need in memory, whether that fits, and what would; nothing is downloaded."""
+"""`llmkube fit`: the memory that a model needs, whether it fits, and how to make it fit; without a download."""
 
 import platform
 import sys
@@ -27,15 +27,15 @@ from llmkube.weights.formats.shape import Shape
 
 CACHE_TYPES: Final = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 SMALLER: Final = ("q8_0", "q4_0")
-"""Cache types to try where f16 does not fit; a smaller one costs more of the answers' quality."""
+"""Cache types to try if f16 does not fit, the best quality first."""
 _LEAST_MEMORY_BYTES: Final = 1 << 20
-"""A machine with less is one whose unit was left out."""
+"""With less, the user has probably left out the unit."""
 COLUMNS: Final = ("PART", "WHERE", "SIZE")
 
 
 @attrs.frozen
 class Verdict:
-    """What is printed about one model on one machine."""
+    """The result for one model on one machine."""
 
     title: str
     demand: Demand
@@ -44,26 +44,26 @@ class Verdict:
     largest_context: int | None
     trained_context: int
     smaller: tuple[tuple[str, int], ...]  # cache types that make it fit, and the total with each
-    asked_context: int | None = None  # more than has an effect, or what has
+    asked_context: int | None = None  # before the limit of the trained context
 
     @property
     def fits(self) -> bool:
-        """Whether the machine's budget covers it, and the GPU's limit what lies there."""
+        """Whether the total fits the machine's budget, and the GPU's part its limit."""
         return self.estimate.total_bytes <= self.budget.limit_bytes and not self.over_device_bytes
 
     @property
     def over_device_bytes(self) -> int:
-        """How much more it would need of the GPU than that may hold."""
+        """Excess over the GPU's limit; 0 if it fits."""
         limit = self.budget.device_limit_bytes
         return 0 if limit is None else max(0, self.estimate.device_bytes - limit)
 
 
 @command("fit")
 @click.argument("model", metavar="MODEL", type=click.Path())
-@click.option("--context", "-c", type=click.IntRange(1), metavar="N", help="Tokens of all slots together.")
+@click.option("--context", "-c", type=click.IntRange(1), metavar="N", help="Context of all slots together, in tokens.")
 @click.option("--parallel", type=click.IntRange(1), default=1, metavar="N", help="Requests served at the same time.")
 @click.option("--kv-type", type=click.Choice(CACHE_TYPES), default="f16", help="Type of the KV cache.  [default: f16]")
-@click.option("--memory", metavar="SIZE", help="A machine with so much memory, such as 64Gi, instead of this one.")
+@click.option("--memory", metavar="SIZE", help="Memory of the machine, such as 64Gi. Default: this machine's.")
 @click.option("--accelerator", type=click.Choice(("cpu", "metal")), help="Default: metal on a Mac, else cpu.")
 @click.option("--hf-token-file", type=click.Path(path_type=Path), help="File with a Hugging Face token.")
 @output_option("json", "yaml")
@@ -78,10 +78,10 @@ def fit(
     hf_token_file: Path | None,
     form: str,
 ) -> None:
-    """Show what MODEL would need in memory, and whether that fits.
+    """Show how much memory MODEL needs, and whether it fits.
 
-    MODEL is a GGUF file, an MLX folder, https://…, hf://ORG/REPO/FILE.gguf or ORG/REPO; of a remote one only the header
-    is fetched. Exits with 1 if it does not fit.
+    MODEL is a GGUF file, an MLX folder, https://…, hf://ORG/REPO/FILE.gguf or ORG/REPO. Only the header of a remote
+    file is fetched. Exits with 1 if it does not fit.
     """
     title, shape = _read(model, hf_token_file)
     device = accelerator or ("metal" if sys.platform == "darwin" else "cpu")
@@ -95,7 +95,7 @@ def fit(
 
 
 def assess(title: str, shape: Shape, demand: Demand, budget: Budget) -> Verdict:
-    """Compare what a model needs with what a machine gives."""
+    """Compare the estimate for a model with the budget of a machine."""
     found = estimate(shape, demand)
     smaller, device = [], budget.device_limit_bytes
     capacity_bytes = budget.limit_bytes if device is None else min(budget.limit_bytes, device + found.host_bytes)
@@ -109,7 +109,7 @@ def assess(title: str, shape: Shape, demand: Demand, budget: Budget) -> Verdict:
 
 
 def as_lines(verdict: Verdict) -> Sequence[str]:
-    """Return the lines for people."""
+    """Return the verdict as lines of text."""
     demand, found, limit = verdict.demand, verdict.estimate, format_bytes(verdict.budget.limit_bytes)
     slots = f"{demand.slots} slot" if demand.slots == 1 else f"{demand.slots} slots"
     rows = [(each.name, each.place.value, format_bytes(each.size_bytes)) for each in found.components]
@@ -122,19 +122,19 @@ def as_lines(verdict: Verdict) -> Sequence[str]:
         "",
     ]
     lines += [*table, ""]
-    where = f"models get {verdict.budget} here"
+    budget = f"models may use {verdict.budget}"
     if verdict.fits:
-        lines.append(f"It fits: {where}.")
+        lines.append(f"It fits: {budget}.")
     elif verdict.over_device_bytes:
         over, gpu = format_bytes(verdict.over_device_bytes), format_bytes(verdict.budget.device_limit_bytes or 0)
-        lines.append(f"It does not fit, by {over}: the GPU may hold {gpu} here (sysctl iogpu.wired_limit_mb sets it).")
+        lines.append(f"It does not fit, by {over}: the GPU's limit is {gpu} (set by sysctl iogpu.wired_limit_mb).")
     else:
         over = format_bytes(found.total_bytes - verdict.budget.limit_bytes)
-        lines.append(f"It does not fit, by {over}: {where}.")
+        lines.append(f"It does not fit, by {over}: {budget}.")
     if (verdict.asked_context or 0) > demand.context:
         lines.append(
-            f"The model was trained for {verdict.trained_context} tokens, and no request gets more: "
-            f"{verdict.asked_context} counts as {demand.context}."
+            f"The model was trained for {verdict.trained_context} tokens, the limit of each request: "
+            f"a context of {verdict.asked_context} is reduced to {demand.context}."
         )
     lines.append(_context_line(verdict))
     lines += [
@@ -142,12 +142,12 @@ def as_lines(verdict: Verdict) -> Sequence[str]:
     ]
     lines += [f"Note: {note}." for note in found.notes]
     if not found.certain:
-        lines.append("Something about this model is not known: the figures are rather too high than too low.")
+        lines.append("Not everything about this model is known: the estimate is rather too high than too low.")
     return lines
 
 
 def as_data(verdict: Verdict) -> dict[str, Any]:
-    """Return the verdict for programs; sizes in bytes."""
+    """Return the verdict as JSON data; sizes in bytes."""
     found = verdict.estimate
     return {
         "model": verdict.title,
@@ -174,9 +174,9 @@ def as_data(verdict: Verdict) -> dict[str, Any]:
 def _context_line(verdict: Verdict) -> str:
     largest = verdict.largest_context
     if largest is None:
-        return "No context makes it fit: the weights alone are too much, or nearly so."
+        return "No context fits: the weights alone take all the memory, or nearly all."
     if verdict.trained_context and largest >= verdict.trained_context:
-        return f"Largest context that fits: {largest} tokens, all that it was trained for."
+        return f"Largest context that fits: {largest} tokens, the trained context."
     return f"Largest context that fits: {largest} tokens."
 
 
@@ -188,7 +188,7 @@ def _read(model: str, hf_token_file: Path | None) -> tuple[str, Shape]:
     facts = read_facts(absolute_source(model, Path.cwd()), hf_token_file)
     if facts.shape is None:
         raise UserError(
-            f"{model}: its header lacks the numbers that the estimate needs; `llmkube inspect` shows what it has"
+            f"{model}: the header lacks numbers that the estimate needs; `llmkube inspect` shows the header"
         )
     kinds = [facts.architecture, *([facts.quantization] if facts.quantization else [])]
     name = facts.name or (model if "://" in model else Path(model).name)
@@ -196,7 +196,7 @@ def _read(model: str, hf_token_file: Path | None) -> tuple[str, Shape]:
 
 
 def demand_for(shape: Shape, context: int | None, slots: int, kv_type: str, *, on_device: bool) -> Demand:
-    """Return what the agent's own command line would ask for; without a context, the one that it would choose."""
+    """Return the demand of the agent's command line for a model; without a context, with the agent's default."""
     wanted = context or min(shape.trained_context or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
     candidate = Demand(
         context=min(wanted, shape.trained_context * slots) if shape.trained_context else wanted,
@@ -214,7 +214,7 @@ def _with_prompt_cache(shape: Shape, demand: Demand) -> Demand:
 
 
 def device_limit_here() -> int | None:
-    """Return what this machine's GPU may hold, in bytes; None where that is not known."""
+    """Return the limit of this machine's GPU memory, in bytes; None if unknown."""
     try:
         return sample_here().device_limit_bytes
     except (OSError, ValueError, KeyError):

@@ -1,4 +1,4 @@
-"""`llmkube inspect`: what a GGUF file says of itself, from its header alone, here or at the other end of a URL."""
+"""`llmkube inspect`: the metadata of a local or remote GGUF file, from its header alone."""
 
 import importlib.resources
 import os
@@ -30,7 +30,7 @@ from llmkube.weights.ollama_model import OllamaModel
 from llmkube.weights.source import BucketFile, Builtin, ImageSource, LocalFile, RemoteFile, VolumeSource, parse_source
 
 REMOTE_SECONDS: Final = 120.0
-"""What the header of a remote file may take; it is 32 MiB at most."""
+"""Deadline for fetching the header of a remote file, at most 32 MiB."""
 
 
 @command("inspect")
@@ -38,11 +38,11 @@ REMOTE_SECONDS: Final = 120.0
 @click.option("--hf-token-file", type=click.Path(path_type=Path), help="File with a Hugging Face token.")
 @output_option("json", "yaml")
 def inspect_model(*, source: str, hf_token_file: Path | None, form: str) -> None:
-    """Show what a GGUF file says of itself.
+    """Show the metadata of a GGUF file.
 
-    FILE is a path; URL is https://…, hf://ORG/REPO/FILE.gguf, ORG/REPO or s3://BUCKET/KEY (with the variables of the
-    AWS tools), of which only the header is fetched, in at most three requests. Exits with 1 if no engine could load
-    the file.
+    FILE is a path; URL is https://…, hf://ORG/REPO/FILE.gguf, ORG/REPO or s3://BUCKET/KEY (with the environment
+    variables of the AWS tools). Only the header of a remote file is fetched, in at most three requests. Exits with 1 if
+    no engine can load the file.
     """
     facts = read_facts(absolute_source(source, Path.cwd()), hf_token_file)
     if form:
@@ -54,14 +54,14 @@ def inspect_model(*, source: str, hf_token_file: Path | None, form: str) -> None
 
 
 def as_data(facts: GGUFFacts) -> dict[str, Any]:
-    """Return the facts that the header gives, under the names that `status.gguf` uses."""
+    """Return the known facts as JSON data, with the names of `status.gguf`."""
     named = attrs.asdict(facts, filter=attrs.filters.exclude("shape")) | {"model_name": facts.name, "name": None}
     data = {camel(name): value for name, value in named.items() if value not in {None, ()}}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in data.items()}
 
 
 def as_rows(facts: GGUFFacts) -> list[tuple[str, str]]:
-    """Return the facts for people, those that the header does not give left out."""
+    """Return the known facts as labelled text."""
     heads = f"{facts.head_count} heads" if facts.head_count else ""
     kv_heads = f"{facts.head_count_kv} for keys and values" if facts.head_count_kv else ""
     newer = ", ".join(_type_names(facts.newer_tensor_types))
@@ -78,16 +78,16 @@ def as_rows(facts: GGUFFacts) -> list[tuple[str, str]]:
         ("tensors", str(facts.tensor_count)),
         ("parts", f"{facts.split_count} files; this is the first" if facts.split_count > 1 else None),
         ("version", f"GGUF {facts.file_version}"),
-        ("unknown", f"tensor types {newer}, which only a newer engine can judge" if newer else None),
+        ("unknown", f"tensor types {newer}, which a newer engine may support" if newer else None),
     ]
     return [(label, text) for label, text in rows if text]
 
 
 def _type_names(numbers: tuple[int, ...]) -> list[str]:
-    """Return tensor types newer than our table, each with its name where the installed gguf package has one."""
+    """Return tensor types newer than our table, with the names that the installed gguf package knows."""
     if not numbers:
         return []
-    # Imported here: it takes half a second (numpy), and few files need it.
+    # Imported here: it takes half a second (numpy), and is rarely needed.
     from gguf.constants import GGMLQuantizationType  # noqa: PLC0415 (see above)
 
     names = {kind.value: kind.name for kind in GGMLQuantizationType}
@@ -95,14 +95,14 @@ def _type_names(numbers: tuple[int, ...]) -> list[str]:
 
 
 def read_facts(source: str, hf_token_file: Path | None) -> GGUFFacts:
-    """Read the header of a file here, of one at the other end of a URL, or of a model that comes with LLMKube."""
+    """Read the header of a local file, a remote file or a built-in model."""
     if "://" not in source and (path := Path(source)).is_absolute():
         return _local(path)
     try:
         parsed = parse_source(source)
     except UserError as exc:
         if "://" not in source:
-            raise CommandError(f"there is no file {source}, and it is no URL either", ExitCode.NOT_FOUND) from exc
+            raise CommandError(f"there is no file {source}, and it is not a URL", ExitCode.NOT_FOUND) from exc
         raise
     if isinstance(parsed, LocalFile):
         return _local(Path(parsed.path))
@@ -111,7 +111,7 @@ def read_facts(source: str, hf_token_file: Path | None) -> GGUFFacts:
         with importlib.resources.as_file(packaged) as file:
             return _local(file)
     if isinstance(parsed, VolumeSource | ImageSource | OllamaModel):
-        message = "cannot be inspected from here: name a file, an https://, hf:// or s3:// URL"
+        message = "cannot be inspected from here; name a file, or an https://, hf:// or s3:// URL"
         raise CommandError(f"{parsed.redacted} {message}")
     return trio.run(_remote, parsed, load("agent", AgentConfig, {"hf_token_file": hf_token_file}))
 
@@ -133,4 +133,4 @@ async def _remote(source: RemoteFile, config: AgentConfig) -> GGUFFacts:
             access=BucketAccess.read(os.environ) if isinstance(source, BucketFile) else None,
             endpoint=config.hub_endpoint,
         )
-    raise CommandError(f"{source.redacted}: its header did not come within {REMOTE_SECONDS:g} s", ExitCode.TIMED_OUT)
+    raise CommandError(f"{source.redacted}: header not received within {REMOTE_SECONDS:g} s", ExitCode.TIMED_OUT)
