@@ -1,4 +1,4 @@
-"""The agent's own tests of engine processes once more, with kqueue and psutil in the place of pidfds and /proc."""
+"""Run the agent's tests of engine processes again with kqueue and psutil in place of pidfds and /proc."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from supervisor.engine.conftest import left_process  # noqa: F401 - a fixture
 from supervisor.engine.test_child import *  # noqa: F403
 from supervisor.engine.test_child_habits import *  # noqa: F403
 
-# These take Linux at its word: a look at a process costs a descriptor there, and no status is told of others' children.
+# These depend on Linux: a check of a process costs a descriptor there, and other processes' children have no status.
 del (
     test_what_ends_without_descriptors_ends_with_its_helpers,  # noqa: F821
     test_the_exit_of_an_adopted_process_is_an_event,  # noqa: F821

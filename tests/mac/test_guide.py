@@ -1,4 +1,4 @@
-"""The guide's commands, in its order, with a launchctl that runs jobs as launchd does: from the clone to an answer."""
+"""The guide's commands, in order, with a launchctl that runs jobs as launchd does: from the clone to an answer."""
 
 import contextlib
 import json
@@ -29,7 +29,7 @@ LABEL = "com.llmkube.metal-agent"
 
 
 class Mac:
-    """A home, a launchd, and a terminal in which one types."""
+    """A home directory, a launchd, and a terminal."""
 
     def __init__(self, folder, kubeconfig):
         self.home = folder / "ada smith"
@@ -64,7 +64,7 @@ class Mac:
         return await self.types(sys.executable, "-m", "llmkube", *words, code=code)
 
     def end(self):
-        """Leave nothing running, whatever the test has come to."""
+        """Stop everything, whatever the result of the test."""
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if process.environ().get("LAUNCHD_MODEL") == str(self.jobs) or str(self.state) in " ".join(
@@ -84,23 +84,23 @@ def opened_mac(folder, kubeconfig):
 
 @pytest.mark.ci
 async def test_the_guide_from_the_clone_to_an_answer(tmp_path):
-    """Install, look, edit the job by hand, reload, deploy, ask, restart, install again, uninstall."""
+    """Install, check, edit the job by hand, reload, deploy, query, restart, reinstall, uninstall."""
     address = own_address()
     port = str(free_port())
     async with open_cluster(tmp_path) as cluster:
         with opened_mac(tmp_path, cluster.kubeconfig) as mac:
             flags = f"--accelerator cpu --host-name box --host-ip {address} --allow-from 203.0.113.0/24 --port {port}"
-            said = await mac.types(
+            text = await mac.types(
                 "make",
                 "--silent",
                 "install-metal-agent",
                 f"ARGS={flags}",
                 f"PREFIX={mac.prefix}",
             )
-            assert f"http://127.0.0.1:{port}/healthz  {{" in said
-            assert "llmkube agent install --daemon" in said
+            assert f"http://127.0.0.1:{port}/healthz  {{" in text
+            assert "llmkube agent install --daemon" in text
             assert (
-                "without a key its engines answer: this host, --allow-from (203.0.113.0/24); no list of nodes" in said
+                "without a key its engines answer: this host, --allow-from (203.0.113.0/24); no list of nodes" in text
             )
             link = mac.prefix / "bin" / "llmkube-metal-agent"
             assert link.is_symlink()
@@ -135,7 +135,7 @@ async def test_the_guide_from_the_clone_to_an_answer(tmp_path):
             await until(lambda: '"msg":"adopted inference service"' in log.read_text())
             assert '"msg":"adopted inference service"' in await mac.llmkube("agent", "logs")
 
-            await mac.llmkube("agent", "install", "--log-level", "debug")  # a reinstall, from an installation
+            await mac.llmkube("agent", "install", "--log-level", "debug")  # a reinstall over an installation
             assert "--memory-fraction=0.5" in plistlib.loads(mac.plist.read_bytes())["ProgramArguments"]
             assert 'log_level = "debug"' in (mac.state / "config.toml").read_text()
             assert [each.pid for each in engines_in(mac.state)] == [before[0].pid]
@@ -145,9 +145,9 @@ async def test_the_guide_from_the_clone_to_an_answer(tmp_path):
             assert json.loads(answer)["choices"][0]["message"]["content"]
             assert (await mac.llmkube("chat", "demo", "What is LLMKube?")).strip()
 
-            said = await mac.types("make", "--silent", "uninstall-metal-agent", f"PREFIX={mac.prefix}")
-            assert "is gone, and what it ran has stopped" in said
-            assert f"{mac.state} stays" in said
+            text = await mac.types("make", "--silent", "uninstall-metal-agent", f"PREFIX={mac.prefix}")
+            assert "is gone, and what it ran has stopped" in text
+            assert f"{mac.state} stays" in text
             assert not link.is_symlink()
             assert not mac.plist.exists()
             assert engines_in(mac.state) == []
@@ -156,8 +156,8 @@ async def test_the_guide_from_the_clone_to_an_answer(tmp_path):
 
 
 @pytest.mark.ci
-async def test_an_agent_that_cannot_start_is_left_alone_and_told(tmp_path):
-    """Launchd has no limit: after five failed starts the agent ends with 0; `start` tries again once it is mended."""
+async def test_an_agent_that_cannot_start_is_no_longer_restarted_and_reported(tmp_path):
+    """Launchd has no limit: after five failed starts the agent exits with 0; `start` tries again after the fix."""
     async with open_cluster(tmp_path) as cluster:
         with opened_mac(tmp_path, cluster.kubeconfig) as mac:
             await mac.llmkube("agent", "install", "--accelerator", "cpu", "--port", str(free_port()))
@@ -165,15 +165,15 @@ async def test_an_agent_that_cannot_start_is_left_alone_and_told(tmp_path):
             job = plistlib.loads(good)
             job["ProgramArguments"] += ["--llama-server=/nowhere/llama-server"]
             mac.plist.write_bytes(plistlib.dumps(job))
-            said = await mac.llmkube("agent", "restart", code=4)
-            assert "/nowhere/llama-server" in said
+            text = await mac.llmkube("agent", "restart", code=4)
+            assert "/nowhere/llama-server" in text
             starts = mac.state / "failed-starts"
             await until(lambda: json.loads(starts.read_text())["count"] == START_LIMIT)
             log = mac.home / "Library" / "Logs" / "llmkube" / "metal-agent.log"
             await until(lambda: "does not try again" in log.read_text())
-            said = await mac.llmkube("agent", "status", code=3)
-            assert f"failed      {START_LIMIT} starts in a row: " in said
-            assert "agent       does not run" in said
+            text = await mac.llmkube("agent", "status", code=3)
+            assert f"failed      {START_LIMIT} starts in a row: " in text
+            assert "agent       does not run" in text
             mac.plist.write_bytes(good)
             assert "the agent runs" in await mac.llmkube("agent", "start")
             assert "the agent runs already" in await mac.llmkube("agent", "start")
@@ -190,26 +190,26 @@ async def test_an_agent_that_cannot_start_is_left_alone_and_told(tmp_path):
 
 
 @pytest.mark.ci
-async def test_what_would_end_the_agent_ends_the_install_before_it_changes_anything(tmp_path):
-    """A cluster that no file names, an engine that is not there, a log that is ours to choose."""
+async def test_a_fatal_setting_is_refused_by_the_install_before_it_changes_anything(tmp_path):
+    """A missing kubeconfig, a missing engine and a reserved log file are refused."""
     with opened_mac(tmp_path, tmp_path / "nowhere") as mac:
-        said = await mac.llmkube("agent", "install", "--accelerator", "cpu", code=1)
-        assert "nowhere" in said
-        said = await mac.llmkube("agent", "install", "--log-file", "/x", code=1)
-        assert "--log-file" in said
+        text = await mac.llmkube("agent", "install", "--accelerator", "cpu", code=1)
+        assert "nowhere" in text
+        text = await mac.llmkube("agent", "install", "--log-file", "/x", code=1)
+        assert "--log-file" in text
         assert not mac.plist.exists()
         assert "`llmkube agent install` writes it" in await mac.llmkube("agent", "start", code=3)
         assert "there is no job" in await mac.llmkube("agent", "uninstall", code=3)
 
 
 @pytest.mark.ci
-async def test_a_running_up_is_left_alone(tmp_path):
-    """No agent can run on the folder of a `llmkube up`, and no command about an agent's job ends that one."""
+async def test_a_running_up_is_not_touched(tmp_path):
+    """No agent can run on the folder of a `llmkube up`, and no agent command stops that program."""
     with opened_mac(tmp_path, tmp_path / "nowhere") as mac:
         mac.plist.parent.mkdir(parents=True)
         mac.plist.write_bytes(plistlib.dumps({"Label": LABEL, "ProgramArguments": ["/x"]}))
         with hold_state_dir(mac.state, ENGINES_LOCK, SERVER_LOCK):
             for command in ("install", "uninstall", "start", "restart"):
-                said = await mac.llmkube("agent", command, code=1)
-                assert f"`llmkube up` (pid {os.getpid()}); `llmkube up stop` stops it" in " ".join(said.split())
+                text = await mac.llmkube("agent", command, code=1)
+                assert f"`llmkube up` (pid {os.getpid()}); `llmkube up stop` stops it" in " ".join(text.split())
         assert mac.plist.exists()
