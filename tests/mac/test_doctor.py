@@ -116,7 +116,7 @@ async def findings(mac: Mac, code, *args):
     return found
 
 
-def assert_finding(found, name, verdict, *words):
+def check(found, name, verdict, *words):
     line = found[name]
     text = " ".join((line["found"], line["why"], line["fix"]))
     assert line["verdict"] == verdict, line
@@ -190,22 +190,22 @@ async def test_fourteen_deliberate_faults_are_all_named(tmp_path, libsystem):
             entry(attrs.evolve(ENGINE, pid=os.getpid(), started="another boot:1"))
         )
         found = await findings(mac, 1)
-    assert_finding(found, "ports", "fail", f"{port} is taken", "--port")
-    assert_finding(found, "disk", "fail", str(store), "`llmkube cache prune`")
-    assert_finding(found, "rights", "fail", "create leases in llmkube-system", "patch endpointslices", "llmkube rbac agent")
-    assert_finding(found, "clock", "fail", "ahead of the API server's", "sudo sntp -sS time.apple.com")
-    assert_finding(found, "keys", "fail", "--insecure-lan", "--allow-from")
-    assert_finding(found, "engine", "fail", "/nowhere/llama-server", "brew install llama.cpp")
-    assert_finding(found, "last end", "warn", str(entry().key), "the largest was")
-    assert_finding(found, "memory", "fail", "100 % of", "memory_fraction in config.toml")
-    assert_finding(found, "launchd", "fail", "/nowhere/llama-server", "`llmkube agent start`")
-    assert_finding(found, "GPU limit", "fail", "128.0 GiB of 128.0 GiB", "`sudo sysctl iogpu.wired_limit_mb=131072`")
-    assert_finding(found, "local network", "fail", "errno 65", "Local Network Privacy", "`llmkube agent install --daemon`")
-    assert_finding(found, "Full Disk Access", "fail", "Operation not permitted", "--model-store in", "Privacy & Security")
-    assert_finding(found, "firewall", "fail", "it keeps connections from", "--unblockapp")
-    assert_finding(found, "FileVault", "warn", "sudo fdesetup authrestart")
-    assert_finding(found, "sleep", "warn", "after 10 min", "`sudo pmset -a sleep 0`")
-    assert_finding(found, "power", "warn", "stays off", "`sudo pmset -a autorestart 1`")
+    check(found, "ports", "fail", f"{port} is taken", "--port")
+    check(found, "disk", "fail", str(store), "`llmkube cache prune`")
+    check(found, "rights", "fail", "create leases in llmkube-system", "patch endpointslices", "llmkube rbac agent")
+    check(found, "clock", "fail", "ahead of the API server's", "sudo sntp -sS time.apple.com")
+    check(found, "keys", "fail", "--insecure-lan", "--allow-from")
+    check(found, "engine", "fail", "/nowhere/llama-server", "brew install llama.cpp")
+    check(found, "last end", "warn", str(entry().key), "the largest was")
+    check(found, "memory", "fail", "100 % of", "memory_fraction in config.toml")
+    check(found, "launchd", "fail", "/nowhere/llama-server", "`llmkube agent start`")
+    check(found, "GPU limit", "fail", "128.0 GiB of 128.0 GiB", "`sudo sysctl iogpu.wired_limit_mb=131072`")
+    check(found, "local network", "fail", "errno 65", "Local Network Privacy", "`llmkube agent install --daemon`")
+    check(found, "Full Disk Access", "fail", "Operation not permitted", "--model-store in", "Privacy & Security")
+    check(found, "firewall", "fail", "it keeps connections from", "--unblockapp")
+    check(found, "FileVault", "warn", "sudo fdesetup authrestart")
+    check(found, "sleep", "warn", "after 10 min", "`sudo pmset -a sleep 0`")
+    check(found, "power", "warn", "stays off", "`sudo pmset -a autorestart 1`")
 
 
 @pytest.mark.ci
@@ -216,7 +216,7 @@ async def test_a_crash_loop_is_no_running_agent(tmp_path, libsystem):
         await loop_of(mac)
         assert LABEL in await mac.types("launchctl", "list")
         found = await findings(mac, 1)
-        assert_finding(
+        check(
             found, "launchd", "fail", "a crash loop: the agent was started", "ended last with 1", "agent logs --tail 20"
         )
 
@@ -234,9 +234,9 @@ async def test_a_healthy_mac_has_no_line_to_fix(tmp_path, libsystem):
             await record_lan_access(mac.state, [("192.168.1.2", 9)], reached)
             found = await findings(mac, 0)
     assert {each["name"]: each for each in found.values() if each["verdict"] != "pass"} == {}
-    assert_finding(found, "system", "pass", "macOS 26.1, Apple silicon")
-    assert_finding(found, "launchd", "pass", "a job of the login")
-    assert_finding(found, "GPU limit", "pass", "118.0 GiB of 128.0 GiB by sysctl iogpu.wired_limit_mb")
+    check(found, "system", "pass", "macOS 26.1, Apple silicon")
+    check(found, "launchd", "pass", "a job of the login")
+    check(found, "GPU limit", "pass", "118.0 GiB of 128.0 GiB by sysctl iogpu.wired_limit_mb")
 
 
 async def reached(_):
@@ -278,7 +278,7 @@ async def test_settings_of_a_mac(tmp_path, libsystem, case):
         ports = "api_port = 0\ngateway_port = 0\nprobe_port = 0\n"
         (mac.state / "config.toml").write_text(f'[up]\naccelerator = ["metal"]\n{ports}')
         found = await findings(mac, int(verdict == "fail"))
-        assert_finding(found, name, verdict, *words)
+        check(found, name, verdict, *words)
 
 
 @pytest.mark.ci
@@ -287,4 +287,4 @@ async def test_an_up_that_runs_without_an_agent(tmp_path, libsystem):
     with doctored(tmp_path, libsystem, tmp_path / "nowhere") as mac:
         with hold_state_dir(mac.state):
             found = await findings(mac, 1)
-        assert_finding(found, "running", "pass", f"llmkube agent (pid {os.getpid()})")
+        check(found, "running", "pass", f"llmkube agent (pid {os.getpid()})")

@@ -11,7 +11,7 @@ from sim.machine import Script
 
 
 async def lived_on(*, critical_after=None, on_metal=True):
-    """Delete a service whose engine ignores TERM, and return the remaining lifetime of its process."""
+    """Delete a service whose engine ignores TERM, and return the lifetime of its process after the deletion."""
     async with pressed_world({"chat": (20, "normal"), "embed": (4, "normal")}, metal=on_metal) as world:
         (child,) = world.machine.live("chat")
         child.script = Script(stop_seconds=500)

@@ -287,7 +287,7 @@ CAUGHT = {
             lambda runtime: False,
         )
     },
-    pressed.test_said_unloaded_and_was_not_takes_the_next_victim: {
+    pressed.test_a_reported_unload_that_frees_nothing_takes_the_next_victim: {
         "under pressure, {runtime}'s word that it has unloaded is believed": (
             decisions,
             "unload",
@@ -301,7 +301,7 @@ CAUGHT = {
             never_scans_again(OllamaModel.find_holders),
         )
     },
-    pressed.test_a_model_of_others_that_comes_meanwhile_is_not_taken_for_ours: {
+    pressed.test_a_new_model_of_others_is_not_taken_for_ours: {
         "memory that comes for a model of others as ours goes is taken for ours": (
             omlx_model,
             "growth_of_others",
