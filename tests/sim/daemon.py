@@ -327,8 +327,8 @@ class Daemons:
     def leftovers(self, children, now):
         """Yield models in memory that no front uses, and the time by which they should be unloaded.
 
-        A front that was stopped in order has unloaded its model; the model of a killed front stays until the engine unloads
-        it. Models that a daemon wrongly reports as unloaded, or that a killed daemon leaves, are its owner's to end.
+        A front that was stopped in order has unloaded its model; the model of a killed front stays until the engine
+        unloads it. Models that a daemon wrongly reports as unloaded, or that a killed one leaves, are its owner's.
         """
         fronts = [child for child in children if self.is_front(child)]
         kept = {self.file_of(child) for child in fronts if child.exit is None}

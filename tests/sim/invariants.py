@@ -120,11 +120,11 @@ class InvariantMonitor:
             host.machine.changed = self._engines_changed
             host.machine.stopping = partial(self._stopping, host)
 
-    # -- events ---------------------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def disturbed(self, host, afterwards_seconds=0.0):
-        """During the block, and `afterwards_seconds` longer, a host need not have written its state to the API server."""
+        """During the block and `afterwards_seconds` longer, a host need not have written its state."""
         since = trio.current_time()
         if not self._disturbed.get(host):
             self._record_gap(host, since)
@@ -267,7 +267,7 @@ class InvariantMonitor:
             if condition["reason"] == "InternalError" and INJECTED_BUG not in condition["message"]:
                 self.report("bugs", condition["message"])
 
-    # -- invariants that hold at every moment ----------------------------------------------------------------------------
+    # -- invariants that hold at every moment --------------------------------------------------------------------------
 
     async def run(self):
         """Evaluate after every event, and again when a suspicion is due; never return."""
@@ -315,7 +315,7 @@ class InvariantMonitor:
                     yield place, "false ready", f"{address}:{port} of {place[1]} on {host.name} is dead", settled
 
     def _daemon_suspicions(self, host, daemons, now):
-        """Yield services on a shared daemon that are loaded twice, leave models behind, or are published without one."""
+        """Yield services on a shared daemon that are loaded twice, leave models behind, or are published without."""
         fronts = [child for child in host.machine.spawned if daemons.is_front(child)]
         for child in fronts:
             pids = daemons.holders(child)
@@ -336,7 +336,7 @@ class InvariantMonitor:
         if ended := daemons.shared.fake.ended:
             self.report("needless", f"processes {ended} of the owner's {runtime} on {host.name} were killed")
 
-    # -- the expected state at the end ------------------------------------------------------------------------------------
+    # -- the expected state at the end ---------------------------------------------------------------------------------
 
     def problems(self, desired):
         """Return all differences from the desired state, each as (column, text)."""

@@ -155,9 +155,9 @@ class SimChild:
         await trio.lowlevel.checkpoint()
         return not self.visible() or (port == self.port and not self.script.intruder)
 
-    # Current behavior. A frozen engine (SIGSTOP) does nothing at all, a mute one accepts and answers nothing, a closed one
-    # does not listen, and a slow one takes this long for an answer. `pace` is the share of a core that its work takes while
-    # requests are in flight; `counts` is whether batches finish meanwhile.
+    # Current behavior. A frozen engine (SIGSTOP) does nothing at all, a mute one accepts and answers nothing, a closed
+    # one does not listen, a slow one takes this long for an answer. `pace` is the share of a core that its work takes
+    # while requests are in flight; `counts` is whether batches finish meanwhile.
     frozen: bool = False
     stuck: bool = False  # in the kernel: even KILL does not end it
     mute: bool = False
