@@ -227,8 +227,7 @@ class InvariantMonitor:
             or child.odd
             or machine.disk_full
             or machine.reach is not None  # it may have moved
-            or child.spawned_at
-            <= self._cordoned.get(host.name, (math.inf, -math.inf))[1]  # its owner has cordoned the host
+            or child.spawned_at <= self._cordoned.get(host.name, (math.inf, -math.inf))[1]  # its host is cordoned
             or _differs(child, self.desired.specs.get(child.name, {"source": ""}))  # its file has arrived meanwhile
             or self._may_be_unseen(host, child.name, child.spawned_at)
             or trio.current_time() < self.false_list_at + 60

@@ -181,7 +181,7 @@ MUTANTS = {
     },
     test_the_mac_serves_again_when_the_time_is_over: {"the cordon never ends": (Cordon, "is_active", never_over)},
     test_a_cordon_includes_time_asleep: {
-        "it ends by the clock that stands still in sleep": (
+        "it expires by the clock that stops in sleep": (
             HostCordon,
             "utcnow",
             property(lambda self: lambda: datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC), lambda self, value: None),
