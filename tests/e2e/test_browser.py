@@ -14,7 +14,7 @@ from e2e.test_listen import network_url
 from e2e.up_process import ANSWER, DEMO, FREE_PORTS, open_up
 from llmkube.base.http.message import Headers, Response, netloc
 from llmkube.base.http.server import run_server
-from security.chromium import HOW, find_chromium, show
+from security.chromium import INSTALL_HINT, find_chromium, show
 
 pytestmark = pytest.mark.e2e
 
@@ -83,7 +83,7 @@ class Site:
 def chromium():
     found = find_chromium()
     if found is None:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(HOW)
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(INSTALL_HINT)
     return found
 
 

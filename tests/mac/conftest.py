@@ -16,7 +16,7 @@ def mac_of(libsystem):
 
 @pytest.fixture
 def on_metal(monkeypatch):
-    """Every engine of a host with Metal is on it."""
+    """Every engine of a host with Metal runs on Metal."""
     monkeypatch.setattr(metal, "uses_metal", lambda launch, settings: settings.metal)
 
 

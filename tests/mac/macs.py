@@ -19,7 +19,7 @@ SOURCE: Final = Path(__file__).parent / "libsystem.c"
 
 
 def compiled(folder: Path) -> Path:
-    """Compile the library; a machine without a C compiler cannot show a layout, and says so."""
+    """Compile the library; fail on a machine without a C compiler."""
     compiler = shutil.which("cc")
     assert compiler is not None, "tests/mac needs a C compiler (cc), which proves the layouts of xnu's structs"
     path = folder / "libsystem.so"
@@ -31,7 +31,7 @@ def compiled(folder: Path) -> Path:
 
 @attrs.define(eq=False)
 class Mac:
-    """The C library of one release, and what it has counted."""
+    """The C library of one release, and the calls that it has counted."""
 
     library: ctypes.CDLL
 
@@ -45,7 +45,7 @@ class Mac:
         return LibSystem(self.library)
 
     def set(self, kind: type, **numbers: int) -> None:
-        """Set what the library answers with."""
+        """Set the values that the library returns."""
         for name, number in numbers.items():
             kind.in_dll(self.library, name).value = number
 
@@ -60,12 +60,12 @@ class Mac:
 
 @attrs.define(eq=False)
 class StandInKqueue:
-    """kqueue's filter of processes: tells of an end once, and knows no process whose exit has begun.
+    """kqueue's process filter: reports an exit once, and knows no process whose exit has begun.
 
     Attributes:
-        hidden: Pids whose exit has begun; they are not told of.
+        hidden: Pids whose exit has begun; they are not reported.
         details: Further flags of the event by pid, such as NOTE_EXIT_MEMORY.
-        refuses: Flags that this user may not ask for.
+        refuses: Flags that this user may not request.
     """
 
     hidden: set[int] = attrs.field(factory=set)
@@ -78,14 +78,14 @@ class StandInKqueue:
         if pid in self.hidden or has_ended(pid):
             raise ProcessLookupError(3, "No such process")
         await until(lambda: pid not in self.hidden and has_ended(pid))
-        told = NOTE_EXIT | (flags & NOTE_EXITSTATUS)
+        flags_set = NOTE_EXIT | (flags & NOTE_EXITSTATUS)
         if detail := self.details.get(pid, 0) if flags & NOTE_EXIT_DETAIL else 0:
-            told |= NOTE_EXIT_DETAIL | detail
-        return told, (status_of(pid) or 0) if flags & NOTE_EXITSTATUS else 0
+            flags_set |= NOTE_EXIT_DETAIL | detail
+        return flags_set, (status_of(pid) or 0) if flags & NOTE_EXITSTATUS else 0
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process is a zombie or gone, whichever its parent is."""
+    """Return whether a process is a zombie or gone, whatever its parent is."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -93,7 +93,7 @@ def has_ended(pid: int) -> bool:
 
 
 def status_of(pid: int) -> int | None:
-    """Return the status of wait(2) of a child that has ended and was not reaped; None of others."""
+    """Return the wait(2) status of a child that has exited and was not reaped; None for others."""
     try:
         info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
     except ChildProcessError:

@@ -1,4 +1,4 @@
-"""The agent's own tests of engine processes once more, with kqueue and psutil in the place of pidfds and /proc."""
+"""Run the agent's tests of engine processes again with kqueue and psutil in place of pidfds and /proc."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A job of the machine: sudo is asked before anything changes, runs three programs alone, and is told no secret."""
+"""A launchd daemon: sudo is checked before anything changes, runs three programs only, and gets no secret."""
 
 import json
 import subprocess
@@ -36,7 +36,7 @@ from llmkube.cli.main import main
 sys.argv[0] = "llmkube"
 sys.exit(main())
 """
-"""The program as a user who is not root, on a machine whose daemons are in a folder of the test."""
+"""The program run as a user who is not root, on a machine whose daemons are in a folder of the test."""
 
 AT_A_TERMINAL = """
 import os, pty, sys
@@ -45,7 +45,7 @@ sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))
 
 
 class Ada:
-    """A user of a Mac with a sudo that wants her password."""
+    """A user of a Mac whose sudo requires her password."""
 
     def __init__(self, mac, folder):
         self.mac = mac
@@ -60,7 +60,7 @@ class Ada:
         return self.daemons / f"{LABEL}.plist"
 
     def asked(self):
-        """Return what sudo was asked to run since the last look."""
+        """Return the commands that sudo was asked to run since the last call."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         self.log.unlink(missing_ok=True)
         return [json.loads(each) for each in lines]
@@ -74,7 +74,7 @@ class Ada:
             check=False,
             capture_stdout=True,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # without the terminal of who runs the tests
+            start_new_session=True,  # without the terminal of the test run
         )
         text = done.stdout.decode()
         assert done.returncode == code, f"{words}: {text}"
@@ -82,7 +82,7 @@ class Ada:
 
 
 @pytest.mark.ci
-async def test_a_daemon_is_installed_by_three_programs_as_root_that_are_told_no_secret(tmp_path):
+async def test_a_daemon_is_installed_by_three_root_programs_that_get_no_secret(tmp_path):
     """`-v` comes first; then launchctl, install and rm; a file with a secret is named, and not read into an argv."""
     async with open_cluster(tmp_path) as cluster:
         with opened_mac(tmp_path, cluster.kubeconfig) as mac:
@@ -111,7 +111,7 @@ async def test_a_daemon_is_installed_by_three_programs_as_root_that_are_told_no_
 
 @pytest.mark.ci
 async def test_without_a_terminal_nothing_changes_and_the_line_to_type_is_printed(tmp_path):
-    """Sudo is asked whether it needs a password; if so, the same command is printed, with its flags, to be pasted."""
+    """If sudo needs a password, the same command with its flags is printed, to be pasted."""
     async with open_cluster(tmp_path) as cluster:
         with opened_mac(tmp_path, cluster.kubeconfig) as mac:
             ada = Ada(mac, tmp_path)
@@ -133,10 +133,10 @@ async def test_without_a_terminal_nothing_changes_and_the_line_to_type_is_printe
             mac.environ["SUDO_ASKS"] = "1"
             ada.asked()
             assert "starts      1" in await ada.types("agent", "status", terminal=False)
-            assert ada.asked() == []  # launchd tells everyone of a job
+            assert ada.asked() == []  # launchd shows every user the job
             for command in ("restart", "uninstall"):
-                said = await ada.types("agent", command, terminal=False, code=1)
-                assert said.splitlines()[-1].strip() == f"llmkube agent {command}"
+                text = await ada.types("agent", command, terminal=False, code=1)
+                assert text.splitlines()[-1].strip() == f"llmkube agent {command}"
             assert ada.asked() == [["-n", "-v"]] * 2
             assert ada.plist.exists()
             assert "agent       running" in await ada.types("agent", "status")

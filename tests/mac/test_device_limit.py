@@ -1,4 +1,4 @@
-"""A GPU that this process could not ask: what an engine's log says of it corrects the budget, in the real agent."""
+"""A GPU that this process cannot query: the engine's log corrects the budget, in the real agent."""
 
 import attrs
 import pytest
@@ -13,7 +13,7 @@ GUESSED = int(0.66 * 64 * GIB)
 
 
 async def limit(world, line):
-    """Have an engine write a line as it loads, and return what the device may hold by the agent's books."""
+    """Have an engine write a line as it loads, and return the device limit in the agent's ledger."""
     (child,) = world.machine.live("chat")
     world.machine.default = attrs.evolve(world.machine.default, words=("loading", line))
     assert world.agent.memory().budget.device_limit_bytes == GUESSED
@@ -30,7 +30,7 @@ async def limit(world, line):
 
 @pytest.fixture
 def guessing(monkeypatch, on_metal):
-    """A Mac of 64 GiB whose Metal shows this process no device."""
+    """Simulate a Mac of 64 GiB whose Metal shows this process no device."""
     sample = SimMemory.sample
 
     async def guessed(memory):
@@ -40,14 +40,14 @@ def guessing(monkeypatch, on_metal):
 
 
 async def test_an_engines_log_corrects_a_guess(autojump_clock, guessing):
-    """50 GB and not two thirds of the memory: ggml writes it in millions of bytes."""
+    """The limit is 50 GiB and not two thirds of the memory: ggml writes it in millions of bytes."""
     async with pressed_world({"chat": (8, "normal")}, metal=True) as world:
         assert await limit(world, TOLD) == 53_687_090_000
 
 
 @pytest.mark.soak
 async def test_mutant_the_log_is_not_read(autojump_clock, guessing, monkeypatch):
-    """Without the line the guess stands."""
+    """Without the line the guess is kept."""
     monkeypatch.setattr(Book, "set_device_limit", lambda self, limit_bytes: None)
     with pytest.RaisesGroup(AssertionError, flatten_subgroups=True):
         async with pressed_world({"chat": (8, "normal")}, metal=True) as world:

@@ -1,6 +1,6 @@
 """`llmkube doctor` on the simulated Mac: its kernel from `libsystem.c`, its tools from recorded outputs.
 
-One run has fourteen deliberate faults, and names all; without them it names none.
+One run has fourteen deliberate faults and names them all; without them it names none.
 """
 
 import errno
@@ -60,7 +60,7 @@ GPU = "  MTL0: Apple M3 Ultra (98304 MiB, 98303 MiB free)\n"
 
 @attrs.define
 class Tools:
-    """What macOS's own programs print."""
+    """Recorded outputs of macOS's own programs."""
 
     folder: Path
     sleep: int = 0
@@ -81,12 +81,12 @@ class Tools:
 
     def _tool(self, name, by_first, by_all=None):
         lines = ["#!/bin/sh"]
-        for words, (said, value) in [
+        for words, (text, value) in [
             *((w, (s, '"$*"')) for w, s in (by_all or {}).items()),
             *((w, (s, '"$1"')) for w, s in by_first.items()),
         ]:
             file = self.folder / f"{name}{words.replace(' ', '_')}.txt"
-            file.write_text(said)
+            file.write_text(text)
             lines.append(f'[ {value} = "{words}" ] && exec cat "{file}"')
         path = self.folder / name
         path.write_text("\n".join([*lines, "exit 64"]) + "\n")
@@ -95,7 +95,7 @@ class Tools:
 
 @contextmanager
 def doctored(folder, libsystem, kubeconfig, **tools):
-    """A Mac with these tools; what it prints is read with `findings`."""
+    """Return a Mac with these tools; `findings` reads its report."""
     with opened_mac(folder, kubeconfig) as mac:
         Tools(folder / "bin", **tools).write()
         mac.environ |= {"LD_PRELOAD": str(libsystem), "DEVICES": GPU, "MAC_RELEASE": "26"}
@@ -107,7 +107,7 @@ def doctored(folder, libsystem, kubeconfig, **tools):
 
 
 async def findings(mac: Mac, code, *args):
-    """Return the findings by name; the exit code is as wanted."""
+    """Return the findings by name; fail on another exit code."""
     text = await mac.llmkube("doctor", "--json", *args, code=code)
     assert TOKEN not in text
     found = {}
@@ -116,7 +116,7 @@ async def findings(mac: Mac, code, *args):
     return found
 
 
-def told(found, name, verdict, *words):
+def check(found, name, verdict, *words):
     line = found[name]
     text = " ".join((line["found"], line["why"], line["fix"]))
     assert line["verdict"] == verdict, line
@@ -130,7 +130,7 @@ def settings(mac, **values):
 
 
 def installed(mac, *flags, program=sys.executable):
-    """Write the job's file; launchd is not told of it."""
+    """Write the job's file without loading it into launchd."""
     mac.plist.parent.mkdir(parents=True)
     log = mac.home / "Library" / "Logs" / "llmkube" / "metal-agent.log"
     log.parent.mkdir(parents=True)
@@ -149,7 +149,7 @@ def installed(mac, *flags, program=sys.executable):
 
 
 async def loop_of(mac):
-    """Have launchd start the job again and again; return once it has."""
+    """Have launchd start the job repeatedly; return once it has done so."""
     await mac.types("launchctl", "bootstrap", "gui/0", str(mac.plist))
     facts = mac.jobs / LABEL / "facts"
     await until(lambda: json.loads(facts.read_text())["runs"] >= 4)
@@ -157,7 +157,7 @@ async def loop_of(mac):
 
 @pytest.mark.soak
 async def test_fourteen_deliberate_faults_are_all_named(tmp_path, libsystem):
-    """Each line has the fault in it, and the command or the step that mends it."""
+    """Each line has the fault, and the command or the step that fixes it."""
     async with AsyncExitStack() as stack:
         refused = (("create", "leases"), ("patch", "endpointslices"))
         opening = open_limited_api(tmp_path, refused=refused, ahead_seconds=-600)
@@ -210,7 +210,7 @@ async def test_fourteen_deliberate_faults_are_all_named(tmp_path, libsystem):
 
 @pytest.mark.ci
 async def test_a_crash_loop_is_no_running_agent(tmp_path, libsystem):
-    """Before the agent counts its own failed starts: launchd shows a job that it starts again and again as loaded."""
+    """Before the agent counts its own failed starts, launchd shows a job that it restarts repeatedly as loaded."""
     with doctored(tmp_path, libsystem, tmp_path / "nowhere") as mac:
         installed(mac, program="/bin/false")
         await loop_of(mac)
@@ -220,8 +220,8 @@ async def test_a_crash_loop_is_no_running_agent(tmp_path, libsystem):
 
 
 @pytest.mark.ci
-async def test_a_mac_that_is_well_has_no_line_to_mend(tmp_path, libsystem):
-    """The same Mac without the faults: every line passes, and the agent that runs is found in its job."""
+async def test_a_healthy_mac_has_no_line_to_fix(tmp_path, libsystem):
+    """The same Mac without the faults: every line passes, and the running agent is found in its job."""
     async with open_limited_api(tmp_path) as kubeconfig:
         with doctored(tmp_path, libsystem, kubeconfig) as mac:
             mac.environ |= {"MAC_WIRED_LIMIT_MB": str(118 * 1024)}
@@ -232,9 +232,9 @@ async def test_a_mac_that_is_well_has_no_line_to_mend(tmp_path, libsystem):
             await record_lan_access(mac.state, [("192.168.1.2", 9)], reached)
             found = await findings(mac, 0)
     assert {each["name"]: each for each in found.values() if each["verdict"] != "pass"} == {}
-    told(found, "system", "pass", "macOS 26.1, Apple silicon")
-    told(found, "launchd", "pass", "a job of the login")
-    told(found, "GPU limit", "pass", "118.0 GiB of 128.0 GiB by sysctl iogpu.wired_limit_mb")
+    check(found, "system", "pass", "macOS 26.1, Apple silicon")
+    check(found, "launchd", "pass", "a job of the login")
+    check(found, "GPU limit", "pass", "118.0 GiB of 128.0 GiB by sysctl iogpu.wired_limit_mb")
 
 
 async def reached(_):
@@ -267,8 +267,8 @@ async def reached(_):
         ({}, {"firewall": ON}, "firewall", "pass", ("allows",)),
     ],
 )
-async def test_what_a_mac_may_have(tmp_path, libsystem, case):
-    """One line each, with nothing installed."""
+async def test_settings_of_a_mac(tmp_path, libsystem, case):
+    """Each setting changes one line, with nothing installed."""
     environ, tools, name, verdict, words = case
     with doctored(tmp_path, libsystem, tmp_path / "nowhere", **tools) as mac:
         del mac.environ["KUBECONFIG"]
@@ -276,13 +276,13 @@ async def test_what_a_mac_may_have(tmp_path, libsystem, case):
         ports = "api_port = 0\ngateway_port = 0\nprobe_port = 0\n"
         (mac.state / "config.toml").write_text(f'[up]\naccelerator = ["metal"]\n{ports}')
         found = await findings(mac, int(verdict == "fail"))
-        told(found, name, verdict, *words)
+        check(found, name, verdict, *words)
 
 
 @pytest.mark.ci
-async def test_an_up_that_runs_beside_no_agent(tmp_path, libsystem):
-    """A state directory that `llmkube up` holds is not an agent's, whatever jobs there are."""
+async def test_an_up_that_runs_without_an_agent(tmp_path, libsystem):
+    """A state directory that `llmkube up` holds is not an agent's, whatever jobs exist."""
     with doctored(tmp_path, libsystem, tmp_path / "nowhere") as mac:
         with hold_state_dir(mac.state):
             found = await findings(mac, 1)
-        told(found, "running", "pass", f"llmkube agent (pid {os.getpid()})")
+        check(found, "running", "pass", f"llmkube agent (pid {os.getpid()})")

@@ -1,4 +1,4 @@
-"""The end of a process on a Mac: hidden from kqueue while its memory is freed, then told of, then reaped."""
+"""The end of a process on a Mac: hidden from kqueue while its memory is freed, then reported, then reaped."""
 
 import contextlib
 import os
@@ -44,19 +44,19 @@ def on_a_mac(monkeypatch):
         (NOTE_EXIT | NOTE_EXITSTATUS, signal.SIGKILL, ExitEvent(-signal.SIGKILL)),
         (NOTE_EXIT | NOTE_EXITSTATUS | NOTE_EXIT_DETAIL | NOTE_EXIT_MEMORY, 9, ExitEvent(-9, for_memory=True)),
         (NOTE_EXIT | NOTE_EXITSTATUS | NOTE_EXIT_DETAIL | NOTE_EXIT_CSERROR, 9, ExitEvent(-9, for_signature=True)),
-        (NOTE_EXIT | NOTE_EXIT_MEMORY, 0, UNKNOWN_EXIT),  # a bit that means something only beside NOTE_EXIT_DETAIL
+        (NOTE_EXIT | NOTE_EXIT_MEMORY, 0, UNKNOWN_EXIT),  # this bit has a meaning only with NOTE_EXIT_DETAIL
     ],
 )
-def test_what_an_event_says(flags, data, ended):
-    """Status, jetsam and code signing are told apart, and nothing is read into an event without them."""
+def test_the_content_of_an_event(flags, data, ended):
+    """Status, jetsam and code signing are distinguished; an event without them has an unknown exit code."""
     assert decode_exit(flags, data) == ended
 
 
 async def loop_turns_while(wait):
-    """Return the code of a child whose exit takes long, and how often the event loop turned meanwhile.
+    """Return the code of a child whose exit takes long, and the number of event loop turns meanwhile.
 
-    The child is hidden from kqueue, and ends only when the loop has turned. A loop that stands still is woken by a
-    thread after some seconds, having turned not once.
+    The child is hidden from kqueue, and exits only when the loop has turned. A blocked loop is woken by a thread after
+    some seconds, without a turn.
     """
     process, kqueue, turns = await trio.lowlevel.open_process(SLEEPS), StandInKqueue(), 0
     kqueue.hidden.add(process.pid)
@@ -79,15 +79,15 @@ async def loop_turns_while(wait):
         rescue.cancel()
 
 
-async def test_the_loop_never_stands_still_while_a_process_ends():
-    """A child whose exit has begun, which kqueue denies and a blocking waitpid waits for, costs the loop no turn."""
+async def test_the_loop_is_never_blocked_while_a_process_exits():
+    """A child whose exit has begun, which kqueue denies and a blocking waitpid waits for, does not block the loop."""
     (code, _), turns = await loop_turns_while(processes.wait_child)
     assert (code, turns) == (-signal.SIGKILL, TICKS)
 
 
 @pytest.mark.soak
 async def test_mutant_a_blocking_wait_in_the_loop():
-    """What Trio 0.31 to 0.35 do after ESRCH stops the loop until the process is gone."""
+    """Trio 0.31 to 0.35 block the loop after ESRCH until the process is gone."""
 
     async def wait(process, kqueue):
         with contextlib.suppress(ProcessLookupError):
@@ -100,41 +100,41 @@ async def test_mutant_a_blocking_wait_in_the_loop():
 
 
 async def test_an_exit_is_an_event_while_the_process_runs(kqueue):
-    """A child that is alive is waited for by an event, and its code and the reason of its end are told."""
+    """The exit of a running child is an event, with the exit code and the reason."""
     process = await trio.lowlevel.open_process(SLEEPS)
     kqueue.details[process.pid] = NOTE_EXIT_MEMORY
     process.kill()
     assert await processes.wait_child(process, kqueue) in {
         (-signal.SIGKILL, ExitEvent(-signal.SIGKILL, for_memory=True)),
-        (-signal.SIGKILL, UNKNOWN_EXIT),  # it had ended before it could be asked for
+        (-signal.SIGKILL, UNKNOWN_EXIT),  # it had exited before the event was requested
     }
     assert await processes.wait_child(process, kqueue) == (-signal.SIGKILL, UNKNOWN_EXIT)
 
 
 async def adopted_end(wait_first, kqueue=None):
-    """Return what is told of the end of a process that the agent did not start, and its exit code by its parent."""
+    """Return the reported exit of a process that the agent did not start, and its exit code from its parent."""
     kqueue = kqueue or StandInKqueue()
-    process = subprocess.Popen(SLEEPS, start_new_session=True)  # noqa: ASYNC220 - a process that Trio knows nothing of
-    told = []
+    process = subprocess.Popen(SLEEPS, start_new_session=True)  # noqa: ASYNC220 - a process unknown to Trio
+    reported = []
     try:
         async with trio.open_nursery() as nursery, processes.open_exit_watch(process.pid, kqueue) as wait:
 
             async def watch():
-                told.append(await wait())
+                reported.append(await wait())
 
             wait_first(process, kqueue)
             nursery.start_soon(watch)
             await trio.sleep(0.2)
-            before = list(told)
+            before = list(reported)
             kqueue.hidden.discard(process.pid)
             process.kill()
             if before == []:
-                await until(lambda: told or os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG))
+                await until(lambda: reported or os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG))
                 await trio.sleep(0.3)
             process.wait()
             with trio.fail_after(60):
-                await until(lambda: told)
-        return before, told[0]
+                await until(lambda: reported)
+        return before, reported[0]
     finally:
         process.kill()
         process.wait()
@@ -148,24 +148,24 @@ def hide(process, kqueue):
     kqueue.hidden.add(process.pid)
 
 
-async def test_the_code_of_an_adopted_engine_is_told():
-    """Kqueue tells a program that may signal a process how that ended."""
+async def test_the_exit_code_of_an_adopted_engine_is_reported():
+    """Kqueue reports the exit status to a program that may signal the process."""
     assert await adopted_end(nothing) == ([], ExitEvent(-signal.SIGKILL))
 
 
-async def test_a_kernel_that_does_not_tell_the_status_tells_the_end():
-    """Where the details are refused the end itself is still an event."""
+async def test_an_exit_without_a_status_is_still_an_event():
+    """A kernel that refuses the details still reports the exit."""
     assert await adopted_end(nothing, StandInKqueue(refuses=NOTE_EXITSTATUS)) == ([], UNKNOWN_EXIT)
 
 
 async def test_an_adopted_engine_that_the_kernel_hides_has_not_ended():
-    """After ESRCH it is looked for until it is gone: while its memory is not free no second engine starts."""
+    """After ESRCH the process is polled until it is gone: no second engine starts while its memory is not free."""
     assert await adopted_end(hide) == ([], UNKNOWN_EXIT)
 
 
 @pytest.mark.soak
 async def test_mutant_esrch_taken_for_the_end(monkeypatch):
-    """An agent that believes ESRCH calls an engine ended that holds its memory."""
+    """An agent that takes ESRCH for an exit reports an engine as exited that still holds its memory."""
 
     async def believes(events, pid, has_ended):
         return await wait_exit(events, pid, lambda: True)
@@ -176,7 +176,7 @@ async def test_mutant_esrch_taken_for_the_end(monkeypatch):
 
 
 async def test_a_wait_that_is_cancelled_can_be_repeated(kqueue):
-    """The watch of an engine that serves is cancelled when the engine is told to go, and its end waited for anew."""
+    """When an engine is stopped, the watch of its process is cancelled and its exit is awaited again."""
     process = await trio.lowlevel.open_process(SLEEPS)
     with trio.move_on_after(0.1):
         await processes.wait_child(process, kqueue)

@@ -1,4 +1,4 @@
-"""How long an engine on Metal gets between TERM and KILL, in the real agent on a simulated host."""
+"""The time that an engine on Metal gets between TERM and KILL, in the real agent on a simulated host."""
 
 import attrs
 import pytest
@@ -11,7 +11,7 @@ from sim.machine import Script
 
 
 async def lived_on(*, critical_after=None, on_metal=True):
-    """Delete a service whose engine ignores TERM, and return for how long its process has lived on."""
+    """Delete a service whose engine ignores TERM, and return the lifetime of its process after the deletion."""
     async with pressed_world({"chat": (20, "normal"), "embed": (4, "normal")}, metal=on_metal) as world:
         (child,) = world.machine.live("chat")
         child.script = Script(stop_seconds=500)
@@ -29,17 +29,17 @@ async def lived_on(*, critical_after=None, on_metal=True):
     ("critical_after", "least", "most"),
     [
         (None, 30, 31),
-        (5, 10, 11),  # what has passed of it counts
-        (20, 20, 22),  # by then the short one is over
+        (5, 10, 11),  # the elapsed time is included
+        (20, 20, 22),  # the short grace has already expired
     ],
 )
 async def test_the_grace_on_metal(autojump_clock, on_metal, critical_after, least, most):
-    """An engine on Metal gets 30 s, as KILL may cost its wired memory; 10 s when memory is critically short."""
+    """An engine on Metal gets 30 s, as KILL may leak its wired memory; 10 s when memory is critically short."""
     assert least <= await lived_on(critical_after=critical_after) <= most
 
 
 async def test_the_grace_elsewhere(autojump_clock, on_metal):
-    """An engine that is not on Metal gets 10 s, also when nothing is short."""
+    """An engine that is not on Metal always gets 10 s."""
     assert 10 <= await lived_on(on_metal=False) <= 11
 
 

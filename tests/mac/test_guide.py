@@ -1,4 +1,4 @@
-"""The guide's commands, in its order, with a launchctl that runs jobs as launchd does: from the clone to an answer."""
+"""The guide's commands, in order, with a launchctl that runs jobs as launchd does: from the clone to an answer."""
 
 import contextlib
 import json
@@ -29,7 +29,7 @@ LABEL = "com.llmkube.metal-agent"
 
 
 class Mac:
-    """A home, a launchd, and a terminal in which one types."""
+    """A home directory, a launchd, and a terminal."""
 
     def __init__(self, folder, kubeconfig):
         self.home = folder / "ada smith"
@@ -64,7 +64,7 @@ class Mac:
         return await self.types(sys.executable, "-m", "llmkube", *words, code=code)
 
     def end(self):
-        """Leave nothing running, whatever the test has come to."""
+        """Stop everything, whatever the result of the test."""
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if process.environ().get("LAUNCHD_MODEL") == str(self.jobs) or str(self.state) in " ".join(
@@ -84,13 +84,13 @@ def opened_mac(folder, kubeconfig):
 
 @pytest.mark.ci
 async def test_the_guide_from_the_clone_to_an_answer(tmp_path):
-    """Install, look, edit the job by hand, reload, deploy, ask, restart, install again, uninstall."""
+    """Install, check, edit the job by hand, reload, deploy, query, restart, reinstall, uninstall."""
     address = own_address()
     port = str(free_port())
     async with open_cluster(tmp_path) as cluster:
         with opened_mac(tmp_path, cluster.kubeconfig) as mac:
             flags = f"--accelerator cpu --host-name box --host-ip {address} --allow-from 203.0.113.0/24 --port {port}"
-            said = await mac.types(
+            text = await mac.types(
                 "make",
                 "--silent",
                 "install-metal-agent",
@@ -133,7 +133,7 @@ async def test_the_guide_from_the_clone_to_an_answer(tmp_path):
             await until(lambda: '"msg":"adopted inference service"' in log.read_text())
             assert '"msg":"adopted inference service"' in await mac.llmkube("agent", "logs")
 
-            await mac.llmkube("agent", "install", "--log-level", "debug")  # a reinstall, from an installation
+            await mac.llmkube("agent", "install", "--log-level", "debug")  # a reinstall over an installation
             assert "--memory-fraction=0.5" in plistlib.loads(mac.plist.read_bytes())["ProgramArguments"]
             assert 'log_level = "debug"' in (mac.state / "config.toml").read_text()
             assert [each.pid for each in engines_in(mac.state)] == [before[0].pid]
@@ -154,8 +154,8 @@ async def test_the_guide_from_the_clone_to_an_answer(tmp_path):
 
 
 @pytest.mark.ci
-async def test_an_agent_that_cannot_start_is_left_alone_and_told(tmp_path):
-    """Launchd has no limit: after five failed starts the agent ends with 0; `start` tries again once it is mended."""
+async def test_an_agent_that_cannot_start_is_no_longer_restarted_and_reported(tmp_path):
+    """Launchd has no limit: after five failed starts the agent exits with 0; `start` tries again after the fix."""
     async with open_cluster(tmp_path) as cluster:
         with opened_mac(tmp_path, cluster.kubeconfig) as mac:
             await mac.llmkube("agent", "install", "--accelerator", "cpu", "--port", str(free_port()))
@@ -163,8 +163,8 @@ async def test_an_agent_that_cannot_start_is_left_alone_and_told(tmp_path):
             job = plistlib.loads(good)
             job["ProgramArguments"] += ["--llama-server=/nowhere/llama-server"]
             mac.plist.write_bytes(plistlib.dumps(job))
-            said = await mac.llmkube("agent", "restart", code=4)
-            assert "/nowhere/llama-server" in said
+            text = await mac.llmkube("agent", "restart", code=4)
+            assert "/nowhere/llama-server" in text
             starts = mac.state / "failed-starts"
             await until(lambda: json.loads(starts.read_text())["count"] == START_LIMIT)
             log = mac.home / "Library" / "Logs" / "llmkube" / "metal-agent.log"
@@ -188,21 +188,21 @@ async def test_an_agent_that_cannot_start_is_left_alone_and_told(tmp_path):
 
 
 @pytest.mark.ci
-async def test_what_would_end_the_agent_ends_the_install_before_it_changes_anything(tmp_path):
-    """A cluster that no file names, an engine that is not there, a log that is ours to choose."""
+async def test_a_fatal_setting_is_refused_by_the_install_before_it_changes_anything(tmp_path):
+    """A missing kubeconfig, a missing engine and a reserved log file are refused."""
     with opened_mac(tmp_path, tmp_path / "nowhere") as mac:
-        said = await mac.llmkube("agent", "install", "--accelerator", "cpu", code=1)
-        assert "nowhere" in said
-        said = await mac.llmkube("agent", "install", "--log-file", "/x", code=1)
-        assert "--log-file" in said
+        text = await mac.llmkube("agent", "install", "--accelerator", "cpu", code=1)
+        assert "nowhere" in text
+        text = await mac.llmkube("agent", "install", "--log-file", "/x", code=1)
+        assert "--log-file" in text
         assert not mac.plist.exists()
         assert "install the agent with `llmkube agent install`" in await mac.llmkube("agent", "start", code=3)
         assert "not found" in await mac.llmkube("agent", "uninstall", code=3)
 
 
 @pytest.mark.ci
-async def test_a_running_up_is_left_alone(tmp_path):
-    """No agent can run on the folder of a `llmkube up`, and no command about an agent's job ends that one."""
+async def test_a_running_up_is_not_touched(tmp_path):
+    """No agent can run on the folder of a `llmkube up`, and no agent command stops that program."""
     with opened_mac(tmp_path, tmp_path / "nowhere") as mac:
         mac.plist.parent.mkdir(parents=True)
         mac.plist.write_bytes(plistlib.dumps({"Label": LABEL, "ProgramArguments": ["/x"]}))

@@ -1,4 +1,4 @@
-"""What the agent reads of the kernels of macOS 14, 15, 26 and 27, through a C library with their structs."""
+"""Readings of the kernels of macOS 14, 15, 26 and 27, through a C library with their structs."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ GIB = 1 << 30
 
 
 def shows_memory_on(mac):
-    """Fail unless the agent sees this Mac's memory, with as few calls and errors as the kernel allows."""
+    """Fail unless the agent reads this Mac's memory, with as few calls and errors as the kernel allows."""
     memory = DarwinMemory(mac.kernel())
     samples = [memory.read_sample(float(second)) for second in range(3)]
     assert {sample.level for sample in samples} == {Level.NORMAL}
@@ -23,8 +23,8 @@ def shows_memory_on(mac):
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_every_release_tells_its_memory(mac_of, release):
-    """Level, memory and the GPU's limit are known on each; a refused count costs one call, once."""
+def test_the_memory_of_every_release_is_read(mac_of, release):
+    """Level, memory and the GPU's limit are read on each; a refused count costs one call, once."""
     mac = mac_of(release)
     memory = shows_memory_on(mac)
     assert mac.calls == (4 if release == 27 else 3)
@@ -35,20 +35,20 @@ def test_every_release_tells_its_memory(mac_of, release):
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_a_compilers_struct_is_read_by_name(mac_of, release):
-    """The offsets are those that a C compiler gives the struct."""
+    """The offsets are those of the C compiler."""
     pages = decode_statistics(mac_of(release).kernel().statistics())
     assert (pages.purgeable, pages.compressed, pages.swapped_out, pages.compressor) == (7, 11, 13, 17)
 
 
 def test_a_kernel_that_wants_more_than_there_is_room_for_is_an_error(mac_of, monkeypatch):
-    """A count beyond the buffer is not passed on: the kernel would write behind it."""
+    """A count beyond the buffer is not passed on: the kernel would write past its end."""
     monkeypatch.setattr(mach, "STATISTICS_WORDS", 50)
     with pytest.raises(OSError, match="returned -307 and requires 62 words"):
         mac_of(27).kernel().statistics()
 
 
-def test_other_errors_are_told(mac_of):
-    """A kernel that refuses for another reason is asked once."""
+def test_other_errors_are_reported(mac_of):
+    """A kernel that refuses for another reason is called once."""
     mac = mac_of(15)
     kernel = mac.kernel()
     kernel._library = SimpleNamespace(host_statistics64=lambda *_: 5)
@@ -58,7 +58,7 @@ def test_other_errors_are_told(mac_of):
 
 @pytest.mark.soak
 def test_mutant_a_count_that_is_not_asked_again(mac_of, monkeypatch):
-    """Without the second question macOS 27 shows nothing."""
+    """Without the second call macOS 27 reports nothing."""
     monkeypatch.setattr(mach, "MIG_ARRAY_TOO_LARGE", 1)
     shows_memory_on(mac_of(26))
     with pytest.raises(OSError, match="-307"):
@@ -67,7 +67,7 @@ def test_mutant_a_count_that_is_not_asked_again(mac_of, monkeypatch):
 
 @pytest.mark.soak
 def test_mutant_a_large_count_from_the_start(mac_of):
-    """A first count of 256 words makes macOS 26 log an error for each look."""
+    """A first count of 256 words makes macOS 26 log an error for each reading."""
     mac = mac_of(26)
     kernel = mac.kernel()
     kernel._count = 256

@@ -1,4 +1,4 @@
-"""A GPU that fails under an engine which goes on to say that it is well, in the real agent on a simulated host."""
+"""A GPU that fails under an engine whose health check still passes, in the real agent on a simulated host."""
 
 import attrs
 import pytest
@@ -15,13 +15,13 @@ pytestmark = pytest.mark.usefixtures("on_metal")
 
 
 async def on_a_mac(timeline):
-    """Play a timeline on a host with Metal."""
+    """Run a timeline on a host with Metal."""
     async with open_world(settings=agent_settings(metal=True)) as world:
         await timeline(world)
 
 
 async def failing(world):
-    """An engine whose log says that the GPU has failed is replaced within a minute, and the reason is told."""
+    """An engine whose log reports a failed GPU is replaced within a minute, and the reason is reported."""
     await world.apply()
     await world.until(world.ready_addresses, 1)
     (child,) = world.machine.live("chat")
@@ -34,20 +34,20 @@ async def failing(world):
 
 
 async def never_ready(world):
-    """An engine that says that it is well and answers 500 to a request for a token is not published, and told."""
+    """An engine that passes its health check and answers 500 to a completion is not published, and is reported."""
     world.machine.default = Script(computes=False)
     await world.apply()
 
-    async def said():
+    async def loaded_condition():
         return await world.condition("Loaded", "chat")
 
-    await world.until(said, lambda one: one is not None and "computing a token failed" in one[2], seconds=120)
+    await world.until(loaded_condition, lambda one: one and "computing a token failed" in one[2], seconds=120)
     assert await world.ready_addresses() == 0
 
 
 @pytest.mark.parametrize("timeline", [failing, never_ready])
 async def test_a_gpu_that_fails_is_noticed(autojump_clock, timeline):
-    """One token comes before `Loaded` on Metal, and who served does not stay Ready, though `/health` says 200."""
+    """On Metal one token precedes `Loaded`, and a failed engine does not stay Ready although `/health` returns 200."""
     await on_a_mac(timeline)
 
 
@@ -61,7 +61,7 @@ async def test_mutant_loaded_without_a_token(autojump_clock, monkeypatch):
 
 @pytest.mark.soak
 async def test_mutant_an_engine_that_is_not_known_to_be_on_metal(autojump_clock, monkeypatch):
-    """Without the look at its log it serves on, and answers 500 for ever."""
+    """Without the check of its log the engine keeps serving, and answers 500 forever."""
     monkeypatch.setattr(metal, "uses_metal", lambda launch, settings: False)
     with pytest.RaisesGroup(trio.TooSlowError, flatten_subgroups=True):
         await on_a_mac(failing)

@@ -1,4 +1,4 @@
-"""Undo what was mended for macOS, one at a time: its test fails. Those of counts and exits stand beside their tests."""
+"""Undo the fixes for macOS, one at a time: a test fails. Mutants of counts and exits are next to their tests."""
 
 import os
 import re
@@ -22,19 +22,19 @@ NEVER = re.compile("nothing says this")
 
 
 def metal_default_device_alone(patch):
-    """The list of all devices is not asked for."""
+    """Read only the default device, not the list of all devices."""
     patch.setattr(test_darwin.FakeMetal, "all_devices", lambda self: [])
     return lambda: test_darwin.test_a_daemon_finds_the_device_in_the_list_of_all(None, [107], 107)
 
 
 def no_cautious_share(patch):
-    """A GPU that says nothing is taken to have nearly all of the memory."""
+    """Take a GPU that reports nothing to have nearly all of the memory."""
     patch.setattr(test_darwin.DarwinMemory, "device_limit", lambda self, total_bytes: (int(total_bytes * 0.9), ""))
     return test_darwin.test_a_mac_without_a_device_is_an_error
 
 
 def lines_of_metal_ignored(patch):
-    """What ggml writes of a failed command is a line like any other."""
+    """Treat ggml's report of a failed command like any other line."""
     patch.setattr(exits, "_METAL", NEVER)
 
     def seen():
@@ -44,27 +44,27 @@ def lines_of_metal_ignored(patch):
 
 
 def memory_of_metal_ignored(patch):
-    """Want of memory on the GPU is a failed command like any other."""
+    """Treat a lack of memory on the GPU like any other failed command."""
     patch.setattr(exits, "_METAL_MEMORY", NEVER)
     lines = (test_metal.FAILED, test_metal.MEMORY)
     return lambda: test_metal.test_lines_of_a_gpu_that_has_failed(lines, "there was not enough memory")
 
 
 def leaders_by_their_environment_alone(patch):
-    """A wrapper whose environment macOS hides is nobody's."""
+    """Ignore a wrapper whose environment macOS hides."""
     patch.setattr(processes, "session_of", lambda process: process.pid)
     return lambda: test_processes.test_a_wrapper_that_hides_its_environment_is_found_by_its_session(patch, new_cookie())
 
 
 def wrapper_of_no_record(patch):
-    """An engine below a wrapper that was never recorded is an orphan."""
+    """Treat an engine below a wrapper that was never recorded as an orphan."""
     real = test_orphans.match_processes
     patch.setattr(test_orphans, "match_processes", lambda *args: real(*args[:4], lambda process: 0))
     return test_orphans.test_a_leader_that_hides_its_environment_is_found_by_its_session
 
 
 def system_error_of_psutil(patch):
-    """The look at all processes ends at the first that psutil stumbles over."""
+    """Stop the scan of all processes at the first error of psutil."""
 
     def mark(process, variable):
         try:
@@ -77,7 +77,7 @@ def system_error_of_psutil(patch):
 
 
 def statvfs_alone(patch):
-    """Free disk is what statvfs says, which wraps at 2^32 blocks."""
+    """Take the free disk space from statvfs, which wraps at 2^32 blocks."""
     patch.setattr(disk, "free_bytes", lambda folder: os.statvfs(folder).f_bavail * 4096)
 
     def on_a_mac(free, important, modulo):
@@ -88,7 +88,7 @@ def statvfs_alone(patch):
 
 
 def sum_that_never_comes(patch):
-    """A sample ends with the line of the sum alone."""
+    """End a sample only at the line of the sum."""
     feed = powermetrics.PowerReader.feed
     patch.setattr(
         powermetrics.PowerReader, "feed", lambda reader, line: (feed(reader, line), None)["Combined" not in line]
@@ -97,13 +97,13 @@ def sum_that_never_comes(patch):
 
 
 def killed_without_a_word(patch):
-    """A program that macOS kills at once is told by its exit code alone."""
+    """Report only the exit code of a program that macOS kills at once."""
     patch.setattr(test_launcher, "explain_early_kill", lambda code, platform: "")
     return lambda: test_launcher.test_a_program_that_macos_kills_at_once_is_not_signed(-9, "darwin", True)
 
 
 def advice_for_another_program(patch):
-    """The program that may read files is said to be the one that was typed, and not the one that runs."""
+    """Grant the access to files to the program that was typed, and not to the one that runs."""
     typed = SimpleNamespace(Process=lambda: SimpleNamespace(exe=lambda: "/opt/python/bin/python3"))
     patch.setattr(local_files, "psutil", typed)
     return lambda: test_local_files.test_a_folder_that_macos_guards_is_not_blamed_on_permissions(patch)
@@ -126,8 +126,8 @@ MUTANTS = [
 
 @pytest.mark.soak
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_each_mend_is_missed_by_its_test(mutant, monkeypatch):
-    """Without it the test fails, by an assertion or with the error that users met."""
+def test_each_undone_fix_fails_a_test(mutant, monkeypatch):
+    """Without the fix the test fails, by an assertion or with the error that users met."""
     test = mutant(monkeypatch)
     with pytest.raises((AssertionError, OSError, SystemError)):
         test()

@@ -1,4 +1,4 @@
-"""The script for owners of a Mac: it runs to its end on any system, and the page explains each of its lines."""
+"""The script for owners of a Mac runs to its end on any system, and the page explains each of its lines."""
 
 import subprocess
 from pathlib import Path
@@ -21,7 +21,7 @@ def test_the_page_explains_each_claim_and_no_other():
 
 @pytest.mark.ci
 def test_a_machine_that_is_no_mac_gets_a_report_with_failures(tmp_path):
-    """Each claim is one line that passes or fails, whatever goes wrong in it; the exit code tells of failures."""
+    """Each claim is one line that passes or fails, whatever error it raises; the exit code reports failures."""
     report = tmp_path / "report.txt"
     done = subprocess.run(
         [ROOT / "tests" / "mac" / "verify.sh", report], capture_output=True, text=True, check=False, timeout=300

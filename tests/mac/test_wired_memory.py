@@ -1,4 +1,4 @@
-"""A Mac that keeps the wired memory of an engine that was killed: it is told, and nobody is promised it again."""
+"""A Mac that keeps the wired memory of a killed engine: it is reported, and not reserved again."""
 
 import pytest
 import trio
@@ -10,7 +10,7 @@ from sim.memory import GIB
 
 
 async def killed(world):
-    """Have an engine of 30 GiB on a Mac of 64 GiB resist its end, so that it is killed."""
+    """Have an engine of 30 GiB on a Mac of 64 GiB ignore TERM, so that it is killed."""
     world.machine.memory.reports_wired = world.machine.memory.keeps = True
     await trio.sleep(10)
     (child,) = world.machine.live("draft")
@@ -20,14 +20,14 @@ async def killed(world):
     await trio.sleep(15)
 
 
-async def told(world):
-    """Play it, and read what users read."""
+async def check_reports(world):
+    """Kill the engine, and check the texts that users read."""
     await killed(world)
     seen = world.agent.memory()
     assert seen.unreturned_bytes == pytest.approx(30 * GIB, rel=0.1)
     assert seen.free_bytes < 30 * GIB
-    said = (await events(world, "MemoryNotReturned"))["chat"]
-    assert "of wired memory of engines that have exited; restart this Mac" in said
+    message = (await events(world, "MemoryNotReturned"))["chat"]
+    assert "of wired memory of engines that have exited; restart this Mac" in message
     await serve(world, "large", 30)
     await trio.sleep(20)
     assert not world.machine.live("large")
@@ -40,14 +40,14 @@ async def told(world):
 USUAL = {"chat": (8, "normal"), "draft": (30, "normal")}
 
 
-async def test_what_a_mac_keeps_is_told_and_not_promised_again(autojump_clock, on_metal):
-    """The metric, the Event and the refusal of the next service name it; after a restart all is as before."""
+async def test_memory_that_a_mac_keeps_is_reported_and_not_reserved_again(autojump_clock, on_metal):
+    """The metric, the Event and the refusal of the next service name it; a restart of the Mac clears it."""
     async with pressed_world(USUAL, other=4.0, metal=True) as world:
-        await told(world)
+        await check_reports(world)
 
 
-async def test_an_engine_that_ends_by_itself_is_not_suspected(autojump_clock, on_metal):
-    """What comes back is free, on the same Mac."""
+async def test_an_engine_that_exits_by_itself_is_not_suspected(autojump_clock, on_metal):
+    """Returned memory is free, on the same Mac."""
     async with pressed_world(USUAL, other=4.0, metal=True) as world:
         world.machine.memory.reports_wired = True
         await trio.sleep(10)
@@ -59,8 +59,8 @@ async def test_an_engine_that_ends_by_itself_is_not_suspected(autojump_clock, on
 
 @pytest.mark.soak
 async def test_mutant_kept_memory_is_not_suspected(autojump_clock, on_metal, monkeypatch):
-    """Without the sum of what is wired nothing is told."""
+    """Without the sum of wired memory nothing is reported."""
     monkeypatch.setattr(UnreturnedMemory, "suspect", lambda self, size_bytes: None)
     with pytest.RaisesGroup(AssertionError, flatten_subgroups=True):
         async with pressed_world(USUAL, other=4.0, metal=True) as world:
-            await told(world)
+            await check_reports(world)

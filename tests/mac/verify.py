@@ -40,7 +40,7 @@ SLEEPS: Final = (sys.executable, "-c", "import time; time.sleep(600)")
 
 
 def claim(sentence: str) -> Callable[[Callable[[], str]], Callable[[], str]]:
-    """Register a check; it returns what was seen, and raises where the claim does not hold."""
+    """Register a check; it returns what was measured, and raises where the claim does not hold."""
 
     def register(check: Callable[[], str]) -> Callable[[], str]:
         CLAIMS.append((sentence, check))
@@ -53,7 +53,7 @@ def output(*argv: str) -> str:
     return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=ANSWER_SECONDS).stdout
 
 
-@claim("the kernel tells its memory a thousand times without a refusal")
+@claim("the kernel reports its memory a thousand times without a refusal")
 def memory() -> str:
     looked = DarwinMemory(LibSystem())
     samples = [looked.read_sample(float(number)) for number in range(1000)]
@@ -70,9 +70,9 @@ def level() -> str:
 
 @claim("pages are as large as vm_stat says")
 def pages() -> str:
-    kernel, said = LibSystem(), output("vm_stat")
-    found = re.search(r"page size of (\d+) bytes", said)
-    assert found is not None, said[:80]
+    kernel, text = LibSystem(), output("vm_stat")
+    found = re.search(r"page size of (\d+) bytes", text)
+    assert found is not None, text[:80]
     assert int(found[1]) == kernel.page_bytes(), found[0]
     return found[0]
 
@@ -113,7 +113,7 @@ def child() -> str:
     return "3 and 3"
 
 
-@claim("kqueue tells the exit status of a process that is no child of the agent")
+@claim("kqueue reports the exit status of a process that is no child of the agent")
 def adopted() -> str:
     started = f"subprocess.Popen({list(SLEEPS)!r}, start_new_session=True, stdout=-3, stderr=-3)"
     pid = int(output(sys.executable, "-c", f"import subprocess; print({started}.pid)"))
@@ -241,7 +241,7 @@ def firewall() -> str:
     return trio.run(mac.firewall, find_installation(None)).found
 
 
-@claim("launchctl tells of a job of the machine without root")
+@claim("launchctl shows a job of the machine without root")
 def daemon() -> str:
     text = output("launchctl", "print", "system/com.apple.mDNSResponder")
     state = parse_job_state(text)
@@ -252,13 +252,13 @@ def daemon() -> str:
 @claim("plutil finds no mistake in the file of a job, of a login and of the machine")
 def plist() -> str:
     with tempfile.TemporaryDirectory() as name:
-        folder, said = Path(name), ""
+        folder, results = Path(name), ""
         for daemon in (False, True):
             job = agent_job(current_user(), folder, AgentConfig(), AddedSettings(), daemon=daemon)
             file = folder / ("daemon.plist" if daemon else "agent.plist")
             file.write_bytes(plist_text(job))
-            said += output("/usr/bin/plutil", "-lint", str(file))
-    assert said.count(": OK") == 2, said
+            results += output("/usr/bin/plutil", "-lint", str(file))
+    assert results.count(": OK") == 2, results
     return "OK, OK"
 
 
@@ -266,7 +266,7 @@ def plist() -> str:
 def neighbors() -> str:
     found = lan_peers(None, *trio.run(read_neighbors))
     assert found, "none; right for a Mac that is alone in its network"
-    return f"{len(found)} of them"  # whoever sends the report need not show addresses
+    return f"{len(found)} of them"  # the report need not show addresses
 
 
 @claim("sudo ends at once where there is no terminal at which it could ask")
@@ -299,11 +299,11 @@ def doctor() -> str:
 @claim("a host is cordoned and serves again by the owner's word")
 def cordon() -> str:
     with tempfile.TemporaryDirectory() as folder:
-        said = output(*LLMKUBE, "agent", "cordon", "--for", "2h", "--state-dir", folder)
-        assert "serves nothing until" in output(*LLMKUBE, "agent", "status", "--state-dir", folder), said
+        text = output(*LLMKUBE, "agent", "cordon", "--for", "2h", "--state-dir", folder)
+        assert "serves nothing until" in output(*LLMKUBE, "agent", "status", "--state-dir", folder), text
         output(*LLMKUBE, "agent", "uncordon", "--state-dir", folder)
-        assert "cordon" not in output(*LLMKUBE, "agent", "status", "--state-dir", folder), said
-    return said.strip()
+        assert "cordon" not in output(*LLMKUBE, "agent", "status", "--state-dir", folder), text
+    return text.strip()
 
 
 def main() -> int:
@@ -314,7 +314,7 @@ def main() -> int:
     for sentence, check in CLAIMS:
         try:
             seen, verdict = check(), "pass"
-        except Exception as error:  # noqa: BLE001 - whatever goes wrong is what the line is for
+        except Exception as error:  # noqa: BLE001 - any error is the content of the line
             seen, verdict = f"{type(error).__name__}: {error}".splitlines()[0], "FAIL"
         failures += verdict == "FAIL"
         print(f"{verdict}  {sentence}: {seen}", flush=True)

@@ -1,7 +1,7 @@
-"""Every construct of the original's manifests: what it sets, and what has to come of it here.
+"""Every construct of the original's manifests: the fields that it sets, and the expected result.
 
-A construct is a way to use fields; `gives` are words that stand in the objects that are made of it, `says` are words of
-the status of the service or its Model.
+A construct is a use of fields; `gives` is text in the objects that are made of it, `says` is text in the status of
+the service or its Model.
 """
 
 from collections.abc import Mapping
@@ -14,15 +14,15 @@ import yaml
 
 @attrs.frozen
 class Construct:
-    """A use of fields, with its verdict: what it gives, or what is said where it gives nothing.
+    """A use of fields, with the expected result: text in the objects, or in the status where it has no effect.
 
     Attributes:
-        name: What it is, and the name of both objects.
+        name: Name of the construct and of both objects.
         service: Fields of the InferenceService's spec.
         model: Fields of the Model's spec; `source` is a file of the hub where it is not set.
-        gives: Words of what is made of it; none of its fields may then be said to have no effect, but those of `lost`.
-        says: Words of conditions, or of the API server where it refuses one of the two.
-        lost: Fields that the status names as without effect, beside what others give.
+        gives: Text in the resulting objects; no field except those of `lost` may then be reported as without effect.
+        says: Text in the conditions, or in the API server's error where it refuses one of the two.
+        lost: Fields that the status names as without effect, besides those with effect.
     """
 
     name: str
@@ -48,4 +48,4 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     "InferenceService slo.indicator": "needs Pyrra (tests/controller/render/test_monitoring.py)",
     "InferenceService slo.latencyThreshold": "needs Pyrra (tests/controller/render/test_monitoring.py)",
 }
-"""Fields that no construct sets, and what shows them."""
+"""Fields that no construct sets, and the reason or the test that covers them."""

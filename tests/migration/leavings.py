@@ -1,6 +1,6 @@
-"""The objects of the Go implementation, as its agent and its controller leave them on the day of a migration.
+"""Objects that the agent and the controller of the Go implementation leave on the day of a migration.
 
-Written from what was seen of them (version 0.9.19): names, labels and fields, nothing else.
+Written from observation (version 0.9.19): names, labels and fields, nothing else.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ def _filled(file: str, **values: object) -> list[dict[str, Any]]:
 
 
 def agents_objects(name: str, *, address: str, port: int, namespace: str = "default") -> list[dict[str, Any]]:
-    """Return what an agent of theirs leaves of a service that it has served: a Service, a slice, and old Endpoints."""
+    """Return the objects that their agent leaves for a service it served: a Service, a slice, and old Endpoints."""
     return _filled("agents_objects", name=name, address=address, port=port, namespace=namespace)
 
 
@@ -40,8 +40,8 @@ def controllers_deployment(
         model: The Model.
         source: The Model's source.
         owner: The InferenceService's uid.
-        namespace: Where.
-        file: What the weights are called in their folder.
+        namespace: Its namespace.
+        file: File name of the weights in their folder.
     """
     own = {"name": name, "model": model, "source": source, "owner": owner, "namespace": namespace}
     return _filled("controllers_deployment", **own, weights=file, key=cache_key(source))[0]
@@ -53,5 +53,5 @@ def controllers_service(name: str, *, owner: str, namespace: str = "ml") -> dict
 
 
 def controllers_claim(namespace: str = "ml") -> dict[str, Any]:
-    """Return the claim that all weights of a namespace are on."""
+    """Return the claim of the volume with all weights of a namespace."""
     return _filled("controllers_claim", namespace=namespace)[0]

@@ -1,7 +1,7 @@
-"""What people who run the Go implementation have written: the same fields and flags, with names of our own.
+"""Manifests that users of the Go implementation have written: the same fields and flags, with names of our own.
 
-Three public repositories were looked at, 36 documents. Each shape here stands for one of them, and for all that differ
-from it in values alone.
+They come from 36 documents in three public repositories. Each shape represents one document, and all that differ from
+it in values alone.
 """
 
 import shlex
@@ -18,17 +18,17 @@ Json = dict[str, Any]
 
 @attrs.frozen
 class Shape:
-    """A Model with its InferenceService, as somebody has written them.
+    """A Model with its InferenceService, as found in a repository.
 
     Attributes:
-        name: What it is, and the name of both objects.
+        name: Name of the shape and of both objects.
         model: The Model's spec.
         service: The InferenceService's spec, without `modelRef` and `extraArgs`.
-        args: `extraArgs` as one would type them; NAME is the service's own name.
-        says: Words of the command line that have to come of it.
-        aliases: The further ids that clients send.
-        refused: The field that this cluster refuses, and the value of the chart that allows it; empty when nothing is.
-        ignored: Paths of fields that have no effect here, and why no one misses them.
+        args: `extraArgs` as typed; NAME is the service's own name.
+        says: Text in the resulting command line.
+        aliases: Further model ids that clients send.
+        refused: The field that this cluster refuses, and the chart's value that allows it; empty if none.
+        ignored: Paths of fields that have no effect here, and the reason why they are not needed.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Every construct of the original's manifests gives what it gave there, or the status says why not."""
+"""Every construct of the original's manifests has its effect, or the status reports why not."""
 
 import json
 import re
@@ -20,11 +20,11 @@ from migration.constructs import CONSTRUCTS, ELSEWHERE
 
 KUBERNETES_OWN = {"affinity", "env", "podSecurityContext", "securityContext", "extraVolumes", "extraVolumeMounts"}
 KUBERNETES_OWN |= {"tolerations", "prefetchTolerations", "topologySpreadConstraints", "probeOverrides"}
-"""Fields that Kubernetes defines: they are passed on, and what is in them is not ours."""
+"""Fields that Kubernetes defines: they are passed through, and their own fields are not checked."""
 
 
 async def write(hands, construct):
-    """Apply both objects; return what the API server says where it refuses one."""
+    """Apply both objects; return the API server's error, if it refuses one."""
     model = dict(construct.model)
     try:
         await hands.create_model(construct.name, model.pop("source", HUB_FILE), **model)
@@ -35,7 +35,7 @@ async def write(hands, construct):
 
 
 async def made(hands, name):
-    """Return all that has come of a construct as one text: the objects, with argv as one line."""
+    """Return all objects made of a construct as one text, with argv as one line."""
     words = []
     for kind in (Deployment, Service, HorizontalPodAutoscaler, PodDisruptionBudget):
         if await hands.exists(kind, name):
@@ -46,7 +46,7 @@ async def made(hands, name):
     return "\n".join(words)
 
 
-async def said(hands, name):
+async def condition_texts(hands, name):
     """Return the conditions of both objects as one text."""
     objects = [await hands.json(kind, name) for kind in (InferenceService, Model) if await hands.exists(kind, name)]
     return "\n".join(f"{one['reason']}: {one.get('message', '')}" for each in objects
@@ -54,13 +54,13 @@ async def said(hands, name):
 
 
 def ignored(status):
-    """Return the fields that a status says to have no effect."""
+    """Return the fields that a status reports as without effect."""
     found = re.search("FieldsIgnored: .*: (.*)", status)
     return set(found[1].split(", ")) if found else set()
 
 
 def own(construct):
-    """Return the paths of a construct's fields as a status calls them."""
+    """Return the paths of a construct's fields as a status names them."""
     within = ((f"Model.spec.{name}", value) for name, value in construct.model.items())
     todo = [*((f"spec.{name}", value) for name, value in construct.service.items()), *within]
     found = set()
@@ -72,8 +72,8 @@ def own(construct):
 
 
 @pytest.mark.ci
-async def test_every_construct_gives_or_says(autojump_clock):
-    """Each is accepted by a strict server, and its words stand in what is made of it, or in its status."""
+async def test_every_construct_has_an_effect_or_a_report(autojump_clock):
+    """A strict server accepts each construct, and its text is in the resulting objects or in its status."""
     wrong = {}
     async with open_pods() as hands, trio.open_nursery() as nursery:
         refused = {construct.name: await write(hands, construct) for construct in CONSTRUCTS}
@@ -82,7 +82,7 @@ async def test_every_construct_gives_or_says(autojump_clock):
         for construct in CONSTRUCTS:
             objects, status = (
                 await made(hands, construct.name),
-                refused[construct.name] + await said(hands, construct.name),
+                refused[construct.name] + await condition_texts(hands, construct.name),
             )
             lost = {path for path in ignored(status) if path in own(construct)} if construct.gives else construct.lost
             if construct.gives not in objects or construct.says not in status or lost != construct.lost:
@@ -92,13 +92,13 @@ async def test_every_construct_gives_or_says(autojump_clock):
 
 
 def test_every_construct_has_one_verdict():
-    """None without words that have to come of it, and no name twice."""
+    """Each construct has exactly one expected text, and no name is used twice."""
     assert [one.name for one in CONSTRUCTS if bool(one.gives) == bool(one.says)] == []
     assert len({one.name for one in CONSTRUCTS}) == len(CONSTRUCTS)
 
 
 def paths(kind, schema):
-    """Yield the path of each field, two deep; what has fields of its own counts by them."""
+    """Yield the path of each field, two levels deep; a field with fields of its own is represented by them."""
     for name, field in schema["properties"].items():
         within = {} if name in KUBERNETES_OWN else field.get("properties") or {}
         yield from (f"{kind} {name}.{each}" for each in within)
@@ -128,7 +128,7 @@ def untouched(constructs):
 
 
 def test_every_field_is_in_a_construct():
-    """A field that no construct sets has its reason, and the test that shows it."""
+    """A field that no construct sets has a reason, and a test that covers it."""
     assert untouched(CONSTRUCTS) == set(ELSEWHERE)
     for why in ELSEWHERE.values():
         for path in [word.strip("()") for word in why.split() if "tests/" in word]:

@@ -18,10 +18,10 @@ BODIES = json.loads(
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: "{apiVersion} {kind}".format(**body["json"]))
 async def test_what_controller_runtime_creates_is_stored(body):
-    """The kinds that an agent in Go writes are created from protobuf and answered in JSON, with what was said."""
-    said = body["json"]
-    group = "/api/v1" if said["apiVersion"] == "v1" else f"/apis/{said['apiVersion']}"
-    plural = {"Endpoints": "endpoints"}.get(said["kind"], f"{said['kind'].lower()}s")
+    """The kinds that a Go agent writes are created from protobuf and returned as JSON with the same content."""
+    sent = body["json"]
+    group = "/api/v1" if sent["apiVersion"] == "v1" else f"/apis/{sent['apiVersion']}"
+    plural = {"Endpoints": "endpoints"}.get(sent["kind"], f"{sent['kind'].lower()}s")
     media = "application/vnd.kubernetes.protobuf"
     async with (
         open_memory_api_server(utcnow=lambda: datetime.now(UTC), rng=random.Random(0)) as memory,
@@ -36,10 +36,10 @@ async def test_what_controller_runtime_creates_is_stored(body):
         assert answer.status_code == 201, answer.text
         stored = answer.json()
     for field in ("ports", "subsets", "addressType", "reason", "message"):
-        assert stored.get(field) == said.get(field)
+        assert stored.get(field) == sent.get(field)
     assert stored["metadata"]["labels"] == {"a": "b"}
-    if said["kind"] == "EndpointSlice":
+    if sent["kind"] == "EndpointSlice":
         assert stored["endpoints"][0]["addresses"] == ["10.0.0.7"]
         assert stored["endpoints"][0]["conditions"] == {"ready": False, "serving": True}
-    if said["kind"] == "Lease":
-        assert stored["spec"] == said["spec"]
+    if sent["kind"] == "Lease":
+        assert stored["spec"] == sent["spec"]

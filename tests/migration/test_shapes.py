@@ -1,4 +1,4 @@
-"""What people run with the Go implementation is taken here as it stands, or it is said why not."""
+"""Manifests for the Go implementation are accepted here as they are, or the reason is reported."""
 
 import random
 from collections import Counter
@@ -64,7 +64,7 @@ async def test_a_shape_is_applied_by_a_strict_client(shape):
 
 @BY_ID
 def test_a_shape_is_planned(shape):
-    """Its container is planned, nothing of it is ignored, and no flag stands on the command line twice."""
+    """Its container is planned, no field is ignored, and no flag is on the command line twice."""
     service, model = objects(shape)
     plan = container_plan_for(service, model, rendered=RENDERED)
     by_fetching = ("Model.spec.source", "Model.spec.mmproj", "Model.spec.files")
@@ -78,7 +78,7 @@ def test_a_shape_is_planned(shape):
 
 @BY_ID
 def test_a_shape_is_allowed_or_the_refusal_names_what_would_allow_it(shape):
-    """What the operator of a cluster has to allow first is told by its field and the value of the chart."""
+    """A refusal names the field that the operator of a cluster must allow first, and the chart's value."""
     service, _ = objects(shape)
     refusals = service_refusals(service.spec, SETTINGS)
     assert " ".join(f"{one.field} workloads.allow.{one.value}" for one in refusals) == shape.refused
@@ -89,14 +89,14 @@ def test_a_shape_is_allowed_or_the_refusal_names_what_would_allow_it(shape):
 
 
 async def test_a_router_is_applied_and_a_pool_is_refused_by_its_name():
-    """A ModelRouter is of our kinds; a ModelPool is none, and the server says so."""
+    """A ModelRouter is one of our kinds; a ModelPool is not, and the server reports it."""
     async with open_server() as http:
         assert (await apply(http, ROUTER)).status_code == 201
         assert (await apply(http, POOL)).status_code == 404
 
 
 async def test_a_router_that_their_server_has_stored_is_applied_again():
-    """A provider that their schema has called local is stored as it is, by the user who applies the file again."""
+    """A provider that their schema has called local is stored unchanged when the user applies the file again."""
     provider = {"name": "far", "external": {"provider": "openai", "model": "gpt-5"}}
     stored = {**ROUTER, "spec": {**ROUTER["spec"], "backends": [*ROUTER["spec"]["backends"], provider]}}
     defaulted = {**stored["spec"], "backends": [{**each, "tier": "local"} for each in stored["spec"]["backends"]]}
@@ -114,7 +114,7 @@ def test_the_shapes_are_as_many_as_were_found():
 
 @pytest.mark.parametrize("shape", [one for one in SHAPES if one.args], ids=lambda shape: shape.name)
 def test_the_arguments_of_a_shape_are_taken_on_a_host(shape):
-    """No host refuses what its pods take: nothing among these flags reaches out of the engine."""
+    """No host refuses arguments that its pods accept: none of these flags reaches outside the engine."""
     service, model = objects(shape)
     metal = attrs.evolve(model.spec.hardware, accelerator="metal")
     check(service, attrs.evolve(model, spec=attrs.evolve(model.spec, hardware=metal)))
@@ -139,7 +139,7 @@ def test_the_arguments_of_a_shape_are_taken_on_a_host(shape):
     ],
 )  # fmt: skip
 def test_every_form_of_a_source_has_one_that_brings_it(source, files, by, path, volume):
-    """Each form of the original's table: a Job, a claim or an image brings it, or it is said what is missing."""
+    """Each source in the original's table is provided by a Job, a claim or an image, or the gap is reported."""
     head = {"metadata": {"name": "m"}, "spec": {"source": source, "files": list(files)}}
     model = decode(Model, head)
     supply = choose_supply(model, [User()], SETTINGS)

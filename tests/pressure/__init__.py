@@ -1,1 +1,1 @@
-"""A package with a file of its own: without one, `benchmarks/pressure.py` would be found in its place."""
+"""A package with an `__init__.py`: without one, `benchmarks/pressure.py` would be imported in its place."""

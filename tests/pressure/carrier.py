@@ -1,7 +1,6 @@
-"""A thin host: the real ledger and the real pressure loop, and services that load, hold memory and let go of it.
+"""A minimal host: the real ledger and the real pressure loop, with simulated services that reserve and free memory.
 
-What is left out is everything that has nothing to do with memory: objects, files, processes, endpoints.
-`test_agent` has those.
+It has no objects, files, processes or endpoints; `test_agent` has those.
 """
 
 from collections.abc import Sequence
@@ -25,17 +24,17 @@ PIDS = iter(range(1000, 10**9))
 
 @attrs.define(eq=False)
 class Engine:
-    """What one service is and does; sizes in GiB.
+    """A service and its behavior; sizes in GiB.
 
     Attributes:
-        needs: What is expected of it.
-        takes: What it really takes once it is loaded; None for what is expected.
-        load_seconds: From its start until it has all of it and answers.
-        stop_seconds: From being told to go until its process is gone.
-        late_seconds: From then until its memory is back.
-        grows: What it takes more per hour once it is loaded.
-        learns: Whether the next start knows what this one took.
-        on_device: Whether all of it lies on the device.
+        needs: Expected size.
+        takes: Real size once it is loaded; None for the expected size.
+        load_seconds: Time from the start until the engine has all its memory and answers.
+        stop_seconds: Time from the eviction until the process is gone.
+        late_seconds: Time from then until its memory is free.
+        grows: Growth per hour once it is loaded.
+        learns: Whether the next start reserves the size that this one took.
+        on_device: Whether all its memory is on the device.
     """
 
     name: str
@@ -64,7 +63,7 @@ class Engine:
 
 @attrs.define(eq=False)
 class Process:
-    """A process of one engine, and the memory that it holds."""
+    """The process of an engine, and the memory that it holds."""
 
     engine: Engine
     started: float
@@ -72,7 +71,7 @@ class Process:
     ended: float | None = None
 
     def holds(self, now):
-        """Bytes at a moment: they come evenly while it loads, and go at once, perhaps late."""
+        """Return the bytes held at a moment: they grow evenly during the load, and are freed at once, perhaps late."""
         engine = self.engine
         if self.ended is not None and now >= self.ended + engine.late_seconds:
             return 0
@@ -85,7 +84,7 @@ class Process:
 
 @attrs.frozen
 class Mark:
-    """Something that has happened to a service."""
+    """Something that happened to a service."""
 
     at: float
     name: str
@@ -97,12 +96,12 @@ class Mark:
 
 @attrs.define(eq=False)
 class Memory:
-    """`HostMemory` of a host of so many GiB, of which other programs hold so many."""
+    """`HostMemory` of a host of `total` GiB, of which other programs hold `other` GiB."""
 
     total: float
     other: float
     processes: list[Process] = attrs.field(factory=list)
-    level: Level | None = None  # what the kernel says, if not what the figures say
+    level: Level | None = None  # the kernel's level, if it differs from the figures
     touchy: float = 0.0
     broken: Sample | None = None
     device_limit: float | None = None
@@ -139,7 +138,7 @@ class Memory:
 
 @attrs.define(eq=False)
 class Carrier:
-    """One host under way."""
+    """A running host."""
 
     memory: Memory
     engines: dict[str, Engine]
@@ -155,27 +154,27 @@ class Carrier:
     lives: dict[str, trio.CancelScope] = attrs.field(factory=dict)
     crashed: dict[str, trio.Event] = attrs.field(factory=dict)
     leak: float = 0.0
-    forced: bool = False  # the kernel has said something that the figures do not show
+    forced: bool = False  # the kernel has reported a level that the figures do not show
     peaks: dict[str, int] = attrs.field(factory=dict)
 
-    def note(self, name, what):
+    def record(self, name, what):
         if self.over:
             return
         self.marks.append(Mark(trio.current_time(), name, what))
 
     def at(self, name, what):
-        """When something has happened to a service."""
+        """Return the time of an event of a service."""
         return [mark.at for mark in self.marks if mark.name == name and mark.what == what]
 
     def running(self):
-        """Which services are loaded now, in order."""
+        """Return the services that are loaded now, in order."""
         state = {}
         for mark in self.marks:
             state[mark.name] = mark.what
         return sorted(name for name, what in state.items() if what == "ready")
 
     def add(self, engine):
-        """A service appears."""
+        """Add a service."""
         self.engines[engine.name] = engine
         self.ledger.follow(engine.key, engine.spec)
         process = None
@@ -187,17 +186,17 @@ class Carrier:
         self.nursery.start_soon(self._serve, engine, scope, process)
 
     def delete(self, name):
-        """A service is deleted."""
+        """Delete a service."""
         self.lives[name].cancel(reason="deleted")
 
     def edit(self, name, **changes):
-        """A service's objects are edited."""
+        """Edit the objects of a service."""
         for field, value in changes.items():
             setattr(self.engines[name], field, value)
         self.ledger.follow(self.engines[name].key, self.engines[name].spec)
 
     def crash(self, name):
-        """A service's process dies."""
+        """Kill the process of a service."""
         for process in self.memory.processes:
             if process.engine.name == name and process.ended is None:
                 process.ended = trio.current_time()
@@ -217,17 +216,17 @@ class Carrier:
         learned = self.peaks.get(engine.name, 0) if engine.learns else 0
         total = max(expected, learned)
         need = Need(total, total if engine.on_device else 0, estimated_bytes=expected)
-        said = self.waits.setdefault(engine.name, [])
+        messages = self.waits.setdefault(engine.name, [])
 
         def report(refusal):
-            said.append(refusal.message)
+            messages.append(refusal.message)
 
         async with self.ledger.admitted(engine.key, need, scope=attempt, report=report) as allocation:
             found = process is not None
             if process is None:
                 process = Process(engine, trio.current_time())
                 self.memory.processes.append(process)
-                self.note(engine.name, "start")
+                self.record(engine.name, "start")
             self.crashed[engine.name] = crashed = trio.Event()
             self.ledger.started(allocation, process.pid)
             try:
@@ -236,7 +235,7 @@ class Carrier:
                         await crashed.wait()
                 if not crashed.is_set():
                     self.ledger.loaded(allocation)
-                    self.note(engine.name, "ready")
+                    self.record(engine.name, "ready")
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(self._work, engine, allocation)
                         await crashed.wait()
@@ -247,7 +246,7 @@ class Carrier:
                         await trio.sleep_forever()
                     process.ended = trio.current_time()
                 self.peaks[engine.name] = max(self.peaks.get(engine.name, 0), allocation.reservation.peak_bytes)
-                self.note(engine.name, "gone")
+                self.record(engine.name, "gone")
 
     async def _work(self, engine, allocation):
         while True:
@@ -256,12 +255,12 @@ class Carrier:
             await trio.sleep(10)
 
     def notified(self, evict):
-        self.note(evict.key.name, "displaced" if evict.cause is Cause.DISPLACED else "evict")
+        self.record(evict.key.name, "displaced" if evict.cause is Cause.DISPLACED else "evict")
         self.evictions.append((trio.current_time(), evict))
 
 
 async def run_host(timeline, *, memory, engines: Sequence[Engine], policy=None, fraction=None, watch=None):
-    """Play a timeline on a host, and return what has happened."""
+    """Run a timeline on a host, and return the host."""
     policy = policy or Policy()
     rules = Rules(policy, fraction, gentle_seconds=20.0, urgent_seconds=8.0)
     ledger = Ledger(Book(rules))

@@ -1,4 +1,4 @@
-"""A host whose memory is watched, and what is asked of it: the world of the timelines over the whole agent."""
+"""A host whose memory is watched: the simulated world, with the whole agent."""
 
 from contextlib import asynccontextmanager
 from functools import partial
@@ -16,7 +16,7 @@ USUAL = {"chat": (26, "high"), "embed": (6, "normal"), "draft": (10, "low")}
 
 @asynccontextmanager
 async def pressed_world(services=USUAL, *, other=8.0, **settings):
-    """A host of 64 GiB with these services, all of them loaded."""
+    """Run a host of 64 GiB with these services, all of them loaded."""
     memory = partial(SimMemory, other=other)
     async with open_world(settings=agent_settings(**settings), memory=memory) as world:
         for name, (gib, priority) in services.items():
@@ -26,7 +26,7 @@ async def pressed_world(services=USUAL, *, other=8.0, **settings):
 
 
 async def serve(world, name, gib, priority="normal", budget=None, **spec):
-    """Create or change a service of a model of this size."""
+    """Create or change a service whose model has this size."""
     source = f"https://models.example/{name}.gguf"
     world.machine.shapes[source] = shape_of(gib)
     world.machine.memory.sizes[name] = gib + 0.1
@@ -36,18 +36,18 @@ async def serve(world, name, gib, priority="normal", budget=None, **spec):
 
 
 async def running(world):
-    """Which engines answer, in order."""
+    """Return the services whose engines answer, in order."""
     await trio.lowlevel.checkpoint()
     return sorted(child.name for child in world.machine.live() if child.ready)
 
 
 async def why(world, name):
-    """What the service's status says of its scheduling, in two words and a sentence."""
+    """Return reason and message of the service's scheduling status."""
     status = (await world.service(name)).get("status", {})
     return status.get("schedulingStatus"), status.get("schedulingMessage")
 
 
 async def events(world, reason):
-    """The messages of a kind of Event, by the service they are about."""
+    """Return the messages of the Events with a reason, by service."""
     found = (await world.client.list(Event)).items
     return {one.involved_object.name: one.message for one in found if one.reason == reason}

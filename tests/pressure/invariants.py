@@ -1,4 +1,4 @@
-"""What must hold at every look at a host, computed anew from the host itself and not from what the ledger believes."""
+"""Invariants of a host, computed from the host itself and not from the ledger."""
 
 import math
 
@@ -16,7 +16,7 @@ YOYO_SECONDS = 600.0
 
 @attrs.define(eq=False)
 class Books:
-    """What has been seen of one host, and what of it must not be."""
+    """The history of one host, and the violations found in it."""
 
     overrun: bool = False
     violations: list[str] = attrs.field(factory=list)
@@ -27,18 +27,18 @@ class Books:
     _relapsed: set = attrs.field(factory=set)
 
     def look(self, host, decision):
-        """Check everything once."""
+        """Check all invariants once."""
         now = trio.current_time()
         self._check_ceiling(host, now)
         self._check_evictions(host, now)
         self._check_returns(host, decision, now)
 
-    def _say(self, now, text):
+    def _report(self, now, text):
         self.violations.append(f"{now:.1f}: {text}")
 
     def _check_ceiling(self, host, now):
         if not self.overrun and host.memory.broken is None and host.memory.available_bytes < 0:
-            self._say(now, f"the host is out of memory by {-host.memory.available_bytes / GIB:.1f} GiB")
+            self._report(now, f"the host is out of memory by {-host.memory.available_bytes / GIB:.1f} GiB")
         for mark in host.marks[self._marks :]:
             if mark.what == "start":
                 self._check_start(host, mark, now)
@@ -53,12 +53,12 @@ class Books:
         view = host.ledger.book.capacity(now)
         held = sum(each.total_bytes for each in view.reservations)
         if held > view.budget.limit_bytes:
-            self._say(now, f"{mark.name} was started above the budget: {held / GIB:.1f} GiB are promised")
+            self._report(now, f"{mark.name} was started above the budget: {held / GIB:.1f} GiB are promised")
         if host.engines[mark.name].needs * GIB > host.policy.small_bytes and view.headroom_bytes < -GIB // 2:
-            self._say(now, f"{mark.name} was started into {view.headroom_bytes / GIB:.1f} GiB of headroom")
+            self._report(now, f"{mark.name} was started into {view.headroom_bytes / GIB:.1f} GiB of headroom")
 
     def _check_turn(self, host, mark, now):
-        """Of those that were evicted one loads at a time."""
+        """Of the evicted engines, one loads at a time."""
         state, returns = {}, set()
         for each in host.marks:
             state[each.name] = each.what
@@ -68,7 +68,7 @@ class Books:
                 returns.discard(each.name)
         loading = [name for name in returns if state[name] == "start"]
         if mark.name in loading and len(loading) > 1:
-            self._say(now, f"{loading} return at the same time")
+            self._report(now, f"{loading} return at the same time")
 
     def _check_evictions(self, host, now):
         fresh = [(at, evict) for at, evict in host.evictions if evict.cause is not Cause.DISPLACED]
@@ -76,15 +76,15 @@ class Books:
             at, evict = fresh[number]
             victim = host.engines[evict.key.name]
             if victim.protected:
-                self._say(at, f"{victim.name} is protected, and was evicted")
+                self._report(at, f"{victim.name} is protected, and was evicted")
             if number and at - fresh[number - 1][0] < host.policy.cooldown_seconds:
-                self._say(at, f"{victim.name} was evicted within the cool-down")
+                self._report(at, f"{victim.name} was evicted within the cool-down")
             self._check_help(host, victim, evict, at)
             self._check_yoyo(host, victim, at)
         self._evictions = len(fresh)
 
     def _check_help(self, host, victim, evict, at):
-        """Going must be able to help, and nobody less important may be spared for it."""
+        """An eviction must be able to help, and must not spare a less important engine."""
         alive = [each.engine for each in host.memory.processes if each.ended is None]
         gain = sum(max(e.needs, e.takes or 0, 0) for e in alive if not e.protected) + sum(
             max(0, each.holds(at) / GIB - max(each.engine.needs, each.engine.takes or 0))
@@ -94,7 +94,7 @@ class Books:
         line = host.policy.thresholds.critical_bytes(int(host.memory.total * GIB))
         lacking = line - max(0, host.memory.available_bytes)
         if evict.cause is Cause.CRITICAL and gain * GIB < lacking:
-            self._say(at, f"{victim.name} was evicted, and nobody's going could have helped")
+            self._report(at, f"{victim.name} was evicted, and no eviction could have helped")
         if evict.cause is not Cause.IDLE:
             leaving = {each.key.name for _, each in host.evictions}
             spared = [
@@ -106,7 +106,7 @@ class Books:
                 and e.needs >= 0.2
             ]
             if spared:
-                self._say(at, f"{victim.name} was evicted and {spared} spared")
+                self._report(at, f"{victim.name} was evicted and {spared} spared")
 
     def _check_yoyo(self, host, victim, at):
         back = self._others.get(victim.name)
@@ -116,12 +116,12 @@ class Books:
         forced = host.memory.level is not None or host.forced
         grown = host.memory.other - host.memory.total - back[0] >= 0.5
         if not grown and not forced:
-            self._say(at, f"yo-yo: {victim.name} came back at {back[1]:.0f} and was evicted again")
+            self._report(at, f"yo-yo: {victim.name} came back at {back[1]:.0f} and was evicted again")
         if not grown:
             self._relapsed.add(victim.name)
 
     def _check_returns(self, host, decision, now):
-        """Whoever fits is back within a minute of calm, plus the loads before it."""
+        """A service that fits is back within a minute of normal pressure, plus the loads before it."""
         normal = decision.level is Level.NORMAL
         book = host.ledger.book
         view = book.capacity(now)
@@ -140,7 +140,7 @@ class Books:
             if normal and fits and waits and not loading and name not in self._relapsed:
                 since = self._could_since.setdefault(name, now)
                 if now - since > RETURN_SECONDS + 5:
-                    self._say(now, f"{name} fits since {since:.0f} and is not back")
+                    self._report(now, f"{name} fits since {since:.0f} and is not back")
                     self._could_since[name] = now
             else:
                 self._could_since.pop(name, None)

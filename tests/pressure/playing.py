@@ -1,4 +1,4 @@
-"""Play a timeline on the thin host, under a virtual clock, with the books kept."""
+"""Run a timeline on the minimal host under a virtual clock, and check its invariants."""
 
 import attrs
 import trio
@@ -37,7 +37,7 @@ async def _play(timeline):
 
 
 async def follow(host, timeline, pool):
-    """Let happen what the story says."""
+    """Apply the events of the story."""
     lines = [line.split() for line in timeline.story.splitlines() if line.strip()]
     for at, verb, *words in sorted(lines, key=lambda line: float(line[0])):
         if float(at):
@@ -46,7 +46,7 @@ async def follow(host, timeline, pool):
     await trio.sleep_until(timeline.seconds)
 
 
-def _do(host, pool, verb, words):  # noqa: C901, PLR0912 - a vocabulary is as long as it is
+def _do(host, pool, verb, words):  # noqa: C901, PLR0912 - one branch for each verb
     memory = host.memory
     match verb, *words:
         case "other", gib:
@@ -71,7 +71,7 @@ def _do(host, pool, verb, words):  # noqa: C901, PLR0912 - a vocabulary is as lo
             host.nursery.start_soon(_flap, host, Level[word.upper()], float(seconds))
         case "broken", seconds:
             memory.broken = UNREADABLE
-            host.nursery.start_soon(_mend, host, float(seconds))
+            host.nursery.start_soon(_restore_readings, host, float(seconds))
         case "add", name:
             host.add(pool[name])
         case "delete", name:
@@ -99,6 +99,6 @@ async def _flap(host, level, seconds):
     host.memory.level = None
 
 
-async def _mend(host, seconds):
+async def _restore_readings(host, seconds):
     await trio.sleep(seconds)
     host.memory.broken = None

@@ -1,4 +1,4 @@
-"""What the timelines of replaced engines share: one service on a host of 64 GiB, and somebody who watches it."""
+"""Helpers for timelines of replaced engines: one service on a host of 64 GiB, and a watcher of its endpoint."""
 
 from contextlib import asynccontextmanager
 
@@ -13,13 +13,13 @@ ONE = {"chat": (10, "normal")}
 
 
 class Watcher:
-    """Looks ten times a second whether the service is published, and where."""
+    """Checks ten times a second whether the service is published, and where."""
 
     def __init__(self, world):
         self.world, self.gaps, self.ports = world, 0, []
 
     async def run(self):
-        """Never return."""
+        """Watch until cancelled."""
         while True:
             ready = [child for child in self.world.machine.live("chat") if child.ready]
             published = await self.world.ready_addresses("chat")
@@ -32,7 +32,7 @@ class Watcher:
 
 @asynccontextmanager
 async def serving_world(services):
-    """A host of 64 GiB on which the service is served."""
+    """Run a host of 64 GiB on which the service is served."""
     async with pressed_world(services) as world:
         await world.until(up_to_date, ("True", "UpToDate"), world, seconds=10)
         yield world
@@ -40,7 +40,7 @@ async def serving_world(services):
 
 @asynccontextmanager
 async def watched(world):
-    """Watch a service for the time of the block; it must have answered all the while."""
+    """Watch a service during the block; fail if it did not answer all the time."""
     watcher = Watcher(world)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watcher.run)
@@ -50,13 +50,13 @@ async def watched(world):
 
 
 async def up_to_date(world):
-    """What the service says of its newness, in two words."""
+    """Return status and reason of the service's `UpToDate` condition."""
     found = await world.condition("UpToDate", "chat")
     return found[:2] if found else None
 
 
 def engines(world):
-    """The live engines of the service, the oldest first."""
+    """Return the live engines of the service, the oldest first."""
     return world.machine.live("chat")
 
 
@@ -66,6 +66,6 @@ async def count(world):
 
 
 async def large(world, source):
-    """Have the service's Model come from a file of 30 GiB."""
+    """Change the service's Model to a file of 30 GiB."""
     world.machine.shapes[source] = shape_of(30)
     await world._apply(Model, "chat", {"source": source, "hardware": {"accelerator": "metal"}})

@@ -20,18 +20,18 @@ BY_NAME = {each.name: each for each in TIMELINES}
 
 
 def budget_alone(monkeypatch):
-    """Admission never looks at the host: the yo-yo of a static budget."""
+    """Admit by a static budget alone, without a sample of the host: the yo-yo."""
     monkeypatch.setattr(Capacity, "headroom_bytes", property(lambda self: 1 << 50))
 
 
 def no_dwell(monkeypatch):
-    """What was evicted comes back as soon as memory is normal for a moment."""
+    """Return an evicted service as soon as memory is normal for a moment."""
     monkeypatch.setattr(Policy, "dwell_seconds", lambda self, relapses: 0.001)
     _with_policy(monkeypatch, return_seconds=0.0)
 
 
 def no_cooldown(monkeypatch):
-    """Eviction after eviction, without waiting for what the last one brings."""
+    """Evict repeatedly, without waiting for the effect of the last eviction."""
 
     def hasty(decide, policy, state, look, now):
         settled = attrs.evolve(look, releasing=False, engines=_staying(look.engines))
@@ -41,17 +41,17 @@ def no_cooldown(monkeypatch):
 
 
 def largest_first(monkeypatch):
-    """The size decides, and not the priority."""
+    """Evict by size, and not by priority."""
     _see_engines(monkeypatch, lambda each: _with_terms(each, priority="normal"))
 
 
 def protection_ignored(monkeypatch):
-    """What is protected goes like any other engine."""
+    """Evict protected engines like all others."""
     _see_engines(monkeypatch, lambda each: _with_terms(each, protected=False))
 
 
 def unknown_is_critical(monkeypatch):
-    """A reading that fails is taken for the worst: the original's bug."""
+    """Take a failed reading for critical: the original's bug."""
 
     def afraid(decide, policy, state, look, now):
         if look.sample.level is Level.UNKNOWN:
@@ -62,23 +62,23 @@ def unknown_is_critical(monkeypatch):
 
 
 def promised_twice(monkeypatch):
-    """What an engine that loads has been promised is given to the next one as well."""
+    """Reserve the memory of an engine that loads for the next one as well."""
     monkeypatch.setattr(Capacity, "unused_bytes", 0)
     monkeypatch.setattr(Capacity, "with_reservation", lambda self, request: self)
 
 
 def never_back(monkeypatch):
-    """What was evicted stays away: the original's bug."""
+    """Never return an evicted service: the original's bug."""
     _admit_with(monkeypatch, lambda queue, host: (tuple(each for each in queue if not each.returns), host))
 
 
 def all_at_once(monkeypatch):
-    """All that was evicted returns at the same moment."""
+    """Return all evicted services at the same moment."""
     monkeypatch.setattr(Reservation, "is_reloading", False)
 
 
 def helpless_evictions(monkeypatch):
-    """An engine is evicted although that cannot help."""
+    """Evict an engine although that cannot help."""
 
     def hopeful(decide, policy, state, look, now):
         after, decision = decide(policy, state, look, now)
@@ -91,17 +91,17 @@ def helpless_evictions(monkeypatch):
 
 
 def room_for_anybody(monkeypatch):
-    """The room that a victim leaves goes to the service that asks first."""
+    """Give the memory of a victim to the first service that requests it."""
     monkeypatch.setattr(Capacity, "after_exits", lambda self: self)
 
 
 def equals_displaced(monkeypatch):
-    """A service makes room for an equal one."""
+    """Displace a service for one of equal priority."""
     monkeypatch.setattr(admission, "victims_of", lambda request, host: host.reservations[:1])
 
 
 def edits_unheard(monkeypatch):
-    """An edit of priority or protection counts from the next start on."""
+    """Apply an edit of priority or protection only at the next start."""
     original, seen = Book.follow, set()
 
     def follow(self, key, spec, now):
@@ -114,7 +114,7 @@ def edits_unheard(monkeypatch):
 
 
 def nothing_measured(monkeypatch):
-    """What was promised counts, whatever an engine really takes."""
+    """Account for reservations only, whatever an engine really takes."""
     monkeypatch.setattr(Reservation, "total_bytes", property(lambda self: self.need.total_bytes))
 
 
@@ -127,12 +127,12 @@ def _staying(engines):
 
 
 def _decide_with(monkeypatch, changed):
-    """Have another decision about pressure than the policy's."""
+    """Replace the policy's decision about pressure."""
     monkeypatch.setattr(eviction_manager, "step", partial(changed, eviction.step))
 
 
 def _see_engines(monkeypatch, changed):
-    """Have the policy see other engines than there are."""
+    """Replace the engines that the policy sees."""
 
     def mistaken(decide, policy, state, look, now):
         return decide(policy, state, attrs.evolve(look, engines=tuple(changed(each) for each in look.engines)), now)
@@ -141,7 +141,7 @@ def _see_engines(monkeypatch, changed):
 
 
 def _admit_with(monkeypatch, changed):
-    """Have admission decide about another queue, or another host."""
+    """Replace the queue or the host of admission."""
     original = admission.step
     monkeypatch.setattr(admission, "step", lambda queue, host: original(*changed(queue, host)))
 
@@ -167,7 +167,7 @@ MUTANTS = (
     (all_at_once, "several return, the most important one first"),
     (helpless_evictions, "another program eats nearly everything, and ours would not help"),
     (room_for_anybody, "a protected service outlasts a more important one, until it loses its protection"),
-    (equals_displaced, "somebody equally important arrives"),
+    (equals_displaced, "an equally important service arrives"),
     (edits_unheard, "a priority is edited while memory is short"),
     (nothing_measured, "an engine takes more than the budget allows on a host that has it"),
 )
@@ -176,7 +176,7 @@ MUTANTS = (
 @pytest.mark.soak
 @pytest.mark.parametrize(("mutant", "name"), MUTANTS, ids=lambda each: getattr(each, "__name__", ""))
 def test_a_deliberate_bug_is_caught(mutant, name, monkeypatch):
-    """With this bug its timeline does not end as it should, or an invariant breaks."""
+    """With this bug its timeline has another end, or an invariant breaks."""
     timeline = BY_NAME[name]
     mutant(monkeypatch)
     with reject_broken_mutants():

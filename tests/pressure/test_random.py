@@ -1,4 +1,4 @@
-"""Drawn timelines: whatever happens on a host, the invariants hold."""
+"""Random timelines: whatever happens on a host, the invariants hold."""
 
 import random
 
@@ -15,7 +15,7 @@ CALM_SECONDS = 900
 
 
 def draw(seed):
-    """A host, its services and half an hour of trouble, then a quarter of calm."""
+    """Draw a host, its services, half an hour of faults, and a quarter without."""
     rng = random.Random(seed)
     engines = tuple(_engine(rng, number) for number in range(rng.randint(2, 6)))
     early = [each.name for each in engines if each.wanted]
@@ -67,7 +67,7 @@ def _event(rng, alive):
 
 @pytest.mark.parametrize("seed", range(PRESSURE_SEEDS))
 def test_a_drawn_timeline(seed):
-    """Under trouble of every kind no invariant breaks, and whoever fits runs when it is over."""
+    """Under all kinds of faults no invariant breaks, and afterwards every service that fits runs."""
     timeline = draw(seed)
     host, books = play(timeline)
     assert not books.violations, timeline.story

@@ -1,4 +1,4 @@
-"""An edit changes what serves: beside the old engine where memory holds both, else after it, and never for nothing."""
+"""An edit replaces the engine: next to the old one where memory holds both, else after it, and never in vain."""
 
 import math
 
@@ -22,7 +22,7 @@ from sim.stage import repair_host
 
 
 async def an_edit_where_both_fit():
-    """The old engine answers until the new one does, the endpoint changes once, requests in flight end first."""
+    """The old engine answers until the new one does, the endpoint changes once, requests in flight finish first."""
     async with serving_world(ONE) as world:
         (old,) = engines(world)
         old.in_flight = 1
@@ -46,7 +46,7 @@ async def an_edit_where_both_fit():
 
 
 async def an_edit_where_only_one_fits():
-    """Where memory does not hold both, the new engine starts when the old one has ended."""
+    """Where memory does not hold both, the new engine starts when the old one has exited."""
     async with serving_world({"chat": (30, "normal")}) as world:
         (old,) = engines(world)
         await serve(world, "chat", 30, contextSize=2048)
@@ -58,17 +58,17 @@ async def an_edit_where_only_one_fits():
 
 
 async def an_edit_that_asks_for_too_much():
-    """What would have to wait for memory does not end what serves; when there is room, it is replaced."""
+    """A plan that would have to wait for memory does not end the running engine; with free memory it replaces it."""
     async with serving_world({"chat": (20, "normal"), "other": (20, "normal")}) as world:
         async with watched(world):
             world.machine.memory.sizes["chat"] = 20.1
             source = "https://models.example/large.gguf"
             await large(world, source)
             await world.until(up_to_date, ("False", "InsufficientMemory"), world, seconds=30)
-            said = (await world.condition("UpToDate", "chat"))[2]
-            assert "needs 30.1 GiB" in said
-            assert "`other`" in said
-            assert "keeps serving" in said
+            message = (await world.condition("UpToDate", "chat"))[2]
+            assert "needs 30.1 GiB" in message
+            assert "`other`" in message
+            assert "keeps serving" in message
             await trio.sleep(600)
             assert len(world.machine.starts("chat")) == 1
         await world.delete("other")
@@ -77,15 +77,15 @@ async def an_edit_that_asks_for_too_much():
 
 
 async def a_successor_that_crashes():
-    """A plan that does not start leaves the old engine serving, says so, and is gone when the edit is taken back."""
+    """A plan that does not start is reported, the old engine keeps serving, and reverting the edit clears it."""
     async with serving_world(ONE) as world:
         async with watched(world):
             world.machine.scripts["chat"] = Script(math.inf, 1, words=("error: no such thing",))
             await serve(world, "chat", 10, contextSize=2048)
             await world.until(up_to_date, ("False", "CrashLoopBackOff"), world, seconds=30)
-            said = (await world.condition("UpToDate", "chat"))[2]
-            assert "keeps serving" in said
-            assert "error: no such thing" in said
+            message = (await world.condition("UpToDate", "chat"))[2]
+            assert "keeps serving" in message
+            assert "error: no such thing" in message
             assert "the engine of the older spec keeps serving" in (await events(world, "NotReplaced"))["chat"]
             await trio.sleep(600)
             assert 10 < len(world.machine.starts("chat")) < 25
@@ -99,7 +99,7 @@ async def a_successor_that_crashes():
 
 
 async def pressure_while_the_successor_loads():
-    """Of two engines the one that serves nobody yet goes first; when memory is normal again it is started again."""
+    """Under pressure the successor that does not serve yet is evicted first, and restarts when memory is normal."""
     async with serving_world({"chat": (10, "normal"), "draft": (5, "normal")}) as world:
         async with watched(world):
             world.machine.scripts["chat"] = Script(load_seconds=300)
@@ -117,7 +117,7 @@ async def pressure_while_the_successor_loads():
 
 
 async def the_old_engine_dies_meanwhile():
-    """When the engine that serves crashes, its successor, which is loading already, is the service's at once."""
+    """When the serving engine crashes, its successor, which is loading already, takes over at once."""
     async with serving_world(ONE) as world:
         (old,) = engines(world)
         world.machine.scripts["chat"] = Script(load_seconds=30)
@@ -125,7 +125,7 @@ async def the_old_engine_dies_meanwhile():
         await world.until(count, 2, world, seconds=10)
         old.end(-11)
         await world.until(world.ready_addresses, 0, "chat", seconds=2)
-        await world.until(world.condition, lambda said: said[1] == "Loading", "Loaded", "chat", seconds=5)
+        await world.until(world.condition, lambda one: one[1] == "Loading", "Loaded", "chat", seconds=5)
         await world.until(running, ["chat"], world, seconds=40)
         await world.until(world.ready_addresses, 1, "chat", seconds=5)
         await world.until(up_to_date, ("True", "UpToDate"), world, seconds=5)
@@ -133,7 +133,7 @@ async def the_old_engine_dies_meanwhile():
 
 
 async def the_agent_is_killed_while_the_successor_loads():
-    """The next agent goes on with the engine that serves, ends the half-loaded one, and replaces it again."""
+    """The next agent adopts the serving engine, stops the half-loaded one, and replaces the engine again."""
     async with serving_world(ONE) as world:
         (old,) = engines(world)
         world.machine.scripts["chat"] = Script(load_seconds=30)
@@ -151,7 +151,7 @@ async def the_agent_is_killed_while_the_successor_loads():
 
 
 async def the_agent_is_killed_after_the_switch():
-    """The next agent knows that the successor serves by now, and ends the old engine."""
+    """The next agent knows that the successor serves, and stops the old engine."""
     async with serving_world(ONE) as world:
         (old,) = engines(world)
         old.in_flight = 1
@@ -167,8 +167,8 @@ async def the_agent_is_killed_after_the_switch():
         assert len(world.machine.starts("chat")) == 2
 
 
-async def test_a_log_that_was_not_renamed_is_when_the_next_agent_comes(autojump_clock):
-    """An agent killed between the journal's line and the log's new name leaves a mark, on which the next one acts."""
+async def test_the_next_agent_renames_a_log_that_was_not_renamed(autojump_clock):
+    """An agent killed between the journal entry and the rename of the log leaves a mark for the next one."""
     async with serving_world(ONE) as world:
         await serve(world, "chat", 10, contextSize=2048)
         await world.until(count, 2, world, seconds=10)
@@ -187,18 +187,18 @@ async def test_a_log_that_was_not_renamed_is_when_the_next_agent_comes(autojump_
         assert engine.exit is None
 
 
-@pytest.mark.parametrize("wish", ["delete", "suspend", "edit"])
-async def test_another_wish_while_the_successor_loads(autojump_clock, wish):
-    """A deletion ends both engines, a suspension too, and another edit ends the one that is out of date."""
+@pytest.mark.parametrize("change", ["delete", "suspend", "edit"])
+async def test_another_change_while_the_successor_loads(autojump_clock, change):
+    """A deletion and a suspension stop both engines; another edit stops the outdated successor."""
     async with serving_world(ONE) as world:
         world.machine.scripts["chat"] = Script(load_seconds=30)
         await serve(world, "chat", 10, contextSize=2048)
         await world.until(count, 2, world, seconds=10)
         await trio.sleep(5)
-        if wish == "delete":
+        if change == "delete":
             await world.delete("chat")
             await world.until(count, 0, world, seconds=30)
-        elif wish == "suspend":
+        elif change == "suspend":
             await serve(world, "chat", 10, contextSize=2048, suspend=True)
             await world.until(count, 0, world, seconds=30)
             assert await world.ready_addresses("chat") == 0
@@ -231,7 +231,7 @@ async def test_edits_in_a_row_are_replaced_one_after_the_other(autojump_clock):
 
 @pytest.mark.parametrize("memory", [8.0, 40.0])
 async def test_an_engine_that_crashed_once_is_replaced_like_any_other(autojump_clock, memory):
-    """A failure of the engine that serves is not held against the plan that is to replace it, whatever fits."""
+    """A failure of the serving engine does not delay its replacement, whether or not memory holds both."""
     async with serving_world(ONE) as world:
         world.machine.kill("chat")
         await world.until(running, ["chat"], world, seconds=60)
@@ -243,8 +243,8 @@ async def test_an_engine_that_crashed_once_is_replaced_like_any_other(autojump_c
         await world.until(count, 1, world, seconds=30)
 
 
-async def test_a_refused_edit_is_said_to_be_not_in_force(autojump_clock):
-    """What serves stays, and says that it is not what was asked for last; an edit back makes it so again."""
+async def test_a_refused_edit_is_reported_as_not_in_force(autojump_clock):
+    """The engine keeps serving and is reported as not up to date; reverting the edit makes it up to date."""
     async with serving_world(ONE) as world:
         async with watched(world):
             await serve(world, "chat", 10, extraArgs=["--port", "1"])
@@ -253,12 +253,12 @@ async def test_a_refused_edit_is_said_to_be_not_in_force(autojump_clock):
             await world.until(up_to_date, ("True", "UpToDate"), world, seconds=10)
         assert len(world.machine.starts("chat")) == 1
         found = await world.client.get(InferenceService, Key("default", "chat"))
-        (said,) = [one for one in found.status.conditions if one.type == "UpToDate"]
-        assert said.observed_generation == found.metadata.generation
+        (condition,) = [one for one in found.status.conditions if one.type == "UpToDate"]
+        assert condition.observed_generation == found.metadata.generation
 
 
 async def the_journal_cannot_be_written():
-    """A successor that has been loaded is not ended because the disk is full: it takes over when there is room."""
+    """A loaded successor is not stopped because the disk is full: it takes over when there is space."""
     async with serving_world(ONE) as world:
         async with watched(world):
             world.machine.scripts["chat"] = Script(load_seconds=10)
@@ -289,7 +289,6 @@ TIMELINES = (
 @pytest.mark.ci
 @pytest.mark.parametrize("timeline", TIMELINES, ids=lambda one: one.__name__)
 def test_replacement(timeline):
-    """The timeline's own sentence."""
     play(timeline)
 
 
@@ -324,9 +323,9 @@ MUTANTS = {
         an_edit_that_asks_for_too_much,
     ),
     "both are loaded though only one fits": (Book, "replacement", always_beside, an_edit_where_only_one_fits),
-    "a successor speaks before it serves": (EngineStatus, "leads", True, an_edit_where_both_fit),
+    "a successor reports before it serves": (EngineStatus, "leads", True, an_edit_where_both_fit),
     "the journal does not know who serves": (Attempt, "_take_over", unnoted, the_agent_is_killed_after_the_switch),
-    "a successor that is alone says nothing": (service, "_lead_after_exit", mute, the_old_engine_dies_meanwhile),
+    "a successor that is alone reports nothing": (service, "_lead_after_exit", mute, the_old_engine_dies_meanwhile),
     "the old engine stays": (EngineNursery, "retire", stay, an_edit_where_both_fit),
     "a successor is called ready before it answers": (
         loading.health,
@@ -340,5 +339,5 @@ MUTANTS = {
 @pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_deliberate_bug_in_a_replacement_is_caught(name, monkeypatch):
-    """A program with this bug does not get through its timeline."""
+    """A program with this bug fails its timeline."""
     assert_caught(monkeypatch, MUTANTS[name])

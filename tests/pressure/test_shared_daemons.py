@@ -1,7 +1,7 @@
-"""Memory pressure over services whose model is in an Ollama or an oMLX that the host's owner shares with others.
+"""Memory pressure with services whose model is in an Ollama or an oMLX that the host's owner shares with others.
 
-What such a service takes is in the daemon's processes, and so is what other clients have loaded there. The agent ends
-its own process; whether the memory is back is the daemon's doing, and is measured.
+The daemon's processes hold the memory of such a service, and of the models that other clients have loaded. The agent
+stops its own process; the daemon frees the memory, and the agent measures that.
 """
 
 from contextlib import asynccontextmanager
@@ -23,14 +23,14 @@ OURS, THEIRS = 10.0, 4.0
 
 @asynccontextmanager
 async def shared_world(runtime, services=None, *, size=OURS, **settings):
-    """A host of 64 GiB with a service of low priority on a daemon, in which another client has a model of 4 GiB."""
+    """Run a host of 64 GiB with a low-priority service on a daemon, in which another client has a model of 4 GiB."""
     async with pressed_world(
         {"chat": (26, "high"), "embed": (6, "normal")} if services is None else services, **settings
     ) as world:
         machine = world.machine
         machine.programs |= {runtime}
         machine.shapes[MODEL], machine.memory.sizes["draft"] = shape_of(size), size
-        machine.memory.sizes[""] = THEIRS  # a model that no service has asked for
+        machine.memory.sizes[""] = THEIRS  # a model of no service
         theirs(machine.daemons[runtime].shared)
         await world.apply("draft", source=MODEL, weights=WEIGHTS[runtime], runtime=runtime, priority="low")
         await world.until(world.ready_addresses, 1, "draft", seconds=120)
@@ -38,23 +38,23 @@ async def shared_world(runtime, services=None, *, size=OURS, **settings):
 
 
 def left(world):
-    """GiB that programs could still get."""
+    """Return the available memory in GiB."""
     return world.machine.memory.available_bytes / GIB
 
 
 def reserved(world):
-    """GiB that the agent counts for each of its services."""
+    """Return the reservation of each service in GiB."""
     return {each.key.name: each.total_bytes / GIB for each in world.agent.memory().reservations}
 
 
 @both
-async def test_what_the_daemon_holds_is_in_the_ledger(autojump_clock, runtime):
-    """The front's process holds next to nothing; its service counts with all that it was promised."""
+async def test_the_memory_of_the_daemon_is_in_the_ledger(autojump_clock, runtime):
+    """The front's process holds next to nothing; the service has its whole reservation."""
     async with shared_world(runtime) as (world, _):
         await trio.sleep(60)
         assert 10 <= reserved(world)["draft"] <= 11.5
         await serve(world, "late", 12, "low")
-        await world.until(why, lambda said: said[0] == "InsufficientMemory", world, "late", seconds=30)
+        await world.until(why, lambda one: one[0] == "InsufficientMemory", world, "late", seconds=30)
         assert "needs 12.1 GiB" in (await why(world, "late"))[1]
         await world.delete("draft")
         await world.until(running, ["chat", "embed", "late"], world, seconds=120)
@@ -63,8 +63,8 @@ async def test_what_the_daemon_holds_is_in_the_ledger(autojump_clock, runtime):
 
 
 @both
-async def test_what_is_loaded_is_not_promised_once_more(autojump_clock, runtime):
-    """The daemon has taken it already: a service for which there is room beside it starts."""
+async def test_a_loaded_model_is_not_reserved_twice(autojump_clock, runtime):
+    """The daemon holds the memory already: a service that fits into the rest starts."""
     async with shared_world(runtime, {"chat": (16, "high")}) as (world, _):
         await serve(world, "late", 14, "low")
         await world.until(running, ["chat", "draft", "late"], world, seconds=60)
@@ -72,13 +72,13 @@ async def test_what_is_loaded_is_not_promised_once_more(autojump_clock, runtime)
 
 
 @both
-async def test_what_others_load_there_counts_as_other_programs(autojump_clock, runtime):
-    """No service has asked for it: it is counted in what is taken, and what would not fit beside it waits."""
+async def test_models_of_other_clients_are_accounted_as_other_programs(autojump_clock, runtime):
+    """A model of no service is in the used memory, and a service that does not fit into the rest waits."""
     async with shared_world(runtime, {"chat": (26, "high")}) as (world, server):
         world.machine.memory.sizes[""] = 16.0
         await trio.sleep(5)
         await serve(world, "late", 10, "low")
-        await world.until(why, lambda said: said[0] == "InsufficientMemory", world, "late", seconds=30)
+        await world.until(why, lambda one: one[0] == "InsufficientMemory", world, "late", seconds=30)
         server.fake.drop("theirs")
         await world.until(running, ["chat", "draft", "late"], world, seconds=90)
         assert world.machine.memory.lowest_bytes >= 0
@@ -86,9 +86,9 @@ async def test_what_others_load_there_counts_as_other_programs(autojump_clock, r
 
 @both
 async def test_an_eviction_gives_the_memory_back(autojump_clock, runtime):
-    """The model goes, the next victim is spared, and the model returns; the other client's stays all the while.
+    """The model is unloaded, the next victim is spared, and the model returns; the other client's model stays.
 
-    By then the front was measured, which holds next to nothing itself.
+    The front, which holds next to nothing itself, was measured before.
     """
     async with shared_world(runtime) as (world, server):
         await trio.sleep(60)
@@ -107,8 +107,8 @@ async def test_an_eviction_gives_the_memory_back(autojump_clock, runtime):
 
 
 @both
-async def test_said_unloaded_and_was_not_takes_the_next_victim(autojump_clock, runtime):
-    """Nothing has come back: the next service goes, and nobody is promised that memory until it is back."""
+async def test_a_reported_unload_that_frees_nothing_takes_the_next_victim(autojump_clock, runtime):
+    """As no memory is freed, the next service is evicted; the memory is not reserved again until it is free."""
     async with shared_world(runtime) as (world, server):
         (front,) = world.machine.live("draft")
         server.fake.lies = True
@@ -129,7 +129,7 @@ async def test_said_unloaded_and_was_not_takes_the_next_victim(autojump_clock, r
 
 @both
 async def test_a_daemon_that_restarts_in_the_middle_of_an_eviction_loads_nothing_again(autojump_clock, runtime):
-    """With its process the model has gone; the front ends as told to, and the new process stays without it."""
+    """The restart unloads the model; the front exits on its eviction, and the new process stays without it."""
     async with shared_world(runtime) as (world, server):
         (front,) = world.machine.live("draft")
         server.fake.lies = True  # so that the unload lasts
@@ -152,8 +152,8 @@ async def test_a_daemon_that_restarts_in_the_middle_of_an_eviction_loads_nothing
 
 
 @both
-async def test_what_is_not_ours_is_not_unloaded_whatever_the_pressure(autojump_clock, runtime):
-    """Critical, and nothing of ours is left to go: the other client's model stays, in the same process."""
+async def test_models_of_others_are_not_unloaded_under_pressure(autojump_clock, runtime):
+    """Under CRITICAL with nothing of ours left to evict, the other client's model stays, in the same process."""
     policy = Policy(keep_last=False)
     async with shared_world(runtime, {"chat": (16, "high")}, memory_policy=policy) as (world, server):
         pid = server.fake.pid
@@ -167,8 +167,8 @@ async def test_what_is_not_ours_is_not_unloaded_whatever_the_pressure(autojump_c
 
 
 @both
-async def test_one_of_our_own_that_keeps_the_memory_is_ended(autojump_clock, runtime):
-    """It serves nobody else: its process goes with what it keeps, and no second victim is needed."""
+async def test_a_daemon_of_our_own_that_keeps_the_memory_is_stopped(autojump_clock, runtime):
+    """It serves no other client: its process and memory are freed, and no second victim is needed."""
     async with shared_world(runtime) as (world, server):
         await world.delete("draft")
         await world.until(world.service, None, "draft", seconds=60)
@@ -186,8 +186,8 @@ async def test_one_of_our_own_that_keeps_the_memory_is_ended(autojump_clock, run
         assert world.machine.memory.lowest_bytes >= 0
 
 
-async def test_a_model_of_others_that_comes_meanwhile_is_not_taken_for_ours(autojump_clock):
-    """OMLX has all models in one process: as ours goes another one comes, and ours is known to be back all the same."""
+async def test_a_new_model_of_others_is_not_taken_for_ours(autojump_clock):
+    """OMLX has all models in one process: the agent sees that ours is freed although another one is loaded."""
     async with shared_world("omlx") as (world, server):
         (front,) = world.machine.live("draft")
         server.fake.folders["more"] = server.fake.folders["theirs"]

@@ -1,4 +1,4 @@
-"""What has served is started again when it ends, for as long as the newest plan cannot start."""
+"""The last plan that served is started again when it exits, as long as the newest plan cannot start."""
 
 import math
 
@@ -18,35 +18,35 @@ from sim.mutation import assert_caught, do_nothing, play
 
 CRASHES = Script(math.inf, 1, words=("error: no such thing",))
 OLD, NEW, NEWER = "4096", "2048", "1024"
-"""Contexts: each is a plan of its own."""
+"""Contexts: each is a separate plan."""
 
 
 SMALL = "/sim/https:__models.example_small.gguf"
 
 
 def context(engine):
-    """The plan of an engine."""
+    """Return the plan of an engine."""
     return engine.argv[engine.argv.index("--ctx-size") + 1]
 
 
 def model(engine):
-    """The file that an engine serves."""
+    """Return the file that an engine serves."""
     return engine.argv[engine.argv.index("--model") + 1]
 
 
 async def contexts(world):
-    """The plans of the engines that answer."""
+    """Return the plans of the engines that answer."""
     await trio.lowlevel.checkpoint()
     return [context(engine) for engine in engines(world) if engine.ready]
 
 
-def tries(world, plan):
-    """How often an engine of a plan was started."""
+def starts(world, plan):
+    """Return the number of engine starts of a plan."""
     return [context(engine) for engine in world.machine.spawned if engine.name == "chat"].count(plan)
 
 
 async def one_that_crashes(world):
-    """Ask for a plan that does not start; what served goes on serving."""
+    """Apply a plan that does not start; the older engine keeps serving."""
     world.machine.plans[NEW] = CRASHES
     await serve(world, "chat", 10, contextSize=int(NEW))
     await world.until(up_to_date, ("False", "CrashLoopBackOff"), world, seconds=30)
@@ -55,14 +55,14 @@ async def one_that_crashes(world):
 
 
 async def small(world):
-    """Have the service's Model come from a file of 5 GiB."""
+    """Change the service's Model to a file of 5 GiB."""
     source = "https://models.example/small.gguf"
     world.machine.shapes[source] = shape_of(5)
     await world._apply(Model, "chat", {"source": source, "hardware": {"accelerator": "metal"}})
 
 
 async def the_newest_crashes():
-    """What served is back within seconds of its own crash, the newest is tried on, and wins as soon as it can."""
+    """The older plan is back within seconds of a crash, the newest is tried repeatedly, and serves once it starts."""
     async with serving_world(ONE) as world:
         for code in (-11, 1):
             old = await one_that_crashes(world)
@@ -71,25 +71,25 @@ async def the_newest_crashes():
             await world.until(contexts, [OLD], world, seconds=15)
             await world.until(world.ready_addresses, 1, "chat", seconds=5)
             assert await up_to_date(world) == ("False", "CrashLoopBackOff")
-            before = tries(world, NEW)
+            before = starts(world, NEW)
             await trio.sleep(600)
-            assert 8 < tries(world, NEW) - before < 15
+            assert 8 < starts(world, NEW) - before < 15
             assert await contexts(world) == [OLD]
         del world.machine.plans[NEW]
         await world.until(contexts, [NEW], world, seconds=90)
         await world.until(up_to_date, ("True", "UpToDate"), world, seconds=5)
-        before = tries(world, OLD)
+        before = starts(world, OLD)
         world.machine.kill("chat")
         await world.until(contexts, [NEW], world, seconds=30)
         world.machine.plans[NEW] = CRASHES
         world.machine.kill("chat")
         await trio.sleep(300)
-        assert tries(world, OLD) == before, "the newest has served meanwhile"
+        assert starts(world, OLD) == before, "the newest has served meanwhile"
         assert not world.machine.doubles
 
 
 async def the_newest_is_refused():
-    """For a newest spec that would have to wait for memory, what served is started again; when there is room, it is."""
+    """If the newest spec would wait for memory, the older plan is started again; with free memory the newest starts."""
     async with serving_world({"chat": (20, "normal"), "other": (20, "normal")}) as world:
         (old,) = engines(world)
         world.machine.memory.sizes["chat"] = 20.1
@@ -108,7 +108,7 @@ async def the_newest_is_refused():
 
 
 async def the_newest_is_invalid():
-    """What stands in for a spec that makes no plan says that it is not the newest, also when it had to be started."""
+    """The stand-in of a spec without a plan is reported as not the newest, even if it had to be started."""
     async with serving_world(ONE) as world:
         await serve(world, "chat", 10, extraArgs=["--port", "1"])
         await world.until(up_to_date, ("False", "Invalid"), world, seconds=10)
@@ -122,40 +122,40 @@ async def the_newest_is_invalid():
 
 
 async def another_edit_meanwhile():
-    """While what served loads again, a newer edit is tried at once; if it cannot start either, what served returns."""
+    """While the older plan loads again, a newer edit is tried at once; if it fails as well, the older plan returns."""
     async with serving_world(ONE) as world:
         old = await one_that_crashes(world)
         world.machine.plans[OLD] = Script(load_seconds=200)
         old.end(-11)
         await trio.sleep(30)
         world.machine.plans[NEWER] = CRASHES
-        del world.machine.plans[OLD]  # the one that loads goes on taking its time
+        del world.machine.plans[OLD]  # the loading engine keeps its slow plan
         await serve(world, "chat", 10, contextSize=int(NEWER))
         await trio.sleep(5)
-        assert tries(world, NEWER)
+        assert starts(world, NEWER)
         await world.until(contexts, [OLD], world, seconds=30)
         del world.machine.plans[NEWER]
         await world.until(contexts, [NEWER], world, seconds=90)
 
 
 async def a_suspension():
-    """What is suspended ends, and what served before is forgotten: afterwards only the newest is tried."""
+    """A suspended service is stopped and the older plan forgotten: afterwards only the newest is tried."""
     async with serving_world(ONE) as world:
         old = await one_that_crashes(world)
         old.end(-11)
         await world.until(contexts, [OLD], world, seconds=15)
         await serve(world, "chat", 10, contextSize=int(NEW), suspend=True)
         await world.until(count, 0, world, seconds=30)
-        before = tries(world, OLD)
+        before = starts(world, OLD)
         await trio.sleep(60)
         assert not engines(world)
         await serve(world, "chat", 10, contextSize=int(NEW))
         await trio.sleep(300)
-        assert tries(world, OLD) == before
+        assert starts(world, OLD) == before
 
 
-async def test_a_deletion_ends_what_stands_in(autojump_clock):
-    """A service that is deleted while what served loads again has no engine left, and none comes."""
+async def test_a_deletion_stops_the_stand_in(autojump_clock):
+    """A service that is deleted while the older plan loads again has no engine left, and none starts."""
     async with serving_world(ONE) as world:
         old = await one_that_crashes(world)
         world.machine.plans[OLD] = Script(load_seconds=200)
@@ -170,7 +170,7 @@ async def test_a_deletion_ends_what_stands_in(autojump_clock):
 
 
 async def both_die_while_no_agent_runs():
-    """The next agent tries the newest first, and starts what served again when that fails as well."""
+    """The next agent tries the newest first, and starts the older plan again when that fails."""
     async with serving_world(ONE) as world:
         old = await one_that_crashes(world)
         await trio.sleep(100)
@@ -184,7 +184,7 @@ async def both_die_while_no_agent_runs():
 
 
 async def the_agent_is_killed_while_the_newest_is_tried_alone():
-    """An agent that finds only the newest one's engine knows from the journal what served before."""
+    """An agent that finds only the newest engine knows the older plan from the journal."""
     async with serving_world(ONE) as world:
         old = await one_that_crashes(world)
         world.machine.plans[OLD] = CRASHES
@@ -199,13 +199,13 @@ async def the_agent_is_killed_while_the_newest_is_tried_alone():
 
 
 async def plans(world):
-    """The plans of the engines that run."""
+    """Return the plans of the running engines."""
     await trio.lowlevel.checkpoint()
     return [context(engine) for engine in engines(world)]
 
 
 async def its_file_is_gone():
-    """What served is not started again without its file."""
+    """The older plan is not started again without its file."""
     async with serving_world(ONE) as world:
         (old,) = engines(world)
         world.machine.plans[SMALL] = CRASHES
@@ -221,22 +221,22 @@ async def its_file_is_gone():
 
 
 async def both_crash():
-    """When neither starts, both are tried, later and later; the one that is mended first serves."""
+    """When neither plan starts, both are retried with back-off; the first one that is fixed serves."""
     async with serving_world(ONE) as world:
         old = await one_that_crashes(world)
         world.machine.plans[OLD] = CRASHES
         old.end(-11)
         await trio.sleep(300)
-        before = tries(world, OLD), tries(world, NEW)
+        before = starts(world, OLD), starts(world, NEW)
         await trio.sleep(600)
-        assert 5 < tries(world, OLD) - before[0] < 20
-        assert 5 < tries(world, NEW) - before[1] < 20
+        assert 5 < starts(world, OLD) - before[0] < 20
+        assert 5 < starts(world, NEW) - before[1] < 20
         del world.machine.plans[NEW]
         await world.until(contexts, [NEW], world, seconds=150)
 
 
 async def what_served_waits_for_memory():
-    """While there is no memory for what served, a newest plan that needs less is tried as before."""
+    """While there is no memory for the older plan, a newest plan that needs less is still tried."""
     async with serving_world({"chat": (20, "normal")}) as world:
         (old,) = engines(world)
         world.machine.plans[SMALL] = CRASHES
@@ -268,7 +268,6 @@ TIMELINES = (
 @pytest.mark.ci
 @pytest.mark.parametrize("timeline", TIMELINES, ids=lambda one: one.__name__)
 def test_stand_in(timeline):
-    """The timeline's own sentence."""
     play(timeline)
 
 
@@ -350,5 +349,5 @@ MUTANTS = {
 @pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_deliberate_bug_in_a_stand_in_is_caught(name, monkeypatch):
-    """A program with this bug does not get through its timeline."""
+    """A program with this bug fails its timeline."""
     assert_caught(monkeypatch, MUTANTS[name])

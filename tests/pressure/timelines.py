@@ -1,18 +1,18 @@
-"""Named timelines of a host's memory, as data: who runs there, what happens when, and what must have come of it.
+"""Named timelines of a host's memory, as data: its services, the events, and the expected result.
 
-A story is a text, one event per line: seconds, a verb, its words.
+A story is a text with one event per line: seconds, a verb, its arguments.
 
 ```
 600 other 20          other programs hold 20 GiB from now on
-600 leak 8            … and this much more per hour
-600 level critical    the kernel says so, whatever the figures; `level -` lets the figures speak again
-600 flap warning 90   for 90 s every other look says so
-600 touchy 40         the kernel says critical whenever all engines together hold more than that; 0 never
+600 leak 8            … and 8 GiB more per hour
+600 level critical    the kernel reports this level, whatever the figures; `level -` follows the figures again
+600 flap warning 90   for 90 s the kernel reports this level at every second sample
+600 touchy 40         the kernel reports critical whenever all engines together hold more than that; 0 never
 600 broken 30         for 30 s memory cannot be read
-600 total 48          the host has this much now
+600 total 48          the host has this much memory now
 600 device 20         the device may hold this much
-600 add draft         this service appears
-600 delete draft      … and goes
+600 add draft         this service is created
+600 delete draft      … and deleted
 600 crash draft       its process dies
 600 edit draft priority high
 ```
@@ -27,29 +27,29 @@ E = Engine
 
 
 def three(**changes):
-    """A host's usual load: a large model of high priority, a small one of normal, one of low."""
+    """Return a host's usual load: a large model of high priority, a small one of normal, one of low."""
     engines = (E("chat", 26, "high"), E("embed", 6), E("draft", 10, "low"))
     return tuple(attrs.evolve(each, **changes) for each in engines)
 
 
 @attrs.frozen
 class Timeline:
-    """One story.
+    """One timeline.
 
     Attributes:
-        name: What happens.
-        story: See above.
+        name: Title of the timeline.
+        story: Events, in the format above.
         engines: Engines of the host; those that the story adds start later.
-        evicted: Engines that are evicted for memory, in order.
-        displaced: Engines that make room for others, in order.
-        ends: Engines that run in the end.
-        says: What the last word of somebody who waits must contain.
+        evicted: Engines that are evicted under memory pressure, in order.
+        displaced: Engines that are preempted by others, in order.
+        ends: Engines that run at the end.
+        messages: Text in the last message of a waiting service, by service.
         total: Memory of the host, GiB.
         other: Memory of other programs at the beginning, GiB.
-        overrun: Other programs, or an engine that takes more than it said, may leave nothing at all for a while.
-        policy: What differs from the defaults.
-        fraction: The operator's, if any.
-        seconds: How long it lasts.
+        overrun: Whether other programs, or an engine above its need, may use up all memory for a while.
+        policy: Settings that differ from the defaults.
+        fraction: The operator's memory fraction, if set.
+        seconds: Duration of the timeline.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Timeline:
     evicted: str = ""
     displaced: str = ""
     ends: str = "chat draft embed"
-    says: dict[str, str] = attrs.field(factory=dict)
+    messages: dict[str, str] = attrs.field(factory=dict)
     total: float = 64
     other: float = 8
     overrun: bool = False
@@ -79,7 +79,7 @@ TIMELINES = (
     ),
     Timeline("a slow leak", "300 leak 16", evicted="draft", ends="chat embed", seconds=4200),
     Timeline(
-        "a slow leak of somebody who is restarted in the end",
+        "a slow leak of another program that is restarted in the end",
         "300 leak 16\n5000 leak 0\n5000 other 8",
         evicted="draft embed",
         seconds=7200,
@@ -88,7 +88,7 @@ TIMELINES = (
         "two big models arrive at once",
         engines=(E("a", 30), E("b", 30)),
         ends="a",
-        says={"b": "needs 30.0 GiB, 18.0 GiB free of 48.0 GiB"},
+        messages={"b": "needs 30.0 GiB, 18.0 GiB free of 48.0 GiB"},
     ),
     Timeline("two that fit arrive at once", engines=(E("a", 20), E("b", 20)), ends="a b"),
     Timeline("ten arrive at once", engines=tuple(E(f"m{n}", 10) for n in range(10)), ends="m0 m1 m2 m3"),
@@ -111,7 +111,7 @@ TIMELINES = (
     Timeline("a reading fails once", "600 broken 1"),
     Timeline("readings fail for ten minutes", "600 broken 600"),
     Timeline(
-        "somebody arrives while memory cannot be read",
+        "a service arrives while memory cannot be read",
         "600 broken 300\n650 add late",
         engines=(*three(), E("late", 3, wanted=False)),
         ends="chat draft embed late",
@@ -134,7 +134,7 @@ TIMELINES = (
         ends="chat embed",
     ),
     Timeline(
-        "memory is freed so late that nobody waits for it",
+        "memory is freed after the wait for it has ended",
         "600 other 20\n900 other 8",
         engines=(E("chat", 26, "high"), E("embed", 8), E("draft", 8, "low", late_seconds=45)),
         evicted="draft embed",
@@ -184,32 +184,32 @@ TIMELINES = (
         overrun=True,
     ),
     Timeline(
-        "somebody more important arrives",
+        "a more important service arrives",
         "600 add chief",
         engines=(*three(), E("chief", 12, "critical", wanted=False)),
         displaced="draft",
         ends="chat chief embed",
     ),
     Timeline(
-        "somebody equally important arrives",
+        "an equally important service arrives",
         "600 add b",
         engines=(E("a", 30), E("b", 30, wanted=False)),
         ends="a",
-        says={"b": "stopping `a` (priority normal) would make room"},
+        messages={"b": "stopping `a` (priority normal) would make room"},
     ),
     Timeline(
-        "somebody more important arrives, and all the others are protected",
+        "a more important service arrives, and all the others are protected",
         "600 add chief",
         engines=(*three(protected=True), E("chief", 12, "critical", wanted=False)),
     ),
     Timeline(
-        "somebody more important arrives and goes again",
+        "a more important service arrives and goes again",
         "600 add chief\n1200 delete chief",
         engines=(*three(), E("chief", 12, "critical", wanted=False)),
         displaced="draft",
     ),
     Timeline(
-        "somebody more important crashes all the time",
+        "a more important service crashes all the time",
         "600 add chief\n" + "\n".join(f"{640 + 60 * n} crash chief" for n in range(9)),
         engines=(*three(), E("chief", 12, "critical", wanted=False)),
         displaced="draft",
@@ -220,7 +220,7 @@ TIMELINES = (
         engines=(E("chat", 26, "high"), E("liar", 4, "low", takes=24)),
         evicted="liar",
         ends="chat",
-        says={"liar": "needs 24"},
+        messages={"liar": "needs 24"},
         overrun=True,
     ),
     Timeline(
@@ -236,7 +236,7 @@ TIMELINES = (
         engines=(E("chat", 20, "high"), E("embed", 6), E("grower", 6, "low", grows=20)),
         evicted="grower",
         ends="chat embed",
-        says={"grower": "needs 23.3 GiB, 22.0 GiB free"},
+        messages={"grower": "needs 23.3 GiB, 22.0 GiB free"},
         seconds=5400,
     ),
     Timeline(
@@ -265,7 +265,7 @@ TIMELINES = (
     Timeline(
         "an agent begins with engines that are there and with one that waits",
         engines=(*three(adopted=True), E("second", 8, "low")),
-        says={"second": "needs 8.0 GiB, 6.0 GiB free"},
+        messages={"second": "needs 8.0 GiB, 6.0 GiB free"},
     ),
     Timeline(
         "an agent begins with more engines than its budget allows",
@@ -309,18 +309,18 @@ TIMELINES = (
         overrun=True,
     ),
     Timeline(
-        "the kernel alone says warning", "600 level warning\n640 level -", engines=three(idle=True), evicted="draft"
+        "the kernel alone reports warning", "600 level warning\n640 level -", engines=three(idle=True), evicted="draft"
     ),
-    Timeline("the kernel alone says warning, for an hour", "600 level warning", seconds=4200),
+    Timeline("the kernel alone reports warning, for an hour", "600 level warning", seconds=4200),
     Timeline(
-        "the kernel says critical whenever all run, whatever the figures",
+        "the kernel reports critical whenever all run, whatever the figures",
         "600 touchy 40",
         evicted="draft draft draft draft draft",
         ends="chat embed",
         seconds=5400,
     ),
     Timeline(
-        "the kernel says critical whenever all run, until another program ends",
+        "the kernel reports critical whenever all run, until another program ends",
         "600 touchy 40\n1000 other 4\n1000 touchy 0",
         evicted="draft draft",
     ),
@@ -344,7 +344,7 @@ TIMELINES = (
         "a model that fits no host like this",
         engines=(E("huge", 60),),
         ends="",
-        says={"huge": "more than all models on this host may take together"},
+        messages={"huge": "more than all models on this host may take together"},
     ),
     Timeline(
         "a limit for the device is set",
@@ -352,7 +352,7 @@ TIMELINES = (
         engines=(E("a", 16), E("b", 16, "low"), E("processor", 8, on_device=False)),
         evicted="b",
         ends="a processor",
-        says={"b": "needs 16.0 GiB on the device, 8.0 GiB free of 24.0 GiB"},
+        messages={"b": "needs 16.0 GiB on the device, 8.0 GiB free of 24.0 GiB"},
     ),
     Timeline(
         "everything at once: short, unreadable, short again, and an arrival",

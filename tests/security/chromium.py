@@ -1,4 +1,4 @@
-"""Debian's Chromium without a window, unpacked once into the cache of the tests; what a page in it does is real."""
+"""Debian's Chromium in headless mode, unpacked once into the test cache: a real browser for the tests."""
 
 import shutil
 import tempfile
@@ -10,11 +10,11 @@ from debian_packages import PackageError, unpack
 from go_programs import cache_root
 
 PACKAGE = "chromium-headless-shell"
-HOW = f"no Chromium here: install {PACKAGE} (Debian), or let apt-get fetch it"
+INSTALL_HINT = f"no Chromium here: install {PACKAGE} (Debian), or let apt-get fetch it"
 
 
 def find_chromium() -> list[str] | None:
-    """Return the command that starts it: an installed one, else Debian's package in the cache; None without apt."""
+    """Return the command that starts Chromium: an installed one, else Debian's package; None without apt."""
     if installed := shutil.which(PACKAGE):
         return [installed]
     root = cache_root() / PACKAGE
@@ -39,9 +39,9 @@ async def show(command: list[str], url: str, profile: Path, *, names: str = "") 
     Args:
         command: What `find_chromium` returned.
         url: The page's address.
-        profile: A folder for what the browser keeps.
-        names: Where names lead, such as `MAP evil.example:80 127.0.0.1:4000`: what DNS would say.
+        profile: Folder for the browser's profile.
+        names: Host resolver rules, such as `MAP evil.example:80 127.0.0.1:4000`, in place of DNS.
     """
-    # No sandbox: it needs rights that root in a container lacks, and the page is ours.
+    # No sandbox: it needs rights that root in a container lacks, and the test wrote the page.
     flags = ["--no-sandbox", "--disable-gpu", "--headless", f"--user-data-dir={profile}", "--remote-debugging-port=0"]
     await trio.run_process([*command, *flags, f"--host-resolver-rules={names}", url], capture_stderr=True)

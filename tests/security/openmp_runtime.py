@@ -1,4 +1,4 @@
-"""libomp as this machine has it: the library that Homebrew's ggml is linked with."""
+"""Find libomp, the library that Homebrew's ggml is linked with."""
 
 from pathlib import Path
 
@@ -11,11 +11,11 @@ INSTALLED = (
     "opt/homebrew/opt/libomp/lib/libomp.dylib",
     "usr/local/opt/libomp/lib/libomp.dylib",
 )
-HOW = "no libomp here: install libomp5 (Debian) or libomp (Homebrew)"
+INSTALL_HINT = "no libomp here: install libomp5 (Debian) or libomp (Homebrew)"
 
 
 def find_libomp(folder: Path) -> Path | None:
-    """Return the path of libomp: an installed one, else Debian's own package, unpacked into `folder`."""
+    """Return the path of libomp: an installed one, else Debian's package, unpacked into `folder`."""
     for pattern in INSTALLED:
         if found := sorted(Path("/").glob(pattern)):
             return found[0]

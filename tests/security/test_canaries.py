@@ -1,4 +1,4 @@
-"""Every place that holds a secret gets one that can be found again; then much happens, and everything is searched."""
+"""Put a unique secret into every place that holds one, exercise the programs, and search all they write."""
 
 import base64
 import json
@@ -50,7 +50,7 @@ BASIC = base64.b64encode(f"me:{PASSWORD}".encode()).decode()
 TYPED = (GOOD, WRONG, PASSWORD, SIGNATURE, HUB, AWS, THEIRS, PROMPT, BASIC)
 
 PRIVATE = ("journal", "keys", "api.db", "api.db-wal", "api.db-shm", "ca", "kubeconfig", "token", "listen-key")
-"""What in a state directory is there to hold what must not be told, each with mode 0600, and folders of such files."""
+"""Files of a state directory that hold secrets, each with mode 0600, and folders of such files."""
 
 
 @pytest.mark.ci
@@ -92,12 +92,12 @@ async def test_secrets_are_where_they_belong_and_nowhere_else(tmp_path):
                 for name in ("by-wrong-secret", "by-wrong-password", "by-lost-signature", "by-bucket"):
                     await up.wait_condition(Model, name, "Fetched", lambda found: found.reason not in {"", "Fetching"})
                 listen_key = (state / "listen-key").read_text()
-                said = await ask(gateway)
-                said += await ask(network_url(program), listen_key)
-                up.engine("by-secret").send_signal(signal.SIGABRT)  # the last words of an engine are told
+                answers = await ask(gateway)
+                answers += await ask(network_url(program), listen_key)
+                up.engine("by-secret").send_signal(signal.SIGABRT)  # the engine's last lines are reported
                 await up.wait_condition(InferenceService, "by-secret", "Loaded", lambda found: found.reason != "Loaded")
                 await up.wait_loaded("by-secret", "Loaded")
-                refused = {"spec": {"extraArgs": ["--api-key", GOOD]}}  # a secret in the wrong place
+                refused = {"spec": {"extraArgs": ["--api-key", GOOD]}}  # a secret in the wrong field
                 await client.patch(InferenceService, Key("default", "by-password"), refused)
                 await up.wait_condition(
                     InferenceService, "by-password", "Accepted", lambda found: found.status != "True"
@@ -109,13 +109,13 @@ async def test_secrets_are_where_they_belong_and_nowhere_else(tmp_path):
                 canaries = (*TYPED, *keys, api_token(state), listen_key)
                 everything = {
                     "outputs": program.out + program.err,
-                    "answers": said,
+                    "answers": answers,
                     "command lines": words_of(psutil.process_iter(), lambda each: each.cmdline()),
                     "engines' environments": words_of(engines_in(state), lambda each: each.environ().values()),
                     "metrics": await read(f"{probes}/metrics"),
                     "objects": await objects(client),
                     "commands": await commands(tmp_path, state / "kubeconfig"),
-                    "files": files_that_tell(state),
+                    "files": public_files(state),
                 }
                 assert await eventually(lambda: client.list(Event), lambda events: len(events.items) > 8)
                 assert [
@@ -126,28 +126,28 @@ async def test_secrets_are_where_they_belong_and_nowhere_else(tmp_path):
             program.process.send_signal(signal.SIGTERM)
             assert await program.process.wait() == 0
     await until(lambda: not engines_in(state))
-    assert not [canary for canary in canaries if canary in program.out + program.err + files_that_tell(state)]
+    assert not [canary for canary in canaries if canary in program.out + program.err + public_files(state)]
 
 
 FIRST, SECOND, THIRD = "CanaryClients9", "CanaryClients10", "CanaryClients11"
 KEYS = (FIRST, SECOND, THIRD, WRONG)
 MISPLACED = "CanaryClients12"
-"""Written into the object itself; the journal has the object as it is wanted, as the API server has."""
+"""Written into the object itself; the journal stores the desired object, as the API server does."""
 
 
 @pytest.mark.ci
 async def test_keys_of_a_host_s_clients_are_where_they_belong_and_nowhere_else(tmp_path):
-    """API server, controller and agent are programs of their own; keys change, are spoilt, and an agent is killed."""
+    """API server, controller and agent are separate programs; keys are rotated and corrupted, an agent is killed."""
     state, probe, address = tmp_path / "agent", str(free_port()), own_address()
     controllers = str(free_port())
     async with open_cluster(tmp_path, "--port", controllers) as cluster:
-        said = []
+        answers = []
         await put_keys(cluster.client, FIRST, SECOND)
         async with cluster.open_agent(address, "--port", probe) as killed:
             await cluster.apply_demo(apiKeySecretRef={"name": "chat-keys"})
             await cluster.wait_ready()
-            said += await ask_with_keys(await engine_url(cluster), FIRST, WRONG)
-            await put_keys(cluster.client, THIRD)  # and at once, not at the next look: the service is edited as well
+            answers += await ask_with_keys(await engine_url(cluster), FIRST, WRONG)
+            await put_keys(cluster.client, THIRD)  # at once, not at the next scan, since the service is edited as well
             await cluster.client.patch(InferenceService, SERVED, {"spec": {"contextSize": 256}})
             await until(lambda: ["256" in command_line(each) for each in engines_in(state)] == [True])
             await eventually(lambda: ask_with_keys(None, THIRD, cluster=cluster), lambda found: "choices" in found[0])
@@ -162,7 +162,7 @@ async def test_keys_of_a_host_s_clients_are_where_they_belong_and_nowhere_else(t
                 await cluster.wait_service(lambda service: "APIKeysUnavailable" in str(encode(service)))
                 await cluster.client.patch(InferenceService, SERVED, {"spec": {"extraArgs": ["--api-key", MISPLACED]}})
                 await cluster.wait_service(lambda service: "Accepted" in refused(service))
-                await engine_url(cluster)  # the engine that was adopted serves on with the keys that it has
+                await engine_url(cluster)  # the adopted engine keeps its keys
                 key_file = tmp_path / "their-key"
                 key_file.write_text(f"{THIRD}\n")
                 chatted = await run_program(
@@ -177,20 +177,20 @@ async def test_keys_of_a_host_s_clients_are_where_they_belong_and_nowhere_else(t
                 canaries = {*KEYS, MISPLACED, *ours, api_token(tmp_path / "server")}
                 everything = {
                     "outputs": "".join(outputs),
-                    "answers": "".join(said),
+                    "answers": "".join(answers),
                     "command lines": words_of(psutil.process_iter(), lambda each: each.cmdline()),
                     "engines' environments": words_of(engines_in(state), lambda each: each.environ().values()),
                     "metrics": metrics + await read(f"http://127.0.0.1:{probe}/metrics"),
                     "objects": await objects(cluster.client),
                     "commands": await commands(tmp_path, cluster.kubeconfig),
                     "journal": "".join(path.read_text() for path in state.glob("journal/**/*.json")),
-                    "files": files_that_tell(state) + files_that_tell(tmp_path / "server"),
+                    "files": public_files(state) + public_files(tmp_path / "server"),
                 }
-                everything["files"] += files_that_tell(tmp_path / "controller")
+                everything["files"] += public_files(tmp_path / "controller")
                 everything["metrics"] += await read(f"http://127.0.0.1:{controllers}/metrics")
                 assert "llmkube_" in everything["metrics"]
                 assert everything["journal"]
-                journal = everything.pop("journal")  # private, and has our own key; what clients show it has not
+                journal = everything.pop("journal")  # private: it holds our own key, but no client's key
                 assert not [key for key in KEYS if key in journal]
                 assert [(place, each) for place, text in everything.items() for each in canaries if each in text] == []
                 for folder in (state, tmp_path / "server"):
@@ -201,7 +201,7 @@ async def test_keys_of_a_host_s_clients_are_where_they_belong_and_nowhere_else(t
 
 @pytest.mark.ci
 async def test_keys_of_a_pod_s_clients_are_where_they_belong_and_nowhere_else(tmp_path):
-    """Both containers of a pod run as a kubelet runs them: keys change, are spoilt and taken away, the engine ends."""
+    """Both containers of a pod run as under a kubelet: keys are rotated, corrupted, deleted, and the engine exits."""
     weights, keys, port, inside = tmp_path / "model.gguf", tmp_path / "keys", free_port(), free_port()
     weights.write_bytes(DEMO_WEIGHTS.read_bytes())
     keys.write_text(f"{FIRST}\n{SECOND}\n")
@@ -220,15 +220,15 @@ async def test_keys_of_a_pod_s_clients_are_where_they_belong_and_nowhere_else(tm
         ) as serves,
     ):
         await eventually(lambda: status_of(f"{url}/health"), lambda found: found == 200)
-        said = await ask_with_keys(url, FIRST, SECOND, WRONG, "")
-        assert ["choices" in text for text in said] == [True, True, False, False]
+        answers = await ask_with_keys(url, FIRST, SECOND, WRONG, "")
+        assert ["choices" in text for text in answers] == [True, True, False, False]
         assert await status_of(f"{url}/metrics") == 200
         assert [await status_of(f"{url}{path}", FIRST) for path in ("/slots", "/props")] == [403, 200]
         assert await status_of(f"{url}/props") == 401
         replace(keys, f"{THIRD}\n")
         await eventually(lambda: ask_with_keys(url, THIRD), lambda found: "choices" in found[0])
-        said += await ask_with_keys(url, FIRST)
-        assert "choices" not in said[-1]
+        answers += await ask_with_keys(url, FIRST)
+        assert "choices" not in answers[-1]
         replace(keys, f"{FIRST} spoilt\n")
         await asks.wait_for("err", "client keys not reloaded")
         assert "choices" in (await ask_with_keys(url, THIRD))[0]
@@ -242,21 +242,21 @@ async def test_keys_of_a_pod_s_clients_are_where_they_belong_and_nowhere_else(tm
         }
         serves.process.kill()
         await serves.process.wait()
-        said += await ask_with_keys(url, THIRD)
-        assert "engine_failed" in said[-1]
+        answers += await ask_with_keys(url, THIRD)
+        assert "engine_failed" in answers[-1]
     replace(keys, "")
     empty = await run_program(tmp_path, *(places.get(word, word) for word in ours["args"]))
     assert (empty[0], "is empty" in empty[2]) == (1, True)
     everything |= {
         "outputs": asks.out + asks.err + serves.out + serves.err,
-        "answers": "".join(said),
+        "answers": "".join(answers),
         "end": str(empty),
     }
     assert [(place, each) for place, text in everything.items() for each in KEYS if each in text] == []
 
 
-async def test_the_controller_tells_nothing_of_the_secrets_that_pods_mount(autojump_clock, capsys):
-    """It reads no Secret; what stands in the wrong place of a spec is refused without being repeated."""
+async def test_the_controller_prints_no_secret_that_pods_mount(autojump_clock, capsys):
+    """The controller reads no Secret; a key in the wrong field of a spec is refused without being repeated."""
     async with open_pods() as hands:
         await put_keys(hands.client, FIRST, SECOND, namespace="ml")
         await hands.bring_up(apiKeySecretRef={"name": "chat-keys"})
@@ -304,7 +304,7 @@ trio.run(main, sys.stdin.read())
 
 @pytest.mark.parametrize("style", ["json", "console"])
 def test_the_report_of_a_crash_has_no_values_of_its_frames(style):
-    """A bug is told with its stack, in the log and at the end; the secrets that its functions were given are not."""
+    """A crash report has the stack, in the log and at exit, but not the values of the arguments."""
     done = subprocess.run([sys.executable, "-c", CRASH, style], input=GOOD, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.count("a bug beside") >= 2, done.stderr
@@ -318,20 +318,20 @@ async def put_keys(client, *keys, namespace="default"):
 
 
 def replace(path, text):
-    """Put a new file in a file's place, as a kubelet does with a Secret's."""
+    """Replace a file atomically, as a kubelet does with a Secret's."""
     other = path.with_suffix(".new")
     other.write_text(text)
     other.replace(path)
 
 
 async def engine_url(cluster):
-    _, host, port = await eventually(cluster.slice, lambda told: told[0])
+    _, host, port = await eventually(cluster.slice, lambda endpoints: endpoints[0])
     return f"http://{host}:{port}"
 
 
 async def ask_with_keys(url, *keys, cluster=None):
-    """Ask once with each key; return what is answered. Where the engine is, the slice says while it moves."""
-    said = []
+    """Ask once with each key; return the answers. The address comes from the slice, since the engine may move."""
+    answers = []
     body = json.dumps({"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": PROMPT}]}).encode()
     async with open_http_client() as http:
         for key in keys:
@@ -340,10 +340,10 @@ async def ask_with_keys(url, *keys, cluster=None):
             try:
                 answer = await http.request("POST", f"{where}/v1/chat/completions", headers=headers, body=body)
             except HttpError:
-                said.append("")
+                answers.append("")
             else:
-                said.append(answer.body.decode())
-    return said
+                answers.append(answer.body.decode())
+    return answers
 
 
 async def status_of(url, key=""):
@@ -360,14 +360,14 @@ def refused(service):
 
 
 def open_container(folder, args, places, **options):
-    """Run what a container runs, with the places of this machine in place of the pod's."""
+    """Run a container's command, with paths of this machine in place of the pod's."""
     return open_program(folder, *(places.get(word, word) for word in args), **options)
 
 
 async def ask(gateway, key=THEIRS):
-    """Ask in ways that succeed and fail, with a key; return what is answered but for the echo."""
+    """Send requests that succeed and fail, with a key; return all answers except the echo."""
     headers = Headers.of({"Authorization": f"Bearer {key}", "Content-Type": "application/json"})
-    said = []
+    answers = []
     async with open_http_client() as http:
         for body in (
             {"model": "by-secret", "max_tokens": 1, "messages": [{"role": "user", "content": PROMPT}]},
@@ -376,8 +376,8 @@ async def ask(gateway, key=THEIRS):
         ):
             url, data = f"{gateway}/v1/chat/completions", json.dumps(body).encode()
             answer = await http.request("POST", url, headers=headers, body=data)
-            said.append(answer.body.decode())
-    return "".join(said)
+            answers.append(answer.body.decode())
+    return "".join(answers)
 
 
 async def read(url):
@@ -386,7 +386,7 @@ async def read(url):
 
 
 async def objects(client):
-    """What every reader of the cluster sees of what programs write: all but what users wrote themselves."""
+    """Return all objects that the programs write, as a reader of the cluster gets them, without what users wrote."""
     found = []
     for kind in (Model, InferenceService, Event, Lease, Service):
         for each in (await client.list(kind)).items:
@@ -398,7 +398,7 @@ async def objects(client):
 
 
 async def commands(folder, kubeconfig):
-    """What the commands print that people paste into reports."""
+    """Return the output of the commands that people paste into reports."""
     printed = ""
     for args in (("list",), ("list", "models"), ("status", "by-wrong-password"), ("status", "by-password")):
         printed += "".join(map(str, await run_program(folder, *args, kubeconfig=kubeconfig)))
@@ -406,13 +406,13 @@ async def commands(folder, kubeconfig):
 
 
 def words_of(processes, what):
-    said = []
+    texts = []
     for process in processes:
         try:
-            said += what(process)
+            texts += what(process)
         except psutil.Error:
             continue
-    return " ".join(said)
+    return " ".join(texts)
 
 
 def private_files(state):
@@ -421,14 +421,14 @@ def private_files(state):
             yield path
 
 
-def files_that_tell(state):
-    """Everything in a state directory but for what is private, and but for weights."""
+def public_files(state):
+    """Return the content of all files in a state directory, except private files and weights."""
     private = set(private_files(state))
-    told = [path.read_bytes() for path in state.rglob("*") if path.is_file() and path not in private]
-    return b"".join(told).decode("latin-1")
+    contents = [path.read_bytes() for path in state.rglob("*") if path.is_file() and path not in private]
+    return b"".join(contents).decode("latin-1")
 
 
 def api_token(state):
-    """The token of the embedded API server, as its kubeconfig has it."""
+    """Return the token of the embedded API server from its kubeconfig."""
     (user,) = yaml.safe_load((state / "kubeconfig").read_text())["users"]
     return user["user"]["token"]

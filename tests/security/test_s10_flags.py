@@ -1,4 +1,4 @@
-"""Finding S10: what got past the judgement of `spec.extraArgs`, as it was tried."""
+"""Finding S10: arguments that bypassed the check of `spec.extraArgs`, as they were found."""
 
 import pytest
 import trio
@@ -17,14 +17,14 @@ ATTACHED = [
 
 @pytest.mark.parametrize(("words", "setting", "value"), ATTACHED)
 def test_s10_argparse_takes_what_is_attached(words, setting, value):
-    """The attack is real: the bundled engine's parser reads a value, or a longer name, out of one word."""
+    """The attack is real: the bundled engine's parser accepts an attached value and an abbreviated flag."""
     assert parse(["--model", "/m.gguf", *words])[setting] == value
 
 
 @pytest.mark.parametrize("word", ["-m/path", "-c60000", "-lv5", "-re", "-a,b", "-t=4x\n", "-np64", "-ngl99"])
 @pytest.mark.parametrize("before", [[], ["--threads", "1"], ["--mlock"]])
 def test_s10_a_word_with_a_dash_is_a_flag_that_is_exactly_known_or_refused(word, before):
-    """Neither at the start, nor behind a value, nor behind a switch does a word with something attached get through."""
+    """A flag with something attached is refused at the start, after a value and after a switch."""
     with pytest.raises(PlanError, match=r"spec\.extraArgs"):
         read_extra_args([*before, word])
     with pytest.raises(PlanError, match=r"spec\.extraArgs"):
@@ -55,7 +55,7 @@ LEAKS = {
 
 @pytest.mark.parametrize(("flag", "why"), LEAKS.items())
 def test_s10_what_passed_is_refused_with_the_reason(flag, why):
-    """No service asks for downloads, settings of all clients, foreign web pages, priority, or prompts in the log."""
+    """No service sets downloads, options of all clients, foreign web pages, priority, or prompts in the log."""
     forms = [[flag], [flag, "x"], [f"{flag}=x"]]
     if flag.startswith("--"):
         forms.append([f"--{flag[2:].replace('-', '_')}", "x"])
@@ -65,17 +65,17 @@ def test_s10_what_passed_is_refused_with_the_reason(flag, why):
         assert why in str(caught.value)
 
 
-async def test_s10_the_edit_is_refused_and_the_engine_that_runs_goes_on(autojump_clock):
-    """The condition names flag, reason and way out; the last good spec serves on, and a mended one is taken."""
+async def test_s10_the_edit_is_refused_and_the_running_engine_continues(autojump_clock):
+    """The condition names flag, reason and fix; the last valid spec keeps serving, and a corrected spec applies."""
     async with open_world() as world:
         await world.serve()
-        for args, says in ((["-c60000"], "-c60000 is not among"), (["--props"], "--props lets every client")):
+        for args, text in ((["-c60000"], "-c60000 is not among"), (["--props"], "--props lets every client")):
             await world.apply(extraArgs=args)
             await world.until(world.condition, lambda seen: seen and seen[0] == "False", "Accepted")
             await trio.sleep(60)
             _, reason, message = await world.condition("Accepted")
             assert reason == "Invalid"
-            assert message.startswith(f"spec.extraArgs: {says}")
+            assert message.startswith(f"spec.extraArgs: {text}")
             assert "--allow-engine-flag" in message
         assert len(world.machine.spawned) == 1
         assert await world.ready_addresses() == 1

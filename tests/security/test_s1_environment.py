@@ -1,8 +1,8 @@
-"""Finding S1, as it was run: two variables of libomp make an engine write a file that another program runs.
+"""Finding S1: two variables of libomp make an engine write a file that another program executes.
 
-`OMP_TOOL_LIBRARIES` names libraries to load, and `OMP_TOOL_VERBOSE_INIT` a file for what libomp says while it looks for
-them: it empties that file and writes the first one's text into it, line breaks included. A `.pth` in a folder of Python
-packages is run by the next Python that starts there.
+`OMP_TOOL_LIBRARIES` names libraries to load, and `OMP_TOOL_VERBOSE_INIT` the file for libomp's output while it loads
+them. Libomp truncates that file and writes the value of the first variable into it, line breaks included. The next
+Python that starts executes each `.pth` file in its package folder.
 """
 
 import os
@@ -21,7 +21,7 @@ from llmkube.supervisor.engine import launcher
 from llmkube.supervisor.engine.launcher import LocalEngines
 from llmkube.supervisor.values.ports import Command, Grace, Shutdown
 from llmkube.supervisor.values.settings import AgentSettings
-from security.openmp_runtime import HOW, find_libomp
+from security.openmp_runtime import INSTALL_HINT, find_libomp
 from sim.world import open_world
 from waiting import until
 
@@ -36,19 +36,19 @@ WRITTEN = "packages/attack.pth"
 def libomp(tmp_path_factory):
     found = find_libomp(tmp_path_factory.mktemp("libomp"))
     if found is None:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(HOW)
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(INSTALL_HINT)
     return found
 
 
 def attack(tmp_path):
-    """Return the variables of the attack; the path leads there from the engine's work folder."""
+    """Return the variables of the attack; the path is relative to the engine's working directory."""
     (tmp_path / "packages").mkdir(exist_ok=True)
     libraries = PAYLOAD.format(proof=str(tmp_path / "proof"))
     return {"OMP_TOOL_LIBRARIES": libraries, "OMP_TOOL_VERBOSE_INIT": f"../../../{WRITTEN}"}
 
 
 async def play(tmp_path, libomp, env):
-    """Run an engine that is linked with libomp as the agent runs one; return what stands in the file then."""
+    """Run an engine that is linked with libomp as the agent does; return the content of the file afterwards."""
     settings = AgentSettings("h", tmp_path, tmp_path, sys.executable, grace_seconds=0.2)
     work, log = tmp_path / "work" / "default" / "chat", tmp_path / "logs" / "default" / "chat.log"
     command = Command((sys.executable, "-c", ENGINE, str(libomp)), env, work, log, cookie=new_cookie())
@@ -60,7 +60,7 @@ async def play(tmp_path, libomp, env):
 
 
 def start_python(tmp_path):
-    """Start another program that keeps its packages where the file was written; return whether it ran the attack."""
+    """Start another program whose package folder has the file; return whether it executed the attack."""
     code = f"import site; site.addsitedir({str(tmp_path / 'packages')!r})"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
     return (tmp_path / "proof").exists()
@@ -68,16 +68,16 @@ def start_python(tmp_path):
 
 @pytest.mark.ci
 @pytest.mark.e2e
-async def test_s1_without_the_judgement_the_chain_runs_code(tmp_path, libomp, monkeypatch):
-    """The attack is real: unjudged variables and an engine that looks for tools, and a file is written and run."""
+async def test_s1_without_the_check_the_chain_runs_code(tmp_path, libomp, monkeypatch):
+    """The attack is real: with unchecked variables and an engine that loads tools, a file is written and executed."""
     monkeypatch.setattr(launcher, "FIXED_VARIABLES", {})
     assert "import pathlib" in await play(tmp_path, libomp, attack(tmp_path))
     assert start_python(tmp_path)
 
 
 @pytest.mark.e2e
-async def test_s1_an_engine_of_ours_looks_for_no_tool(tmp_path, libomp):
-    """Even with both variables, as a host's owner could allow them, nothing of their text is written or loaded."""
+async def test_s1_our_engine_loads_no_tool(tmp_path, libomp):
+    """Even if the host's owner allows both variables, nothing of their text is written or loaded."""
     assert "import pathlib" not in await play(tmp_path, libomp, attack(tmp_path))
     assert not start_python(tmp_path)
 
@@ -89,16 +89,16 @@ def test_s1_no_service_may_set_the_variables(tmp_path, name):
         plan_environment([EnvVar(name=name, value=attack(tmp_path)[name])])
 
 
-def test_s1_no_variable_that_may_be_set_can_say_it(tmp_path):
-    """Neither the text with its line breaks nor the path is a value of any variable that a service may set."""
+def test_s1_no_allowed_variable_can_carry_the_attack(tmp_path):
+    """Neither the text with its line breaks nor the path is a valid value of a variable that a service may set."""
     for value in attack(tmp_path).values():
         for name in ("OMP_NUM_THREADS", "OMP_PLACES", "KMP_AFFINITY", "GGML_VK_VISIBLE_DEVICES", "TZ", "LANG"):
             with pytest.raises(PlanError):
                 plan_environment([EnvVar(name=name, value=value)])
 
 
-async def test_s1_the_edit_is_refused_and_the_engine_that_runs_goes_on(tmp_path, autojump_clock):
-    """An editor of a service that serves reads why in its conditions; no engine is ever started with the variables."""
+async def test_s1_the_edit_is_refused_and_the_running_engine_continues(tmp_path, autojump_clock):
+    """The conditions of the service state the reason; no engine is ever started with the variables."""
     env = [{"name": name, "value": value} for name, value in attack(tmp_path).items()]
     async with open_world() as world:
         await world.serve()
@@ -117,6 +117,6 @@ async def test_s1_the_edit_is_refused_and_the_engine_that_runs_goes_on(tmp_path,
         assert len(world.machine.spawned) == 1
 
 
-def test_s1_the_proof_is_no_file_of_ours():
-    """The attack writes below the test's own folder and nowhere else."""
+def test_s1_the_attack_writes_no_file_of_ours():
+    """The attack writes only below the test's own folder."""
     assert not Path(WRITTEN).exists()

@@ -1,4 +1,4 @@
-"""Finding S4 in a real browser: what a web page gets of a gateway and an engine on the machine that shows it."""
+"""Finding S4 in a real browser: requests of a web page to a gateway and an engine on the same machine."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import trio
 from e2e.up_process import DEMO, FREE_PORTS, command_line, engines_in, open_up
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Headers
-from security.chromium import HOW, find_chromium, show
+from security.chromium import INSTALL_HINT, find_chromium, show
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 
@@ -22,12 +22,12 @@ READ = ("/v1/models", "/slots", "/props", "/metrics")
 GENERATE = ("/v1/chat/completions", "/v1/completions", "/completion")
 ASK = json.dumps({"model": "demo", "max_tokens": 1, "prompt": "x", "messages": [{"role": "user", "content": "x"}]})
 
-# Each request is tried as pages can: to read an answer, and to have a question answered unseen.
+# Each request is tried as pages can: to read an answer, and to trigger a generation without reading it.
 PAGE = """HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nConnection: close\r\n\r\n<script>
-const said = {}, [bases, read, generate, ask, report] = %s
+const statuses = {}, [bases, read, generate, ask, report] = %s
 const attempt = async (name, ...request) => {
-  try { const answer = await fetch(...request); said[name] = answer.type == 'opaque' ? 'sent' : answer.status }
-  catch (error) { said[name] = 'blocked' }
+  try { const answer = await fetch(...request); statuses[name] = answer.type == 'opaque' ? 'sent' : answer.status }
+  catch (error) { statuses[name] = 'blocked' }
 }
 (async () => {
   for (const base of bases) {
@@ -37,40 +37,40 @@ const attempt = async (name, ...request) => {
       await attempt(`BLIND ${base}${path}`, base + path, {method: 'POST', mode: 'no-cors', body: ask})
     }
   }
-  await fetch(report, {method: 'POST', mode: 'no-cors', body: JSON.stringify(said)})
+  await fetch(report, {method: 'POST', mode: 'no-cors', body: JSON.stringify(statuses)})
 })()
 </script>"""
 
 
 @attrs.define(eq=False)
 class Front:
-    """The attacker's server, and what stands behind his name once it leads elsewhere.
+    """The attacker's server, and a proxy to the gateway after DNS rebinding.
 
     Attributes:
-        gateway: Port that every request but those of the page itself are passed on to.
-        bases: What the page attacks.
-        port: Its own port.
-        said: What the page reported.
+        gateway: Port to which all requests except those for the page are forwarded.
+        bases: Base URLs that the page attacks.
+        port: Port of the attacker's server.
+        report: Results that the page reported.
     """
 
     gateway: int
     bases: Sequence[str] = ()
     port: int = 0
-    said: dict[str, int | str] = attrs.field(factory=dict)
+    report: dict[str, int | str] = attrs.field(factory=dict)
     reported: trio.Event = attrs.field(factory=trio.Event)
 
     async def serve(self, stream: trio.SocketStream) -> None:
         async with stream:
             first = await stream.receive_some()
             if first.startswith(b"GET /attack "):
-                told = [self.bases, READ, GENERATE, ASK, f"http://127.0.0.1:{self.port}/report"]
-                await stream.send_all((PAGE % json.dumps(told)).encode())
+                parameters = [self.bases, READ, GENERATE, ASK, f"http://127.0.0.1:{self.port}/report"]
+                await stream.send_all((PAGE % json.dumps(parameters)).encode())
             elif first.startswith(b"POST /report "):
                 head, _, body = first.partition(b"\r\n\r\n")
                 length = int(re.search(rb"(?i)content-length: (\d+)", head)[1])
                 while len(body) < length:
                     body += await stream.receive_some()
-                self.said = json.loads(body)
+                self.report = json.loads(body)
                 self.reported.set()
             else:
                 await self._pass_on(first, stream)
@@ -94,20 +94,20 @@ class Front:
 def chromium():
     found = find_chromium()
     if found is None:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(HOW)
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(INSTALL_HINT)
     return found
 
 
-async def answers_given(engine, key):
-    """How many tokens an engine has generated."""
+async def generated_tokens(engine, key):
+    """Return the number of tokens that an engine has generated."""
     async with open_http_client() as http:
         headers = Headers.of({"Authorization": f"Bearer {key}"})
         answer = await http.request("GET", f"{engine}/metrics", headers=headers)
     return float(re.search(rb"^llamacpp:tokens_predicted_total (\S+)", answer.body, re.MULTILINE)[1])
 
 
-async def test_s4_a_page_from_elsewhere_reaches_no_model_and_one_of_this_machine_does(tmp_path, chromium):
-    """A foreign page, also one that moves its name here, generates nothing and reads only what needs no key."""
+async def test_s4_only_pages_of_this_machine_reach_a_model(tmp_path, chromium):
+    """A foreign page, even after DNS rebinding, generates nothing and reads only what needs no key."""
     state = tmp_path / "state"
     async with open_up(tmp_path, "--state-dir", str(state), *FREE_PORTS, "-f", str(DEMO)) as up:
         _, gateway, _ = await up.urls()
@@ -120,15 +120,15 @@ async def test_s4_a_page_from_elsewhere_reaches_no_model_and_one_of_this_machine
         front = Front(port)
 
         async def visit(url, names="", bases=(gateway, engine)):
-            """Show the page at `url`; return what it reports, and how many tokens were generated meanwhile."""
-            before = await answers_given(engine, key)
+            """Show the page at `url`; return its report and the number of tokens generated meanwhile."""
+            before = await generated_tokens(engine, key)
             front.bases, front.reported = bases, trio.Event()
             async with trio.open_nursery() as shown:
                 shown.start_soon(partial(show, chromium, url, tmp_path / "profile", names=names))
                 with trio.fail_after(120):
                     await front.reported.wait()
                 shown.cancel_scope.cancel()
-            return front.said, await answers_given(engine, key) - before
+            return front.report, await generated_tokens(engine, key) - before
 
         async with trio.open_nursery() as nursery:
             listeners = await nursery.start(partial(trio.serve_tcp, front.serve, 0, host="127.0.0.1"))
@@ -140,13 +140,13 @@ async def test_s4_a_page_from_elsewhere_reaches_no_model_and_one_of_this_machine
 
             far, tokens = await visit(f"http://{EVIL}/attack", f"MAP {EVIL}:80 127.0.0.1:{front.port}")
             assert tokens == 0
-            assert {said for name, said in far.items() if not name.startswith("BLIND")} == {"blocked"}
+            assert {result for name, result in far.items() if not name.startswith("BLIND")} == {"blocked"}
 
             moved = f"http://{EVIL}:{port}"
             rules = f"MAP {EVIL}:{port} 127.0.0.1:{front.port}"
             rebound, tokens = await visit(f"{moved}/attack", rules, (moved, engine))
             assert tokens == 0
             assert {rebound[f"POST {moved}{path}"] for path in GENERATE} <= {403, 404}
-            assert rebound[f"GET {moved}/v1/models"] == 200  # docs/security.md: it can read what models there are
+            assert rebound[f"GET {moved}/v1/models"] == 200  # docs/security.md: it can read the list of models
             assert {rebound[f"GET {moved}{path}"] for path in READ[1:]} == {404}
             nursery.cancel_scope.cancel()

@@ -1,7 +1,8 @@
-"""Findings S6 and S7, as they were run: clients that want too much of `llmkube up`, and what others get meanwhile.
+"""Findings S6 and S7: clients that flood `llmkube up`, and the service that other clients get meanwhile.
 
-How long others wait is measured by `benchmarks/flood.py`. Here they are answered at all: before, the first two silenced
-every program, each of the others all of `llmkube up` for seconds, minutes or good, with SIGTERM unheard.
+`benchmarks/flood.py` measures how long other clients wait; these tests check that they are answered. Before the fix,
+the first two attacks silenced every program, and each of the others silenced all of `llmkube up` for seconds, minutes
+or until a restart, ignoring SIGTERM.
 """
 
 import json
@@ -28,11 +29,11 @@ ATTACKER = Path(__file__).parents[2] / "benchmarks" / "http_load" / "attacks.py"
 ASK = json.dumps({"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": "What is LLMKube?"}]})
 TIMES, ANSWER_SECONDS, END_SECONDS = 10, 30.0, 30.0
 MEMORY_BYTES = 1 << 30
-"""More than the room that all bodies share, and half of what thirty of them took before."""
+"""More than the limit of all bodies together, and half of what thirty of them took before the fix."""
 
 
 async def answered(method, url, body=b""):
-    """A new client is answered with success."""
+    """Fail unless a new client gets a successful answer."""
     with trio.fail_after(ANSWER_SECONDS):
         async with open_http_client() as http:
             headers = Headers.of({"Content-Type": "application/json"})
@@ -48,7 +49,7 @@ async def answered(method, url, body=b""):
     ],
 )
 async def test_floods_silence_nothing(tmp_path, attacks):
-    """While attackers run, new clients get answers of every server; memory is bounded, and SIGTERM ends the program."""
+    """Under attack every server answers new clients, memory is bounded, and SIGTERM ends the program."""
     state = tmp_path / "state"
     async with open_up(tmp_path, "--state-dir", str(state), *FREE_PORTS, "-f", str(DEMO)) as up:
         api, gateway, probes = await up.urls()
@@ -66,7 +67,7 @@ async def test_floods_silence_nothing(tmp_path, attacks):
                 )
                 for name in attacks
             ]
-            await trio.sleep(2)  # they have connected, and made their objects
+            await trio.sleep(2)  # the attackers have connected and created their objects
             for _ in range(TIMES):
                 await answered("POST", f"{gateway}/v1/chat/completions", ASK.encode())
                 await answered("GET", f"{probes}/healthz")

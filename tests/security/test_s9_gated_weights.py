@@ -1,4 +1,4 @@
-"""Finding S9, as it was run: what a credential of one namespace fetched, another namespace asks for without one."""
+"""Finding S9: gated weights fetched with a credential of one namespace, requested by another namespace without one."""
 
 import base64
 import hashlib
@@ -27,7 +27,7 @@ OBJECT = "s3://models/m.gguf"
 
 
 def gate(*tokens, data=DATA):
-    """A server that gives its file to who sends one of these tokens, passwords or signatures."""
+    """Return a server that sends its file only to clients with one of these tokens, passwords or signatures."""
     good = list(tokens)
 
     async def script(wire, request):
@@ -46,7 +46,7 @@ def basic(user, password):
 
 
 async def test_s9_another_namespace_needs_a_token_that_works(tmp_path, autojump_clock):
-    """Without a token, or with one that has no right, gated weights are refused although the store has them."""
+    """Without a token, or with one that has no right, gated weights are refused even if the store has them."""
     async with open_bench(tmp_path, gate("hf_good", "hf_too")) as bench:
         kept = await bench.get(GATED, token="hf_good", namespace="a")
         for token in (None, "hf_bad"):
@@ -61,7 +61,7 @@ async def test_s9_another_namespace_needs_a_token_that_works(tmp_path, autojump_
 
 
 async def test_s9_a_namespace_that_has_fetched_starts_offline(tmp_path, autojump_clock):
-    """Who fetched, or has shown a token that works, asks nothing again, also after a restart and without a token."""
+    """A namespace that fetched, or has shown a valid token, sends no further request, even after a restart."""
     async with open_bench(tmp_path, gate("hf_good")) as bench:
         await bench.get(GATED, token="hf_good", namespace="a")
         await bench.get(GATED, token="hf_good", namespace="b")
@@ -69,16 +69,16 @@ async def test_s9_a_namespace_that_has_fetched_starts_offline(tmp_path, autojump
         for namespace in ("a", "b"):
             assert (await bench.get(GATED, namespace=namespace)).sha256 == SHA256
         assert bench.network.requests == []
-        with pytest.raises(AccessDeniedError):  # it worked once, and does not any more
+        with pytest.raises(AccessDeniedError):  # the token was valid once, and is no longer
             await bench.get(GATED, token="hf_good", namespace="c")
         bench.network.refusing.add(PUBLIC)
-        assert (await bench.get(GATED, token="hf_good", namespace="c")).sha256 == SHA256  # nobody says otherwise
+        assert (await bench.get(GATED, token="hf_good", namespace="c")).sha256 == SHA256  # the server cannot be reached
         with pytest.raises(FetchError):
             await bench.get(GATED, token="hf_other", namespace="d")
 
 
-async def test_what_takes_no_credential_is_everybodys(tmp_path, autojump_clock):
-    """Public weights are shared without a question; so are those that turn out to be, though a token went along."""
+async def test_public_weights_are_shared_by_all_namespaces(tmp_path, autojump_clock):
+    """Public weights are shared without a request, and so are weights that were fetched with an unneeded token."""
     async with open_bench(tmp_path, gate()) as bench:
         await bench.get(GATED, namespace="a")
         await bench.get(GATED, namespace="b")
@@ -86,11 +86,11 @@ async def test_what_takes_no_credential_is_everybodys(tmp_path, autojump_clock):
         await bench.get("hf://o/r/n.gguf", token="hf_any", namespace="a")
         await bench.get("hf://o/r/n.gguf", namespace="b")
         await bench.get("hf://o/r/n.gguf", namespace="c")
-        assert len(bench.network.requests) == 3  # one download, one look without a token
+        assert len(bench.network.requests) == 3  # one download, one check without a token
 
 
 async def test_s9_a_digest_is_no_credential(tmp_path, autojump_clock):
-    """Whoever names the digest of gated weights with another source gets what that source sends, and not them."""
+    """A source with the digest of gated weights gets what that source sends, and not the gated weights."""
 
     async def script(wire, request):
         if request.host == "evil.example":
@@ -105,13 +105,13 @@ async def test_s9_a_digest_is_no_credential(tmp_path, autojump_clock):
         with pytest.raises(DigestMismatchError):
             await bench.get("http://evil.example/m.gguf", sha256=SHA256, namespace="b")
         assert any(request.host == "evil.example" for request in bench.network.requests)
-        with pytest.raises(WeightsError):  # nor does the first namespace make them public under another name
+        with pytest.raises(WeightsError):  # nor can the first namespace publish them under another name
             await bench.get("http://evil.example/m.gguf", sha256=SHA256, namespace="a")
         assert [record.audience.public for _, record in records(bench.store)] == [False]
 
 
 async def test_s9_a_url_with_another_password_is_another_source(tmp_path, autojump_clock):
-    """A wrong password or none gets nothing; the right one in another namespace is asked of the server."""
+    """A wrong or missing password gets nothing; a password from another namespace is checked with the server."""
     good, bad = "http://u:s3cret-pw@files.example/m.gguf", "http://u:guess@files.example/m.gguf"
     server = gate(basic("u", "s3cret-pw"))
     async with open_bench(tmp_path, server) as bench:
@@ -129,7 +129,7 @@ async def test_s9_a_url_with_another_password_is_another_source(tmp_path, autoju
 
 
 async def test_s9_no_password_or_token_is_on_the_disk_in_clear(tmp_path, autojump_clock):
-    """Neither names nor contents of the store's files hold one, or a digest that a guess could be compared with."""
+    """No name or content of the store's files has a credential, or a digest that guesses can be tested against."""
     async with open_bench(tmp_path, gate(basic("u", "s3cret-pw"), "hf_good", "abcdef")) as bench:
         await bench.get("http://u:s3cret-pw@files.example/m.gguf", namespace="a")
         await bench.get(GATED, token="hf_good", namespace="a")
@@ -145,12 +145,12 @@ async def test_s9_no_password_or_token_is_on_the_disk_in_clear(tmp_path, autojum
         assert key_of(name) in everything
     assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
     other = open_store(tmp_path / "other")
-    assert name_of(other, source) != name  # keyed: a guess tells nothing without the key
+    assert name_of(other, source) != name  # keyed: a guess cannot be tested without the key
     assert name_of(open_store(tmp_path), source) == name
 
 
 async def test_s9_a_signed_url_is_a_credential(tmp_path, autojump_clock):
-    """Another namespace that has got hold of a signed URL gets nothing once the signature has run out."""
+    """Another namespace with a copied signed URL gets nothing once the signature has expired."""
     server = gate("abcdef")
     async with open_bench(tmp_path, server) as bench:
         await bench.get(SIGNED, namespace="a")
@@ -161,7 +161,7 @@ async def test_s9_a_signed_url_is_a_credential(tmp_path, autojump_clock):
 
 
 async def test_s9_an_object_of_a_bucket_needs_keys_of_ones_own(tmp_path, autojump_clock):
-    """Without keys, or on a server that another Secret names, the first namespace's object is not given out."""
+    """Without keys, or on a server that another Secret names, the object of the first namespace is not served."""
 
     def keys(**more):
         async def access():
@@ -189,7 +189,7 @@ async def test_s9_an_object_of_a_bucket_needs_keys_of_ones_own(tmp_path, autojum
 
 
 async def test_s9_what_has_come_with_a_token_is_not_continued_without(tmp_path, autojump_clock):
-    """A download that broke off is taken up by who presents the same credential, and by no other."""
+    """An interrupted download is resumed only by a client with the same credential."""
 
     async def script(wire, request):
         await wire.file(request, OTHER)
@@ -211,8 +211,8 @@ async def test_s9_what_has_come_with_a_token_is_not_continued_without(tmp_path, 
         assert (await bench.get(GATED, namespace="b")).sha256 == hashlib.sha256(OTHER).hexdigest()
 
 
-async def test_a_record_from_before_is_its_owners(tmp_path, autojump_clock):
-    """What an older version fetched says nothing of credentials: each namespace asks its source once."""
+async def test_an_older_record_belongs_to_its_owner(tmp_path, autojump_clock):
+    """A record of an older version has no credentials: each namespace checks with its source once."""
     async with open_bench(tmp_path, gate("hf_good")) as bench:
         await bench.get(GATED, token="hf_good", namespace="a")
         path = next(bench.store.index.glob("*.json"))
@@ -227,8 +227,8 @@ async def test_a_record_from_before_is_its_owners(tmp_path, autojump_clock):
 
 
 @pytest.mark.parametrize("allowed", [False, True])
-async def test_s9_the_agents_own_keys_serve_a_model_only_where_its_owner_says_so(tmp_path, monkeypatch, allowed):
-    """AWS keys in the agent's environment sign for no Model without a Secret, unless --s3-env-auth is set."""
+async def test_s9_the_agents_own_keys_serve_a_model_only_where_its_owner_allows_it(tmp_path, monkeypatch, allowed):
+    """AWS keys in the agent's environment sign requests of Models without a Secret only under --s3-env-auth."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ambient")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush")
     monkeypatch.setenv("AWS_REGION", "eu-central-1")
@@ -241,7 +241,7 @@ async def test_s9_the_agents_own_keys_serve_a_model_only_where_its_owner_says_so
 
 
 async def test_s9_a_path_into_the_store_is_no_way_around(tmp_path):
-    """A Model that names a blob of the store by its path gets it only where the owner has listed the store itself."""
+    """A Model whose path is a blob of the store is served only if the owner has listed the store itself."""
     blob = gguf(1000)
     digest = hashlib.sha256(blob).hexdigest()
     for listed, allowed in ((tmp_path, False), (tmp_path / "store", True)):

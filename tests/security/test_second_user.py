@@ -1,6 +1,6 @@
-"""A second user of the machine, whose attacks are really run: on ports of the loopback address, and on what is on disk.
+"""Attacks by a second user of the machine, really run: on ports of the loopback address, and on files.
 
-What he does to the state directory before it is used (S14) is in `tests/e2e/test_files.py`.
+`tests/e2e/test_files.py` has the attack on the state directory before its first use (S14).
 """
 
 import json
@@ -31,13 +31,13 @@ ATTACKER = Path(__file__).parents[2] / "benchmarks" / "http_load" / "attacks.py"
 TIMES, ANSWER_SECONDS, END_SECONDS = 10, 30.0, 30.0
 MEMORY_BYTES = 1 << 30
 FIXED_PYTHON = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin")
-"""One that every user may run; that of the tests may lie in a private folder."""
+"""A Python that every user may run; that of the tests may be in a private folder."""
 
-# Each listening port of the machine is asked for what an engine or an API server tells; then all that is on disk.
+# Send requests to each listening port, as to an engine and an API server; then try to read all files.
 SCAN = """
 import json, os, socket, ssl, sys, urllib.request
 ports, state, report = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
-said = {}
+statuses = {}
 loose = ssl._create_unverified_context()
 for port in ports:
     for scheme in ("http", "https"):
@@ -45,9 +45,9 @@ for port in ports:
             url = f"{scheme}://127.0.0.1:{port}{path}"
             try:
                 with urllib.request.urlopen(url, timeout=2, context=loose if scheme == "https" else None) as answer:
-                    said[url] = answer.status
+                    statuses[url] = answer.status
             except urllib.error.HTTPError as error:
-                said[url] = error.code
+                statuses[url] = error.code
             except OSError:
                 break  # it speaks the other one
 read = []
@@ -60,26 +60,26 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
     except OSError:
         pass
 with open(report, "w") as file:
-    json.dump([said, read], file)
+    json.dump([statuses, read], file)
 """
 
-# What listens where an engine listened, asks for nothing, and notes what it is told.
+# Listen at the port where an engine listened, require no key, and record all requests.
 IMPOSTOR = """
 import socket, sys
 server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
 open(sys.argv[2] + ".ready", "w").close()
 while True:
     client, _ = server.accept()
-    said = client.recv(65536)
+    request = client.recv(65536)
     with open(sys.argv[2], "ab") as file:
-        file.write(said)
+        file.write(request)
     client.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 5\\r\\nConnection: close\\r\\n\\r\\nfalse")
     client.close()
 """
 
 
 async def test_s6_the_sockets_of_another_user_silence_no_server(tmp_path):
-    """With a thousand idle connections and thirty held bodies of his, new clients are answered by every server."""
+    """With a thousand idle connections and thirty half-sent bodies of another user, servers answer new clients."""
     state = tmp_path / "state"
     with open_common_folder() as common:
         shutil.copy(ATTACKER, common / "attacks.py")
@@ -114,7 +114,7 @@ async def test_s6_the_sockets_of_another_user_silence_no_server(tmp_path):
 
 
 async def test_s4_another_user_finds_no_open_engine_and_nothing_on_disk(tmp_path):
-    """A scan of every port that `up` and its engines have open: 401, but for the gateway, health and metrics."""
+    """On each port of `up` and its engines, only the gateway, health and metrics answer without a key: else 401."""
     state = tmp_path / "state"
     with open_common_folder() as common:
         common.chmod(0o1777)
@@ -128,19 +128,19 @@ async def test_s4_another_user_finds_no_open_engine_and_nothing_on_disk(tmp_path
                 f'exec {FIXED_PYTHON} -c "$1" "$2" "$3" "$4"', SCAN, json.dumps(open_ports), state, common / "report"
             )
             await until(lambda: scan.poll() is not None)
-            said, read = json.loads((common / "report").read_text())
-        free = {url for url, status in said.items() if status == 200}
+            statuses, read = json.loads((common / "report").read_text())
+        free = {url for url, status in statuses.items() if status == 200}
         assert len(open_ports) == 4
-        health = {f"{each}/healthz" for each in (gateway, api, probes)}  # each says that it is there, and nothing else
+        health = {f"{each}/healthz" for each in (gateway, api, probes)}  # each reports that it is up, and nothing else
         assert free == health | {f"{gateway}/v1/models", f"{probes}/metrics"}
-        assert {status for url, status in said.items() if f":{own}/" in url} <= {200, 401}
-        assert said[f"http://127.0.0.1:{own}/slots"] == 401
-        assert said[f"{api}/api/v1/namespaces/default/secrets"] == 401
+        assert {status for url, status in statuses.items() if f":{own}/" in url} <= {200, 401}
+        assert statuses[f"http://127.0.0.1:{own}/slots"] == 401
+        assert statuses[f"{api}/api/v1/namespaces/default/secrets"] == 401
         assert set(read) == {"PermissionError"}
 
 
-async def test_s5_another_user_who_takes_the_port_of_a_dead_engine_gets_no_question(tmp_path):
-    """Agent and engine are killed: the proxy ends with the engine, and what listens there next is not asked."""
+async def test_s5_another_user_on_the_port_of_a_dead_engine_gets_no_request(tmp_path):
+    """After agent and engine are killed, the proxy exits with the engine, and the port gets no further request."""
     address = own_address()
     with open_common_folder() as common:
         common.chmod(0o1777)
@@ -157,20 +157,20 @@ async def test_s5_another_user_who_takes_the_port_of_a_dead_engine_gets_no_quest
             assert await chat(url) == ANSWER
             engine.kill()
             await until(lambda: not listeners([engine.pid]))
-            impostor = start_as_other(f'exec {FIXED_PYTHON} -c "$1" "$2" "$3"', IMPOSTOR, inside, common / "heard")
+            impostor = start_as_other(f'exec {FIXED_PYTHON} -c "$1" "$2" "$3"', IMPOSTOR, inside, common / "requests")
             try:
-                await until((common / "heard.ready").exists)
+                await until((common / "requests.ready").exists)
                 async with open_http_client() as http:
                     with pytest.raises(HttpError):
                         await http.request("POST", f"{url}/v1/chat/completions", body=ASK.encode())
-                assert not (common / "heard").exists()
+                assert not (common / "requests").exists()
                 await until(lambda: not proxies_in(tmp_path / "agent"))
             finally:
                 end([impostor])
 
 
 async def answered(method, url, body=b""):
-    """A new client is answered with success."""
+    """Fail unless a new client gets a successful answer."""
     with trio.fail_after(ANSWER_SECONDS):
         async with open_http_client() as http:
             answer = await http.request(method, url, body=body)

@@ -25,9 +25,9 @@ def main():
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="replay one seed, print its timeline, shrink it if it fails")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--hosts", type=int, choices=(1, 2), help="hosts in every world; without it, the seed says")
+    parser.add_argument("--hosts", type=int, choices=(1, 2), help="hosts in every world; default: drawn by the seed")
     parser.add_argument("--macs", action="store_true", help="hosts are Macs (macOS 14 to 27), with their faults")
-    parser.add_argument("--quiet-minutes", type=float, default=30.0, help="simulated minutes of peace at the end")
+    parser.add_argument("--quiet-minutes", type=float, default=30.0, help="simulated minutes without faults at the end")
     parser.add_argument("--faults", action="store_true", help="print the table of faults")
     options = parser.parse_args()
     if options.faults:
@@ -41,7 +41,7 @@ def main():
 
 
 def replay(options):
-    """Run one seed with everything shown."""
+    """Run one seed and print its timeline and result."""
     timeline = score.timeline_of(options.seed, options.hosts, macs=options.macs)
     emit(f"seed {timeline.seed}: {timeline.hosts} hosts, Leases every {timeline.renew_seconds:g} s")
     if timeline.release:
@@ -51,7 +51,7 @@ def replay(options):
     result = score.play(timeline, quiet_minutes=options.quiet_minutes)
     report(result)
     if not result.violations:
-        emit(f"nothing violated; as wished after {result.converged_seconds:.0f} s; {result.engines} engines")
+        emit(f"nothing violated; desired state after {result.converged_seconds:.0f} s; {result.engines} engines")
         return 0
     short = score.shrink(timeline, quiet_minutes=options.quiet_minutes)
     emit("shrunk to")
@@ -62,11 +62,11 @@ def replay(options):
 
 
 def many(options):
-    """Run many seeds, side by side if asked to."""
+    """Run many seeds, in parallel if requested."""
     card = score.Scorecard()
     run = functools.partial(score.run_seed, hosts=options.hosts, macs=options.macs, quiet_minutes=options.quiet_minutes)
     seeds = range(options.first, options.first + options.seeds)
-    gc.freeze()  # what stands from the start is not looked through again and again
+    gc.freeze()  # objects from the start are not scanned again in each collection
     gc.set_threshold(50_000, 20, 50)
     with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
         for result in pool.imap_unordered(run, seeds):
@@ -82,13 +82,13 @@ def many(options):
 
 
 def report(result):
-    """Print what was violated."""
+    """Print the violations."""
     for violation in result.violations:
         emit(f"seed {result.seed}: {violation}", flush=True)
 
 
 if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of a set of strings must not tell two replays apart
+    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of a set of strings must be the same in two replays
         os.execve(
             sys.executable, [sys.executable, "-m", "tests.sim", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"}
         )

@@ -1,6 +1,6 @@
-"""A connection to a simulated engine, without a server: the engine's answer is made in the task that reads it.
+"""A connection to a simulated engine without a server: the engine's response is made in the task that reads it.
 
-The client is the real one, and it speaks HTTP. A task and a parser for each engine would be a tenth of a run.
+The client is the real one, and sends HTTP. A task and a parser for each engine would take a tenth of a run.
 """
 
 import json
@@ -12,7 +12,7 @@ import trio
 from llmkube.supervisor.values.proxy_config import IN_FLIGHT_PATH
 
 _OPEN = ("/health",)
-"""What every build of llama.cpp's server answers without a key; some answer `/v1/models`, too."""
+"""Paths that every build of llama.cpp's server serves without a key; some also serve `/v1/models`."""
 
 METRICS = {
     "llamacpp": "llamacpp:requests_processing {0}\nllamacpp:n_decode_total {1}\nllamacpp:tokens_predicted_total {1}\n",
@@ -20,12 +20,12 @@ METRICS = {
     "vllm": 'vllm:num_requests_running{{m="a"}} {}\nvllm:generation_tokens_total{{m="a"}} {}\n',
     "proxy": "{}",
 }
-"""What engines say of their work, by the name that their metrics begin with, and the proxies in front of them."""
+"""Metrics of each engine, by their prefix, and of the proxies in front of engines."""
 
 
 @attrs.define(eq=False)
 class Connection(trio.abc.Stream):
-    """One keep-alive connection to an engine, seen from its client; it ends when the engine does."""
+    """One keep-alive connection to an engine, seen from its client; it closes when the engine exits."""
 
     child: object
     requires_key: bool = False
@@ -76,7 +76,7 @@ class Connection(trio.abc.Stream):
             body = json.dumps({"data": [{"id": child.script.model_id or child.name}]})
         elif not child.ready:
             status = 503
-        return f"HTTP/1.1 {status} Said\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+        return f"HTTP/1.1 {status} Simulated\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
 
     async def aclose(self):
         await trio.lowlevel.checkpoint()

@@ -1,8 +1,8 @@
-"""Daemons that all services of a simulated host share, and the fronts that agents start before them.
+"""Daemons that all services of a simulated host share, and the fronts that agents start for them.
 
-A front is the real one without its sockets: what it decides, looks at and does is `llmkube.programs.daemon_engine`. It
-borrows the daemon of the machine's owner, or starts one; that one ends with it. What is Ollama's of that, and what
-oMLX's, is in `daemon_ollama` and `daemon_omlx`: an `Engine` each.
+A front is the real one without its sockets: its decisions and actions are `llmkube.programs.daemon_engine`. It borrows
+the daemon of the machine's owner, or starts one, which it also stops. `daemon_ollama` and `daemon_omlx` have the parts
+of Ollama and oMLX, an `Engine` each.
 """
 
 import itertools
@@ -29,15 +29,15 @@ LOAD_SECONDS = 3.0
 
 @attrs.frozen
 class LoadedModel:
-    """A model that is in memory.
+    """A model in memory.
 
     Attributes:
         pid: The process that holds it.
-        name: What it is listed as; "" of what is not listed.
-        file: Which weights it has.
-        until: Until when it stays, if nobody says anything.
-        orphan: Whether its server has ended.
-        known_to: The latest start of a front that can know of it.
+        name: Name in the list of models; "" if it is not listed.
+        file: Its weights.
+        until: Time at which it is unloaded without further requests.
+        orphan: Whether its server has exited.
+        known_to: Start time of the latest front that can know of it.
     """
 
     pid: int
@@ -49,12 +49,12 @@ class LoadedModel:
 
     @property
     def is_kept(self):
-        """Whether it is not listed, and not on its way out."""
+        """Whether it is not listed, and not being unloaded."""
         return not self.name and self.until == math.inf
 
 
 class Engine(Protocol):
-    """What is one engine's own. A stand-in (`fake`) answers requests, and says what the kernel shows of it."""
+    """The parts of one engine. A stand-in (`fake`) answers requests, and provides the kernel's data about it."""
 
     runtime: str
     module: str
@@ -67,28 +67,28 @@ class Engine(Protocol):
         """Return the weights that a front serves."""
 
     def known_file(self, adapter) -> str:
-        """Return the weights that a front knows to be its model's; "" while it knows none."""
+        """Return the weights that a front knows as its model's; "" while it knows none."""
 
     def opened(self, options, starter, daemons) -> Any:
-        """Have a server during the block, and the adapter of the model in it."""
+        """Run a server during the block; yield the adapter of the model in it."""
 
     def made(self, number, options=None) -> Any:
-        """Return the stand-in of the owner's server, or of the one that a front has started."""
+        """Return the stand-in of the owner's server, or of a server that a front has started."""
 
     def held(self, fake) -> Any:
-        """Yield each model that it has in memory."""
+        """Yield each model in memory."""
 
     def forget(self, fake) -> None:
-        """Let it lose its models; it does not run."""
+        """Remove its models while it does not run."""
 
     def replace_model(self, fake, name) -> None:
-        """Give the name of a model to another one, which is loaded."""
+        """Give the name of a model to another model, and load that."""
 
     def repair(self, fake) -> None:
-        """Let it be as its owner has set it up."""
+        """Restore its owner's settings."""
 
     def is_changed(self, fake) -> bool:
-        """Whether it is set up otherwise than its owner has."""
+        """Return whether its settings differ from its owner's."""
 
 
 @attrs.define(eq=False)
@@ -96,10 +96,10 @@ class SimServer:
     """One server at one port.
 
     Attributes:
-        engine: What is its engine's own.
+        engine: Its engine.
         fake: The stand-in.
-        port: Where it listens.
-        requests: Those under way; they break off when it ends.
+        port: Its port.
+        requests: Requests in flight; they are aborted when it exits.
     """
 
     engine: Engine
@@ -114,23 +114,23 @@ class SimServer:
 
     @property
     def is_odd(self):
-        """Whether only its owner can mend it."""
+        """Whether only its owner can fix it."""
         fake = self.fake
         wrong = fake.lies or fake.hangs or fake.hollow or not self.answers or self.port != self.engine.port
         return wrong or self.engine.is_changed(fake) or any(each.is_kept for each in self.engine.held(fake))
 
     def stop(self, **how):
-        """Its process ends; see the stand-in."""
+        """Stop its process; see the stand-in."""
         self.fake.stop(**how)
         for scope in self.requests:
             scope.cancel(reason="the server has ended")
 
     def start(self, version=None):
-        """It runs again, perhaps in another release."""
+        """Start it again, perhaps in another release."""
         self.fake.start(version or self.fake.version)
 
     def restart(self):
-        """Its owner quits it and starts it again, as it should be: all that it holds ends with it."""
+        """Restart it as its owner would, with the owner's settings: all its models are unloaded."""
         self.stop()
         self.fake.lies = self.fake.hangs = self.fake.hollow = False
         self.fake.ended.clear()
@@ -141,7 +141,7 @@ class SimServer:
 
 @attrs.frozen
 class _Exchange:
-    """One request to a stand-in, and its answer."""
+    """One request to a stand-in, and its response."""
 
     request: Request
     answers: list = attrs.field(factory=list)
@@ -167,7 +167,7 @@ class Wire:
         with trio.CancelScope() as scope:
             server.requests.add(scope)
             try:
-                while server.fake.hangs:  # noqa: ASYNC110 - what it was asked meanwhile it answers afterwards
+                while server.fake.hangs:  # noqa: ASYNC110 - pending requests are answered afterwards
                     await trio.sleep(1.0)
                 await server.fake.handle(exchange)
             finally:
@@ -179,7 +179,7 @@ class Wire:
 
 @attrs.frozen(eq=False)
 class Processes:
-    """`ProcessTable` of a host: what its kernel shows of servers and what they have started."""
+    """`ProcessTable` of a host: the servers and their child processes."""
 
     servers: list
 
@@ -246,7 +246,7 @@ class SimLock:
 
 @attrs.define(eq=False)
 class SimLocks:
-    """The locks of models on one host: who shares one, who has it alone, and what was not unloaded since."""
+    """The locks of models on one host: shared and exclusive holders, and models not unloaded by the last holder."""
 
     shared: list = attrs.field(factory=list)
     exclusive: dict = attrs.field(factory=dict)
@@ -264,13 +264,13 @@ class SimLocks:
 
 @attrs.define(eq=False)
 class Daemons:
-    """All of one engine on one host.
+    """All daemons of one engine on one host.
 
     Attributes:
-        engine: Which one.
-        servers: The owner's first, then those that fronts have started.
-        services: Who has asked for which weights last.
-        locks: Who uses which model of the owner's.
+        engine: The engine.
+        servers: The owner's server first, then those that fronts have started.
+        services: The last service that requested each file.
+        locks: Locks of the owner's models.
     """
 
     engine: Engine
@@ -284,39 +284,39 @@ class Daemons:
 
     @property
     def shared(self):
-        """The one of the host's owner."""
+        """The server of the host's owner."""
         return self.servers[0]
 
     @property
     def wire(self):
-        """The way to all of them."""
+        """A client that reaches all servers."""
         return Wire(self.servers)
 
     @property
     def processes(self):
-        """What the kernel shows of them."""
+        """The process table with all servers."""
         return Processes(self.servers)
 
     def is_front(self, child):
-        """Whether a process is a front before one of them, and has got as far as that."""
+        """Return whether a process is a front of one of these servers, and has started that far."""
         return child.keeper is not None and self.engine.module in child.argv
 
     def held(self):
-        """Every model in memory, with the server that has loaded it."""
+        """Yield every model in memory, with the server that has loaded it."""
         for server in self.servers:
             for held in self.engine.held(server.fake):
                 yield server, held
 
     def held_bytes(self, sizes):
-        """What they hold, in bytes: `sizes` has what the model of a service takes."""
+        """Return the bytes of all models; `sizes` has the size of each service's model."""
         return sum(sizes(self.services.get(held.file, "")) for _, held in self.held())
 
     def file_of(self, child):
-        """The weights that a front knows to be its model's."""
+        """Return the weights that a front knows as its model's."""
         return self.engine.known_file(child.keeper.adapter)
 
     def holders(self, child):
-        """Where a front's model is in memory, as far as the front can know: in the server that it asks, or in none."""
+        """Return the processes with a front's model, as far as the front can know: in the server that it uses."""
         file, port = self.file_of(child), urlsplit(child.keeper.adapter.url).port
         return [
             held.pid
@@ -325,16 +325,16 @@ class Daemons:
         ]
 
     def leftovers(self, children, now):
-        """Models in memory that no front keeps, and when they should have gone.
+        """Yield models in memory that no front uses, and the time by which they should be unloaded.
 
-        What was ended in order has unloaded; what a killed front leaves stays as long as its engine keeps it. What a
-        daemon lies about, or a killed one has left, is its owner's to end.
+        A front that was stopped in order has unloaded its model; the model of a killed front stays until the engine
+        unloads it. Models that a daemon wrongly reports as unloaded, or that a killed one leaves, are its owner's.
         """
         fronts = [child for child in children if self.is_front(child)]
         kept = {self.file_of(child) for child in fronts if child.exit is None}
         for _, held in self.held():
             ours = [child for child in fronts if _knows(child, held) and self._is_of(child, held)]
-            taken_up = any(child.exit is None for child in ours)  # by one that has not got as far as the file
+            taken_up = any(child.exit is None for child in ours)  # by a front that does not know the file yet
             stays = not held.orphan and (held.name or held.is_kept)
             if ours and stays and not taken_up and held.file not in kept:
                 last = {child.name: child for child in sorted(ours, key=lambda child: child.ended_at)}.values()
@@ -343,13 +343,13 @@ class Daemons:
 
     def _is_of(self, child, held):
         file, name = self.file_of(child), child.keeper.adapter.name
-        if held.name and name:  # one file may be listed by several names, and a name may have come to mean another file
+        if held.name and name:  # one file may have several names, and a name may have moved to another file
             return held.name == name and file in ("", held.file)
         return held.file == file != ""
 
     @asynccontextmanager
     async def started(self, options):
-        """A server of a front's own, during the block."""
+        """Run a server of a front's own during the block."""
         number = next(self._numbers)
         fake = self.engine.made(number, options)
         server = SimServer(self.engine, fake, OWN_PORT + number)
@@ -361,7 +361,7 @@ class Daemons:
             self.servers.remove(server)
 
     async def live(self, child):
-        """A front, from its start to its end: killed, told to stop, or giving up."""
+        """Run a front until it is killed, stopped, or gives up."""
         options = self.engine.parse(child.argv[child.argv.index(self.engine.module) + 1 :])
         self.services[self.engine.file_of(options)] = child.name
         reason, released = "", False
@@ -381,7 +381,7 @@ class Daemons:
         child.end(0 if released and not reason else 1)
 
     async def unload_left(self, argv):
-        """A program that only unloads what a killed front has left, from its start to its end; returns its code."""
+        """Run a program that only unloads the model of a killed front; return its exit code."""
         options = self.engine.parse(argv[argv.index(self.engine.module) + 1 :])
         try:
             async with kept(self.engine.opened(options, no_server, self), self.locks.open) as keeper:

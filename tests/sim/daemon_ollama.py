@@ -1,4 +1,4 @@
-"""What is Ollama's of a simulated shared daemon: a process for each model, a store that a front fills."""
+"""Ollama as a simulated shared daemon: a process for each model, and a store that a front fills."""
 
 import hashlib
 import math
@@ -15,12 +15,12 @@ from programs.daemon_engine.fake_ollama import FakeDaemon
 from sim.daemon import LOAD_SECONDS, LoadedModel
 
 FOREIGN_FILE = "sha256-" + 64 * "0"
-"""Weights that are no service's."""
+"""Weights of no service."""
 
 
 @attrs.frozen
 class FileOf:
-    """The weights of a service, in whichever store is asked."""
+    """The weights of a service, in either store."""
 
     name: str
     file: str
@@ -36,7 +36,7 @@ class FileOf:
 
 @attrs.frozen
 class Ollama:
-    """An `Engine` (which see)."""
+    """Ollama's implementation of `Engine`."""
 
     runtime: str = ollama.NAME
     module: str = ollama_program.__name__

@@ -1,4 +1,4 @@
-"""What is oMLX's of a simulated shared daemon: one process that has all models, folders that its owner names, a key."""
+"""oMLX as a simulated shared daemon: one process with all models, folders that its owner configures, and a key."""
 
 import math
 from collections import defaultdict
@@ -16,23 +16,23 @@ from programs.daemon_engine.fake_omlx import GIB, FakeOmlx
 from sim.daemon import LOAD_SECONDS, LoadedModel
 
 FOREIGN_FOLDER = "/Volumes/usb/foreign"
-"""A model that is no service's."""
+"""A model of no service."""
 
 OWN_KEY = "CanaryKeyOfOurOwn"
 
 
 async def as_written(path):
-    """No path of a simulated machine is a link."""
+    """Return the path: no path of a simulated machine is a link."""
     await trio.lowlevel.checkpoint()
     return path
 
 
 @attrs.frozen
 class Omlx:
-    """An `Engine` (which see).
+    """oMLX's implementation of `Engine`.
 
     Attributes:
-        folders: The models of the owner's: id to folder. What else is asked for is served by one of a front's own.
+        folders: The owner's models: id to folder. A front's own server serves all others.
     """
 
     runtime: str = omlx.NAME
@@ -72,7 +72,7 @@ class Omlx:
         )
 
     def held(self, fake):
-        fake.holding()  # what is on its way out may be gone
+        fake.holding()  # completes a pending unload
         for name in fake.held:
             until = fake._going.get(name, math.inf)
             yield LoadedModel(fake.pid, name if name in fake.loaded else "", fake.folders.get(name, ""), until)

@@ -1,4 +1,4 @@
-"""The engines whose daemons services share, and which of them a command line is a front before."""
+"""The engines with shared daemons, and the front's engine by its command line."""
 
 from sim.daemon import Daemons
 from sim.daemon_ollama import Ollama
@@ -10,15 +10,15 @@ RUNTIMES = tuple(MODULES)
 
 
 def daemons_of_a_host():
-    """All of them on one host, by runtime."""
+    """Return the daemons of one host, by runtime."""
     return {engine().runtime: Daemons(engine()) for engine in ENGINES}
 
 
 def runtime_of(argv):
-    """The runtime of a front, by its command line; "" of any other engine."""
+    """Return the runtime of a front by its command line; "" for any other engine."""
     return next((runtime for runtime, module in MODULES.items() if module in argv), "")
 
 
 def is_front(argv):
-    """Whether a command line is that of a service on a shared daemon."""
+    """Return whether a command line is that of a front of a shared daemon."""
     return bool(runtime_of(argv))

@@ -1,4 +1,4 @@
-"""All that may happen in a random timeline: the table of faults, and what users do."""
+"""All events of a random timeline: the table of faults, and the actions of users."""
 
 import trio
 
@@ -49,7 +49,7 @@ async def _delete(stage, rng):
 
 
 async def _delete_all(stage, rng):
-    """Everything goes, and most of it comes back, as with a folder of manifests."""
+    """Delete all services, and create most of them again, as with a folder of manifests."""
     specs = dict(sorted(stage.desired.specs.items()))
     for name in specs:
         await stage.desired.delete(stage.world, name)
@@ -80,4 +80,4 @@ USERS: dict[str, Inject] = {
     "delete": _delete,
     "delete-all": _delete_all,
 }
-"""What users do, by name."""
+"""Actions of users, by name."""

@@ -1,4 +1,4 @@
-"""Faults of the agent: how it ends, what happens while it is away, and what its machine denies it."""
+"""Faults of the agent: its end, events while it is away, and failures of its machine."""
 
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
@@ -44,7 +44,7 @@ async def agent_crash_loop(stage, rng):
 
 
 def killed_at(point, provoke):
-    """The agent is killed at one exact point in its dealings with a process."""
+    """Return a fault that kills the agent at one exact point of starting or stopping a process."""
 
     async def inject(stage, rng):
         host = stage.host_with_agent(rng)
@@ -83,10 +83,10 @@ async def _scale_one_down(stage, rng, host):
     await stage.desired.apply(stage.world, rng.choice(live), replicas=0)
 
 
-row("killed-before-intent", "B1", "the agent is killed before it writes what it wants", killed_at("intent", _crash_one))
+row("killed-before-intent", "B1", "the agent is killed before it writes its intent", killed_at("intent", _crash_one))
 row("killed-before-spawn", "B1", "the agent is killed between journal and spawn", killed_at("spawn", _crash_one))
-row("killed-before-record", "B2", "the agent is killed before it notes the pid", killed_at("record", _crash_one))
-row("killed-before-remove", "B1", "the agent is killed before it forgets one", killed_at("remove", _scale_one_down))
+row("killed-before-record", "B2", "the agent is killed before it records the pid", killed_at("record", _crash_one))
+row("killed-before-remove", "B1", "the agent is killed before it removes one", killed_at("remove", _scale_one_down))
 
 
 @fault("B3 B6", "the agent is killed while it stops an engine")
@@ -121,7 +121,7 @@ async def start_among_wrong_answers(stage, rng):
         await trio.sleep(span(rng, 1, 200))
 
 
-@fault("B3 A23", "a new agent is told that there is nothing")
+@fault("B3 A23", "a new agent gets an empty list of services")
 async def start_with_an_empty_list(stage, rng):
     host = stage.host_with_agent(rng)
     with stage.api_faults(host, kind="empty lists"):
@@ -153,9 +153,9 @@ async def recreate_while_away(stage, rng):
         await recreate_service(stage, rng, name, span(rng, 0.05, 20))
 
 
-@fault("N8", "the cluster is another one, as by a new kubeconfig: nothing of ours is there until its user comes")
+@fault("N8", "the cluster is another one, as by a new kubeconfig: it has none of our objects until its user comes")
 async def other_cluster(stage, rng):
-    """The store is emptied while no program looks: there, nothing has the names and the uids that it had here."""
+    """Empty the store between two programs: in the new cluster, no object has its old name or uid."""
     controller, hosts = stage.world.controller, list(stage.world.hosts.values())
     if controller.network.dead or any(not host.running or host.name in stage.busy for host in hosts):
         raise NotApplicable
@@ -167,7 +167,7 @@ async def other_cluster(stage, rng):
             specs = dict(sorted(stage.desired.specs.items()))
             for name in specs:
                 await stage.desired.delete(stage.world, name)
-            with trio.fail_after(USER_TIMEOUT_SECONDS, shield=True):  # there is no half of a cluster
+            with trio.fail_after(USER_TIMEOUT_SECONDS, shield=True):  # a cluster is never emptied halfway
                 await _empty(stage.world.client)
             early = {name: spec for name, spec in specs.items() if rng.random() < 0.5}
             for name, spec in early.items():
@@ -233,7 +233,7 @@ async def disk_full(stage, rng):
 
 
 async def _lacking(stage, rng, what, most_seconds):
-    """An engine ends on a machine that for a while cannot start another one."""
+    """Kill an engine on a machine that cannot start another one for a while."""
     host, child = stage.engine(rng)
     setattr(host.machine, what, True)
     child.end(-9)
@@ -249,7 +249,7 @@ async def no_spawn(stage, rng):
 @fault("B14", "the agent can open no file and no connection, and look at nothing")
 async def no_descriptors(stage, rng):
     host, child = stage.engine(rng)
-    with stage.api_faults(host, down=True):  # what is open stays open
+    with stage.api_faults(host, down=True):  # open descriptors stay open
         host.machine.no_descriptors, host.machine.has_proc = True, rng.random() < 0.5
         if rng.random() < 0.5:
             child.end(-9)
@@ -266,7 +266,7 @@ async def bug(stage, rng):
     host.machine.bugs.discard(child.name)
 
 
-@fault("B21", "everything stands still for minutes, and goes on")
+@fault("B21", "all programs are blocked for minutes, and continue")
 async def standstill(stage, rng):
     trio.lowlevel.current_clock().jump(span(rng, 10, 600))
     stage.monitor.record_standstill()
@@ -286,13 +286,13 @@ async def _agent_frozen(stage, rng):
         stage.busy.discard(host.name)
 
 
-@fault("B21", "the agent alone stands still for seconds or minutes, and goes on")
+@fault("B21", "the agent alone is stopped for seconds or minutes, and continues")
 async def agent_frozen(stage, rng):
     async with _agent_frozen(stage, rng):
         await trio.sleep(span(rng, 1, 900))
 
 
-@fault("B21 C4", "engines die while their agent stands still")
+@fault("B21 C4", "engines die while their agent is stopped")
 async def death_while_frozen(stage, rng):
     async with _agent_frozen(stage, rng) as host:
         await trio.sleep(span(rng, 0.05, 30))
@@ -300,7 +300,7 @@ async def death_while_frozen(stage, rng):
         await trio.sleep(span(rng, 0.05, 300))
 
 
-@fault("B21 C20", "users edit and delete while an agent stands still")
+@fault("B21 C20", "users edit and delete while an agent is stopped")
 async def edit_while_frozen(stage, rng):
     name = stage.pick_desired(rng)
     async with _agent_frozen(stage, rng):
@@ -312,7 +312,7 @@ async def edit_while_frozen(stage, rng):
         await trio.sleep(span(rng, 0.05, 300))
 
 
-@fault("B21 A2", "connections break off while an agent stands still")
+@fault("B21 A2", "connections are aborted while an agent is stopped")
 async def cut_off_while_frozen(stage, rng):
     async with _agent_frozen(stage, rng) as host:
         await trio.sleep(span(rng, 0.05, 100))
@@ -320,7 +320,7 @@ async def cut_off_while_frozen(stage, rng):
         await trio.sleep(span(rng, 0.05, 300))
 
 
-@fault("B21 B3", "an agent that stands still is killed, and another one starts")
+@fault("B21 B3", "an agent that is stopped is killed, and another one starts")
 async def killed_while_frozen(stage, rng):
     async with _agent_frozen(stage, rng) as host:
         await trio.sleep(span(rng, 1, 600))
@@ -338,7 +338,7 @@ async def no_such_address(stage, rng):
     await _lacking(stage, rng, "no_address", 200)
 
 
-@fault("B13", "files cannot be read, while somebody wants another one")
+@fault("B13", "files cannot be read, while a user requests another one")
 async def store_away(stage, rng):
     name, host = stage.pick_desired(rng), stage.host(rng)
     host.machine.broken = {source: NetworkDownError("the disk is away") for source in SOURCES}

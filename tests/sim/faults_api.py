@@ -1,4 +1,4 @@
-"""Faults of the API server, of the way to it, of the controller, and what strangers do to our objects."""
+"""Faults of the API server, of the network to it, of the controller, and other clients' writes to our objects."""
 
 import math
 
@@ -15,12 +15,12 @@ from sim.invariants import LEASES, RECONNECT_SECONDS, SLICES
 from sim.stage import NotApplicable, api_away, fault, recreate_service, row, span, together
 
 REPEAT_SECONDS = 310.0
-"""What somebody else has made of a slice or a Service stands until the agent repeats itself."""
+"""Other clients' changes to a slice or a Service stay until the agent reapplies it."""
 
 
-# -- the API server, as one host sees it
+# -- the API server, as seen by one host
 def answers(kind, *, low=5, high=300):
-    """Every answer is wrong in one way for a while."""
+    """Return a fault in which every response is wrong in the same way for a while."""
 
     async def inject(stage, rng):
         host = stage.host(rng)
@@ -47,12 +47,12 @@ for _kind, _codes in {
 
 
 def lists(kind):
-    """Lists lie around a wake, often for longer than there is between the first look and the second."""
+    """Return a fault with false lists around a wake, often for longer than the pause between two lists."""
 
     async def inject(stage, rng):
         host = stage.host_with_agent(rng)
         with stage.api_faults(host, kind=kind):
-            host.asleep_seconds += 60.0  # a wake: everything is listed anew
+            host.asleep_seconds += 60.0  # a wake: everything is listed again
             stage.monitor.false_list_at = math.inf
             await trio.sleep(host.settings.lease_renew_seconds + span(rng, 0.5, 8))
             stage.monitor.false_list_at = trio.current_time()
@@ -64,11 +64,11 @@ row("empty-lists", "A23", "lists are suddenly empty", lists("empty lists"))
 row("old-lists", "A11", "lists come from a server that lags behind", lists("old lists"))
 
 
-@fault("A23", "watches say that every service was deleted")
+@fault("A23", "watches report that every service was deleted")
 async def mass_deletion(stage, rng):
     desired, now = stage.desired, trio.current_time()
     if len(desired.specs) < 2 or any(now < desired.touched[name] + 30 for name in desired.specs):
-        raise NotApplicable  # a host may not know of two yet, and one alone is believed
+        raise NotApplicable  # a host may know of fewer than two, and a single deletion is believed
     host = stage.host_with_agent(rng)
     with stage.api_faults(host, denies=True):
         host.network.sever()
@@ -85,7 +85,7 @@ async def api_outage(stage, rng):
     await api_away(stage, span(rng, 60, 900), stage.host(rng))
 
 
-@fault("A24", "the API server is away for everybody")
+@fault("A24", "the API server is away for all clients")
 async def api_outage_for_all(stage, rng):
     await api_away(stage, span(rng, 10, 600), *stage.world.hosts.values(), stage.world.controller)
 
@@ -104,7 +104,7 @@ async def slow_answers(stage, rng):
         await trio.sleep(span(rng, 30, 400))
 
 
-@fault("A21 N6", "answers come later than anybody waits for them")
+@fault("A21 N6", "answers come after all timeouts of clients")
 async def too_slow_answers(stage, rng):
     with stage.api_faults(stage.host(rng), slow_seconds=span(rng, 10, 70)):
         await trio.sleep(span(rng, 30, 300))
@@ -119,7 +119,7 @@ async def reset(stage, rng):
             await trio.sleep(span(rng, 0.1, 15))
 
 
-@fault("A7", "watches break off in the middle of a line")
+@fault("A7", "watches are aborted in the middle of a line")
 async def torn_lines(stage, rng):
     host = stage.host(rng)
     with stage.api_faults(host, torn=True):
@@ -132,7 +132,7 @@ async def torn_lines(stage, rng):
 async def torn_pages(stage, rng):
     host = stage.host_with_agent(rng)
     with stage.api_faults(host, kind="torn pages"):
-        host.asleep_seconds += 60.0  # a wake: everything is listed anew
+        host.asleep_seconds += 60.0  # a wake: everything is listed again
         await trio.sleep(span(rng, 5, 200))
 
 
@@ -144,7 +144,7 @@ async def endless_line(stage, rng):
         await trio.sleep(span(rng, 1, 60))
 
 
-@fault("A30", "objects come with fields and words of a later version, while somebody edits one")
+@fault("A30", "objects have fields and values of a later version, while a user edits one")
 async def newer_objects(stage, rng):
     name, host = stage.pick_desired(rng), stage.host(rng)
     with stage.api_faults(host, newer=True):
@@ -154,13 +154,13 @@ async def newer_objects(stage, rng):
         await trio.sleep(span(rng, 1, 100))
 
 
-@fault("A9", "watches tell everything twice")
+@fault("A9", "watches report everything twice")
 async def duplicate_events(stage, rng):
     with stage.api_faults(stage.host(rng), twice=True):
         await trio.sleep(span(rng, 10, 600))
 
 
-@fault("A3", "open connections fall silent")
+@fault("A3", "open connections become silent")
 async def hush(stage, rng):
     host = stage.host(rng)
     with stage.monitor.disturbed(host):
@@ -168,7 +168,7 @@ async def hush(stage, rng):
         await trio.sleep(100)
 
 
-@fault("A1 A4", "the past is forgotten while connections are reset: 410")
+@fault("A1 A4", "old events are compacted while connections are reset: 410")
 async def compaction(stage, rng):
     host = stage.host(rng)
     with stage.api_faults(host, down=True):
@@ -177,13 +177,13 @@ async def compaction(stage, rng):
         stage.monitor.store.compact()
 
 
-@fault("A5", "the past is forgotten under watches that are behind")
+@fault("A5", "old events are compacted under watches that are behind")
 async def compaction_under_watches(stage, rng):
     stage.monitor.store.compact()
     await trio.lowlevel.checkpoint()
 
 
-@fault("A27", "writes are carried out, and their answers get lost")
+@fault("A27", "writes are applied, and their answers get lost")
 async def lost_answers(stage, rng):
     with stage.api_faults(stage.host(rng), lost_answers=rng.randint(1, 12)):
         await trio.sleep(span(rng, 5, 300))
@@ -195,7 +195,7 @@ async def refused_status(stage, rng):
         await trio.sleep(span(rng, 5, 200))
 
 
-@fault("A10", "a service is deleted while its host hears nothing")
+@fault("A10", "a service is deleted while its host receives nothing")
 async def delete_while_cut_off(stage, rng):
     name, host = stage.pick_desired(rng), stage.host(rng)
     with stage.api_faults(host, down=True):
@@ -211,7 +211,7 @@ async def recreate(stage, rng):
     await recreate_service(stage, rng, name, span(rng, 0.01, 3))
 
 
-@fault("A12", "a service is deleted and made again while its host hears nothing")
+@fault("A12", "a service is deleted and made again while its host receives nothing")
 async def recreate_while_cut_off(stage, rng):
     name, host = stage.pick_desired(rng), stage.host(rng)
     with stage.api_faults(host, down=True):
@@ -221,7 +221,7 @@ async def recreate_while_cut_off(stage, rng):
         await trio.sleep(span(rng, 0.1, 30))
 
 
-@fault("A10", "an edit is made while its host hears nothing")
+@fault("A10", "an edit is made while its host receives nothing")
 async def edit_while_cut_off(stage, rng):
     name, host = stage.pick_desired(rng), stage.host(rng)
     with stage.api_faults(host, down=True):
@@ -231,9 +231,9 @@ async def edit_while_cut_off(stage, rng):
         await trio.sleep(span(rng, 0.1, 60))
 
 
-# -- what others do to our objects
+# -- other clients' writes to our objects
 def removed(kind, store_kind):
-    """Somebody deletes one of the objects that the agents keep."""
+    """Return a fault that deletes one of the agents' objects."""
 
     async def inject(stage, rng):
         refs = sorted(ref.key for ref in stage.monitor.store.refs() if ref.kind == store_kind and ours(ref.key))
@@ -255,12 +255,12 @@ async def _gone(stage, kind, key):
         raise NotApplicable from None
 
 
-row("slice-deleted", "A13", "somebody deletes an EndpointSlice", removed(EndpointSlice, SLICES))
-row("service-deleted", "A13", "somebody deletes a Service", removed(Service, "services"))
-row("lease-deleted", "A13 N5", "somebody deletes a Lease: a host's, or a claim", removed(Lease, LEASES))
+row("slice-deleted", "A13", "another client deletes an EndpointSlice", removed(EndpointSlice, SLICES))
+row("service-deleted", "A13", "another client deletes a Service", removed(Service, "services"))
+row("lease-deleted", "A13 N5", "another client deletes a Lease: a host's, or a claim", removed(Lease, LEASES))
 
 
-@fault("A13", "somebody deletes a Model in use, and makes it again later")
+@fault("A13", "a user deletes a Model in use, and creates it again later")
 async def model_deleted(stage, rng):
     name = stage.pick_desired(rng)
     stage.desired.touched[name] = math.inf
@@ -270,7 +270,7 @@ async def model_deleted(stage, rng):
         await stage.desired.apply(stage.world, name)
 
 
-@fault("A13", "somebody writes other addresses and readiness into a slice")
+@fault("A13", "another client writes other addresses and readiness into a slice")
 async def slice_edited(stage, rng):
     slices = (await stage.world.client.list(EndpointSlice)).items
     if not slices:
@@ -281,7 +281,7 @@ async def slice_edited(stage, rng):
         await _apply(stage, EndpointSlice, manifest, {"addressType": manifest["addressType"], "endpoints": [endpoint]})
 
 
-@fault("A13", "somebody writes nonsense into a status")
+@fault("A13", "another client writes nonsense into a status")
 async def status_edited(stage, rng):
     found = await stage.world.service(stage.pick_desired(rng))
     if found is None:
@@ -305,7 +305,7 @@ async def _apply(stage, kind, found, body, subresource=""):
         raise NotApplicable from None
 
 
-@fault("N5 B8", "a claim names a host that nobody knows")
+@fault("N5 B8", "a claim names an unknown host")
 async def stale_claim(stage, rng):
     claims = (await stage.world.client.list(Lease, label_selector=CLAIM_LABEL)).items
     if not claims:
@@ -317,16 +317,16 @@ async def stale_claim(stage, rng):
 
 
 # -- the controller
-@fault("A24 A15", "the controller hears nothing")
+@fault("A24 A15", "the controller receives nothing")
 async def controller_cut_off(stage, rng):
     controller = stage.world.controller
     await api_away(stage, span(rng, 1, 300), controller)
 
 
-@fault("A3", "the controller's connections fall silent")
+@fault("A3", "the controller's connections become silent")
 async def controller_hush(stage, rng):
     stage.world.controller.network.hush()
-    stage.monitor.excuse(RECONNECT_SECONDS)  # nothing tells it of what changes meanwhile
+    stage.monitor.excuse(RECONNECT_SECONDS)  # it receives no change meanwhile
     await trio.lowlevel.checkpoint()
 
 

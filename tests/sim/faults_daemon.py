@@ -1,6 +1,6 @@
-"""What an Ollama or oMLX does that several services share: it restarts, forgets, moves, lies, falls silent.
+"""Faults of an Ollama or oMLX that several services share: it restarts, loses models, moves, lies, or hangs.
 
-Rows O3. A service on it has to be right about itself all the while, and as wished when its owner has mended it.
+Rows O3. A service on it always reports its true state, and is as desired after the owner has fixed the daemon.
 """
 
 import trio
@@ -9,7 +9,7 @@ from sim.stage import NotApplicable, fault, span
 
 
 def shared(stage, rng, able=lambda server: True):
-    """The daemon of a host on which services use it; what their fronts do from now on may be its fault."""
+    """Return the daemon of a host that services use; misbehavior of their fronts may be its fault from now on."""
     found = [
         (daemons, child)
         for host in stage.world.hosts.values()
@@ -26,13 +26,13 @@ def shared(stage, rng, able=lambda server: True):
 
 
 def name_of(server, rng):
-    """A model of ours that it lists as loaded."""
+    """Return a model of ours that it lists as loaded."""
     if not server.fake.loaded:
         raise NotApplicable
     return rng.choice(sorted(server.fake.loaded))
 
 
-@fault("O3", "a daemon says that it has unloaded, and keeps the memory until its owner quits it")
+@fault("O3", "a daemon reports an unload, and keeps the memory until its owner quits it")
 async def daemon_keeps_what_it_unloads(stage, rng):
     server = shared(stage, rng)
     server.fake.lies = True
@@ -40,7 +40,7 @@ async def daemon_keeps_what_it_unloads(stage, rng):
     server.restart()
 
 
-@fault("O3", "a daemon says that it has loaded, and loads nothing")
+@fault("O3", "a daemon reports a load, and loads nothing")
 async def daemon_loads_nothing(stage, rng):
     server = shared(stage, rng)
     server.fake.hollow = True
@@ -94,7 +94,7 @@ async def daemon_changes_its_port(stage, rng):
     server.restart()
 
 
-@fault("O3", "a daemon asks for another key")
+@fault("O3", "a daemon requires another key")
 async def daemon_asks_for_another_key(stage, rng):
     server = shared(stage, rng, lambda server: hasattr(server.fake, "key"))
     server.fake.key = "CanaryKeyOfTheOwner"
@@ -139,7 +139,7 @@ async def own_daemon_killed(stage, rng):
     await trio.lowlevel.checkpoint()
 
 
-@fault("O3 C19", "the kernel kills the process that holds a model, and its daemon knows nothing of that")
+@fault("O3 C19", "the kernel kills the process that holds a model, and its daemon does not notice")
 async def daemons_process_killed(stage, rng):
     server = shared(stage, rng, lambda server: hasattr(server.fake, "kill_runner"))
     server.fake.kill_runner(name_of(server, rng))

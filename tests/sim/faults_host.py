@@ -42,7 +42,7 @@ async def killed_while_ending(stage, rng):
         child.end(-9)
 
 
-@fault("C19", "every engine of a host is killed for want of memory")
+@fault("C19", "every engine of a host is killed for lack of memory")
 async def massacre(stage, rng):
     host, _ = stage.engine(rng)
     for child in host.machine.live():
@@ -51,7 +51,7 @@ async def massacre(stage, rng):
 
 
 def behaves(script, *, low=20, high=400):
-    """The next engines of a service behave badly for a while; the one that runs ends."""
+    """Return a fault in which the next engines of a service misbehave for a while; the running one is killed."""
 
     async def inject(stage, rng):
         host, child = stage.engine(rng)
@@ -72,7 +72,7 @@ for _name, _codes, _phrase, _script in (
     ("stubborn", "C8", "engines ignore TERM", Script(load_seconds=3, stop_seconds=math.inf)),
     ("deaf", "C15", "engines never listen on their port", Script(load_seconds=3, stalls_after=5, deaf=True)),
     ("wrong-model", "C16", "engines serve another model", Script(load_seconds=2, model_id="somebody-else")),
-    ("port-taken", "B16", "somebody is always faster at the port", Script(9, 0.5, words=BUSY_PORT)),
+    ("port-taken", "B16", "another process always takes the port first", Script(9, 0.5, words=BUSY_PORT)),
     ("intruder", "B17", "another program answers on the port", Script(load_seconds=2, intruder=True)),
     ("segfault", "C4", "engines die of a segmentation fault after half a minute", Script(2, 30, exit_code=-11)),
 ):
@@ -104,7 +104,7 @@ async def slow_drain(stage, rng):
 
 
 def becomes(low=20, high=400, *, harmful=True, **how):
-    """An engine that serves begins to misbehave."""
+    """Return a fault in which a serving engine starts to misbehave."""
 
     async def inject(stage, rng):
         _, child = stage.engine(rng, ready=True)
@@ -118,11 +118,11 @@ def becomes(low=20, high=400, *, harmful=True, **how):
     return inject
 
 
-row("wedged", "C7", "requests stand still, questions are answered", becomes(in_flight=3, pace=0.0, counts=False))
+row("wedged", "C7", "requests make no progress, probes are answered", becomes(in_flight=3, pace=0.0, counts=False))
 row("frozen", "C7", "an engine is stopped by a signal", becomes(frozen=True, in_flight=1))
 row("frozen-briefly", "C7", "an engine is stopped and continued", becomes(frozen=True, low=0.1, high=3, harmful=False))
 row("mute", "C5", "an engine accepts and never answers", becomes(mute=True))
-row("late", "N6 C7", "an engine at rest answers late", becomes(slow_seconds=8.0, harmful=False))
+row("late", "N6 C7", "an idle engine answers late", becomes(slow_seconds=8.0, harmful=False))
 row(
     "long-prompt",
     "C6 C7",
@@ -135,7 +135,7 @@ row("busy", "C7 C13", "an engine has work for minutes", becomes(in_flight=8, har
 
 @fault("C12", "an engine leaks memory for minutes")
 async def leak(stage, rng):
-    """What it held at most is learned as its need; so it leaks no more than what leaves room for the others."""
+    """Leak no more than leaves memory for the others, as the highest use of an engine is learned as its need."""
     host, child = stage.engine(rng, ready=True)
     memory = host.machine.memory
     if memory is None:
@@ -144,7 +144,7 @@ async def leak(stage, rng):
     try:
         while child.exit is None and trio.current_time() < until:
             for each in host.machine.live():
-                each.odd = True  # whose turn it is to go is not for us to say
+                each.odd = True  # any of them may be evicted
             memory.leaked[child.pid] = min(MOST_LEAKED_GIB, memory.leaked.get(child.pid, 0.0) + gib_per_step)
             await trio.sleep(2)
     finally:

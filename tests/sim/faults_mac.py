@@ -16,7 +16,7 @@ MEMORY = "error: Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorO
 
 
 def fault(codes, phrase):
-    """Put a function into the table of what happens to Macs."""
+    """Return a decorator that adds a function to the table of Mac faults."""
     return enter(codes, phrase, table=MAC_FAULTS)
 
 
@@ -39,7 +39,7 @@ async def slow_teardowns(stage, rng):
             child.macs_end.seconds = 0.0
 
 
-@fault("M1", "the kernel refuses to say how its memory is")
+@fault("M1", "the kernel refuses to report its memory")
 async def counts_refused(stage, rng):
     memory = stage.host(rng).machine.memory
     memory.refuses = True
@@ -67,7 +67,7 @@ async def no_device(stage, rng):
     host.machine.memory.darwin.working_set_bytes = int(METAL_GIB * GIB)
 
 
-@fault("M3", "the GPU fails under an engine, which goes on to say that it is well")
+@fault("M3", "the GPU fails under an engine, which still reports that it is healthy")
 async def latched_error(stage, rng):
     _, child = stage.engine(rng, ready=True, computes=True)
     lines = (FAILED, MEMORY) if rng.random() < 0.5 else (FAILED,)
@@ -75,12 +75,12 @@ async def latched_error(stage, rng):
     await trio.lowlevel.checkpoint()
 
 
-@fault("M7", "the kernel keeps what an engine had wired that is killed")
+@fault("M7", "the kernel keeps the wired memory of an engine that is killed")
 async def wired_for_nobody(stage, rng):
     host, child = stage.engine(rng, ready=True)
     memory = host.machine.memory
     for each in host.machine.live():
-        each.odd = True  # who has to go for want of memory is not for us to say
+        each.odd = True  # any of them may be evicted for lack of memory
     memory.keeps = True
     try:
         child.end(-9)

@@ -1,7 +1,7 @@
-"""What the owner of a host does with it: `llmkube agent cordon`, with `--for` or without, and what happens meanwhile.
+"""Actions of a host's owner: `llmkube agent cordon`, with `--for` or without, combined with other faults.
 
-Rows O1 and O2 stand for promise 11 (`docs/promises.md`). A cordon that is still there when the faults stop stays where
-another host can serve; one with an end is over by itself.
+Rows O1 and O2 test promise 11 (`docs/promises.md`). A cordon without an end stays after the faults where another host
+can serve; one with an end expires by itself.
 """
 
 import trio
@@ -10,13 +10,13 @@ from sim.stage import api_away, fault, span
 
 
 def cordon(stage, host, seconds=None):
-    """The owner types `llmkube agent cordon`; the books look at once."""
+    """Cordon a host as `llmkube agent cordon` does, and check the invariants at once."""
     host.cordon(seconds)
     stage.monitor.look()
 
 
 def uncordon(stage, host):
-    """The owner types `llmkube agent uncordon`."""
+    """Uncordon a host as `llmkube agent uncordon` does."""
     host.machine.cordon = None
     stage.monitor.look()
 
@@ -29,7 +29,7 @@ async def cordoned(stage, rng):
     uncordon(stage, host)
 
 
-@fault("O1", "the owner cordons a host for a while, and never says another word")
+@fault("O1", "the owner cordons a host for a while, and does nothing else")
 async def cordoned_for_a_while(stage, rng):
     cordon(stage, stage.host(rng), span(rng, 5, 1200))
     await trio.lowlevel.checkpoint()
@@ -43,7 +43,7 @@ async def cordon_gets_an_end(stage, rng):
     cordon(stage, host, span(rng, 1, 300))
 
 
-@fault("O1 C20", "requests do not end while a host is cordoned")
+@fault("O1 C20", "requests do not finish while a host is cordoned")
 async def cordoned_while_busy(stage, rng):
     host, child = stage.engine(rng, ready=True)
     child.in_flight = 2

@@ -1,13 +1,13 @@
-"""Programs of a simulation, each by itself: SIGSTOP for one of them stops its tasks, and nobody else's.
+"""Separate programs in one simulation: SIGSTOP for one of them stops its tasks, and no others.
 
-Trio has one queue of tasks that may go on. While a program is frozen, those of its tasks that come to that queue are
-kept aside, in order; when it is thawed all of them go on at once, whatever has happened to them meanwhile: answers have
-come, connections have broken off, deadlines have passed.
+Trio has one queue of runnable tasks. While a program is frozen, its tasks that enter this queue are set aside in order;
+when it is thawed they all run at once, whatever has happened meanwhile: responses have arrived, connections have been
+aborted, deadlines have passed.
 
-One thing is harder here than on a machine. There, a program that goes on reads what has come before it looks at the
-clock; here, what came after a deadline has come too late.
+One thing is stricter than on a machine. There, a program that continues reads pending data before it checks the clock;
+here, data that arrived after a deadline is too late.
 
-What one process has once, several programs in one run would share: `be_a_program` gives each its own.
+State that each process has once would be shared by all programs of a run: `be_a_program` gives each its own.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ from llmkube.base import waiting
 
 
 class _Ticks:
-    """In the place of the variable of a run that has the ticks; a program's own ones come first."""
+    """Replacement of the context variable with a run's ticks: a program's own ticks take precedence."""
 
     def __init__(self, of_this_run):
         self.of_this_run, self.own = of_this_run, ContextVar("ticks of a program", default=None)
@@ -36,13 +36,13 @@ _ticks = waiting._run_ticks = _Ticks(waiting._run_ticks)
 
 
 def be_a_program():
-    """Have this task, and all that it starts, share nothing with others; return the task."""
+    """Isolate this task, and all tasks that it starts, from the state of others; return the task."""
     _ticks.own.set(waiting._Ticks())
     return trio.lowlevel.current_task()
 
 
 class _Queue(deque):
-    """Trio's queue of tasks that may go on, and those of frozen programs that have to wait; by their first task."""
+    """Trio's queue of runnable tasks, and the waiting tasks of frozen programs by their root task."""
 
     def __init__(self, tasks):
         super().__init__()
@@ -65,7 +65,7 @@ def _is_within(task, root):
 
 @contextmanager
 def frozen(root):
-    """Stop a task, and everything that it has started, for as long as the block runs; the block is somebody else's."""
+    """Stop a task and its descendants during the block, which runs in a task of another program."""
     runner = trio._core._run.GLOBAL_RUN_CONTEXT.runner
     if not isinstance(runner.runq, _Queue):
         runner.runq = _Queue(runner.runq)

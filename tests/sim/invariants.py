@@ -1,7 +1,7 @@
-"""What must hold at every moment, and what must be true when the faults have stopped.
+"""Invariants that hold at every moment, and the expected state when the faults have stopped.
 
-The books are kept by events (a write to the store, an engine that starts or ends), not by polls, and nothing is read
-through the API: the simulated world is asked nothing that its programs could notice.
+The monitor is driven by events (a write to the store, an engine that starts or exits), not by polls, and reads nothing
+through the API: its reads must not be visible to the simulated programs.
 """
 
 import math
@@ -26,37 +26,37 @@ LEASES = "leases.coordination.k8s.io"
 EVENTS = "events"
 
 READY_SECONDS = 2.0
-"""How long an endpoint may stay ready after its engine has ended, while agent and API server are there."""
+"""Maximum time for an endpoint to stay ready after its engine has exited, with a running agent and API server."""
 
 DAEMON_SECONDS = 5.0
-"""Between two looks at a daemon."""
+"""Interval of the checks of a daemon."""
 
 HOLLOW_SECONDS = 20.0
-"""How long an endpoint may stay ready after a daemon has lost the model: two looks of the front, one of the agent."""
+"""Maximum time for an endpoint to stay ready without its model: two checks of the front, one of the agent."""
 
 ORPHAN_SECONDS = 5.0
-"""How long an engine may run without anybody who looks after it, while an agent runs."""
+"""Maximum time for an engine to run unattended while an agent runs."""
 
 AGENT_SETTLES_SECONDS = 5.0
 API_SETTLES_SECONDS = 40.0
 """After an outage a write may wait for the end of its back-off (30 s and a jitter)."""
 
 RECONNECT_SECONDS = 200.0
-"""After an outage a watch that has fallen silent may take this long to be opened again."""
+"""After an outage a silent watch may take this long to be restarted."""
 
 USER_TIMEOUT_SECONDS = 3600.0
-"""A user's own way to the API server has no faults; but the clock may jump meanwhile."""
+"""The network of a user has no faults, but the clock may jump meanwhile."""
 
 CORDON_LOOK_SECONDS = POLL_SECONDS + 1.0
-"""When the agent of a host that its owner has cordoned must have looked."""
+"""Maximum time until the agent of a cordoned host has noticed the cordon."""
 
 COLUMNS = ("lost", "orphans", "double", "false ready", "needless", "not given back", "stuck", "restless", "bugs")
-"""`not given back`: an engine on a host that its owner has cordoned."""
+"""`not given back`: an engine on a cordoned host."""
 
 
 @attrs.frozen
 class Violation:
-    """Something that must never be."""
+    """A broken invariant."""
 
     column: str
     at: float
@@ -67,7 +67,7 @@ class Violation:
 
 
 class WatchedStore(Store):
-    """A store that says what is written; virtual time and the API server notice nothing of it."""
+    """A store that reports each write, invisibly to virtual time and the API server."""
 
     def __init__(self):
         super().__init__()
@@ -81,16 +81,16 @@ class WatchedStore(Store):
 
 @attrs.define(eq=False)
 class InvariantMonitor:
-    """What has been seen of one world, and what of it must not be.
+    """The history of one world, and the violations found in it.
 
     Attributes:
-        world: Whose books these are.
-        store: What its API server holds.
-        desired: What its user wishes.
-        false_list_at: When a list has denied objects last: what is denied twice may be believed.
-        excused_until: Until then a host may still learn what it has missed, or say again what somebody has removed.
-        violations: What must never be, each once.
-        quiet_since: From when on nothing may be written, started or ended; `math.inf` while things happen.
+        world: The monitored world.
+        store: The store of its API server.
+        desired: The services that its user has requested.
+        false_list_at: Time of the last list with missing objects: two such lists may be believed.
+        excused_until: Until then a host may still catch up with changes, or reapply what other clients have removed.
+        violations: Broken invariants, each once.
+        quiet_since: Time after which nothing may be written, started or stopped; `math.inf` while events happen.
     """
 
     world: object
@@ -102,16 +102,16 @@ class InvariantMonitor:
     quiet_since: float = math.inf
     last_change: float = 0.0
     _ready: dict = attrs.field(factory=dict)  # (host, service) -> (address, port), as published
-    _suspects: dict = attrs.field(factory=dict)  # what looks wrong, and since when
+    _suspects: dict = attrs.field(factory=dict)  # possible violations, and the time when each was first seen
     _reported: set = attrs.field(factory=set)
     _changed: trio.Event = attrs.field(factory=trio.Event)
     _disturbed: dict = attrs.field(
         factory=dict
-    )  # by host, or controller: how many faults its way to the API server has
+    )  # by host, or controller: number of faults of its network to the API server
     _calm_since: dict = attrs.field(factory=dict)
-    _gaps: dict = attrs.field(factory=dict)  # by host: the last time in which it may not have heard
+    _gaps: dict = attrs.field(factory=dict)  # by host: the last period in which it may have received nothing
     _started: dict = attrs.field(factory=dict)
-    _cordoned: dict = attrs.field(factory=dict)  # by host: since when, and when it was last seen so
+    _cordoned: dict = attrs.field(factory=dict)  # by host: start of the cordon, and the last time it was seen
     _still: set = attrs.field(factory=set)  # hosts whose agents are stopped by a signal
 
     def __attrs_post_init__(self):
@@ -120,11 +120,11 @@ class InvariantMonitor:
             host.machine.changed = self._engines_changed
             host.machine.stopping = partial(self._stopping, host)
 
-    # -- what happens -----------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def disturbed(self, host, afterwards_seconds=0.0):
-        """Inside, and so much longer, a host cannot be held to what it should tell the API server."""
+        """During the block and `afterwards_seconds` longer, a host need not have written its state."""
         since = trio.current_time()
         if not self._disturbed.get(host):
             self._record_gap(host, since)
@@ -139,31 +139,31 @@ class InvariantMonitor:
             self.look()
 
     def excuse(self, seconds):
-        """For so long something has still to be mended that nobody sees, or that is not anybody's wish."""
+        """For this long the state may differ from the desired one, unseen by agents or unwanted by any user."""
         self.excused_until = max(self.excused_until, trio.current_time() + seconds)
 
     def _record_gap(self, host, since):
-        """From then to now a host may not have heard what its user wishes; silent watches take a while to end."""
+        """Record that a host may have received no changes since then; silent watches take a while to be restarted."""
         gap = self._gaps.setdefault(host, [-math.inf, -math.inf])
         if since > gap[1] + RECONNECT_SECONDS:
             gap[0] = since
         gap[1] = trio.current_time()
 
     def _may_be_unseen(self, host, name, spawned_at):
-        """Whether a wish that is older than an engine may be news to its host."""
+        """Return whether a change that is older than an engine may be unknown to its host."""
         touched, (since, until) = self.desired.touched.get(name, -math.inf), self._gaps.get(host, (math.inf, math.inf))
         was_cut_off = self._disturbed.get(host) or spawned_at <= until + RECONNECT_SECONDS
         return touched > spawned_at or (touched >= since and bool(was_cut_off))
 
     def started(self, host, since=math.inf):
-        """A new agent runs on a host; there was none since then."""
+        """Record that a new agent runs on a host, after a time without one."""
         if since < math.inf:
             self._record_gap(host, since)
         self._started[host.name] = trio.current_time()
         self.look()
 
     def record_standstill(self):
-        """Time has passed in which nobody could do anything."""
+        """Record that no program could run for a while."""
         self._suspects = {}
         for host in self.world.hosts.values():
             self._restart_cordon(host)
@@ -172,7 +172,7 @@ class InvariantMonitor:
 
     @contextmanager
     def standing_still(self, host):
-        """Inside, the agent of a host sees no cordon."""
+        """During the block, the agent of a host notices no cordon."""
         self._still.add(host.name)
         try:
             yield
@@ -182,11 +182,11 @@ class InvariantMonitor:
             self.look()
 
     def _restart_cordon(self, host):
-        """Count a cordon from the next look on; that there was one stays known, for what the agent still does of it."""
+        """Measure a cordon from the next check on; its existence stays recorded, as the agent may still act on it."""
         self._cordoned[host.name] = (math.inf, self._cordoned.get(host.name, (0.0, -math.inf))[1])
 
     def _record_cordons(self, now):
-        """Note since when each host is cordoned by its own wall clock."""
+        """Record since when each host is cordoned by its own wall clock."""
         for host in self.world.hosts.values():
             if not _is_cordoned(host):
                 self._restart_cordon(host)
@@ -195,13 +195,13 @@ class InvariantMonitor:
                 self._cordoned[host.name] = (min(since, now), now)
 
     def report(self, column, text, once=None):
-        """Note what must never be."""
+        """Record a violation."""
         if (column, once or text) not in self._reported:
             self._reported.add((column, once or text))
             self.violations.append(Violation(column, trio.current_time(), text))
 
     def look(self):
-        """Have everything looked at again."""
+        """Request another evaluation of all invariants."""
         self._changed.set()
 
     def _engines_changed(self):
@@ -218,24 +218,24 @@ class InvariantMonitor:
         self.look()
 
     def must_stay(self, host, child):
-        """Whether an engine is all right, and of a service that nobody has touched since it was started."""
+        """Return whether an engine is healthy, and its service unchanged since it was started."""
         machine = host.machine
         return not (
-            len(self.world.hosts) > 1  # another host may have been faster
+            len(self.world.hosts) > 1  # another host may have taken over
             or not host.running
             or child.exit is not None
             or child.odd
             or machine.disk_full
             or machine.reach is not None  # it may have moved
-            or child.spawned_at <= self._cordoned.get(host.name, (math.inf, -math.inf))[1]  # its owner has said so
-            or _differs(child, self.desired.specs.get(child.name, {"source": ""}))  # its file has come at last
+            or child.spawned_at <= self._cordoned.get(host.name, (math.inf, -math.inf))[1]  # its host is cordoned
+            or _differs(child, self.desired.specs.get(child.name, {"source": ""}))  # its file has arrived meanwhile
             or self._may_be_unseen(host, child.name, child.spawned_at)
             or trio.current_time() < self.false_list_at + 60
         )
 
     def _stopping(self, host, child):
         if self.must_stay(host, child):
-            self.report("needless", f"{child.name} (pid {child.pid}) is stopped, and nobody has asked for it")
+            self.report("needless", f"{child.name} (pid {child.pid}) is stopped without a request")
 
     def _written(self, change):
         kind, now = change.ref.kind, trio.current_time()
@@ -266,10 +266,10 @@ class InvariantMonitor:
             if condition["reason"] == "InternalError" and INJECTED_BUG not in condition["message"]:
                 self.report("bugs", condition["message"])
 
-    # -- what must hold at every moment --------------------------------------------------------------------------------
+    # -- invariants that hold at every moment --------------------------------------------------------------------------
 
     async def run(self):
-        """Never return: look whenever something has happened, and again when what looks wrong has lasted too long."""
+        """Evaluate after every event, and again when a suspicion is due; never return."""
         while True:
             self._changed = trio.Event()
             due = self._evaluate()
@@ -277,7 +277,7 @@ class InvariantMonitor:
                 await self._changed.wait()
 
     def _evaluate(self):
-        """Note what has been wrong for too long; return when to look again."""
+        """Report suspicions that are overdue; return the time of the next evaluation."""
         now, seen, due = trio.current_time(), {}, math.inf
         self._record_cordons(now)
         for suspect, column, text, until in self._suspicions(now):
@@ -289,14 +289,14 @@ class InvariantMonitor:
                 due = min(due, limit)
         self._suspects = seen
         fronts = any(child.keeper for host in self.world.hosts.values() for child in host.machine.live())
-        return min(due, now + DAEMON_SECONDS) if fronts else due  # a daemon tells nobody what it does
+        return min(due, now + DAEMON_SECONDS) if fronts else due  # a daemon sends no events
 
     def _suspicions(self, now):
         for host in self.world.hosts.values():
             if not host.running:
                 continue
             settled = self._started.get(host.name, 0.0) + AGENT_SETTLES_SECONDS
-            blind = host.machine.no_descriptors  # whoever starts now can take nothing over before it has one
+            blind = host.machine.no_descriptors  # an agent that starts now cannot adopt before it has a descriptor
             for child in host.machine.live():
                 if not (child.owners or child.stuck or blind):
                     yield child, "orphans", f"{child.name} (pid {child.pid}) runs unattended on {host.name}", settled
@@ -314,7 +314,7 @@ class InvariantMonitor:
                     yield place, "false ready", f"{address}:{port} of {place[1]} on {host.name} is dead", settled
 
     def _daemon_suspicions(self, host, daemons, now):
-        """What services on a shared daemon take twice or leave behind, end, and claim to have."""
+        """Yield services on a shared daemon that are loaded twice, leave models behind, or are published without."""
         fronts = [child for child in host.machine.spawned if daemons.is_front(child)]
         for child in fronts:
             pids = daemons.holders(child)
@@ -330,15 +330,15 @@ class InvariantMonitor:
                 yield (child, "hollow"), "false ready", text, since + HOLLOW_SECONDS
         runtime = daemons.engine.runtime
         for held, until in daemons.leftovers(host.machine.spawned, now):
-            text = f"process {held.pid} of {runtime} on {host.name} has {held.name or held.file}, which nobody keeps"
+            text = f"process {held.pid} of {runtime} on {host.name} has {held.name or held.file}, which no front keeps"
             yield (runtime, held.pid, held.file, "left"), "orphans", text, until
         if ended := daemons.shared.fake.ended:
             self.report("needless", f"processes {ended} of the owner's {runtime} on {host.name} were killed")
 
-    # -- what must be true in the end ----------------------------------------------------------------------------------
+    # -- the expected state at the end ---------------------------------------------------------------------------------
 
     def problems(self, desired):
-        """Return what is not as it was wished, each as (column, text)."""
+        """Return all differences from the desired state, each as (column, text)."""
         problems = [problem for name in desired.names for problem in self._problems_of(name, desired.specs.get(name))]
         failed = [
             child
@@ -367,7 +367,7 @@ class InvariantMonitor:
             yield column, f"{name}: {count} engines, {wanted} wanted; {_status_text(service)}"
         for child in (child for children in on.values() for child in children):
             if (where := _differs(child, spec)) is not None:
-                yield "lost", f"{name} runs as it was not wished: {where}"
+                yield "lost", f"{name} runs with another spec: {where}"
         living = {host: one.address for host, ones in on.items() for one in ones}
         if ready != living:
             yield "stuck", f"{name} is published at {ready}, and runs at {living}; {_status_text(service)}"
@@ -379,13 +379,13 @@ class InvariantMonitor:
 
 @attrs.define(eq=False)
 class DesiredServices:
-    """What the user has asked for last, and so what must be true in the end."""
+    """The services as their user has last requested them: the expected state at the end."""
 
     names: tuple[str, ...]
     specs: dict[str, dict] = attrs.field(factory=dict)
     labels: dict[str, str] = attrs.field(factory=dict)
     touched: dict[str, float] = attrs.field(factory=dict)
-    _lock: trio.Lock = attrs.field(factory=trio.Lock)  # a user says one thing after the other
+    _lock: trio.Lock = attrs.field(factory=trio.Lock)  # a user makes one change after the other
 
     async def apply(self, world, name, **changes):
         """Create or change a service."""
@@ -393,7 +393,7 @@ class DesiredServices:
             self.touched[name] = trio.current_time()
             self.specs[name] = {**self.specs.get(name, {"source": "builtin://one"}), **changes}
             labels = {"team": self.labels[name]} if name in self.labels else None
-            with trio.fail_after(USER_TIMEOUT_SECONDS, shield=True):  # also when the faults stop just now
+            with trio.fail_after(USER_TIMEOUT_SECONDS, shield=True):  # even if the faults stop now
                 weights = "mlx" if self.specs[name].get("runtime") == "omlx" else "gguf"
                 await world.apply(name, labels=labels, weights=weights, **self.specs[name])
 
@@ -401,7 +401,7 @@ class DesiredServices:
         """Delete a service."""
         async with self._lock:
             if name not in self.specs:
-                return  # somebody was faster
+                return  # it was deleted meanwhile
             self.touched[name] = trio.current_time()
             self.specs.pop(name)
             with trio.fail_after(USER_TIMEOUT_SECONDS, shield=True):
@@ -409,13 +409,13 @@ class DesiredServices:
 
 
 def _is_shared(child, fronts, daemons):
-    """Whether several services serve one file: a daemon may hold it for each."""
+    """Return whether several services serve one file: a daemon may hold it for each."""
     file = daemons.file_of(child)
     return len({each.name for each in fronts if each.exit is None and daemons.file_of(each) == file}) > 1
 
 
 def evict_deadline(host):
-    """How long after its owner's word a host may have engines: a look, the drain, and the ends of two in a row."""
+    """Return how long a cordoned host may have engines: a check, the drain, and two exits in a row."""
     settings = host.settings
     ends = 2 * (settings.longest_grace_seconds + KILL_SECONDS)
     return CORDON_LOOK_SECONDS + settings.withdraw_seconds + settings.drain_seconds + ends
@@ -449,20 +449,20 @@ def _status_text(service):
         return "it is not there"
     status = service.get("status") or {}
     loaded = [one for one in status.get("conditions", []) if one["type"] == "Loaded"]
-    words = f"{loaded[0]['reason']}: {loaded[0].get('message', '')[:80]}" if loaded else "nothing is said"
+    words = f"{loaded[0]['reason']}: {loaded[0].get('message', '')[:80]}" if loaded else "no condition"
     return f"phase {status.get('phase')}, {words}"
 
 
 def _problems_of_refused(name, service, count, wanted):
-    """What ran before a bad edit may go on, and nothing has to; but the user must be told."""
+    """Yield problems of a refused spec: the older engine may continue, and the status must report the refusal."""
     if count > wanted:
         yield "double", f"{name}: {count} engines, {wanted} wanted at most"
     if _condition(service, "Accepted") != ("False", "Invalid"):
-        yield "lost", f"{name} is refused, but says {_condition(service, 'Accepted')}"
+        yield "lost", f"{name} is refused, but reports {_condition(service, 'Accepted')}"
 
 
 def _missing_status(service, spec, wanted):
-    """What the object does not say of itself, although it should; empty if it is all there."""
+    """Return what is missing in the status; empty if it is complete."""
     replicas = spec.get("replicas", 1)
     phase = "Suspended" if spec.get("suspend") else "Stopped" if not replicas else "Ready"
     if 0 < wanted < replicas:
@@ -470,11 +470,11 @@ def _missing_status(service, spec, wanted):
     if service is None or service.get("status", {}).get("phase") != phase:
         return f"is not {phase}"
     if _condition(service, "Loaded")[1] in ("", "Nonsense"):
-        return "says nothing of its engine, or what somebody else has written"
+        return "reports no engine, or another client's text"
     if wanted and _condition(service, "Loaded")[0] != "True":
         return f"is {phase}, but not Loaded"
-    if wanted and not _is_accepted(service):  # somebody still works on it, though its engine runs
-        return "does not say that its newest spec is accepted"
+    if wanted and not _is_accepted(service):  # an agent has not processed it yet, though its engine runs
+        return "does not report that its newest spec is accepted"
     return ""
 
 
@@ -492,7 +492,7 @@ def _differs(child, spec):
 
 
 def _difference(change):
-    """Which top-level parts of an object a write has changed, shortly."""
+    """Return the top-level parts of an object that a write has changed."""
     if change.before is None:
         return "new"
     parts = []

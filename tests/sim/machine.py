@@ -1,4 +1,4 @@
-"""The simulated host: engines that load, serve, crash and resist as a script says, reached over in-memory HTTP."""
+"""The simulated host: engines that load, serve, crash and hang by a script, connected over in-memory HTTP."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ HELP_FLAGS = frozenset(
 )
 
 ALIAS_FLAGS = {"--alias": "llamacpp", "--llmkube-alias": "llmkube", "--served-model-name": "vllm"}
-"""How each runtime is told its model's name, and what its metrics are called."""
+"""The flag with the model's name, and the metrics prefix, by runtime."""
 
 KEY_FLAGS = ("--api-key-file", "--llmkube-keys")
 
@@ -61,18 +61,18 @@ FACTS = GGUFFacts("llama", 3, 10, 100, name="sim", context_length=4096, layer_co
 
 @attrs.define
 class Script:
-    """How the engines of one service behave from now on.
+    """The behavior of the next engines of one service.
 
     Attributes:
         load_seconds: From spawn to the first 200 on /health; math.inf never gets there.
-        life_seconds: From spawn to its own exit; math.inf serves for ever.
-        exit_code: What it then exits with.
-        stop_seconds: From TERM to its end; more than the grace means KILL.
-        words: What it writes.
-        stalls_after: Seconds after which a load moves no more.
-        model_id: The model id that it answers to, if not the one that was asked for.
+        life_seconds: From spawn to its own exit; math.inf serves forever.
+        exit_code: Exit code of its own exit.
+        stop_seconds: From TERM to its exit; more than the grace means KILL.
+        words: Its output.
+        stalls_after: Seconds after which a load makes no progress.
+        model_id: The model id that it serves, if not the requested one.
         intruder: Another program has its port and answers 200; the engine itself never gets there.
-        deaf: It never listens on the port that it was given.
+        deaf: It never listens on its port.
         computes: Whether it answers a request for a token with one, and not with 500.
         unsigned: macOS ends it at its own exit, because of its code signature.
     """
@@ -91,7 +91,7 @@ class Script:
 
     @property
     def is_odd(self):
-        """Whether such an engine may have to be ended."""
+        """Whether such an engine may have to be stopped."""
         return bool(self.deaf or self.intruder or self.model_id or self.stalls_after < math.inf)
 
 
@@ -105,15 +105,15 @@ class SimChild:
     argv: tuple[str, ...]
     script: Script
     serves: bool = False
-    keeper: Keeper | None = None  # of a front before a shared daemon: whether it serves
+    keeper: Keeper | None = None  # of a front of a shared daemon: whether it serves
     stop_requested: trio.Event = attrs.field(factory=trio.Event)
     exit: Exit | None = None
     ended: trio.Event = attrs.field(factory=trio.Event)
-    macs_end: MacsEnd | None = None  # how its kernel tells of its end; None is an event when it has ended
+    macs_end: MacsEnd | None = None  # its kernel's exit events on a Mac; None reports an exit when it has exited
 
     @property
     def ready(self):
-        """Whether it says that it is."""
+        """Whether it reports that it is ready."""
         return self.exit is None and (self.serves if self.keeper is None else self.keeper.ready)
 
     async def wait(self):
@@ -127,17 +127,17 @@ class SimChild:
     log_offset: int = 0
     cookie: str = ""
     in_flight: int = 0
-    owners: int = 0  # how many agents look after it: one, or none while none runs
+    owners: int = 0  # number of agents that supervise it: one, or none while none runs
     spawned_at: float = 0.0
-    odd: bool = False  # it has misbehaved, and may be ended for that
+    odd: bool = False  # it has misbehaved, and may be stopped for that
     log: Path | None = None
     api_keys: tuple[str, ...] = ()
-    address: tuple[str, int] = ("", 0)  # where clients reach it, through its proxy or not
-    visible: Callable[[], bool] = lambda: True  # whether the agent can look at it
+    address: tuple[str, int] = ("", 0)  # address for clients, of its proxy or its own
+    visible: Callable[[], bool] = lambda: True  # whether the agent can inspect it
 
     @property
     def runtime(self):
-        """What its metrics are called by."""
+        """The prefix of its metrics."""
         return next(name for flag, name in ALIAS_FLAGS.items() if flag in self.argv)
 
     def environ(self):
@@ -155,11 +155,11 @@ class SimChild:
         await trio.lowlevel.checkpoint()
         return not self.visible() or (port == self.port and not self.script.intruder)
 
-    # What it does from now on. A frozen one (SIGSTOP) does nothing at all, a mute one accepts and answers nothing, one
-    # that is closed does not listen, and a slow one takes so long for an answer. `pace` is the share of a core that its
-    # work takes while requests are in flight; `counts` is whether batches come to an end meanwhile.
+    # Current behavior. A frozen engine (SIGSTOP) does nothing at all, a mute one accepts and answers nothing, a closed
+    # one does not listen, a slow one takes this long for an answer. `pace` is the share of a core that its work takes
+    # while requests are in flight; `counts` is whether batches finish meanwhile.
     frozen: bool = False
-    stuck: bool = False  # in the kernel: not even KILL ends it
+    stuck: bool = False  # in the kernel: even KILL does not end it
     mute: bool = False
     slow_seconds: float = 0.0
     closed: bool = False
@@ -176,7 +176,7 @@ class SimChild:
     _born_at: float = attrs.field(factory=lambda: math.nan)
 
     def live_on(self):
-        """Let the time that has passed since the last look leave its traces."""
+        """Update progress and CPU time for the time since the last call."""
         now = trio.current_time()
         if math.isnan(self._seen_at):
             self._born_at = self._seen_at = now
@@ -195,7 +195,7 @@ class SimChild:
             return None
         self.live_on()
         state = "D" if self.stuck else "T" if self.frozen else "S"
-        # llama.cpp writes a line for each question about its metrics
+        # llama.cpp writes a line for each request of its metrics
         return EngineStats(
             state, round(self.cpu_seconds, 2), len(self.script.words) + self.answered, listening=not self.closed
         )
@@ -207,7 +207,7 @@ class SimChild:
         return 0
 
     def unstick(self):
-        """What it was stuck in is over, and so is it."""
+        """End the process that was stuck in the kernel."""
         self.stuck = False
         self.end(-9)
 
@@ -219,7 +219,7 @@ class SimChild:
 
 @attrs.define(eq=False)
 class Trap:
-    """A point in the agent's dealings with its machine where it stops until it is released, or killed there."""
+    """A point in the agent's handling of processes where it is blocked until released, or killed."""
 
     hit: trio.Event = attrs.field(factory=trio.Event)
     released: trio.Event = attrs.field(factory=trio.Event)
@@ -227,39 +227,39 @@ class Trap:
 
 @attrs.define(eq=False)
 class Machine:
-    """`Engines`, `Weights` and the network of one simulated host; it also keeps the books that invariants read.
+    """`Engines`, `Weights` and the network of one simulated host; also the history that invariants read.
 
     Attributes:
-        scripts: Behaviour by service name; `default` for the others.
-        plans: Behaviour by an argument of the command line, whatever the service.
-        fetch_seconds: How long a fetch takes, by source.
+        scripts: Behavior by service name; `default` for the others.
+        plans: Behavior by an argument of the command line, whatever the service.
+        fetch_seconds: Duration of a fetch, by source.
         broken: Sources that cannot be fetched now, with the error to raise.
-        spawned: Every process there ever was, in order.
-        agent_killed: The agent is dying by SIGKILL: nothing that it still does has an effect.
-        entries: The journal, as the disk has it.
-        files: The sources whose files are here.
-        free_bytes: Memory that programs could still get.
-        reach: How this host is reached, if it is asked; without one, the settings say it.
+        spawned: Every process so far, in order.
+        agent_killed: The agent is being killed by SIGKILL: none of its actions has an effect.
+        entries: The journal on disk.
+        files: The sources whose files are stored.
+        free_bytes: Available memory.
+        reach: Address of this host, if the agent looks it up; None for the one in the settings.
         doubles: Services that had two live engines at some moment.
         disk_full: The journal cannot be written.
         spawn_fails: No process can be started.
         no_engine: The engine program is not there.
-        build: Which build of the engine program is there, and the flags that it knows.
-        daemons: The daemons of its owner, and those that fronts have started, by runtime.
-        programs: The runtimes whose programs are there.
+        build: Installed build of the engine program, and its flags.
+        daemons: The owner's daemons, and those that fronts have started, by runtime.
+        programs: The installed runtimes.
         no_proxies: The proxies of published engines do not listen.
-        no_address: Nobody can listen on the address that engines should listen on.
+        no_address: No process can listen on the configured address of engines.
         no_descriptors: The agent can open nothing: no file, no connection, and nothing of /proc.
-        cordon: What its owner has said; lasts, whatever becomes of the agent.
-        has_proc: A look at a process takes a descriptor; on macOS it takes none.
-        look_seconds: How long a look at the network takes.
+        cordon: The owner's cordon; it survives the agent.
+        has_proc: Whether inspecting a process takes a descriptor; on macOS it takes none.
+        look_seconds: Duration of a network scan.
         bugs: Services whose engines the agent does not start, because of a bug.
-        memory: What can be seen of its memory; None for a host that nobody looks at.
-        shapes: What the headers of files say about their sizes, by source.
-        learned: What its agents have learned about memory.
-        traps: Where the agent is to be stopped: `intent`, `spawn`, `record`, `remove`.
-        stopping: Called when the agent is about to end an engine.
-        changed: Called when an engine has been started or has ended, or has got or lost the one who looks after it.
+        memory: Its memory; None for a host whose memory is not watched.
+        shapes: Model shapes in the headers of files, by source.
+        learned: Needs that its agents have learned.
+        traps: Points where the agent is blocked: `intent`, `spawn`, `record`, `remove`.
+        stopping: Called when the agent is about to stop an engine.
+        changed: Called when an engine has started or exited, or when an agent starts or stops supervising it.
     """
 
     nursery: trio.Nursery
@@ -298,7 +298,7 @@ class Machine:
     changed: Callable[[], None] = lambda: None
     stopping: Callable[[SimChild], None] = lambda child: None
 
-    # -- what the supervisor sees ---------------------------------------------------------------------------------
+    # -- the supervisor's interface -------------------------------------------------------------------------------
 
     async def _pass(self, point):
         await trio.lowlevel.checkpoint()
@@ -363,7 +363,7 @@ class Machine:
         if child.exit is not None:
             raise AdoptError(f"process {record.pid} has exited")
         async with self._owned(child, shutdown, grace):
-            while self.no_descriptors:  # noqa: ASYNC110 - as the real one: nobody tells of a free descriptor
+            while self.no_descriptors:  # noqa: ASYNC110 - as the real one: there is no event for a free descriptor
                 await trio.sleep(1)
             yield child
 
@@ -392,7 +392,7 @@ class Machine:
         return planned[0] if planned else self.scripts.get(name, self.default)
 
     def _may_start(self, name, argv):
-        """Whether nobody serves this already, or only one of another plan does, on a host that knows to hold both."""
+        """Return whether no engine serves this already, or only one of another plan on a host that holds both."""
         others = [_plan(child.argv) for child in self.live(name)]
         return not others or (self.memory is not None and len(others) == 1 and _plan(argv) not in others)
 
@@ -417,7 +417,7 @@ class Machine:
             self.entries.pop(key, None)
 
     def match_processes(self, settings):
-        """What the next agent finds: engines that nobody claims have ended, as on a real machine."""
+        """Return the engines for the next agent: unclaimed ones have exited, as on a real machine."""
         starts = {child.pid: child.started for child in self.live()}
         left, strays = match_processes(
             self.entries, settings, self.live(), lambda pid: starts.get(pid, ""), lambda child: child.pid
@@ -450,7 +450,7 @@ class Machine:
         ), attrs.evolve(FACTS, shape=self._shape(model))
 
     async def preview(self, model):
-        """What a look at the header tells before the download; nothing of a file that is here."""
+        """Return the model's shape from its header before the download; None for a stored file."""
         await trio.lowlevel.checkpoint()
         shape = self._shape(model)
         return None if shape is None or model.spec.source in self.files else attrs.evolve(FACTS, shape=shape)
@@ -485,7 +485,7 @@ class Machine:
             raise ConnectionRefusedError(111, "connection refused")
         return Connection(child, requires_key=port == child.port and any(flag in child.argv for flag in KEY_FLAGS))
 
-    # -- how it behaves -------------------------------------------------------------------------------------------
+    # -- behavior -------------------------------------------------------------------------------------------------
 
     async def _live(self, child):
         with trio.move_on_after(child.script.life_seconds):
@@ -505,13 +505,13 @@ class Machine:
             child.end(child.script.exit_code)
         self.changed()
 
-    # -- what a test does and asks --------------------------------------------------------------------------------
+    # -- the tests' interface -------------------------------------------------------------------------------------
 
     def live(self, name=None):
         return [child for child in self.spawned if child.exit is None and name in (None, child.name)]
 
     def finish_requests(self):
-        """Every request in flight ends."""
+        """Finish every request in flight."""
         for child in self.spawned:
             child.in_flight = 0
 
@@ -521,14 +521,14 @@ class Machine:
         child.end(-9)
 
     def lose_power(self):
-        """Everything that runs has ended."""
+        """End all processes."""
         for child in self.live():
             child.end(-9)
         for daemons in self.daemons.values():
             daemons.shared.restart()
 
     def starts(self, name):
-        """When the engines of a service were spawned."""
+        """Return the spawn times of a service's engines."""
         return self.spawned_at.get(name, [])
 
     def counts(self):
@@ -536,9 +536,9 @@ class Machine:
 
 
 def _plan(argv):
-    """A command line without the port, which each engine has for itself."""
+    """Return a command line without the port, which differs for each engine."""
     return [each for flag, each in zip(("", *argv), argv, strict=False) if flag != "--port"]
 
 
 class NetworkDownError(ExternalError):
-    """What a broken source raises when the world is at fault."""
+    """Error of a broken source when the environment is at fault."""

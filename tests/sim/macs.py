@@ -1,4 +1,4 @@
-"""Simulated Macs: their memory is what the agent reads of a C library with xnu's structs, release by release."""
+"""Simulated Macs: the agent reads their memory from a C library with xnu's structs, release by release."""
 
 import ctypes
 import functools
@@ -16,7 +16,7 @@ from sim.macs_end import MacsEnd
 from sim.memory import GIB, SimMemory
 
 METAL_GIB = 48.0
-"""What Metal says that the GPU of a Mac of 64 GiB may hold."""
+"""Metal's recommended limit of GPU memory on a Mac of 64 GiB."""
 
 KERNELS_LEVELS = {Level.NORMAL: 1, Level.WARNING: 2, Level.CRITICAL: 4}
 
@@ -32,9 +32,9 @@ class MacMemory(SimMemory):
     """The memory of a Mac.
 
     Attributes:
-        release: Of macOS.
-        refuses: Whether its kernel answers no question about memory.
-        darwin: What the agent makes of its kernel's answers.
+        release: Release of macOS.
+        refuses: Whether its kernel refuses all calls about memory.
+        darwin: The agent's reader of the kernel's values.
     """
 
     release: int = 27
@@ -47,7 +47,7 @@ class MacMemory(SimMemory):
         self.darwin = DarwinMemory(self.mac.kernel(), working_set_bytes=int(METAL_GIB * GIB))
 
     async def sample(self):
-        await super().sample()  # what no figure of a kernel says: whether there was ever too little
+        await super().sample()  # records the lowest free memory, which no kernel reports
         self.mac.library.set_release(self.release)  # all Macs of one process share the library
         numbers = {
             "memory_bytes": int(self.total * GIB),
@@ -68,5 +68,5 @@ def mac_of(release, shapes, machine: Machine):
 
 
 def is_mac(machine):
-    """Whether a machine is one."""
+    """Return whether a machine is a Mac."""
     return isinstance(machine.memory, MacMemory)

@@ -1,4 +1,4 @@
-"""How a Mac's kernel tells that an engine ends: it hides it for as long as it frees what the GPU had wired."""
+"""Exit events of a Mac's kernel: it hides an exiting engine while it frees the memory that the GPU had wired."""
 
 import attrs
 import trio
@@ -11,10 +11,10 @@ class MacsEnd:
     """One engine's `ExitEvents`.
 
     Attributes:
-        nursery: Of its machine.
-        seconds: From the begin of its exit to its end; no signal shortens it.
+        nursery: Nursery of its machine.
+        seconds: Duration of its exit; no signal shortens it.
         begun: Set when its exit has begun: from then on the kernel knows no such process, and can reap none.
-        over: Set when it has ended.
+        over: Set when it has exited.
     """
 
     nursery: trio.Nursery
@@ -30,7 +30,7 @@ class MacsEnd:
         return NOTE_EXIT, 0
 
     def hides(self, child, code):
-        """Whether this end is only its begin: its sockets are closed, and what the GPU has is still wired."""
+        """Return whether the exit only begins here: sockets are closed, and the GPU's memory is still wired."""
         if self.over.is_set():
             return False
         if not self.begun.is_set():

@@ -1,4 +1,4 @@
-"""The memory of a simulated host: what other programs hold, what engines take as they load, how short it is."""
+"""The memory of a simulated host: use by other programs and by engines as they load, and the pressure level."""
 
 import attrs
 import trio
@@ -10,11 +10,11 @@ from sim.daemons import is_front
 
 GIB = 1 << 30
 FRONT_BYTES = 40 << 20
-"""What the process of ours holds before a shared daemon."""
+"""Memory of a front's process."""
 
 
 def shape_of(gib):
-    """The header of a model whose weights have so many GiB."""
+    """Return the header of a model with this many GiB of weights."""
     size = int(gib * GIB)
     numbers = {
         "block_count": (1,),
@@ -33,16 +33,16 @@ class SimMemory:
     """`HostMemory` of one simulated machine; sizes in GiB.
 
     Attributes:
-        machine: Whose engines count.
-        total: What the host has.
-        other: What other programs hold.
-        sizes: What an engine of a service takes once it is loaded.
-        late_seconds: How long after the end of a process its memory is back.
-        level: What the kernel says, if not what the figures say.
+        machine: The machine of the engines.
+        total: Memory of the host.
+        other: Memory of other programs.
+        sizes: Size of a service's engine once it is loaded.
+        late_seconds: Time from the end of a process until its memory is free.
+        level: The kernel's level, if it differs from the figures.
         broken: Nothing can be read.
-        leaked: What processes hold beside that, by their pid.
-        keeps: Whether the kernel keeps what an engine had wired that is killed, as macOS may.
-        reports_wired: Whether the kernel says how much is wired, as only macOS does.
+        leaked: Leaked memory of processes, by pid.
+        keeps: Whether the kernel keeps the wired memory of a killed engine, as macOS may.
+        reports_wired: Whether the kernel reports the wired memory, as only macOS does.
     """
 
     machine: object
@@ -55,13 +55,13 @@ class SimMemory:
     leaked: dict[int, float] = attrs.field(factory=dict)
     keeps: bool = False
     reports_wired: bool = False
-    lowest_bytes: int = 1 << 62  # of what was ever left
+    lowest_bytes: int = 1 << 62  # the lowest free memory so far
     _ended: dict[int, float] = attrs.field(factory=dict)
     _kept: set[int] = attrs.field(factory=set)
     _changed: trio.Event = attrs.field(factory=trio.Event)
 
     def holds(self, child):
-        """Bytes that one process holds now."""
+        """Return the bytes that one process holds now."""
         now = trio.current_time()
         if child.exit is not None:
             ended = self._ended.setdefault(child.pid, now)
@@ -78,18 +78,18 @@ class SimMemory:
         return child.pid in self._kept
 
     def restart(self):
-        """The machine has been restarted: nothing is kept any more."""
+        """Restart the machine: no wired memory is kept any more."""
         self._kept.clear()
         self.keeps = False
 
     @property
     def available_bytes(self):
-        """What is left; below 0 when the host is out of memory."""
+        """Free memory; below 0 when the host is out of memory."""
         return int((self.total - self.other) * GIB) - self.engines_bytes
 
     @property
     def engines_bytes(self):
-        """What all engines hold, and the processes in which daemons hold their models."""
+        """Memory of all engines, and of the processes in which daemons hold their models."""
         of_daemons = (each.held_bytes(self._bytes_of) for each in self.machine.daemons.values())
         return int(sum(self.holds(child) for child in self.machine.spawned) + sum(of_daemons))
 
@@ -97,7 +97,7 @@ class SimMemory:
         return self.sizes.get(service, 0.1) * GIB
 
     def speak(self, level=None):
-        """The kernel says how it is, or lets the figures speak again."""
+        """Set the kernel's level, or derive it from the figures again."""
         self.level = level
         self._changed.set()
 

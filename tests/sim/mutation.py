@@ -1,4 +1,4 @@
-"""Deliberate bugs: whether a timeline that one of them must not get through has noticed it."""
+"""Deliberate bugs: whether a timeline that must fail with one of them has failed."""
 
 import inspect
 import logging
@@ -19,15 +19,15 @@ from sim import score
 from virtual_clock import virtual_clock
 
 MISTAKES = (TypeError, AttributeError, NameError)
-"""What a mutant raises that no longer fits the function which it replaces."""
+"""Errors of a mutant that no longer fits the function which it replaces."""
 
 
 class BrokenMutantError(Exception):
-    """A mutant crashes by a mistake of its own; what the timeline says about that is no proof."""
+    """A mutant crashes by a mistake of its own: the failure of its timeline proves nothing."""
 
 
 def is_caught(play):
-    """Whether an assertion fails while a timeline is played; what breaks off beside that tells nothing.
+    """Return whether an assertion fails in a timeline; other failures prove nothing.
 
     Raises:
         BrokenMutantError: The mutant has crashed.
@@ -43,7 +43,7 @@ def is_caught(play):
 
 
 def play(timeline):
-    """Run a timeline on a virtual clock; what it takes like a test, and has no default, is None."""
+    """Run a timeline on a virtual clock; test parameters without a default are None."""
     taken = [
         each for each in inspect.signature(timeline).parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD
     ]
@@ -57,14 +57,14 @@ def rows(table):
 
 
 def assert_caught(monkeypatch, row, play=play):
-    """Assert that a program with the bug of a row does not get through its timeline."""
+    """Assert that a timeline fails with the bug of a row."""
     owner, attribute, replacement, timeline = row
     monkeypatch.setattr(owner, attribute, replacement)
     assert is_caught(partial(play, timeline))
 
 
 def assert_recorded(monkeypatch, row):
-    """Assert that the books of a run see the bug of a row in its column, and that the timeline is clean without it."""
+    """Assert that the monitor records the bug of a row in its column, and that the timeline is clean without it."""
     owner, attribute, replacement, (timeline, column) = row
     with monkeypatch.context() as patched, reject_broken_mutants():
         patched.setattr(owner, attribute, replacement)
@@ -74,7 +74,7 @@ def assert_recorded(monkeypatch, row):
 
 
 def steps(*happenings, hosts=1):
-    """A timeline of a few events: each has its time, its name, and its dice if they matter."""
+    """Return a timeline of a few events, each with its time, its name, and its seed if it matters."""
     made = tuple(score.Happening(at, name, dice[0] if dice else 0) for at, name, *dice in happenings)
     return score.Timeline(1, hosts, 15.0, False, False, made, busy_seconds=made[-1].at + 500.0)
 
@@ -84,7 +84,7 @@ CREATED = ((1.0, "create"),)
 
 @contextmanager
 def reject_broken_mutants():
-    """Raise `BrokenMutantError` at the end if the mutant has crashed; a program contains its crashes, and logs them."""
+    """Raise `BrokenMutantError` at the end if the mutant has crashed; programs contain and log crashes."""
     crashes, before = [], structlog.get_config()
 
     def collect(logger, method, event):
@@ -112,7 +112,7 @@ async def do_nothing(*_, **__):
 
 
 def never_yields(original):
-    """A `ClaimManager.may_run` by which what runs goes on."""
+    """Return a `ClaimManager.may_run` that lets every running engine continue."""
 
     def may_run(self, desired, *, running):
         return original(self, desired, running=running) or running
@@ -121,7 +121,7 @@ def never_yields(original):
 
 
 def keep_what_is_gone(self, listing, original=Cache.replace):
-    """A `Cache.replace` that adds what a list has, and takes nothing away."""
+    """A `Cache.replace` that adds the objects of a list, and removes none."""
     present = {Key.of(raw) for raw in listing.raw}
     gone = tuple(encode(found) for key, found in self.items() if key not in present)
     return original(self, attrs.evolve(listing, raw=(*listing.raw, *gone)))

@@ -1,7 +1,7 @@
-"""Seeds, timelines and the scorecard: one seed is half an hour in which anything may happen, and half an hour of peace.
+"""Seeds, timelines and the scorecard: a seed is half an hour of random events, and half an hour without events.
 
-A seed is replayed by its number, since every die in it is seeded: the timeline's, the programs', Trio's scheduler. A
-timeline that fails is shrunk by leaving events out; each event has dice of its own, so the rest stays as it was.
+A seed is replayed by its number, since all randomness is seeded: the timeline's, the programs', Trio's scheduler. A
+failing timeline is shrunk by leaving events out; each event has its own random seed, so the rest stays the same.
 """
 
 import gc
@@ -32,17 +32,17 @@ NAMES = ("a", "b", "c")
 MINUTE = 60.0
 BUSY_SECONDS = 30 * MINUTE
 CONVERGED_SECONDS = 900.0
-"""After this long in peace what is not as wished is stuck; slow are what is said again (300 s) and silent watches."""
+"""Time after the last fault until the desired state; the slowest are repeated writes (300 s) and silent watches."""
 
 SETTLED_SECONDS = 60.0
-"""The last word about what has just come to rest may take this long; after that there is silence."""
+"""Time for the last write about the desired state; afterwards nothing is written."""
 
-trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = True  # the order of tasks is drawn from `_r`, and from nothing else
+trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = True  # the order of tasks depends on `_r` alone
 
 
 @attrs.frozen
 class Happening:
-    """One event of a timeline: when, what, and its own dice."""
+    """One event of a timeline: its time, its name, and its own random seed."""
 
     at: float
     name: str
@@ -55,13 +55,13 @@ class Happening:
 
 @attrs.frozen
 class Timeline:
-    """All that one run depends on."""
+    """All parameters of one run."""
 
     seed: int
     hosts: int
     renew_seconds: float
     looks: bool
-    watched: bool  # somebody looks at the hosts' memory, and engines are replaced side by side
+    watched: bool  # hosts' memory is watched, and engines are replaced side by side
     happenings: tuple[Happening, ...]
     busy_seconds: float = BUSY_SECONDS
     release: int = 0  # of macOS, where the hosts are Macs
@@ -69,9 +69,9 @@ class Timeline:
 
 @attrs.define
 class Result:
-    """What became of a timeline.
+    """The result of a timeline.
 
-    `converged_seconds` is how long after the last fault everything was as it had been wished, to stay so.
+    `converged_seconds` is the time from the last fault to the final desired state.
     """
 
     seed: int
@@ -81,11 +81,11 @@ class Result:
     simulated_seconds: float = 0.0
     real_seconds: float = 0.0
     engines: int = 0
-    trace: list = attrs.field(factory=list)  # what happened when: two runs of one timeline have the same
+    trace: list = attrs.field(factory=list)  # all events with their times: equal for two runs of one timeline
 
 
 def timeline_of(seed, hosts=None, *, macs=False):
-    """Draw a timeline; of Macs, one of other hosts to which the faults of Macs are added."""
+    """Draw a timeline; for Macs, one of other hosts with added Mac faults."""
     rng = random.Random(seed)
     hosts = hosts or (1 if rng.random() < 0.7 else 2)
     renew_seconds = rng.choice((5.0, 15.0, 30.0, 30.0))
@@ -97,7 +97,7 @@ def timeline_of(seed, hosts=None, *, macs=False):
         happenings += [
             Happening(rng.uniform(10, BUSY_SECONDS - 20), rng.choice(names), rng.getrandbits(32)) for _ in range(count)
         ]
-    happenings += [  # still there when the faults stop
+    happenings += [  # still active when the faults stop
         Happening(rng.uniform(BUSY_SECONDS - 60, BUSY_SECONDS - 1), rng.choice(able), rng.getrandbits(32))
         for _ in range(rng.randint(1, 4))
     ]
@@ -116,7 +116,7 @@ SHAPES = {source: shape_of(2 + 2 * number) for number, source in enumerate(SOURC
 
 
 def roomy(machine):
-    """The memory of a host that holds every service twice."""
+    """Return the memory of a host that holds every service twice."""
     machine.shapes.update(SHAPES)
     return SimMemory(machine)
 
@@ -180,15 +180,14 @@ async def _play(timeline, quiet_minutes, result):
 
 
 async def _converge(stage, result):
-    """Wait until everything is as it was wished, and has been for a while.
+    """Wait until the desired state is reached, and has lasted a while.
 
-    Not everything that agents keep is a wish of anybody, such as the empty slice of a service that is scaled to zero.
-    What a stranger has done to that just before the end is mended when the agents repeat themselves, or hear again what
-    silent watches have kept from them; that is no restlessness, and the books say how long it may take. What is said in
-    a status is mended within seconds.
+    Some objects are outside the desired state, such as the empty slice of a service that is scaled to zero. Other
+    clients' changes to them just before the end are fixed when the agents reapply, or when silent watches are
+    restarted; that is not restless, and the monitor knows how long it may take. A status is fixed within seconds.
     """
     healed = trio.current_time()
-    for host in stage.world.hosts.values():  # a cordon with an end is over by itself
+    for host in stage.world.hosts.values():  # a cordon with an end expires by itself
         if (cordon := host.machine.cordon) is not None and cordon.until is not None:
             healed = max(healed, trio.current_time() + (cordon.until - host.utcnow()).total_seconds())
     while True:
@@ -203,7 +202,7 @@ async def _converge(stage, result):
                 stage.monitor.report(column, text)
             return
         if trio.current_time() - healed > 2 * CONVERGED_SECONDS:
-            stage.monitor.report("restless", "as it was wished, but it never comes to rest")
+            stage.monitor.report("restless", "in the desired state, but writes never stop")
             return
         await trio.sleep(1.0)
     result.converged_seconds = max(0.0, changed - healed)
@@ -211,7 +210,7 @@ async def _converge(stage, result):
 
 @contextmanager
 def _rare_collections():
-    """Let the collector of cycles look at what is young, and rarely; not at a hundred modules again and again."""
+    """Let the garbage collector scan only young objects, and rarely."""
     thresholds = gc.get_threshold()
     if not gc.get_freeze_count():
         gc.freeze()
@@ -223,7 +222,7 @@ def _rare_collections():
 
 
 def play(timeline, *, quiet_minutes=30.0):
-    """Run a timeline; whatever goes wrong is in the result."""
+    """Run a timeline; all errors are in the result."""
     result = Result(timeline.seed)
     began = time.perf_counter()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
@@ -232,7 +231,7 @@ def play(timeline, *, quiet_minutes=30.0):
     try:
         with _rare_collections():
             trio.run(_play, timeline, quiet_minutes, result, clock=virtual_clock())
-    except (Exception, ExceptionGroup) as error:  # noqa: BLE001 - what crashes a world is a finding
+    except (Exception, ExceptionGroup) as error:  # noqa: BLE001 - a crash of the world is a finding
         result.violations.append(Violation("bugs", math.nan, f"the world ended: {_words(error)}"))
     finally:
         trio._core._run._r.setstate(state)
@@ -285,21 +284,21 @@ def shrink(timeline, *, quiet_minutes=30.0, budget_seconds=120.0):
 
 
 def percentile(values, share):
-    """The value below which a share of all values lies; nan of none."""
+    """Return the value below which a share of all values lies; nan without values."""
     values = sorted(value for value in values if not math.isnan(value))
     return values[min(len(values) - 1, int(share * len(values)))] if values else math.nan
 
 
 @attrs.define
 class Scorecard:
-    """What many seeds have shown, in one line."""
+    """The results of many seeds, in one line."""
 
     results: list[Result] = attrs.field(factory=list)
     began: float = attrs.field(factory=time.perf_counter)
 
     @property
     def failed(self):
-        """The results that show a violation."""
+        """The results with a violation."""
         return [result for result in self.results if result.violations]
 
     def __str__(self):

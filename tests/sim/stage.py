@@ -1,8 +1,7 @@
-"""The stage on which faults and users act, and the table of faults that the neighbouring files fill.
+"""The stage on which faults and users act, and the table of faults that the neighboring files fill.
 
-A fault is a task: it breaks something, waits, and mends it again. What it has not mended when the faults stop is mended
-by `Stage.repair_all`. A fault that finds nothing to break (no engine runs, the agent is away)
-raises `NotApplicable`.
+A fault is a task: it breaks something, waits, and repairs it. `Stage.repair_all` repairs the rest when the faults stop.
+A fault that finds nothing to break (no engine runs, the agent is away) raises `NotApplicable`.
 """
 
 import math
@@ -27,23 +26,23 @@ CONTEXTS = (512, 1024, 2048, 4096)
 RUNTIMES = ("llamacpp", "llamacpp", *daemons.RUNTIMES)
 
 
-class NotApplicable(Exception):  # noqa: N818 - no error: there is nothing to break at the moment
-    """There is nothing here that this fault could break."""
+class NotApplicable(Exception):  # noqa: N818 - not an error: there is nothing to break at the moment
+    """There is nothing that this fault could break."""
 
 
 def span(rng, low, high):
-    """A duration in seconds; short ones are as likely as long ones."""
+    """Return a duration in seconds; short ones are as likely as long ones."""
     return low * (high / low) ** rng.random()
 
 
 def at(address, *also):
-    """A host that is reached at an address, and has other ones beside it."""
+    """Return the address of a host, with further addresses."""
     return HostAddress(address, address, "as the simulation says", "", frozenset({address, *also}))
 
 
 @attrs.define(eq=False)
 class Stage:
-    """Where faults and users act: a world, what its user wishes, and the books about it."""
+    """A world, the desired state of its user, and the monitor of its invariants."""
 
     world: World
     desired: DesiredServices
@@ -52,18 +51,18 @@ class Stage:
     layers: dict = attrs.field(factory=dict)
 
     def host(self, rng):
-        """Any of the hosts."""
+        """Return a random host."""
         return rng.choice(list(self.world.hosts.values()))
 
     def host_with_agent(self, rng):
-        """A host whose agent runs and is left alone by other faults."""
+        """Return a host whose agent runs and is free of other faults."""
         hosts = [host for host in self.world.hosts.values() if host.running and host.name not in self.busy]
         if not hosts:
             raise NotApplicable
         return rng.choice(hosts)
 
     def engine(self, rng, *, ready=None, computes=False):
-        """A host and an engine that runs on it; with `computes` one that has the model itself, and no front."""
+        """Return a host and an engine that runs on it; with `computes` an engine with the model itself, not a front."""
         found = [
             (host, child)
             for host in self.world.hosts.values()
@@ -75,19 +74,19 @@ class Stage:
         return rng.choice(found)
 
     def pick_desired(self, rng):
-        """The name of a service that is wished."""
+        """Return the name of a desired service."""
         if not self.desired.specs:
             raise NotApplicable
         return rng.choice(sorted(self.desired.specs))
 
     async def edit(self, rng, name):
-        """Change a service, if it is still wished."""
+        """Change a service, if it is still desired."""
         if name in self.desired.specs:
             await self.desired.apply(self.world, name, contextSize=rng.choice(CONTEXTS), extraArgs=[])
 
     @asynccontextmanager
     async def away(self, host, how):
-        """Have the agent of a host end (`kill`, `stop` or `keep`), and after the block a new one start."""
+        """Stop the agent of a host (`kill`, `stop` or `keep`), and start a new one after the block."""
         if not host.running or host.name in self.busy:
             raise NotApplicable
         self.busy.add(host.name)
@@ -102,7 +101,7 @@ class Stage:
             self.busy.discard(host.name)
 
     async def start(self, host, since=math.inf):
-        """A new agent on a host."""
+        """Start a new agent on a host."""
         await host.start_agent()
         self.monitor.started(host, since)
 
@@ -116,14 +115,14 @@ class Stage:
         await host.stop_agent()
         if how == "keep" and any(child.exit == Exit(0) for child in serving):
             self.monitor.report("needless", f"engines on {host.name} were ended by an agent that should leave them")
-        if how == "stop" and not all(child.stuck for child in host.machine.live()):  # no signal ends those
+        if how == "stop" and not all(child.stuck for child in host.machine.live()):  # no signal ends stuck engines
             self.monitor.report("orphans", f"engines on {host.name} have outlived an agent that was stopped in order")
 
     @contextmanager
     def api_faults(self, client, **faults):
-        """The way of a host, or of the controller, to the API server is as the given `Faults` say.
+        """Apply the given `Faults` to the network of a host or the controller during the block.
 
-        Faults overlap and end in any order: each field is what the newest one that is still there says.
+        Faults overlap and end in any order: each field has the value of the newest active one.
         """
         layers = self.layers.setdefault(id(client), [])
         layers.append(faults)
@@ -137,7 +136,7 @@ class Stage:
 
     @contextmanager
     def script(self, host, name, script):
-        """The engines of a service behave in another way for a while."""
+        """Change the behavior of a service's engines during the block."""
         host.machine.scripts[name] = script
         try:
             yield
@@ -146,7 +145,7 @@ class Stage:
                 host.machine.scripts[name] = CALM
 
     async def repair_all(self):
-        """Mend everything: from here on nothing goes wrong any more.
+        """Repair everything: from here on nothing fails any more.
 
         A cordon is no fault. One without an end stays on a single host, and only where another one serves.
         """
@@ -186,7 +185,7 @@ def _reset(faults):
 
 
 def repair_host(host):
-    """Mend a machine and what runs on it; what would never come to an end ends."""
+    """Repair a machine and its engines; end what would never end by itself."""
     machine = host.machine
     machine.default, machine.scripts = CALM, {}
     machine.broken, machine.fetch_seconds = {}, {}
@@ -222,10 +221,10 @@ class Fault:
     """One row of the table.
 
     Attributes:
-        codes: What it stands for in the catalogue of faults.
-        phrase: What it is, shortly.
-        inject: Lets it happen, and mends it.
-        hosts: How many hosts there must be at least.
+        codes: Its rows in the catalogue of faults.
+        phrase: Short description.
+        inject: Function that breaks something, and repairs it.
+        hosts: Minimum number of hosts.
     """
 
     codes: str
@@ -238,7 +237,7 @@ FAULTS: dict[str, Fault] = {}
 
 
 def fault(codes, phrase, *, hosts=1, table=FAULTS):
-    """Put a function into a table, under its own name."""
+    """Return a decorator that adds a function to a table, under its own name."""
 
     def enter(inject):
         name = inject.__name__.replace("_", "-")
@@ -251,7 +250,7 @@ def fault(codes, phrase, *, hosts=1, table=FAULTS):
 
 
 def row(name, codes, phrase, inject, **more):
-    """Put a function into the table under a name."""
+    """Add a function to the table under a name."""
     inject.__name__ = name
     fault(codes, phrase, **more)(inject)
 
@@ -276,7 +275,7 @@ def together(contexts):
 
 
 async def recreate_service(stage, rng, name, seconds):
-    """Delete a service and make it again, perhaps otherwise."""
+    """Delete a service and create it again, perhaps with another spec."""
     spec = stage.desired.specs.get(name)
     if spec is None:
         raise NotApplicable

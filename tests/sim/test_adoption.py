@@ -1,4 +1,4 @@
-"""What a new agent makes of what the last one left: adopt what still fits, replace what does not, end the rest."""
+"""Adoption by a new agent of the engines that the last one left: adopt, replace, or stop."""
 
 from contextlib import asynccontextmanager
 
@@ -39,15 +39,15 @@ async def every_change(world, name):
 
 @asynccontextmanager
 async def left_by_its_agent(*names, **options):
-    """A host whose agent was killed while it served; `chat` if no service is named."""
+    """Run a host whose agent was killed while it served; `chat` if no service is named."""
     async with open_world(**options) as world:
         await world.serve(*names)
         await world.kill_agent()
         yield world
 
 
-async def test_a_new_agent_says_which_engine_serves(autojump_clock):
-    """Its build is the one that was started, though the program was upgraded meanwhile; while none serves, none is."""
+async def test_a_new_agent_reports_the_serving_engine(autojump_clock):
+    """The reported build is the started one, though the program was upgraded meanwhile; without an engine: none."""
     async with open_world() as world:
         await world.serve("chat")
         started = {"runtime": "llamacpp", "build": "sim", "weightsFormat": "gguf"}
@@ -85,7 +85,7 @@ async def test_a_killed_agent_costs_nothing(autojump_clock):
 
 
 async def test_an_adopted_engine_that_is_slow_to_answer_stays_in_service(autojump_clock):
-    """A busy machine is no failure: an engine that is silent for a second after the start is not withdrawn."""
+    """On a busy machine, an engine that is silent for a second after the start is not withdrawn."""
     async with left_by_its_agent() as world:
         (child,) = world.machine.live("chat")
         child.slow_seconds = 1.0
@@ -96,7 +96,7 @@ async def test_an_adopted_engine_that_is_slow_to_answer_stays_in_service(autojum
 
 
 async def test_an_adopted_engine_whose_port_refuses_is_withdrawn_at_once(autojump_clock):
-    """A process that is alive and does not listen is out of service with the first write of the new agent."""
+    """A live process that does not listen is out of service with the first write of the new agent."""
     async with left_by_its_agent() as world:
         (child,) = world.machine.live("chat")
         child.closed = True
@@ -105,7 +105,7 @@ async def test_an_adopted_engine_whose_port_refuses_is_withdrawn_at_once(autojum
 
 
 async def test_an_adopted_engine_is_supervised_like_any_other(autojump_clock):
-    """An adopted engine that dies is withdrawn and replaced; one whose service is deleted ends."""
+    """An adopted engine that dies is withdrawn and replaced; one whose service is deleted is stopped."""
     async with left_by_its_agent("chat", "embed") as world:
         await world.start_agent()
         await trio.sleep(10)
@@ -130,8 +130,8 @@ async def test_an_edit_while_no_agent_runs_replaces_the_engine_once(autojump_clo
         assert len(world.machine.starts("chat")) == 2
 
 
-async def test_what_was_deleted_while_no_agent_ran_is_stopped(autojump_clock):
-    """A service that is gone when the new agent looks is ended with its endpoint, and stays forgotten."""
+async def test_a_service_deleted_while_no_agent_ran_is_stopped(autojump_clock):
+    """A service that is gone at the start of the new agent is stopped with its endpoint, and stays deleted."""
     async with left_by_its_agent("chat", "embed", "code") as world:
         await world.delete("chat")
         await world.start_agent()
@@ -144,8 +144,8 @@ async def test_what_was_deleted_while_no_agent_ran_is_stopped(autojump_clock):
         await world.start_agent()
 
 
-async def test_what_died_while_no_agent_ran_is_started_again(autojump_clock):
-    """An engine that ended unseen is not adopted, its endpoint goes at once, and a new engine follows."""
+async def test_an_engine_that_died_while_no_agent_ran_is_started_again(autojump_clock):
+    """An engine that exited unseen is not adopted, its endpoint is withdrawn at once, and a new engine follows."""
     async with open_world() as world:
         world.machine.default = Script(load_seconds=20)
         await world.serve("chat")
@@ -171,8 +171,8 @@ async def test_an_engine_that_was_still_loading_is_adopted_without_being_called_
         assert len(world.machine.spawned) == 1
 
 
-async def test_an_engine_that_fell_silent_unseen_is_adopted_without_being_called_ready(autojump_clock):
-    """What served and does not answer any more is out of service within 2.2 s of a new agent, until it does."""
+async def test_an_engine_that_became_silent_unseen_is_adopted_without_being_called_ready(autojump_clock):
+    """An engine that no longer answers is out of service within 2.2 s of a new agent, until it answers."""
     async with open_world() as world:
         engine = await world.serve("chat")
         await world.kill_agent()
@@ -184,8 +184,8 @@ async def test_an_engine_that_fell_silent_unseen_is_adopted_without_being_called
         assert world.machine.spawned == [engine]
 
 
-async def test_who_answers_in_the_place_of_an_adopted_engine_is_not_called_ready(autojump_clock):
-    """The process is the one that the journal knows, but another program has its port: it is replaced."""
+async def test_another_program_on_the_port_of_an_adopted_engine_is_not_called_ready(autojump_clock):
+    """The process is the one in the journal, but another program has its port: it is replaced."""
     async with open_world() as world:
         engine = await world.serve("chat")
         await world.kill_agent()
@@ -199,7 +199,7 @@ async def test_who_answers_in_the_place_of_an_adopted_engine_is_not_called_ready
 
 
 async def requests_end(engine, *, after_seconds):
-    """See that an engine lives for as long as its requests do, and no longer."""
+    """Assert that an engine lives as long as its requests, and no longer."""
     await trio.sleep(after_seconds)
     assert engine.exit is None
     engine.in_flight = 0
@@ -210,7 +210,7 @@ async def requests_end(engine, *, after_seconds):
 @pytest.mark.ci
 @pytest.mark.parametrize("change", ["deleted", "suspended", "edited"])
 async def test_an_adopted_engine_that_is_not_wanted_ends_with_its_requests(autojump_clock, change):
-    """What was changed while no agent ran is heard before the engine is known to answer: it still ends in order."""
+    """A change made while no agent ran is applied before the engine is known to answer: it still drains."""
     async with open_world() as world:
         engine = await world.serve("chat", "embed", "other")
         await world.kill_agent()
@@ -224,8 +224,8 @@ async def test_an_adopted_engine_that_is_not_wanted_ends_with_its_requests(autoj
 @pytest.mark.parametrize(
     "narrower", [{"selector": parse_selector("team=ml")}, {"accelerators": frozenset({"cpu"})}, {"namespace": "other"}]
 )
-async def test_what_new_settings_exclude_ends_with_its_requests(autojump_clock, narrower):
-    """An agent that shall serve less than its predecessor takes the rest out of service, and lets requests end."""
+async def test_services_excluded_by_new_settings_end_with_their_requests(autojump_clock, narrower):
+    """An agent with narrower settings than its predecessor withdraws the other services, and lets requests finish."""
     async with open_world() as world:
         engine = await world.serve("chat")
         engine.in_flight = 1
@@ -245,8 +245,8 @@ async def test_what_new_settings_exclude_ends_with_its_requests(autojump_clock, 
 CHANGES = {"suspended": {"suspend": True}, "edited": {"contextSize": 512}}
 
 
-async def test_an_agent_that_parts_in_peace_leaves_everything_as_it_is(autojump_clock):
-    """With `keep`, a stopped agent takes nothing out of service, and the next one adopts."""
+async def test_an_agent_that_exits_with_keep_changes_nothing(autojump_clock):
+    """With `keep`, a stopped agent withdraws nothing, and the next one adopts."""
     async with open_world() as world:
         await world.serve("chat")
         world.agent.keep_engines()
@@ -261,8 +261,8 @@ async def test_an_agent_that_parts_in_peace_leaves_everything_as_it_is(autojump_
 
 
 @pytest.mark.ci
-async def test_an_agent_without_an_api_server_serves_what_was_asked_last(autojump_clock):
-    """Started while the API server is away, an agent adopts what runs, starts what does not, re-asserts on return."""
+async def test_an_agent_without_an_api_server_serves_the_last_known_services(autojump_clock):
+    """Without the API server, an agent adopts and starts engines from the journal, and reapplies state later."""
     async with left_by_its_agent("chat", "embed") as world:
         world.faults.down = True
         world.machine.kill("embed")
@@ -281,7 +281,7 @@ async def test_an_agent_without_an_api_server_serves_what_was_asked_last(autojum
 
 
 async def test_an_empty_list_right_after_the_start_ends_nothing(autojump_clock):
-    """A server that has lost its data for a moment does not cost the engines that the new agent has adopted."""
+    """A server that has lost its data for a moment does not stop the engines that the new agent has adopted."""
     async with left_by_its_agent("chat", "embed") as world:
         saved = [await world.service(name) for name in ("chat", "embed")]
         for name in ("chat", "embed"):
@@ -299,7 +299,7 @@ async def test_an_empty_list_right_after_the_start_ends_nothing(autojump_clock):
 
 
 async def test_a_suspended_service_does_not_come_back_with_a_new_agent(autojump_clock):
-    """What was scaled to zero is not started from the journal, even when the API server stays away."""
+    """A service scaled to zero is not started from the journal, even if the API server stays away."""
     async with open_world() as world:
         await world.serve("chat")
         await world.apply("chat", replicas=0)
@@ -313,7 +313,7 @@ async def test_a_suspended_service_does_not_come_back_with_a_new_agent(autojump_
 
 
 async def test_an_edit_that_restarts_nothing_is_known_to_the_next_agent(autojump_clock):
-    """A priority, a protection and another object of the same name are in the journal, although the engine stays."""
+    """A new priority, protection and uid are in the journal, although the engine stays."""
     async with open_world() as world:
         await world.serve("chat")
         await world.apply(priority="high", evictionProtection=True)
@@ -332,8 +332,8 @@ async def test_an_edit_that_restarts_nothing_is_known_to_the_next_agent(autojump
 
 
 @pytest.mark.parametrize("online", [True, False])
-async def test_what_was_told_to_stop_in_the_last_moments_of_an_agent_ends(autojump_clock, online):
-    """A suspension that has reached the journal and not the engine is carried out, with an API server or without."""
+async def test_a_suspension_in_the_last_moments_of_an_agent_is_carried_out(autojump_clock, online):
+    """A suspension that has reached the journal but not the engine is carried out, with or without an API server."""
     async with left_by_its_agent() as world:
         key = Key("default", "chat")
         entry = world.machine.entries[key]
@@ -349,7 +349,7 @@ async def test_what_was_told_to_stop_in_the_last_moments_of_an_agent_ends(autoju
 
 
 async def test_no_route_at_the_start_of_an_agent_ends_no_engine(autojump_clock):
-    """The host has its address, only the way to the API server is not known: engines on that address stay."""
+    """The host has its address and no route to the API server: engines on that address stay."""
     async with left_by_its_agent(reach=at(ADDRESS)) as world:
         world.faults.down = True
         world.machine.reach = choose(None, NetworkView(frozenset({ADDRESS})))
@@ -363,7 +363,7 @@ async def test_no_route_at_the_start_of_an_agent_ends_no_engine(autojump_clock):
         assert len(world.machine.spawned) == 1
 
 
-async def test_a_slow_first_look_at_the_network_ends_no_engine(autojump_clock):
+async def test_a_slow_first_scan_of_the_network_ends_no_engine(autojump_clock):
     """Until the resolver has answered, an agent does not know its address, and no engine has lost it."""
     async with left_by_its_agent(settings=agent_settings(lease_renew_seconds=5.0), reach=at(ADDRESS)) as world:
         world.machine.look_seconds = 3.0
@@ -375,7 +375,7 @@ async def test_a_slow_first_look_at_the_network_ends_no_engine(autojump_clock):
 
 
 async def test_requests_in_flight_end_before_the_engine_does(autojump_clock):
-    """A replaced engine is out of service at once, but gets TERM only when its requests have ended."""
+    """A replaced engine is out of service at once, but gets TERM only when its requests have finished."""
     async with open_world() as world:
         old = await world.serve("chat")
         old.in_flight = 2
@@ -388,8 +388,8 @@ async def test_requests_in_flight_end_before_the_engine_does(autojump_clock):
         assert world.machine.live() != [old]
 
 
-async def test_a_request_that_never_ends_does_not_hold_up_a_stop_for_ever(autojump_clock):
-    """The wait for requests in flight has its budget, and an Event tells when it was not enough."""
+async def test_a_request_that_never_ends_does_not_block_a_stop_forever(autojump_clock):
+    """The drain has a timeout, and an Event reports when it was too short."""
     async with open_world() as world:
         old = await world.serve("chat")
         old.in_flight = 1
@@ -397,13 +397,13 @@ async def test_a_request_that_never_ends_does_not_hold_up_a_stop_for_ever(autoju
         await world.delete()
         await world.until(world.machine.live, [], seconds=60)
         assert 29 < trio.current_time() - before < 35
-        told = [one.message for one in (await world.client.list(Event)).items if one.reason == "RequestsCutShort"]
-        assert told == ["requests in flight cut short: not finished within 30 s"]
+        messages = [one.message for one in (await world.client.list(Event)).items if one.reason == "RequestsCutShort"]
+        assert messages == ["requests in flight cut short: not finished within 30 s"]
 
 
 @pytest.mark.parametrize("late_seconds", [3, 60])
 async def test_another_cluster_decides_with_its_second_list(autojump_clock, late_seconds):
-    """Engines outlive the move to a cluster that has the same manifests in time, and end where it has none."""
+    """Engines continue in a cluster that has the same manifests in time, and are stopped where it has none."""
     async with open_world() as world:
         await world.serve("chat", "embed")
         before = list(world.machine.spawned)

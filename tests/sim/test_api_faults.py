@@ -1,4 +1,4 @@
-"""An API server that is wrong in every way it can be costs no engine, and is told everything when it is right again."""
+"""Faults of the API server stop no engine, and the state is written again when it has recovered."""
 
 from contextlib import asynccontextmanager
 
@@ -17,7 +17,7 @@ KINDS = (*ANSWERS, "half-open")
 
 @asynccontextmanager
 async def two_services():
-    """A host that serves `chat` and `embed`."""
+    """Run a host that serves `chat` and `embed`."""
     async with open_world(settings=QUICK) as world:
         await world.serve("chat", "embed")
         yield world
@@ -26,7 +26,7 @@ async def two_services():
 @pytest.mark.ci
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_wrong_answer_stops_no_service(autojump_clock, kind):
-    """Ten minutes of nothing but wrong answers: engines serve, restart when they die, and all is told afterwards."""
+    """For ten minutes of wrong answers engines serve and restart; afterwards their state is written."""
     async with two_services() as world:
         world.faults.kind = kind
         world.network.sever()
@@ -46,7 +46,7 @@ async def test_a_wrong_answer_stops_no_service(autojump_clock, kind):
 @pytest.mark.ci
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_agent_that_starts_among_wrong_answers_serves(autojump_clock, kind):
-    """A new agent that hears nothing but wrong answers adopts what runs and starts what ran last."""
+    """A new agent that gets only wrong answers adopts running engines and starts the last known ones."""
     async with two_services() as world:
         await world.kill_agent()
         world.machine.kill("embed")
@@ -59,8 +59,8 @@ async def test_an_agent_that_starts_among_wrong_answers_serves(autojump_clock, k
         await world.until(world.ready_addresses, 1, "embed", seconds=90)
 
 
-async def test_an_agent_that_may_not_list_a_kind_says_which(autojump_clock):
-    """What an earlier agent has started runs on, and /readyz names what cannot be listed, and why."""
+async def test_an_agent_that_may_not_list_a_kind_reports_it(autojump_clock):
+    """Engines of an earlier agent keep running, and /readyz names the kind that cannot be listed, and the cause."""
     async with two_services() as world:
         await world.kill_agent()
         world.faults.kind = "403"
@@ -76,7 +76,7 @@ async def test_an_agent_that_may_not_list_a_kind_says_which(autojump_clock):
 
 
 async def test_a_refused_credential_is_known_within_one_renewal(autojump_clock):
-    """Also by an agent that starts with one, and what the API server takes again is known as soon."""
+    """A new agent reports it as well, and the recovery is reported as soon."""
     async with two_services() as world:
         assert world.agent.credential.value.value.state is CredentialState.ACCEPTED
         world.faults.kind = "401"
@@ -96,21 +96,21 @@ async def test_a_refused_credential_is_known_within_one_renewal(autojump_clock):
         assert world.agent.ready()[0]
 
 
-async def test_a_token_that_cannot_be_renewed_is_told_on_the_lease(autojump_clock):
-    """While it still counts the agent is ready, and says what will help; afterwards it says nothing of it."""
+async def test_a_token_that_cannot_be_renewed_is_reported_on_the_lease(autojump_clock):
+    """While the token is valid the agent is ready, and reports the fix; after a renewal it reports nothing."""
     async with two_services() as world:
         key = Key(QUICK.lease_namespace, host_id(QUICK.host_name))
 
-        async def told():
+        async def reason():
             return (await world.client.get(Lease, key)).metadata.annotations.get(CREDENTIAL_ANNOTATION, "")
 
         world.agent.credential.mark_not_renewed("no answer")
         await trio.sleep(2 * QUICK.lease_renew_seconds)
-        assert "was not renewed: no answer" in await told()
+        assert "was not renewed: no answer" in await reason()
         assert world.agent.ready()[0]
         world.agent.credential.set_expiry(1.8e9)
         await trio.sleep(2 * QUICK.lease_renew_seconds)
-        assert await told() == ""
+        assert await reason() == ""
 
 
 async def test_a_slow_server_stops_no_service(autojump_clock):
@@ -127,10 +127,10 @@ async def test_a_slow_server_stops_no_service(autojump_clock):
 
 @pytest.mark.parametrize("kind", ["empty lists", "old lists"])
 async def test_a_list_that_denies_most_services_is_read_again_first(autojump_clock, kind):
-    """A list without the services that we know stops none of them when a second look, 10 s later, finds them again."""
+    """A list without known services stops none of them if a second list, 10 s later, has them again."""
     async with two_services() as world:
         world.faults.kind = kind
-        world.first.asleep_seconds = 60.0  # a wake: everything is listed anew
+        world.first.asleep_seconds = 60.0  # a wake: everything is listed again
         await trio.sleep(8)
         assert await world.ready_addresses("chat") == 1
         world.faults.kind = ""
@@ -140,7 +140,7 @@ async def test_a_list_that_denies_most_services_is_read_again_first(autojump_clo
 
 
 async def test_a_watch_that_denies_every_service_is_checked_with_a_list_first(autojump_clock):
-    """A watch that tells the deletion of every service ends none of them: a list, 10 s later, finds them all."""
+    """A watch that reports the deletion of every service stops none of them: a list, 10 s later, has them all."""
     async with two_services() as world:
         world.faults.denies = True
         world.network.sever()
@@ -153,7 +153,7 @@ async def test_a_watch_that_denies_every_service_is_checked_with_a_list_first(au
 
 
 async def test_deleting_everything_ends_everything_ten_seconds_later(autojump_clock):
-    """Of three services that are deleted together, the first ends at once, the others once a list says so too."""
+    """Of three services that are deleted together, the first stops at once, the others once a list confirms it."""
     async with two_services() as world:
         await world.serve("third")
         for name in ("chat", "embed", "third"):
@@ -165,8 +165,8 @@ async def test_deleting_everything_ends_everything_ten_seconds_later(autojump_cl
         assert world.machine.counts() == {}
 
 
-async def test_one_deletion_after_the_other_waits_for_nobody(autojump_clock):
-    """A service that is deleted ends at once, be it the last one or made a moment ago."""
+async def test_single_deletions_apply_at_once(autojump_clock):
+    """A service that is deleted stops at once, even the last one or a new one."""
     async with open_world(settings=QUICK) as world:
         for name in ("one", "two", "three"):
             await world.serve(name)
@@ -177,13 +177,13 @@ async def test_one_deletion_after_the_other_waits_for_nobody(autojump_clock):
 
 
 async def doubted(world):
-    """Of which services an Event says that their deletion is doubted."""
+    """Return the services whose deletion an Event reports as doubtful."""
     events = (await world.client.list(Event)).items
     return {event.involved_object.name for event in events if event.reason == "DeletionDoubted"}
 
 
-async def test_a_host_that_is_told_of_no_service_keeps_its_claims(autojump_clock):
-    """Without a journal and with a first list that is empty, a claim is given up only when a read finds no service."""
+async def test_a_host_with_an_empty_first_list_keeps_its_claims(autojump_clock):
+    """Without a journal and with an empty first list, a claim is released only when a read finds no service."""
     async with open_world(settings=QUICK) as world:
         await world.add_host("mini")
         await world.serve("chat", "embed")
@@ -207,7 +207,7 @@ async def test_services_that_two_lists_have_denied_come_back(autojump_clock):
     """A server that denies most services for half a minute stops them, and each runs again two minutes later."""
     async with two_services() as world:
         world.faults.kind = "empty lists"
-        world.first.asleep_seconds = 60.0  # a wake: everything is listed anew
+        world.first.asleep_seconds = 60.0  # a wake: everything is listed again
         await trio.sleep(30)
         world.faults.kind = ""
         assert world.machine.counts() == {}
@@ -216,8 +216,8 @@ async def test_services_that_two_lists_have_denied_come_back(autojump_clock):
         assert await world.phase("chat") == await world.phase("embed") == "Ready"
 
 
-async def test_deleting_everything_is_believed_after_the_second_look(autojump_clock):
-    """Services that were deleted while nobody watched are stopped once two lists, 10 s apart, say so."""
+async def test_deleting_everything_is_believed_after_the_second_list(autojump_clock):
+    """Services that were deleted without a watch are stopped once two lists, 10 s apart, lack them."""
     async with two_services() as world:
         world.faults.down = True
         world.network.sever()
@@ -231,13 +231,13 @@ async def test_deleting_everything_is_believed_after_the_second_look(autojump_cl
         await world.until(world.machine.live, [], seconds=60)
 
 
-async def test_what_was_undone_during_an_outage_is_said_again_at_once(autojump_clock):
-    """Endpoints that were taken out of service while nobody heard of the host are back with its return."""
+async def test_endpoints_withdrawn_during_an_outage_are_published_again_at_once(autojump_clock):
+    """Endpoints that were withdrawn during a partition of the host are ready again on its return."""
     async with two_services() as world:
         world.faults.down = True
         world.network.sever()
         await trio.sleep(60)
         with_slices = await world.slices("chat")
-        assert [ready for *_, ready in with_slices] == [False], "nobody believes a silent host"
+        assert [ready for *_, ready in with_slices] == [False], "a silent host has no ready endpoint"
         world.faults.down = False
         await world.until(world.slices, lambda seen: [ready for *_, ready in seen] == [True], "chat", seconds=20)

@@ -1,4 +1,4 @@
-"""Several hosts, one cluster: each replica runs on one host, wherever hosts come, go, race and fall silent."""
+"""Several hosts, one cluster: each replica runs on one host, wherever hosts join, leave, race and become silent."""
 
 import math
 from contextlib import asynccontextmanager
@@ -28,13 +28,13 @@ def two_hosts(**changes):
 
 @asynccontextmanager
 async def at_once():
-    """No host delays: all hosts want the same slot at the same moment."""
+    """Remove the delays of hosts: all hosts claim the same slot at the same moment."""
     with patch.object(claims, "delay_seconds", lambda *args, **kwargs: 0.0):
         yield
 
 
 async def test_two_hosts_share_the_services_and_run_none_twice(autojump_clock):
-    """Of ten services that two hosts could serve, each runs on exactly one, and says so in its claim."""
+    """Of ten services that two hosts could serve, each runs on exactly one, which its claim names."""
     async with two_hosts() as world:
         await world.add_host("mini")
         await trio.sleep(10)
@@ -50,7 +50,7 @@ async def test_two_hosts_share_the_services_and_run_none_twice(autojump_clock):
 
 
 async def test_two_replicas_run_on_two_hosts(autojump_clock):
-    """replicas: 2 is one engine on each of two hosts; both count, and the phase is Ready only with both."""
+    """replicas: 2 is one engine on each of two hosts; both are counted, and the phase is Ready only with both."""
     async with two_hosts() as world:
         mini = await world.add_host("mini")
         mini.machine.default = Script(load_seconds=60)
@@ -61,7 +61,7 @@ async def test_two_replicas_run_on_two_hosts(autojump_clock):
         assert (await world.service())["status"]["readyReplicas"] == 1
         assert (await world.claims())[0] == "mini", "equal in everything, so the name decides"
         for _ in range(100):
-            assert (await world.condition())[:2] == ("False", "Loading"), "the first replica speaks, and no other one"
+            assert (await world.condition())[:2] == ("False", "Loading"), "only the first replica reports the condition"
             await trio.sleep(0.2)
         await world.until(world.phase, "Ready", seconds=70)
         assert (await world.service())["status"]["readyReplicas"] == 2
@@ -74,7 +74,7 @@ async def test_two_replicas_run_on_two_hosts(autojump_clock):
         assert sum(len(host.machine.spawned) for host in world.hosts.values()) == 2
 
 
-async def test_more_replicas_than_hosts_say_so(autojump_clock):
+async def test_more_replicas_than_hosts_are_reported(autojump_clock):
     """Three replicas on two hosts are two engines and the reason NoHost."""
     async with two_hosts() as world:
         await world.add_host("mini")
@@ -86,7 +86,7 @@ async def test_more_replicas_than_hosts_say_so(autojump_clock):
 
 
 async def test_a_dead_host_is_replaced_within_a_minute(autojump_clock):
-    """When the power of a host fails, its endpoint goes and another host serves, all within 60 s."""
+    """When the power of a host fails, its endpoint is withdrawn and another host serves, within 60 s."""
     async with two_hosts() as world:
         holder, other = await world.serve_on_one_of_two()
         await holder.die()
@@ -99,8 +99,8 @@ async def test_a_dead_host_is_replaced_within_a_minute(autojump_clock):
         assert sum(len(host.machine.spawned) for host in world.hosts.values()) == 2
 
 
-async def test_nobody_serves_from_a_dead_host(autojump_clock):
-    """The endpoints of a host that died are taken out of service even when no other host can take over."""
+async def test_endpoints_of_a_dead_host_are_withdrawn(autojump_clock):
+    """They are withdrawn even if no other host can take over."""
     async with two_hosts() as world:
         await world.serve()
         await world.first.die()
@@ -110,8 +110,8 @@ async def test_nobody_serves_from_a_dead_host(autojump_clock):
         await world.until(world.ready_addresses, 1, seconds=30)
 
 
-async def test_who_speaks_after_another_can_leave_things_unsaid(autojump_clock):
-    """A host that took over from another one, and whose new agent knows less than its last one had said, is heard."""
+async def test_a_successor_may_report_less_than_its_predecessor(autojump_clock):
+    """After a takeover and a restart, an agent that knows less than it had reported still updates the status."""
     async with two_hosts() as world:
         await world.serve()
         second = await world.add_host("second")
@@ -127,8 +127,8 @@ async def test_who_speaks_after_another_can_leave_things_unsaid(autojump_clock):
         assert await world.condition("Loaded") == ("False", Reason.SCALED_TO_ZERO, "replicas=0")
 
 
-async def test_an_agent_that_starts_alone_does_not_speak_over_the_one_that_serves(autojump_clock):
-    """A host that another one has replaced says nothing in the status, not for a moment, when its agent is back."""
+async def test_an_agent_that_starts_alone_does_not_overwrite_the_status_of_the_one_that_serves(autojump_clock):
+    """A host that was replaced writes nothing to the status, not for a moment, when its agent is back."""
     async with two_hosts() as world:
         host, other = await world.serve_on_one_of_two()
         await host.die()
@@ -137,7 +137,7 @@ async def test_an_agent_that_starts_alone_does_not_speak_over_the_one_that_serve
         host.cut_off()
         await host.start_agent()
         await trio.sleep(60)
-        assert len(world.live("chat")) == 2, "it serves what was asked for last"
+        assert len(world.live("chat")) == 2, "it serves the last known services"
         host.cut_off(False)
         for _ in range(600):
             assert await fetched(world) == f"the file is on host {other.name}"
@@ -145,34 +145,34 @@ async def test_an_agent_that_starts_alone_does_not_speak_over_the_one_that_serve
         assert world.live("chat") == [other.name]
 
 
-async def test_what_a_host_says_too_late_is_said_again_at_once(autojump_clock):
-    """The last words of a host that has lost its claim meanwhile stand for seconds in the status, and no longer."""
+async def test_a_late_write_of_another_host_is_overwritten_at_once(autojump_clock):
+    """A host that has lost its claim may write once more to the status; within seconds that is overwritten."""
     async with two_hosts() as world:
         serving, _ = await world.serve_on_one_of_two()
         await trio.sleep(30)
         old = (await world.model())["status"]["conditions"]
         late = [{**one, "message": "the file is elsewhere"} for one in old if one["type"] == "Fetched"]
         for pause in (3.0, 40.0):
-            await say(world, Model, {"conditions": late})
+            await write_status(world, Model, {"conditions": late})
             await trio.sleep(pause)
             assert await fetched(world) == f"the file is on host {serving.name}"
 
 
 async def fetched(world):
-    """What the Model says of its file."""
+    """Return the message of the Model about its file."""
     conditions = (await world.model())["status"]["conditions"]
     return next(one["message"] for one in conditions if one["type"] == "Fetched")
 
 
-async def say(world, kind, status):
-    """Somebody writes into the status of `chat`."""
+async def write_status(world, kind, status):
+    """Write into the status of `chat` as another client."""
     metadata = {"name": "chat", "namespace": "default"}
     manifest = {"apiVersion": kind.RESOURCE.api_version, "kind": kind.RESOURCE.kind, "metadata": metadata}
     await world.client.apply(kind, manifest | {"status": status}, field_manager="somebody", subresource="status")
 
 
-async def test_two_that_insist_do_not_write_for_ever(autojump_clock):
-    """Somebody who writes over the status each second is answered at most twice a minute."""
+async def test_two_writers_do_not_overwrite_each_other_forever(autojump_clock):
+    """A client that overwrites the status each second is answered at most twice a minute."""
     async with two_hosts() as world:
         await world.serve()
         await trio.sleep(30)
@@ -180,15 +180,15 @@ async def test_two_that_insist_do_not_write_for_ever(autojump_clock):
         for number in range(120):
             loaded = {"type": "Loaded", "status": "False", "reason": "Nonsense", "message": f"{number}"}
             answers += (await world.condition())[1] == "Loaded"
-            await say(world, InferenceService, {"conditions": [{**loaded, "lastTransitionTime": now}]})
+            await write_status(world, InferenceService, {"conditions": [{**loaded, "lastTransitionTime": now}]})
             await trio.sleep(1.5)
         assert 4 <= answers <= 9
         await trio.sleep(35)
         assert (await world.condition())[:2] == ("True", "Loaded")
 
 
-async def test_a_host_claims_nothing_before_its_own_lease_is_there(autojump_clock):
-    """A host that may not write its Lease yet counts as dead, and leaves services to the others; later it serves."""
+async def test_a_host_claims_nothing_before_its_own_lease_exists(autojump_clock):
+    """A host that may not write its Lease yet is taken for dead, and leaves services to others; later it serves."""
     async with two_hosts() as world:
         await world.add_host("mini")
         await world.stop_agent()
@@ -208,7 +208,7 @@ async def test_a_host_claims_nothing_before_its_own_lease_is_there(autojump_cloc
 
 
 async def test_an_orderly_stop_hands_over_at_once(autojump_clock):
-    """A host that says goodbye is replaced without anybody waiting for its Lease to expire."""
+    """A host that is stopped in order is replaced before its Lease expires."""
     async with two_hosts() as world:
         holder, other = await world.serve_on_one_of_two()
         await holder.stop_agent()
@@ -218,8 +218,8 @@ async def test_an_orderly_stop_hands_over_at_once(autojump_clock):
         assert world.live("chat") == [other.name]
 
 
-async def test_a_partitioned_host_serves_on_and_yields_on_return(autojump_clock):
-    """A host that is cut off keeps its engine; once it sees that another one has taken over, it stops its own."""
+async def test_a_partitioned_host_continues_and_yields_on_return(autojump_clock):
+    """A partitioned host keeps its engine; once it sees that another one has taken over, it stops its own."""
     async with two_hosts() as world:
         holder, other = await world.serve_on_one_of_two()
         holder.cut_off()
@@ -237,8 +237,8 @@ async def test_a_partitioned_host_serves_on_and_yields_on_return(autojump_clock)
         assert await world.phase() == "Ready"
 
 
-async def test_what_another_host_has_taken_over_is_forgotten_here(autojump_clock):
-    """A host that died and comes back to find its service elsewhere does not start it at its next start offline."""
+async def test_a_service_that_another_host_has_taken_over_is_removed_from_the_journal(autojump_clock):
+    """A host that died and finds its service on another host does not start it at its next start offline."""
     async with two_hosts() as world:
         host, other = await world.serve_on_one_of_two()
         await host.die()
@@ -254,7 +254,7 @@ async def test_what_another_host_has_taken_over_is_forgotten_here(autojump_clock
 
 
 async def test_an_outage_for_all_changes_no_host(autojump_clock):
-    """When nobody reaches the API server for an hour, nobody is declared dead afterwards and nothing moves."""
+    """If no host has the API server for an hour, none is declared dead afterwards and no service moves."""
     async with two_hosts() as world:
         await world.add_host("mini")
         for name in ("a", "b", "c", "d"):
@@ -289,7 +289,7 @@ async def test_the_host_with_the_file_comes_first_then_the_one_with_most_memory(
 
 
 async def test_a_race_for_one_slot_has_one_winner_and_no_noise(autojump_clock):
-    """Hosts that are equal in everything want a service at once: one gets it, the others write nothing more."""
+    """Equal hosts claim a service at the same moment: one gets it, the others write nothing more."""
     async with two_hosts() as world, at_once():
         for name in ("b", "c", "d"):
             await world.add_host(name)
@@ -309,7 +309,7 @@ async def all_claims(world):
 
 
 async def test_a_killed_agent_keeps_its_claims(autojump_clock):
-    """Through SIGKILL and restart of an agent with a rival beside it, the engine stays, claimed all along."""
+    """Through SIGKILL and restart of an agent with a rival, the engine stays, claimed all the time."""
     async with two_hosts() as world:
         holder, _ = await world.serve_on_one_of_two()
         versions = [one.metadata.resource_version for one in await all_claims(world)]
@@ -322,7 +322,7 @@ async def test_a_killed_agent_keeps_its_claims(autojump_clock):
 
 
 async def test_a_deleted_service_leaves_no_claim(autojump_clock):
-    """With the service, its claim goes; scaled to zero it stays, and the same host serves it again."""
+    """A deleted service has no claim; one scaled to zero keeps it, and the same host serves it again."""
     async with two_hosts() as world:
         await world.add_host("mini")
         await world.serve()
@@ -337,7 +337,7 @@ async def test_a_deleted_service_leaves_no_claim(autojump_clock):
 
 
 async def test_a_lost_claim_is_claimed_again_by_the_host_that_runs_it(autojump_clock):
-    """Somebody deletes a claim: the engine runs on, and its host has the claim back before a rival."""
+    """When a client deletes a claim, the engine continues, and its host has the claim back before a rival."""
     async with two_hosts() as world:
         await world.add_host("mini")
         await world.serve()
@@ -351,7 +351,7 @@ async def test_a_lost_claim_is_claimed_again_by_the_host_that_runs_it(autojump_c
 
 
 async def test_a_selector_limits_a_host_to_labelled_services(autojump_clock):
-    """A host with --selector serves what has the label, and what nobody selects says NotClaimed."""
+    """A host with --selector serves labelled services; one that no host selects is NotClaimed."""
     async with two_hosts(selector=parse_selector("team=ml")) as world:
         await world.apply("plain")
         await world.serve("chosen", labels={"team": "ml"})
@@ -365,8 +365,8 @@ async def test_a_selector_limits_a_host_to_labelled_services(autojump_clock):
         assert world.live("chosen") == ["sim"]
 
 
-async def test_what_is_no_longer_selected_says_so(autojump_clock):
-    """A service that loses its label ends, says who has let it go and that nobody has it, and comes back with it."""
+async def test_a_service_that_is_no_longer_selected_reports_it(autojump_clock):
+    """A service that loses its label stops, reports its last host and that none has claimed it, and can return."""
     async with two_hosts(selector=parse_selector("team=ml")) as world:
         for name in ("serves", "crashes"):
             world.machine.scripts["crashes"] = Script(load_seconds=math.inf, life_seconds=0.1)
@@ -382,13 +382,13 @@ async def test_what_is_no_longer_selected_says_so(autojump_clock):
         assert await world.slices("serves") == []
         await world.add_host("mini", selector=parse_selector("team=web"))
         await world.until(world.phase, "Ready", "serves")
-        await trio.sleep(600)  # and nobody says anything old over it
+        await trio.sleep(600)  # and no older message overwrites it
         assert await world.phase("serves") == "Ready"
         assert (await world.condition("Loaded", "serves"))[1] == "Loaded"
 
 
-async def test_who_keeps_removing_a_claim_is_not_raced(autojump_clock):
-    """A claim that somebody removes as soon as it is there is written once a second, and its engine serves on."""
+async def test_a_client_that_keeps_removing_a_claim_is_not_raced(autojump_clock):
+    """A claim that a client removes at once is written once a second, and its engine continues."""
     async with two_hosts() as world:
         host, _ = await world.serve_on_one_of_two()
         removed = 0

@@ -1,4 +1,4 @@
-"""An owner takes the Mac back: requests end, others serve, the memory is free, and everything returns by itself."""
+"""A cordon: requests finish, other hosts serve, the memory is free, and everything returns by itself."""
 
 import datetime
 
@@ -24,8 +24,8 @@ def a_host(**changes):
     return open_world(settings=agent_settings(**QUICK, **changes))
 
 
-async def test_requests_end_and_nothing_is_left_but_the_word_of_the_owner(autojump_clock):
-    """The endpoint goes at once, the engine after its requests; the objects say who has the Mac, and until when."""
+async def test_requests_finish_and_only_the_cordon_is_left(autojump_clock):
+    """The endpoint is withdrawn at once, the engine stops after its requests; the objects name the cordon's end."""
     async with a_host() as world:
         engine = await world.serve()
         engine.in_flight = 1
@@ -47,7 +47,7 @@ async def test_requests_end_and_nothing_is_left_but_the_word_of_the_owner(autoju
 
 
 async def test_a_request_that_does_not_end_keeps_the_memory_no_longer_than_the_grace(autojump_clock):
-    """Memory is back after the drain and the grace at the latest, whatever a client does."""
+    """Memory is free after the drain and the grace at the latest, whatever a client does."""
     async with a_host() as world:
         engine = await world.serve()
         engine.in_flight = 1
@@ -58,7 +58,7 @@ async def test_a_request_that_does_not_end_keeps_the_memory_no_longer_than_the_g
 
 
 async def test_the_mac_serves_again_when_the_time_is_over(autojump_clock):
-    """Nobody has to remember it: after two hours the service is back, and not a minute earlier."""
+    """After two hours the service is back by itself, and not a minute earlier."""
     async with a_host() as world:
         await world.serve()
         world.first.cordon(7200)
@@ -72,7 +72,7 @@ async def test_the_mac_serves_again_when_the_time_is_over(autojump_clock):
 
 
 async def test_uncordon_ends_it_early(autojump_clock):
-    """The owner's second word counts at the next look."""
+    """An uncordon applies at the next check."""
     async with a_host() as world:
         await world.serve()
         world.first.cordon()
@@ -82,7 +82,7 @@ async def test_uncordon_ends_it_early(autojump_clock):
 
 
 async def test_another_mac_takes_over(autojump_clock):
-    """What one Mac gives up another one serves, and it stays there: nothing is stopped for the return."""
+    """Another Mac serves the services of the cordoned one, and they stay there after the cordon."""
     async with a_host() as world:
         holder, other = await world.serve_on_one_of_two()
         holder.cordon(600)
@@ -95,7 +95,7 @@ async def test_another_mac_takes_over(autojump_clock):
 
 
 async def test_nothing_starts_on_a_cordoned_mac(autojump_clock):
-    """A service that comes meanwhile is another Mac's, although this one has more memory free."""
+    """A new service goes to another Mac, although this one has more free memory."""
     async with a_host() as world:
         await world.add_host("mini")
         await trio.sleep(10)
@@ -108,8 +108,8 @@ async def test_nothing_starts_on_a_cordoned_mac(autojump_clock):
         assert world.machine.spawned == []
 
 
-async def test_the_word_outlives_the_agent(autojump_clock):
-    """A new agent starts nothing, ends in order what a killed one has left, and serves when the time is over."""
+async def test_the_cordon_outlives_the_agent(autojump_clock):
+    """A new agent starts nothing, drains the engines of a killed one, and serves when the cordon expires."""
     async with a_host() as world:
         engine = await world.serve()
         engine.in_flight = 1
@@ -129,7 +129,7 @@ async def test_the_word_outlives_the_agent(autojump_clock):
 
 
 async def test_no_api_server_is_needed(autojump_clock):
-    """Cut off from the cluster, with an agent that has never seen it, the owner gets the memory back all the same."""
+    """Without the cluster, and with an agent that has never reached it, a cordon frees the memory."""
     async with a_host() as world:
         await world.serve()
         await world.kill_agent()
@@ -147,8 +147,8 @@ async def test_no_api_server_is_needed(autojump_clock):
         await world.until(world.ready_addresses, 1, seconds=900)
 
 
-async def test_a_sleep_counts(autojump_clock):
-    """The wall clock decides: a Mac that sleeps through the end serves when it is awake."""
+async def test_a_cordon_includes_time_asleep(autojump_clock):
+    """The wall clock decides: a Mac that sleeps through the end of the cordon serves when it is awake."""
     async with a_host() as world:
         await world.serve()
         world.first.cordon(7200)
@@ -157,8 +157,8 @@ async def test_a_sleep_counts(autojump_clock):
         await world.until(world.ready_addresses, 1, seconds=60)
 
 
-async def test_an_engine_that_loads_is_no_use_to_the_owner(autojump_clock):
-    """An engine that does not answer yet ends at once."""
+async def test_a_loading_engine_is_stopped_at_once(autojump_clock):
+    """An engine that does not answer yet has no requests to drain."""
     async with a_host() as world:
         world.machine.default = Script(load_seconds=600)
         await world.apply()
@@ -176,12 +176,12 @@ def never_over(self, now):
 
 
 MUTANTS = {
-    test_requests_end_and_nothing_is_left_but_the_word_of_the_owner: {
+    test_requests_finish_and_only_the_cordon_is_left: {
         "requests are not waited for": (health.Engine, "wait_idle", do_nothing)
     },
     test_the_mac_serves_again_when_the_time_is_over: {"the cordon never ends": (Cordon, "is_active", never_over)},
-    test_a_sleep_counts: {
-        "it ends by the clock that stands still in sleep": (
+    test_a_cordon_includes_time_asleep: {
+        "it expires by the clock that stops in sleep": (
             HostCordon,
             "utcnow",
             property(lambda self: lambda: datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC), lambda self, value: None),

@@ -1,4 +1,4 @@
-"""Random timelines in which owners take hosts back again and again, among all other faults: what must never be."""
+"""Random timelines in which owners cordon hosts repeatedly, among all other faults: no invariant is broken."""
 
 import random
 
@@ -17,7 +17,7 @@ OWNERS = sorted(name for name, row in FAULTS.items() if row.inject.__module__ ==
 
 
 def of_owners(seed):
-    """A seed's timeline on two hosts, in which every third fault is an owner's word."""
+    """Return a seed's timeline on two hosts, in which every third fault is an owner's action."""
     timeline, rng = score.timeline_of(seed, 2), random.Random(seed)
 
     def drawn(happening):
@@ -35,8 +35,8 @@ def test_a_seed_with_cordons_violates_nothing(seed):
 
 
 @pytest.mark.ci
-def test_what_a_cordon_began_may_end_after_it():
-    """An agent that stands still while it drains ends the engine, although the owner has uncordoned the host since."""
+def test_a_drain_that_began_in_a_cordon_may_finish_after_it():
+    """An agent that is stopped while it drains stops the engine, although the owner has uncordoned the host since."""
     happenings = (
         score.Happening(16.41737305241242, "create", 2210174250),
         score.Happening(1723.5825852778285, "cordoned-while-busy", 1049636039),
@@ -48,8 +48,8 @@ def test_what_a_cordon_began_may_end_after_it():
     assert result.faults["cordoned-while-busy"] == 1
 
 
-def test_owners_do_many_things():
-    """There are enough kinds of what owners do, and timelines are drawn that have them."""
+def test_the_faults_of_owners_are_many():
+    """There are enough kinds of owners' actions, and timelines are drawn that have them."""
     assert len(OWNERS) >= 9
     drawn = {happening.name for seed in range(20) for happening in of_owners(seed).happenings}
     assert drawn.issuperset(OWNERS)
@@ -72,5 +72,5 @@ MUTANTS = {
 @pytest.mark.soak
 @pytest.mark.parametrize("row", rows(MUTANTS))
 def test_a_mutant_is_booked(row, monkeypatch):
-    """The books see this bug, and without it the same timeline is clean."""
+    """The monitor records this bug, and the same timeline is clean without it."""
     assert_recorded(monkeypatch, row)

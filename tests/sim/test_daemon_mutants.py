@@ -1,4 +1,4 @@
-"""Deliberate bugs about an Ollama or oMLX that services share: the books or a timeline see each of them."""
+"""Deliberate bugs about a shared Ollama or oMLX: the monitor or a timeline catches each of them."""
 
 import math
 from contextlib import asynccontextmanager
@@ -26,16 +26,16 @@ from sim.daemons import RUNTIMES
 from sim.mutation import assert_caught, assert_recorded, rows, steps
 
 ON = {"ollama": (1.0, "create", 4), "omlx": (1.0, "create", 0)}
-"""These dice make a service of the runtime; `test_the_service_is_on_it` looks."""
+"""These seeds create a service of the runtime, which `test_the_service_is_on_it` checks."""
 
 
 def on(*happenings):
-    """A timeline of a service on the runtime that it is called with."""
+    """Return a timeline of a service on the runtime that it is called with."""
     return lambda runtime: steps(ON[runtime], *happenings)
 
 
 def blind_to_what_is_not_listed(original):
-    """Only processes of what the daemon lists are looked at."""
+    """Check only the processes of listed models."""
 
     def decide(state, sample, now):
         return original(state, sample if sample.listed else attrs.evolve(sample, holders=(), orphans=()), now)
@@ -48,41 +48,41 @@ async def never_asks(*_):
 
 
 def as_if_ours(original):
-    """A borrowed daemon is ended like our own."""
+    """Stop a borrowed daemon like our own."""
     return lambda sample, *rest: original(attrs.evolve(sample, owned=True), *rest)
 
 
 async def found_by_name(self, entries):
-    """The model of this name is ours, wherever it is."""
+    """Take any model of this name for ours."""
     await trio.lowlevel.checkpoint()
     return next((each for each in entries if each.id == (self.name or "one")), None)
 
 
 async def unloads_what_it_knows(self):
-    """Nothing is unloaded that was not found before the stop."""
+    """Unload only models that were found before the stop."""
     if self.name:
         await self.api.unload(self.name)
 
 
 async def unloads_nothing(context, launch):
-    """What a killed engine has left is its owner's to find."""
+    """Leave the model of a killed engine to the daemon's owner."""
     await trio.sleep_forever()
 
 
 async def waits_for_no_other(self):
-    """Who ends unloads the model, whoever else uses it."""
+    """Unload the model when a front exits, even if others use it."""
     with trio.move_on_after(UNLOAD_LIMIT_SECONDS, shield=True):
         return await self._unload()
 
 
 async def clears_nothing(self):
-    """That the model was unloaded in order is not noted."""
+    """Do not record that the model was unloaded in order."""
     with trio.move_on_after(UNLOAD_LIMIT_SECONDS, shield=True):
         return not await self.lock.exclusive() or await self._unload()
 
 
 async def does_not_ask_who_uses_it(self):
-    """Whatever is loaded of the model was left by a killed engine."""
+    """Take every loaded copy of the model for one that a killed engine has left."""
     return await self._unload()
 
 
@@ -94,7 +94,7 @@ async def unloads_first(context, launch, refused):
 
 
 async def unloads_all(self):
-    """Whatever is loaded goes."""
+    """Unload all models."""
     api = self.api
     names = await api.loaded() if hasattr(api, "loaded") else [each.id for each in await api.models() if each.loaded]
     for name in names:
@@ -102,12 +102,12 @@ async def unloads_all(self):
 
 
 async def loads_unasked(self):
-    """Whoever answers to the name is taken for the model."""
+    """Take any model with this name for the right one."""
     await self.api.load(self.name)
 
 
 def only_once(original, known):
-    """A model is looked up once, whatever becomes of the daemon."""
+    """Look up a model once, whatever happens to the daemon."""
 
     async def prepare(self):
         if not known(self):
@@ -118,7 +118,7 @@ def only_once(original, known):
 
 
 def never_scans_again(original):
-    """What processes have shown once is believed for ever."""
+    """Use the first scan of processes forever."""
 
     async def holders(self, names):
         if self._last_scan is not None and self._last_scan.server is not None:
@@ -129,12 +129,12 @@ def never_scans_again(original):
 
 
 def gives_up_what_was_taken(state, now):
-    """What was unloaded by somebody else is not loaded again."""
+    """Do not load a model again that another client has unloaded."""
     return attrs.evolve(state, ready=False, unconfirmed=False, not_before=math.inf)
 
 
 def done_when_asked(original):
-    """An unload is done when the daemon was told."""
+    """Take an unload for complete when it was requested."""
 
     def unload(sample, since, requested_at, now):
         return Step(Act.DONE) if requested_at is not None else original(sample, since, requested_at, now)
@@ -156,7 +156,7 @@ def silent_at_first(original):
 
 
 def blind_to_builds(original):
-    return lambda self, said, build="": original(self, said)
+    return lambda self, health, build="": original(self, health)
 
 
 MUTANTS = {
@@ -167,7 +167,7 @@ MUTANTS = {
         "a model that {runtime} has lost stays published": (attempt, "watch_model", never_asks)
     },
     (on((100.0, "daemon-keeps-what-it-unloads", 2), (101.0, "daemon-is-used-by-others")), "double"): {
-        "a model is loaded beside what {runtime} still holds of it": (
+        "a model is loaded next to the old copy in {runtime}": (
             decisions,
             "decide",
             blind_to_what_is_not_listed(decisions.decide),
@@ -190,11 +190,11 @@ MUTANTS = {
         "another model under the name of ours is taken for it": (OmlxModel, "find_model", found_by_name)
     },
 }
-"""A timeline with a column of the scorecard, and the bugs that the one shows in the other."""
+"""Timelines with a column of the scorecard, and the bugs that the monitor records there."""
 
 CAUGHT = {
     shared.test_the_status_follows_an_upgrade: {
-        "{runtime}'s build of the start is told for ever": (
+        "{runtime}'s build of the start is reported forever": (
             EngineStatus,
             "set_model",
             blind_to_builds(EngineStatus.set_model),
@@ -207,14 +207,14 @@ CAUGHT = {
             silent_at_first(health.Engine.build),
         )
     },
-    shared.test_a_daemon_at_another_port_is_told_and_replaced: {
-        "{runtime} is waited for at its old port for ever": (decisions, "LOST_SECONDS", math.inf)
+    shared.test_a_daemon_at_another_port_is_reported_and_replaced: {
+        "{runtime} is waited for at its old port forever": (decisions, "LOST_SECONDS", math.inf)
     },
-    shared.test_a_key_that_is_changed_is_told_and_one_of_our_own_serves: {
-        "a daemon that refuses the key is waited for for ever": (decisions, "LATE_SECONDS", math.inf)
+    shared.test_a_changed_key_is_reported_and_one_of_our_own_serves: {
+        "a daemon that refuses the key is waited for forever": (decisions, "LATE_SECONDS", math.inf)
     },
     partial(shared.test_a_daemon_that_upgrades_itself_costs_no_engine, runtime="ollama"): {
-        "what an Ollama was told before its upgrade is believed to be there": (
+        "the state of an Ollama before its upgrade is believed to be there": (
             OllamaModel,
             "prepare",
             only_once(OllamaModel.prepare, lambda self: self.blob),
@@ -237,34 +237,34 @@ CAUGHT = {
             gives_up_what_was_taken,
         )
     },
-    shared.test_a_stop_before_the_first_look_gives_back_what_a_killed_front_has_left: {
+    shared.test_a_stop_before_the_first_check_unloads_the_model_of_a_killed_front: {
         "a stop before the first look leaves what an earlier front has loaded": (
             OmlxModel,
             "unload",
             unloads_what_it_knows,
         )
     },
-    sharing.test_what_a_killed_engine_has_left_does_not_keep_the_next_one_waiting: {
+    sharing.test_the_model_of_a_killed_engine_does_not_delay_the_next_one: {
         "what a killed engine has left in {runtime} is not unloaded": (attempt, "unload_leftover", unloads_nothing)
     },
-    sharing.test_what_was_left_while_no_agent_ran_does_not_either: {
+    sharing.test_a_model_left_while_no_agent_ran_does_not_delay_the_next_engine: {
         "what was left in {runtime} while no agent ran is not unloaded": (attempt, "unload_leftover", unloads_nothing)
     },
     sharing.test_an_unload_that_is_not_answered_is_repeated: {
         "what a killed engine has left is unloaded once or never": (attempt, "RETRY", Backoff(1e9, 1e9))
     },
-    sharing.test_what_its_owner_has_loaded_stays_while_a_service_waits: {
+    sharing.test_a_model_that_its_owner_has_loaded_stays_while_a_service_waits: {
         "what its owner has loaded since is taken for what a killed engine has left": (Keeper, "unload", clears_nothing)
     },
-    sharing.test_what_a_killed_engine_has_left_stays_while_another_service_uses_it: {
+    sharing.test_the_model_of_a_killed_engine_stays_while_another_service_uses_it: {
         "what a killed engine has left is unloaded below another service": (
             Keeper,
             "unload_leftover",
             does_not_ask_who_uses_it,
         )
     },
-    sharing.test_what_fits_beside_what_was_left_takes_it_over: {
-        "what would fit beside what was left in {runtime} is loaded anew": (
+    sharing.test_a_model_that_fits_is_taken_over: {
+        "a model that would fit next to the old copy in {runtime} is loaded again": (
             attempt,
             "unloading_leftover",
             unloads_first,
@@ -287,8 +287,8 @@ CAUGHT = {
             lambda runtime: False,
         )
     },
-    pressed.test_said_unloaded_and_was_not_takes_the_next_victim: {
-        "under pressure, {runtime}'s word that it has unloaded is believed": (
+    pressed.test_a_reported_unload_that_frees_nothing_takes_the_next_victim: {
+        "under pressure, an unload that {runtime} reports is believed": (
             decisions,
             "unload",
             done_when_asked(decisions.unload),
@@ -301,7 +301,7 @@ CAUGHT = {
             never_scans_again(OllamaModel.find_holders),
         )
     },
-    pressed.test_a_model_of_others_that_comes_meanwhile_is_not_taken_for_ours: {
+    pressed.test_a_new_model_of_others_is_not_taken_for_ours: {
         "memory that comes for a model of others as ours goes is taken for ours": (
             omlx_model,
             "growth_of_others",
@@ -315,7 +315,7 @@ CAUGHT = {
         for runtime, model in (("ollama", OllamaModel), ("omlx", OmlxModel))
     },
 }
-"""A timeline, and the bugs that do not survive it."""
+"""Timelines, and the bugs that fail them."""
 
 
 def by_runtime(table, bind):
@@ -331,7 +331,7 @@ def by_runtime(table, bind):
 @pytest.mark.ci
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_the_service_is_on_it(runtime):
-    """Otherwise none of these timelines would have anything to break."""
+    """Otherwise none of these timelines would have a daemon."""
     result = score.play(steps(ON[runtime], (100.0, "daemon-restarts", 11)), quiet_minutes=3)
     assert result.faults["daemon-restarts"] == 1
     assert not result.violations
@@ -340,12 +340,12 @@ def test_the_service_is_on_it(runtime):
 @pytest.mark.soak
 @pytest.mark.parametrize("row", tuple(by_runtime(MUTANTS, lambda shown, runtime: (shown[0](runtime), shown[1]))))
 def test_a_mutant_is_booked(row, monkeypatch):
-    """The books of a run see this bug, and without it the same timeline is clean."""
+    """The monitor records this bug, and the same timeline is clean without it."""
     assert_recorded(monkeypatch, row)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("row", tuple(by_runtime(CAUGHT, partial)))
 def test_a_mutant_is_caught(row, monkeypatch):
-    """With this bug its timeline does not end as it should; without it, it is a test of its own."""
+    """With this bug its timeline fails; without it, the timeline is a separate test."""
     assert_caught(monkeypatch, row)

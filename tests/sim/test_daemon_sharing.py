@@ -1,4 +1,4 @@
-"""What killed engines leave in an Ollama or oMLX of the host's owner, and several engines on one model of it."""
+"""Models that killed engines leave in an owner's Ollama or oMLX, and several engines on one model."""
 
 import trio
 
@@ -8,13 +8,13 @@ from sim.test_shared_daemon import MODEL, WEIGHTS, both, held, host, prepare, se
 
 
 def small(world):
-    """There is room for several models of the owner's folder."""
+    """Let the host have memory for several models of the owner's folder."""
     world.machine.shapes[MODEL] = shape_of(8.0)
     world.machine.memory.sizes |= {"other": 8.0, "twin": 8.0}
 
 
 async def is_back(world, server, *, seconds):
-    """The service is ready again, once in memory, and nothing of others has gone for that."""
+    """Assert that the service is ready again, in memory once, and that no other model was unloaded."""
     await world.until(world.ready_addresses, 0, "other", seconds=30)
     await world.until(world.ready_addresses, 1, "other", seconds=seconds)
     (front,) = world.machine.live("other")
@@ -24,8 +24,8 @@ async def is_back(world, server, *, seconds):
 
 
 @both
-async def test_what_a_killed_engine_has_left_does_not_keep_the_next_one_waiting(autojump_clock, runtime):
-    """25 GiB do not fit beside themselves: they are unloaded first, and Ollama's five minutes are not waited for."""
+async def test_the_model_of_a_killed_engine_does_not_delay_the_next_one(autojump_clock, runtime):
+    """25 GiB do not fit twice: the old copy is unloaded first, without waiting for Ollama's five minutes."""
     async with serving(runtime) as (world, server, _):
         theirs(server)
         world.machine.kill("other")
@@ -34,8 +34,8 @@ async def test_what_a_killed_engine_has_left_does_not_keep_the_next_one_waiting(
 
 
 @both
-async def test_what_was_left_while_no_agent_ran_does_not_either(autojump_clock, runtime):
-    """Agent and engine are killed at once: the next agent finds neither of them, and the model in memory."""
+async def test_a_model_left_while_no_agent_ran_does_not_delay_the_next_engine(autojump_clock, runtime):
+    """Agent and engine are killed at once: the next agent finds the model in memory, and neither process."""
     async with serving(runtime) as (world, server, _):
         theirs(server)
         await world.kill_agent()
@@ -46,7 +46,7 @@ async def test_what_was_left_while_no_agent_ran_does_not_either(autojump_clock, 
 
 
 async def test_an_unload_that_is_not_answered_is_repeated(autojump_clock):
-    """OMLX hangs for some minutes, in which the service says that it waits for memory; then it comes back."""
+    """OMLX hangs for some minutes, in which the service reports that it waits for memory; then it returns."""
     async with serving("omlx") as (world, server, _):
         theirs(server)
         server.fake.hangs = True
@@ -59,8 +59,8 @@ async def test_an_unload_that_is_not_answered_is_repeated(autojump_clock):
 
 
 @both
-async def test_what_fits_beside_what_was_left_takes_it_over(autojump_clock, runtime):
-    """It is not loaded anew."""
+async def test_a_model_that_fits_is_taken_over(autojump_clock, runtime):
+    """It is not loaded again."""
     async with host() as world:
         server = prepare(world, runtime)
         small(world)
@@ -74,8 +74,8 @@ async def test_what_fits_beside_what_was_left_takes_it_over(autojump_clock, runt
         assert not any("unload" in call for call in server.fake.calls)
 
 
-async def test_what_is_left_goes_with_the_service(autojump_clock):
-    """The service is deleted while its next engine waits for memory: by then the model is unloaded."""
+async def test_the_model_of_a_killed_engine_goes_with_the_service(autojump_clock):
+    """The service is deleted while its next engine waits for memory: its model has been unloaded by then."""
     async with serving("omlx") as (world, _, _):
         world.machine.memory.other = 30.0
         world.machine.kill("other")
@@ -85,8 +85,8 @@ async def test_what_is_left_goes_with_the_service(autojump_clock):
         assert held(world, "omlx") == []
 
 
-async def test_what_its_owner_has_loaded_stays_while_a_service_waits(autojump_clock):
-    """The service has unloaded the folder in order; what is in memory of it since then is not its own."""
+async def test_a_model_that_its_owner_has_loaded_stays_while_a_service_waits(autojump_clock):
+    """The service has unloaded its model in order; a later load of the same folder is not its own."""
     async with serving("omlx") as (world, server, _):
         await world.delete("other")
         await trio.sleep(60)
@@ -100,7 +100,7 @@ async def test_what_its_owner_has_loaded_stays_while_a_service_waits(autojump_cl
 
 
 async def test_two_services_on_one_folder_do_not_disturb_each_other(autojump_clock):
-    """The end of one takes nothing from the other; the end of the last one unloads the model."""
+    """The end of one service unloads nothing that the other uses; the end of the last one unloads the model."""
     async with host() as world:
         prepare(world, "omlx")
         small(world)
@@ -119,8 +119,8 @@ async def test_two_services_on_one_folder_do_not_disturb_each_other(autojump_clo
         assert held(world, "omlx") == []
 
 
-async def test_what_a_killed_engine_has_left_stays_while_another_service_uses_it(autojump_clock):
-    """It waits for memory beside that one, which is not touched."""
+async def test_the_model_of_a_killed_engine_stays_while_another_service_uses_it(autojump_clock):
+    """The next engine waits for memory, and the other service is not touched."""
     async with host() as world:
         prepare(world, "omlx")
         small(world)
@@ -138,7 +138,7 @@ async def test_what_a_killed_engine_has_left_stays_while_another_service_uses_it
 
 @both
 async def test_an_engine_that_replaces_another_one_keeps_their_model(autojump_clock, runtime):
-    """Both have it under one name; the end of the older one unloads nothing."""
+    """Both use it under one name; the end of the older one unloads nothing."""
     async with host() as world:
         prepare(world, runtime)
         small(world)

@@ -17,7 +17,7 @@ BODY = {"source": "builtin://small", "hardware": {"accelerator": "metal"}}
 
 @pytest.mark.parametrize("spec", [DRAFT, {"extraArgs": ["--spec-draft-model", "small", "--spec-type", "draft-simple"]}])
 async def test_a_draft_model_is_fetched_and_handed_to_the_engine(autojump_clock, spec):
-    """A service whose draft is not there says so; once it is created, it is fetched and the engine gets its file."""
+    """A service without its draft Model reports it; once that is created, the engine gets its file."""
     async with open_world() as world:
         world.machine.build = BUILD
         world.machine.shapes |= dict.fromkeys(("builtin://demo", "builtin://small"), decoder())
@@ -38,7 +38,7 @@ async def test_a_draft_model_is_fetched_and_handed_to_the_engine(autojump_clock,
 
 
 async def test_another_draft_is_another_engine(autojump_clock):
-    """An edit of the draft Model replaces the engine; one that goes away leaves it alone."""
+    """An edit of the draft Model replaces the engine; its deletion does not."""
     async with open_world() as world:
         world.machine.build = BUILD
         await world.apply_model("small", BODY)
@@ -55,8 +55,8 @@ async def test_another_draft_is_another_engine(autojump_clock):
         assert await world.ready_addresses() == 1
 
 
-async def test_a_draft_by_path_is_held_to_the_rules_for_files(autojump_clock):
-    """A file outside the folders of the host's owner is refused as a Model's source would be; what serves goes on."""
+async def test_a_draft_by_path_follows_the_rules_for_files(autojump_clock):
+    """A file outside the owner's folders is refused like a Model's source; the engine continues."""
     async with open_world() as world:
         world.machine.build = BUILD
         world.machine.broken["/etc/shadow"] = SourceNotAllowedError.of_path(Path("/etc/shadow"))

@@ -1,4 +1,4 @@
-"""An agent alone is stopped by SIGSTOP and continued: engines, API server and clock have gone on meanwhile."""
+"""An agent is stopped by SIGSTOP and continued, while engines, API server and clock continue."""
 
 import pytest
 import trio
@@ -11,7 +11,7 @@ SETTINGS = {"lease_renew_seconds": 5.0, "reassert_seconds": 3600.0}
 
 
 async def test_a_frozen_program_takes_no_step_and_then_all_of_them(autojump_clock):
-    """Nothing of it runs meanwhile, its children included; others do; afterwards nothing is lost."""
+    """A frozen program and its tasks do not run; others do; afterwards nothing is lost."""
     steps, others = [], []
 
     async def tick(into):
@@ -41,8 +41,8 @@ async def test_a_frozen_program_takes_no_step_and_then_all_of_them(autojump_cloc
 
 @pytest.mark.ci
 @pytest.mark.parametrize("seconds", [5, 45, 600])
-async def test_an_agent_that_stood_still_goes_on_as_it_was(autojump_clock, seconds):
-    """Its engines are the same ones, and what others have made of its silence is put right within seconds."""
+async def test_an_agent_that_was_frozen_continues(autojump_clock, seconds):
+    """Its engines are unchanged, and other programs' reactions to its silence are corrected within seconds."""
     async with open_world(settings=agent_settings(**SETTINGS)) as world:
         await world.serve("chat", "embed")
         world.machine.live("chat")[0].in_flight = 3
@@ -51,7 +51,7 @@ async def test_an_agent_that_stood_still_goes_on_as_it_was(autojump_clock, secon
         with frozen(world.first.program):
             await trio.sleep(seconds)
             if seconds > 60:
-                assert await world.ready_addresses("chat") == 0, "nobody believes a host that is silent"
+                assert await world.ready_addresses("chat") == 0, "a silent host has no ready endpoint"
         for name in ("chat", "embed"):
             await world.until(world.ready_addresses, 1, name, seconds=10)
         await trio.sleep(300)
@@ -59,8 +59,8 @@ async def test_an_agent_that_stood_still_goes_on_as_it_was(autojump_clock, secon
         assert len(world.machine.spawned) == 2
 
 
-async def test_what_died_meanwhile_is_noticed_at_once(autojump_clock):
-    """An engine that has ended while its agent stood still is replaced within seconds of its going on."""
+async def test_an_engine_that_died_meanwhile_is_replaced_at_once(autojump_clock):
+    """An engine that exited while its agent was frozen is replaced within seconds."""
     async with open_world(settings=agent_settings(**SETTINGS)) as world:
         await world.serve()
         with frozen(world.first.program):
@@ -72,8 +72,8 @@ async def test_what_died_meanwhile_is_noticed_at_once(autojump_clock):
         assert len(world.machine.spawned) == 2
 
 
-async def test_a_slow_load_goes_on_while_its_agent_stands_still(autojump_clock):
-    """An engine that has loaded meanwhile is no stalled one."""
+async def test_a_slow_load_continues_while_its_agent_is_frozen(autojump_clock):
+    """An engine that has loaded meanwhile is not taken for a stalled one."""
     async with open_world(settings=agent_settings(**SETTINGS)) as world:
         world.machine.default = Script(load_seconds=400)
         await world.apply("chat")
@@ -87,8 +87,8 @@ async def test_a_slow_load_goes_on_while_its_agent_stands_still(autojump_clock):
         assert len(world.machine.spawned) == 1
 
 
-async def test_a_host_that_stood_still_gives_way_to_the_one_that_took_over(autojump_clock):
-    """Another host serves soon; when the first one goes on, one engine is left, and it is published."""
+async def test_a_host_that_was_frozen_yields_to_the_one_that_took_over(autojump_clock):
+    """Another host serves soon; when the first one continues, one engine is left, and it is published."""
     async with open_world(settings=agent_settings(**SETTINGS)) as world:
         await world.serve()
         other = await world.add_host("other")
@@ -105,6 +105,6 @@ async def test_a_host_that_stood_still_gives_way_to_the_one_that_took_over(autoj
 
 
 async def ready(host):
-    """How many engines of a host answer."""
+    """Return the number of engines of a host that answer."""
     await trio.lowlevel.checkpoint()
     return sum(child.ready for child in host.machine.live())

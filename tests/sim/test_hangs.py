@@ -1,4 +1,4 @@
-"""Hangs are noticed and work is left alone; loads take as long as they move; what answers is what was asked for.
+"""Hangs are detected and working engines continue; slow loads are waited for; a wrong server is never ready.
 
 The second half is deliberate bugs, each of which must make one of these timelines fail.
 """
@@ -22,7 +22,7 @@ HOUR = 3600.0
 
 
 async def stays(world, child, seconds):
-    """Nothing becomes of an engine that is all right: it is the same one, and it is in service all the time."""
+    """Assert that a healthy engine stays, in service all the time."""
     for _ in range(int(seconds // 300)):
         await trio.sleep(300)
         assert world.machine.live(child.name) == [child], "an engine that works was ended"
@@ -30,19 +30,19 @@ async def stays(world, child, seconds):
 
 
 async def replaced(world, child, *, seconds):
-    """The endpoint goes, the engine ends and the next one serves; return what was said of it."""
+    """Assert that the endpoint is withdrawn, the engine stopped and the next one serves; return the message."""
     await world.until(world.ready_addresses, 0, child.name, seconds=seconds)
     assert child.exit is None, "the engine was ended before its endpoint was withdrawn"
     await world.until(lambda: child.exit is not None, True, seconds=4)
     await world.until(world.ready_addresses, 1, child.name, seconds=20)
-    return await told(world, "Hung")
+    return await event_message(world, "Hung")
 
 
-async def told(world, reason):
+async def event_message(world, reason):
     await trio.sleep(5)
     events = [one for one in (await world.client.list(Event)).items if one.reason == reason]
-    assert events, "nobody was told"
-    return max((one.message for one in events), key=len)  # the controller tells the first line of it as well
+    assert events, "no event"
+    return max((one.message for one in events), key=len)  # the controller reports its first line as well
 
 
 # -- timelines ------------------------------------------------------------------------------------------------------
@@ -56,14 +56,14 @@ async def long_prompt(world):
 
 
 async def on_a_gpu(world):
-    """An engine that takes a two-thousandth of a core is healthy while batches come to an end."""
+    """An engine that takes a two-thousandth of a core is healthy while batches finish."""
     child = await world.serve()
     child.in_flight, child.pace = 4, 0.0005
     await stays(world, child, HOUR / 2)
 
 
 async def at_rest(world):
-    """An engine without work is still, is left alone, and is asked something no more than once in four minutes."""
+    """An idle engine is healthy, and is probed no more than once in four minutes."""
     child = await world.serve()
     await trio.sleep(HOUR / 4)
     before = child.asked
@@ -73,7 +73,7 @@ async def at_rest(world):
 
 
 async def late_answers(world):
-    """An engine at rest that answers late, but computes a token when it is asked to, is healthy."""
+    """An idle engine that answers late, but computes a token on request, is healthy."""
     child = await world.serve()
     child.slow_seconds = 8
     await stays(world, child, HOUR / 2)
@@ -81,7 +81,7 @@ async def late_answers(world):
 
 
 async def short_stop(world):
-    """An engine that is stopped and continued within a few seconds is left alone."""
+    """An engine that is stopped and continued within a few seconds is not replaced."""
     child = await world.serve()
     for _ in range(20):
         child.frozen = True
@@ -103,12 +103,12 @@ async def frozen(world):
 
 
 async def stuck_queue(world):
-    """An engine that answers every question while its requests stand still is replaced within two minutes."""
+    """An engine that answers every probe while its requests make no progress is replaced within two minutes."""
     child = await world.serve()
     child.in_flight, child.pace, child.counts = 3, 0.0, False
     message = await replaced(world, child, seconds=120)
     assert "3 requests wait without progress" in message
-    assert message.endswith("loading")  # its last words
+    assert message.endswith("loading")  # its last log line
 
 
 async def mute(world):
@@ -120,7 +120,7 @@ async def mute(world):
 
 
 async def port_lost(world):
-    """An engine that listens no more is withdrawn within twenty seconds and replaced after a minute."""
+    """An engine that no longer listens is withdrawn within twenty seconds and replaced after a minute."""
     child = await world.serve()
     child.closed = True
     await world.until(world.ready_addresses, 0, seconds=20)
@@ -129,7 +129,7 @@ async def port_lost(world):
 
 
 async def slow_load(world):
-    """A load of three hours in which something moves ends with a ready engine, the first that was started."""
+    """A load of three hours with progress ends with a ready engine, the first that was started."""
     world.machine.default = Script(load_seconds=3 * HOUR, words=("load_tensors: loading model tensors",))
     await world.apply()
     await trio.sleep(HOUR)
@@ -142,18 +142,18 @@ async def slow_load(world):
 
 
 async def stalled_load(world):
-    """A load in which nothing moves for two minutes has failed, and is tried again."""
+    """A load without progress for two minutes has failed, and is tried again."""
     world.machine.default = Script(load_seconds=HOUR, stalls_after=30)
     await world.apply()
     await trio.sleep(140)
     assert len(world.machine.spawned) == 1
     world.machine.default = Script()
     await world.until(world.ready_addresses, 1, seconds=40)
-    assert "no log line, no byte read" in await told(world, "LoadStalled")
+    assert "no log line, no byte read" in await event_message(world, "LoadStalled")
 
 
 async def intruder(world):
-    """What another program answers on the engine's port is never called ready; three more ports are tried at once."""
+    """Another program on the engine's port is never called ready; three more ports are tried at once."""
     world.machine.default = Script(load_seconds=1, intruder=True)
     await world.apply()
     for _ in range(30):
@@ -168,7 +168,7 @@ async def intruder(world):
 
 
 async def other_model(world):
-    """An engine that serves another model than the one that was asked for is never called ready."""
+    """An engine that serves another model than the requested one is never called ready."""
     world.machine.default = Script(load_seconds=1, model_id="somebody-else")
     await world.apply()
     await trio.sleep(30)
@@ -194,7 +194,7 @@ TIMELINES = [
 
 
 def run(timeline):
-    """A timeline in a world of its own, on a virtual clock."""
+    """Run a timeline in a separate world, on a virtual clock."""
 
     async def main():
         async with open_world() as world:
@@ -208,12 +208,11 @@ def run(timeline):
     [pytest.param(one, marks=[pytest.mark.ci] * (one is slow_load), id=one.__name__) for one in TIMELINES],
 )
 def test_a_timeline_holds(timeline):
-    """What the timeline says of hangs, loads and strangers is so."""
     run(timeline)
 
 
-async def test_a_port_that_is_taken_first_is_tried_anew_at_once(autojump_clock):
-    """An engine that ends because somebody has its port gets another one at once, three times, and then with pauses."""
+async def test_another_port_is_tried_at_once_when_one_is_taken(autojump_clock):
+    """An engine whose port is taken gets another one at once, three times, and then with back-off."""
     async with open_world() as world:
         words = ("llmkube-llama-server: cannot listen on 127.0.0.1 port 40001: Address already in use",)
         world.machine.default = Script(life_seconds=0.5, words=words)
@@ -230,7 +229,7 @@ async def test_a_port_that_is_taken_first_is_tried_anew_at_once(autojump_clock):
 
 
 def seen_as(**changes):
-    """A `step` that is shown something else than what is there; `None` means as in the look before."""
+    """Return a `step` with other input; `None` means the value of the sample before."""
 
     def step(watch, stats, now, limits, original=liveness.step):
         before = watch.stats or stats
@@ -241,7 +240,7 @@ def seen_as(**changes):
 
 
 def judged(change):
-    """A `step` with another verdict, which follows from what is remembered, the right verdict, and the limits."""
+    """Return a `step` with another verdict, computed from the watch, the right verdict, and the limits."""
 
     def step(watch, stats, now, limits, original=liveness.step):
         after, verdict = original(watch, stats, now, limits)
@@ -315,7 +314,7 @@ MUTANTS = {
     "silence is a verdict": (health, "step", judged(silence_is_enough), long_prompt),
     "counters are not read": (health, "step", blind, on_a_gpu),
     "rest is a hang": (health, "step", judged(rest_is_a_hang), at_rest),
-    "an engine at rest is asked all the time": (liveness, "MAX_BACKOFF", 0, at_rest),
+    "an idle engine is probed all the time": (liveness, "MAX_BACKOFF", 0, at_rest),
     "no chance to give a token": (health.Engine, "one_token", token_denied, late_answers),
     "one look at a stopped process is enough": (health, "step", judged(hasty), short_stop),
     "the state of the process is not read": (health, "step", seen_as(state="S"), frozen),
@@ -323,17 +322,17 @@ MUTANTS = {
     "/health is believed": (health, "step", judged(health_is_enough), stuck_queue),
     "our own questions are signs of life": (health, "step", seen_as(asked=False), stuck_queue),
     "the request for a token is forgotten": (health, "step", judged(no_tokens), mute),
-    "nobody looks at the port": (health, "step", port_unseen, port_lost),
+    "the port is not checked": (health, "step", port_unseen, port_lost),
     "a load has a clock": (health, "step_load", load_with_a_clock, slow_load),
     "a stalled load is waited for": (health, "step_load", load_without_end, stalled_load),
-    "nobody asks who answers": (SimChild, "listens", everything_is_its_own, intruder),
+    "the owner of the port is not checked": (SimChild, "listens", everything_is_its_own, intruder),
     "questions show no key": (health, "bearer", lambda api_key: NO_HEADERS, stuck_queue),
-    "nobody asks what is served": (health.Engine, "model_names", no_names, other_model),
+    "the served model is not checked": (health.Engine, "model_names", no_names, other_model),
 }
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_deliberate_bug_is_caught(name, monkeypatch):
-    """A program with this bug does not get through its timeline."""
+    """A program with this bug fails its timeline."""
     assert_caught(monkeypatch, MUTANTS[name], play=run)

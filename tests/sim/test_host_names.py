@@ -1,4 +1,4 @@
-"""Two machines of one name: the one that comes second says so and leaves, and changes nothing for the first."""
+"""Two machines of one name: the second one reports it and exits, and changes nothing for the first."""
 
 from contextlib import contextmanager
 from unittest.mock import patch
@@ -19,11 +19,11 @@ LEASE = Key("llmkube-system", "sim")
 
 @contextmanager
 def machines(domains=()):
-    """Every machine knows which one it is, by the number of its state directory; yields what those said that left.
+    """Give each machine an identity by the number of its state directory; yield the messages of agents that exited.
 
-    The first agents find themselves in these domains, in turn; the others in `local`.
+    The first agents are in these domains, in turn; the others in `local`.
     """
-    said, domains = [], iter(domains)
+    messages, domains = [], iter(domains)
 
     async def run(client, settings, ports, **options):
         machine = f"{settings.host_name}.{next(domains, 'local')} ({settings.state_dir.name})"
@@ -32,10 +32,10 @@ def machines(domains=()):
         except* HostNameTakenError as group:
             while isinstance(group, BaseExceptionGroup):
                 (group,) = group.exceptions
-            said.append(str(group))
+            messages.append(str(group))
 
     with patch("sim.world.run_agent", run):
-        yield said
+        yield messages
 
 
 def settings(number=1):
@@ -44,7 +44,7 @@ def settings(number=1):
 
 
 def double(world):
-    """Another machine with the first one's name."""
+    """Return another machine with the first one's name."""
     other = settings(2)
     machine = Machine(world._nursery)
     return Host(other, machine, 99, world._transport, world._nursery)
@@ -56,8 +56,8 @@ async def slices(world):
 
 
 async def test_a_second_machine_of_the_same_name_refuses_to_serve(autojump_clock):
-    """It names the other one and the flag within two renewals; the first one's engine, slices and Lease stay."""
-    with machines() as said:
+    """It names the other machine and the flag within two renewals; the first one's engine, slices and Lease stay."""
+    with machines() as messages:
         async with open_world(settings=settings()) as world:
             await world.serve()
             before = await slices(world)
@@ -65,7 +65,7 @@ async def test_a_second_machine_of_the_same_name_refuses_to_serve(autojump_clock
             with trio.fail_after(2 * RENEW_SECONDS):
                 await second.start_agent()
                 await second.wait_stopped()
-            (words,) = said
+            (words,) = messages
             assert "sim.local (1) at 192.0.2.10" in words
             assert "--host-name" in words
             await trio.sleep(60)
@@ -77,8 +77,8 @@ async def test_a_second_machine_of_the_same_name_refuses_to_serve(autojump_clock
 
 
 async def test_the_same_machine_is_no_rival_of_itself(autojump_clock):
-    """An agent that was killed finds its own Lease and goes on at once."""
-    with machines() as said:
+    """An agent that was killed finds its own Lease and continues at once."""
+    with machines() as messages:
         async with open_world(settings=settings()) as world:
             await world.serve()
             await world.kill_agent()
@@ -86,12 +86,12 @@ async def test_the_same_machine_is_no_rival_of_itself(autojump_clock):
             await world.start_agent()
             await trio.sleep(1)
             assert (await world.host_lease()).metadata.resource_version != version
-            assert said == []
+            assert messages == []
 
 
-async def test_a_machine_that_is_called_otherwise_by_now_is_the_same_one(autojump_clock):
-    """A Mac takes another name from another network: its next agent goes on at once under the same Lease."""
-    with machines(domains=("local", "fritz.box")) as said:
+async def test_a_machine_that_was_renamed_is_the_same_one(autojump_clock):
+    """A Mac takes another name from another network: its next agent continues at once under the same Lease."""
+    with machines(domains=("local", "fritz.box")) as messages:
         async with open_world(settings=settings()) as world:
             await world.serve()
             await world.kill_agent()
@@ -99,13 +99,13 @@ async def test_a_machine_that_is_called_otherwise_by_now_is_the_same_one(autojum
             await trio.sleep(2)
             lease = await world.host_lease()
             assert lease.metadata.annotations["inference.llmkube.dev/machine"] == "sim.fritz.box (1)"
-            assert said == []
+            assert messages == []
             assert len(world.machine.spawned) == 1
 
 
-async def test_the_name_of_a_dead_machine_can_be_had(autojump_clock):
+async def test_the_name_of_a_dead_machine_can_be_reused(autojump_clock):
     """A replacement under the dead machine's name waits until its Lease has expired, and then serves."""
-    with machines() as said:
+    with machines() as messages:
         async with open_world(settings=settings()) as world:
             await world.serve()
             await world.first.die()
@@ -114,12 +114,12 @@ async def test_the_name_of_a_dead_machine_can_be_had(autojump_clock):
             await trio.sleep(EXPIRES_AFTER_RENEWALS * RENEW_SECONDS - 5)
             assert second.machine.spawned == []
             await world.until(world.slices, [("sim", "192.0.2.11", True)], seconds=60)
-            assert said == []
+            assert messages == []
 
 
-async def test_a_machine_that_was_cut_off_gives_way_to_its_successor(autojump_clock):
-    """While one was cut off another has taken its name over: on its return it leaves, and the other one serves on."""
-    with machines() as said:
+async def test_a_partitioned_machine_yields_to_its_successor(autojump_clock):
+    """During a partition another machine has taken the name: on its return the first exits, and the other serves."""
+    with machines() as messages:
         async with open_world(settings=settings()) as world:
             await world.serve()
             world.first.cut_off()
@@ -129,18 +129,18 @@ async def test_a_machine_that_was_cut_off_gives_way_to_its_successor(autojump_cl
             world.first.cut_off(False)
             with trio.fail_after(60):
                 await world.first.wait_stopped()
-            assert "sim.local (2) at 192.0.2.11" in said[0]
+            assert "sim.local (2) at 192.0.2.11" in messages[0]
             await trio.sleep(60)
             assert world.machine.live() == []
             assert await world.slices() == [("sim", "192.0.2.11", True)]
             assert len(second.machine.spawned) == 1
 
 
-async def test_a_lease_that_somebody_deleted_comes_back(autojump_clock):
-    """The next renewal makes it anew: its version is not the one that was expected, and no machine stands in it."""
-    with machines() as said:
+async def test_a_lease_that_was_deleted_is_created_again(autojump_clock):
+    """The next renewal creates it: its version is not the expected one, and it names no machine."""
+    with machines() as messages:
         async with open_world(settings=settings()) as world:
             await world.until(world.host_lease, lambda lease: lease is not None)
             await world.client.delete(Lease, LEASE)
             await world.until(world.host_lease, lambda lease: lease is not None, seconds=2 * RENEW_SECONDS)
-            assert said == []
+            assert messages == []

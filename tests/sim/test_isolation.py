@@ -1,9 +1,9 @@
-"""Promise 1: a bug at any checkpoint of one service's task costs its siblings nothing, and itself a back-off.
+"""Promise 1: a bug at any checkpoint of one service's task affects no sibling, and costs that service a back-off.
 
-The life of a service is played once to see at which checkpoints its tasks stop, and then again with an exception raised
-at one of them. All tasks that the service has made are driven through `_Driver`, which hands on what they say to Trio
-and what Trio says to them; what it throws comes out of the very `await` at which the task had stopped, after Trio has
-done what it was asked. The exceptions are those of a bug: of no class that the supervisor knows.
+The life of a service is run once to find the checkpoints at which its tasks stop, and then again with an exception
+raised at one of them. `_Driver` runs all tasks of the service, and passes values between them and Trio; an exception is
+raised from the very `await` at which the task had stopped, after Trio has completed it. The exceptions are those of a
+bug: of no class that the supervisor knows.
 
 Every second line of code at which a task stops is tried once; `make soak` tries every checkpoint of the life, some 300.
 """
@@ -34,14 +34,14 @@ VICTIM, SIBLING = "chat", "embed"
 OURS = str(Path(llmkube.__file__).parent)
 
 ATOMIC = {"_nested_child_finished"}
-"""Trio's own waits between which and their callers nothing of ours can go wrong, and which it has to leave in order."""
+"""Trio's own waits: no bug of ours can occur between them and their callers, and they must be left in order."""
 
 SIMULATED = {"_owned"}
-"""The end of a simulated process stands for code that has tests of its own; it is not the service's."""
+"""The end of a simulated process replaces code that has separate tests; it is not the service's."""
 
 
 class InjectedError(Exception):
-    """A bug; nobody expects it by its class."""
+    """A bug: no code expects its class."""
 
 
 @attrs.define
@@ -53,11 +53,11 @@ class Injector:
 
     @property
     def struck(self):
-        """Where it made one fail; "" as long as it has not."""
+        """The place of the injected failure; "" before it."""
         return self.places[self.at] if 0 <= self.at < len(self.places) else ""
 
     def raises_here(self, coroutine):
-        """Count the checkpoint at which a task has stopped; whether to raise there."""
+        """Count the checkpoint at which a task has stopped; return whether to raise there."""
         place = _place(coroutine)
         if not place:
             return False
@@ -70,7 +70,7 @@ injector: ContextVar[Injector | None] = ContextVar("injector", default=None)
 
 @attrs.frozen
 class _Driver:
-    """Runs a coroutine, and raises at the checkpoint that the injector says."""
+    """Runs a coroutine, and raises at the checkpoint that the injector chooses."""
 
     coroutine: types.CoroutineType
     injector: Injector
@@ -88,7 +88,7 @@ class _Driver:
 
 
 def _place(coroutine):
-    """The line of ours at which a task has stopped; "" where no bug of ours can be."""
+    """Return the line of ours at which a task has stopped; "" where no bug of ours can be."""
     here, place = coroutine, ""
     while here is not None:
         if isinstance(here, types.CoroutineType):
@@ -107,7 +107,7 @@ def _place(coroutine):
         if frame.f_code.co_filename.startswith(OURS):
             file = Path(frame.f_code.co_filename).relative_to(OURS)
             place = f"{file}:{frame.f_lineno} {frame.f_code.co_qualname}"
-        # A generator inside `async with` is driven by an object that does not say what it drives.
+        # The object that drives a generator inside `async with` does not give access to it.
         manager = frame.f_locals.get("self") if frame.f_code.co_filename.endswith("contextlib.py") else None
         here = manager.gen if hasattr(manager, "gen") else inner
     return place
@@ -115,7 +115,7 @@ def _place(coroutine):
 
 @contextmanager
 def driven(bug):
-    """Every task of the victim, from the agent's first line about it to its last, is driven."""
+    """Run every task of the victim in a driver, from the agent's first line about it to its last."""
     start_soon, start_now, look_after = trio.Nursery.start_soon, trio.Nursery.start, Services._supervise
 
     async def drive(fn, *args, **status):
@@ -155,13 +155,13 @@ def driven(bug):
 
 
 async def play(bug, memory):
-    """A service comes, is edited, crashes twice and goes, beside a sibling that nothing of this concerns."""
+    """A service is created, edited, crashes twice and is deleted, with a sibling that must not be affected."""
     async with open_world(settings=agent_settings(drain_seconds=2.0), memory=memory) as world:
         machine = world.machine
         machine.shapes["builtin://demo"] = shape_of(1)
         machine.default = Script(load_seconds=1.0, stop_seconds=0.2)
         await world.serve(SIBLING)
-        before = await told(world)
+        before = await sibling_state(world)
         with driven(bug):
             machine.fetch_seconds["builtin://demo"] = 1.0
             await world.apply(VICTIM)
@@ -175,7 +175,7 @@ async def play(bug, memory):
             await world.delete(VICTIM)
             await world.until(world.service, None, VICTIM)
             await world.until(gone, True, world)
-        assert await told(world) == before
+        assert await sibling_state(world) == before
         assert machine.counts() == {SIBLING: 1}
         assert not machine.doubles
         if [key.name for key in machine.entries] != [SIBLING]:
@@ -188,7 +188,7 @@ async def play(bug, memory):
 
 
 async def serving(world, word=""):
-    """The victim has one engine, with a word in its arguments; it is ready, published, and said to be so."""
+    """Wait until the victim has one engine, with a word in its arguments, that is ready and published."""
 
     async def is_so():
         await trio.lowlevel.checkpoint()
@@ -200,13 +200,13 @@ async def serving(world, word=""):
 
 
 async def alone(world):
-    """Whether no engine of the victim is left that has been replaced."""
+    """Return whether no replaced engine of the victim is left."""
     await trio.lowlevel.checkpoint()
     return len(world.machine.live(VICTIM)) == 1
 
 
-async def told(world):
-    """Everything that is true or said of the sibling; not when, nor how often."""
+async def sibling_state(world):
+    """Return the sibling's state and status, without times and counts."""
     slices = [one for one in (await world.client.list(EndpointSlice)).items if one.metadata.name.startswith(SIBLING)]
     return (
         [child.pid for child in world.machine.live(SIBLING)],
@@ -216,47 +216,47 @@ async def told(world):
 
 
 async def gone(world):
-    """Whether nothing of the victim is left to see: no engine, no slice, no claim."""
+    """Return whether the victim has no engine, no slice and no claim left."""
     return not (world.machine.live(VICTIM) or await world.slices(VICTIM) or await world.claims(VICTIM))
 
 
 def run(memory, at=-1):
-    """Play the life with a bug at one of its checkpoints; the order of tasks is drawn alike each time."""
+    """Run the life with a bug at one of its checkpoints; the order of tasks is the same each time."""
     core, bug = trio._core._run, Injector(at)
     core._ALLOW_DETERMINISTIC_SCHEDULING = True
     state = core._r.getstate()
     core._r.seed(5)
     try:
-        with capture_logs():  # a traceback of this depth takes longer to draw than the life to play
+        with capture_logs():  # formatting a traceback of this depth takes longer than the life
             trio.run(play, bug, memory, clock=virtual_clock())
     finally:
         core._r.setstate(state)
     return bug
 
 
-ROOMS = {"supervisor", "supervisor/service", "supervisor/engine", "supervisor/cluster"}
-"""The packages through which the life of a service goes."""
+PACKAGES = {"supervisor", "supervisor/service", "supervisor/engine", "supervisor/cluster"}
+"""The packages that run the life of a service."""
 
 
-def room(place):
-    """The package of a line of code."""
+def package(place):
+    """Return the package of a line of code."""
     return str(Path(place.partition(":")[0]).parent)
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("memory", [None, SimMemory], ids=["one engine after the other", "one beside the other"])
+@pytest.mark.parametrize("memory", [None, SimMemory], ids=["one engine after the other", "two engines at once"])
 def test_a_bug_in_one_service_changes_nothing_for_another(memory):
-    """Wherever a bug strikes, the sibling's engine, slice and status stay, and the service comes up again and goes."""
+    """Wherever a bug occurs, the sibling's engine, slice and status stay, and the service starts again and ends."""
     life = run(memory).places
     assert len(life) > 250
-    elsewhere = set() if SOAK or memory is None else set(run(None).places)  # struck in the other life
+    elsewhere = set() if SOAK or memory is None else set(run(None).places)  # tested in the other life
     visits = defaultdict(list)
     for at, place in enumerate(life):
         if place not in elsewhere:
             visits[place].append(at)
-    rooms = defaultdict(list)
+    packages = defaultdict(list)
     for place, at in visits.items():
-        rooms[room(place)].append(at[:BUGS])
-    struck = [run(memory, at).struck for lines in rooms.values() for some in lines[::BUG_LINES] for at in some]
+        packages[package(place)].append(at[:BUGS])
+    struck = [run(memory, at).struck for lines in packages.values() for some in lines[::BUG_LINES] for at in some]
     assert all(struck), "a life with a bug was shorter than the one without, up to where it should have struck"
-    assert elsewhere or {room(place) for place in struck} >= ROOMS
+    assert elsewhere or {package(place) for place in struck} >= PACKAGES

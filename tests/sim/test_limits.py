@@ -1,4 +1,4 @@
-"""A host that lacks something, or stands still, costs no engine; one that no signal ends gets no second one."""
+"""A host that lacks a resource, or is suspended, stops no engine; an engine that survives KILL gets no successor."""
 
 from contextlib import asynccontextmanager
 
@@ -18,14 +18,14 @@ QUICK = agent_settings(lease_renew_seconds=5.0)
 
 @asynccontextmanager
 async def seen_world():
-    """A world whose host looks at its network and its memory as well."""
+    """Run a world whose host watches its network and its memory as well."""
     async with open_world(settings=QUICK, reach=at(ADDRESS), memory=SimMemory) as world:
         world.machine.shapes["builtin://demo"] = shape_of(0.1)
         yield world
 
 
 def supervisor_tasks():
-    """How many tasks run the supervisor's code."""
+    """Return the number of tasks that run the supervisor's code."""
     tasks = [trio.lowlevel.current_root_task()]
     for task in tasks:
         tasks.extend(child for nursery in task.child_nurseries for child in nursery.child_tasks)
@@ -34,10 +34,10 @@ def supervisor_tasks():
 
 @pytest.mark.parametrize("has_proc", [True, False])
 async def test_an_agent_without_descriptors_condemns_no_engine(autojump_clock, has_proc):
-    """For ten minutes nothing can be opened: what serves stays, and what has died is started when that is over.
+    """For ten minutes nothing can be opened: serving engines stay, and dead ones are started afterwards.
 
-    Neither the engines nor their memory, nor the host's network can be looked at meanwhile. On macOS the engines can be
-    looked at, and not asked.
+    Engines, their memory and the host's network cannot be inspected meanwhile. On macOS engines can be inspected, but
+    not probed.
     """
     async with seen_world() as world:
         world.machine.has_proc = has_proc
@@ -55,7 +55,7 @@ async def test_an_agent_without_descriptors_condemns_no_engine(autojump_clock, h
 
 @pytest.mark.parametrize("end", ["edit", "delete"])
 async def test_an_engine_that_ends_without_descriptors_leaves_nothing(autojump_clock, end):
-    """What is edited or deleted while nothing can be opened has one engine afterwards, or none."""
+    """A service edited or deleted while nothing can be opened has one engine afterwards, or none."""
     async with seen_world() as world:
         await world.serve()
         world.machine.no_descriptors = True
@@ -67,7 +67,7 @@ async def test_an_engine_that_ends_without_descriptors_leaves_nothing(autojump_c
 
 
 async def test_an_agent_that_begins_without_descriptors_adopts_when_it_can(autojump_clock):
-    """An engine that the next agent cannot look at is neither ended nor doubled, and is supervised afterwards."""
+    """An engine that the next agent cannot inspect is neither stopped nor doubled, and is supervised afterwards."""
     async with open_world(settings=QUICK, reach=at(ADDRESS)) as world:
         await world.serve()
         await world.kill_agent()
@@ -85,8 +85,8 @@ async def test_an_agent_that_begins_without_descriptors_adopts_when_it_can(autoj
 @pytest.mark.parametrize(
     ("lack", "why"), [("disk_full", Reason.JOURNAL_NOT_WRITTEN), ("no_address", Reason.ADDRESS_MISSING)]
 )
-async def test_what_is_lacking_is_said(autojump_clock, lack, why):
-    """Why no engine can be started is a reason of its own, and not that its program is missing."""
+async def test_a_lack_of_resources_is_reported(autojump_clock, lack, why):
+    """The reason why no engine can be started is distinct from a missing program."""
     async with open_world(settings=QUICK) as world:
         setattr(world.machine, lack, True)
         await world.apply()
@@ -95,7 +95,7 @@ async def test_what_is_lacking_is_said(autojump_clock, lack, why):
 
 
 async def test_an_engine_that_dies_while_the_journal_is_written_is_started_again(autojump_clock):
-    """An edit that restarts nothing is noted on a slow disk; who dies meanwhile does not wait for another edit."""
+    """An edit that restarts nothing is recorded on a slow disk; an engine that dies meanwhile is restarted."""
     async with open_world(settings=QUICK) as world:
         await world.serve()
         trap = world.machine.traps["record"] = Trap()
@@ -110,8 +110,8 @@ async def test_an_engine_that_dies_while_the_journal_is_written_is_started_again
         assert len(world.machine.spawned) == 2
 
 
-async def test_a_service_at_rest_is_five_tasks(autojump_clock):
-    """Itself, planner, runner, incarnation and the watch for its exit: every other task ends with what it was for."""
+async def test_an_idle_service_is_five_tasks(autojump_clock):
+    """Service, planner, runner, incarnation and the watch of its exit: every other task ends with its purpose."""
     async with open_world(settings=QUICK) as world:
         await world.serve()
         await trio.sleep(60)
@@ -123,7 +123,7 @@ async def test_a_service_at_rest_is_five_tasks(autojump_clock):
 
 
 async def test_an_engine_that_no_signal_ends_gets_no_second_one(autojump_clock):
-    """While an engine is stuck in the kernel its service says so and waits; when it is gone, the next one starts."""
+    """While an engine is stuck in the kernel its service reports it and waits; afterwards the next one starts."""
     async with open_world(settings=QUICK) as world:
         child = await world.serve()
         child.stuck = True
@@ -137,8 +137,8 @@ async def test_an_engine_that_no_signal_ends_gets_no_second_one(autojump_clock):
         assert len(world.machine.spawned) == 2
 
 
-async def test_a_world_that_has_stood_still_loses_nothing(autojump_clock):
-    """After ten minutes in which nobody could do anything, every engine serves, and the hosts keep what they claim."""
+async def test_a_world_that_was_suspended_loses_nothing(autojump_clock):
+    """After ten minutes in which no program could run, every engine serves, and the hosts keep their claims."""
     async with open_world(settings=QUICK) as world:
         await world.add_host("mini")
         await world.serve("chat", "embed")
@@ -153,5 +153,5 @@ async def test_a_world_that_has_stood_still_loses_nothing(autojump_clock):
 
 
 async def reason(world):
-    """Why the service is not loaded."""
+    """Return the reason of the service's condition `Loaded`."""
     return (await world.condition())[1]

@@ -21,14 +21,14 @@ from sim.world import agent_settings, open_world
 
 @pytest.mark.parametrize("seed", range(MAC_SEEDS))
 def test_a_seed_of_macs_violates_nothing(seed):
-    """Half an hour of faults ends as it was wished, then nothing moves any more, and nothing wrong has ever been."""
+    """Half an hour of faults ends in the desired state, without writes afterwards and without violations."""
     result = score.run_seed(seed, macs=True, quiet_minutes=QUIET_MINUTES)
     assert not result.violations, f"replay it with: python -m tests.sim --macs --seed {seed}"
     assert result.faults.keys() & MAC_FAULTS.keys()
 
 
 def played(*names, release=27):
-    """Play a timeline of one Mac with two services and these faults, and return what was violated."""
+    """Run a timeline of one Mac with two services and these faults, and return the violations."""
     events = [score.Happening(1.0, "create", 1), score.Happening(2.0, "create", 5)]
     events += [score.Happening(120.0 + 300 * number, name, 3) for number, name in enumerate(names)]
     timeline = score.Timeline(
@@ -41,19 +41,19 @@ def played(*names, release=27):
 
 @pytest.mark.ci
 @pytest.mark.parametrize("name", sorted(MAC_FAULTS))
-def test_each_fault_of_macs_is_mended(name):
-    """Alone, and twice in a row."""
+def test_each_fault_of_macs_is_repaired(name):
+    """Each fault is injected twice in a row, without others."""
     assert played(name, name) == set()
 
 
 @pytest.mark.parametrize("release", sample_rows(RELEASES))
 def test_each_release_serves(release):
-    """With a failing GPU and hidden exits on each of them."""
+    """A failing GPU and hidden exits are handled on each release."""
     assert played("latched-error", "hidden-exit", release=release) == set()
 
 
 async def restarted_during_an_exit():
-    """Kill an engine on a Mac, and its agent while the kernel still frees what the GPU had wired for it."""
+    """Kill an engine on a Mac, and its agent while the kernel still frees the GPU's wired memory."""
     memory = partial(mac_of, 26, score.SHAPES)
     async with open_world(settings=agent_settings(metal=True, memory_guesses=True), memory=memory) as world:
         await world.apply()
@@ -69,14 +69,14 @@ async def restarted_during_an_exit():
         assert engine.exit is not None
 
 
-async def test_an_agent_that_finds_an_engine_which_ends_waits_for_its_end(autojump_clock):
-    """ESRCH is no end: the next engine is started when the memory of this one is back."""
+async def test_an_agent_that_finds_an_exiting_engine_waits_for_its_exit(autojump_clock):
+    """ESRCH is no exit: the next engine is started when the memory of this one is free."""
     await restarted_during_an_exit()
 
 
 @pytest.mark.soak
 async def test_mutant_esrch_is_taken_for_the_end(autojump_clock, monkeypatch):
-    """Then two engines hold the memory of one."""
+    """Two engines then hold the memory of one."""
 
     async def ended_at_once(events, pid, has_ended):
         try:
@@ -115,6 +115,6 @@ def unread_memory_crashes(patch):
     ],
 )
 def test_mutants_are_seen(monkeypatch, mutant, faults, columns):
-    """Each deliberate bug shows in its column of the scorecard."""
+    """Each deliberate bug is recorded in its column of the scorecard."""
     mutant(monkeypatch)
     assert played(*faults) & columns

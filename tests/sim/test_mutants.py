@@ -45,7 +45,7 @@ from sim.world import open_world
 
 
 async def serve_crash_and_edit(world):
-    """One service through load, crash, edit and a crash loop, with what must hold at each point."""
+    """Run one service through load, crash, edit and a crash loop, with assertions at each point."""
     world.machine.default = Script(load_seconds=30)
     await world.apply()
     await trio.sleep(20)
@@ -73,7 +73,7 @@ async def serve_crash_and_edit(world):
 
 
 async def run():
-    """The first timeline, in the form of the other ones."""
+    """Run the first timeline, in the form of the other ones."""
     async with open_world() as world:
         await serve_crash_and_edit(world)
 
@@ -99,7 +99,7 @@ def greeted_as_new(original):
 
 
 def planned_first(original):
-    """The planner has spoken before the runner looks for the first time."""
+    """Publish a plan before the runner checks for the first time."""
     return lambda replan, runner, first: original(replan, runner, Idle(Reason.PENDING))
 
 
@@ -123,9 +123,9 @@ MUTANTS = {
         "no back-off": (service, "after_failure", lambda state, failure, rng: (RestartState(1), 0.0)),
         "a new plan looks like the old one": (LaunchPlan, "digest", "constant"),
     },
-    adoption.test_a_new_agent_says_which_engine_serves: {
+    adoption.test_a_new_agent_reports_the_serving_engine: {
         "the journal forgets which build was started": (machine, "dump", without_build(machine.dump)),
-        "an engine that has ended is told to serve": (status, "service_status", always_loaded(status.service_status)),
+        "an exited engine is reported as serving": (status, "service_status", always_loaded(status.service_status)),
     },
     adoption.test_a_killed_agent_costs_nothing: {
         "the journal is not written": (Machine, "write", do_nothing),
@@ -142,22 +142,22 @@ MUTANTS = {
         "an adopted engine of another plan stays": (LaunchPlan, "digest", "constant")
     },
     adoption.test_an_engine_that_was_still_loading_is_adopted_without_being_called_ready: {
-        "an adopted engine is not asked before it is called ready": (health, "wait_ready", ready_at_once)
+        "an adopted engine is not probed before it is called ready": (health, "wait_ready", ready_at_once)
     },
     adoption.test_an_empty_list_right_after_the_start_ends_nothing: {
         "the first empty list is believed": (Cache, "is_suspect", lambda self, listing: False)
     },
-    adoption.test_an_agent_without_an_api_server_serves_what_was_asked_last: {
+    adoption.test_an_agent_without_an_api_server_serves_the_last_known_services: {
         "without an API server nothing is started": (Services, "synced", lambda self: True)
     },
     adoption.test_requests_in_flight_end_before_the_engine_does: {
         "a stop does not wait for requests": (health.Engine, "wait_idle", do_nothing)
     },
     adoption.test_an_edit_that_restarts_nothing_is_known_to_the_next_agent: {
-        "the journal does not follow the wish": (EngineJournal, "follow", do_nothing)
+        "the journal does not follow the spec": (EngineJournal, "follow", do_nothing)
     },
-    partial(adoption.test_what_was_told_to_stop_in_the_last_moments_of_an_agent_ends, online=False): {
-        "what was told to stop is not taken over first": (services, "run_service", planned_first(services.run_service))
+    partial(adoption.test_a_suspension_in_the_last_moments_of_an_agent_is_carried_out, online=False): {
+        "a suspension is not taken over first": (services, "run_service", planned_first(services.run_service))
     },
     adoption.test_no_route_at_the_start_of_an_agent_ends_no_engine: {
         "an address without a route is lost": (
@@ -166,31 +166,31 @@ MUTANTS = {
             lambda reach, host: host == reach.bind or (reach.address is not None and host in reach.own),
         )
     },
-    adoption.test_a_slow_first_look_at_the_network_ends_no_engine: {
-        "an address that nobody has looked for is lost": (
+    adoption.test_a_slow_first_scan_of_the_network_ends_no_engine: {
+        "an address before the first scan is lost": (
             HostAddress,
             "serves",
             lambda reach, host: host == reach.bind or host in reach.own,
         )
     },
     partial(limits.test_an_agent_without_descriptors_condemns_no_engine, has_proc=False): {
-        "who cannot be asked is gone": (health, "LOCAL_CONNECT_ERRNOS", frozenset())
+        "an engine that cannot be probed is gone": (health, "LOCAL_CONNECT_ERRNOS", frozenset())
     },
-    partial(limits.test_what_is_lacking_is_said, lack="disk_full", why=Reason.JOURNAL_NOT_WRITTEN): {
-        "what is lacking has no reason of its own": (attempt, "reason_of", lambda error: Reason.ENGINE_NOT_FOUND)
+    partial(limits.test_a_lack_of_resources_is_reported, lack="disk_full", why=Reason.JOURNAL_NOT_WRITTEN): {
+        "a lack of resources has no reason of its own": (attempt, "reason_of", lambda error: Reason.ENGINE_NOT_FOUND)
     },
-    adoption.test_an_agent_that_parts_in_peace_leaves_everything_as_it_is: {
-        "a peaceful shutdown takes the endpoint along": (AgentView, "keep_engines", lambda self: None)
+    adoption.test_an_agent_that_exits_with_keep_changes_nothing: {
+        "a shutdown with keep withdraws the endpoint": (AgentView, "keep_engines", lambda self: None)
     },
 }
 """Bugs by the timeline that catches them: object, attribute and faulty value."""
 
 
-# -- what the books of a random timeline must see ------------------------------------------------------------------
+# -- bugs that the monitor of a random timeline must record -------------------------------------------------------
 
 
 def unseen(original):
-    """The new agent is not told of the engines that run."""
+    """Hide the running engines from the new agent."""
 
     def match_processes(self, settings):
         return {key: attrs.evolve(entry, engine=None) for key, entry in original(self, settings).items()}
@@ -239,7 +239,7 @@ BOOKED = {
         "an endpoint outlives its engine": (status_manager, "slice_manifest", always_ready)
     },
     (steps(*CREATED, (100.0, "journal-lost")), "orphans"): {
-        "strays are left alone": (Machine, "match_processes", strays_stay(Machine.match_processes))
+        "strays are not stopped": (Machine, "match_processes", strays_stay(Machine.match_processes))
     },
     (steps(*CREATED, (100.0, "agent-killed")), "double"): {
         "nothing is adopted": (Machine, "match_processes", unseen(Machine.match_processes))
@@ -273,32 +273,32 @@ BOOKED = {
     (steps(*CREATED, (100.0, "suspend", 2)), "double"): {"a suspended service runs": (Desired, "running", True)},
     (steps(*CREATED, (100.0, "store-away", 1)), "lost"): {"a fetch is tried once": (planner, "Backoff", endless_pause)},
 }
-"""A timeline with a column of the scorecard, and the bugs that the one shows in the other."""
+"""Timelines with a column of the scorecard, and the bugs that the monitor records there."""
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("row", rows(BOOKED))
 def test_a_mutant_is_booked(row, monkeypatch):
-    """The books of a run see this bug, and without it the same timeline is clean."""
+    """The monitor records this bug, and the same timeline is clean without it."""
     assert_recorded(monkeypatch, row)
 
 
 @pytest.mark.soak
 def test_the_timeline_holds_without_a_mutant():
-    """The timeline that the mutants must break passes on the real code; the others are tests of their own."""
+    """The timeline for the mutants passes on the real code; the others are separate tests."""
     play(run)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("row", rows(MUTANTS))
 def test_a_mutant_is_caught(row, monkeypatch):
-    """A program with this bug does not get through the timeline."""
+    """A program with this bug fails the timeline."""
     assert_caught(monkeypatch, row)
 
 
 @pytest.mark.soak
 def test_a_mutant_that_does_not_fit_is_no_proof(monkeypatch):
-    """One that crashes wherever it is called fails every timeline, whatever that timeline asserts."""
+    """A mutant that crashes at each call fails every timeline, whatever that asserts."""
     monkeypatch.setattr(planner, "check", lambda service: None)  # it is called with more arguments
     with pytest.raises(BrokenMutantError, match="were given"):
         is_caught(partial(play, run))

@@ -1,4 +1,4 @@
-"""Claims of the dead on what is gone: nobody's any more, and so everybody's to remove; but only those."""
+"""Claims of dead hosts on deleted services are removed by any host, and no others are."""
 
 import trio
 
@@ -11,13 +11,13 @@ def world_of_two():
 
 
 async def serving_on_the_first(world, **options):
-    """A service that the first host has claimed, beside a second one that could serve it."""
+    """Run a service that the first host has claimed, with a second host that could serve it."""
     await world.serve(**options)
     assert await world.claims() == {0: "sim"}
 
 
 async def test_the_claim_of_a_dead_host_on_a_deleted_service_goes(autojump_clock):
-    """Whether the service is deleted before or after its host is known to be dead, another host removes the claim."""
+    """Whether the service is deleted before or after the death of its host, another host removes the claim."""
     for pause in (1.0, 40.0):
         async with world_of_two() as world:
             await serving_on_the_first(world)
@@ -29,7 +29,7 @@ async def test_the_claim_of_a_dead_host_on_a_deleted_service_goes(autojump_clock
 
 
 async def test_a_host_that_returns_removes_its_own_claim(autojump_clock):
-    """With nobody else there, the claim on a service that was deleted meanwhile goes when its host is back."""
+    """Without other hosts, the claim on a service that was deleted meanwhile is removed when its host is back."""
     async with world_of_two() as world:
         await serving_on_the_first(world)
         await world.first.die()
@@ -41,8 +41,8 @@ async def test_a_host_that_returns_removes_its_own_claim(autojump_clock):
         assert world.machine.live() == []
 
 
-async def test_a_claim_on_what_a_host_does_not_follow_is_left_alone(autojump_clock):
-    """A host with a selector sees no such service, and removes the dead one's claim only once the service is gone."""
+async def test_a_claim_on_an_unselected_service_is_kept(autojump_clock):
+    """A host whose selector excludes a service removes a dead host's claim only once the service is deleted."""
     async with world_of_two() as world:
         await world.add_host("mini", selector=parse_selector("team=b"))
         await serving_on_the_first(world, labels={"team": "a"})
@@ -56,7 +56,7 @@ async def test_a_claim_on_what_a_host_does_not_follow_is_left_alone(autojump_clo
 
 
 async def test_the_claim_of_a_live_host_is_never_removed_by_another(autojump_clock):
-    """A deleted service whose host still drains keeps its claim until that host gives it up."""
+    """A deleted service whose host still drains keeps its claim until that host releases it."""
     async with world_of_two() as world:
         await world.add_host("mini", accelerators=frozenset({"cpu"}))
         await serving_on_the_first(world)

@@ -1,4 +1,4 @@
-"""Engines of other runtimes under the same memory: admitted, evicted, back, watched and drained as llama.cpp's are."""
+"""Engines of other runtimes are admitted, evicted, returned, watched and drained like those of llama.cpp."""
 
 import attrs
 import pytest
@@ -19,7 +19,7 @@ def mac(**settings):
 
 
 def prepare(world, gib=25.0):
-    """The programs are there, and what both models take is known."""
+    """Install the programs, and set the sizes of both models."""
     world.machine.programs |= set(RUNTIMES)
     world.machine.shapes |= {"builtin://demo": shape_of(30.0), OTHER: attrs.evolve(shape_of(gib), format="mlx")}
     world.machine.memory.sizes |= {"other": gib, "chat": 30.0}
@@ -30,8 +30,8 @@ async def serve_other(world, runtime, **spec):
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-async def test_it_gives_way_and_comes_back(autojump_clock, runtime):
-    """A more important service gets its memory when its process is gone, and it returns when that one has gone."""
+async def test_it_is_displaced_and_returns(autojump_clock, runtime):
+    """A more important service gets the memory of the displaced process, which returns when that one is gone."""
     async with mac() as world:
         prepare(world)
         await serve_other(world, runtime, priority="low")
@@ -54,8 +54,8 @@ async def test_the_runtime_in_the_status_is_the_one_that_the_host_has_chosen(aut
         assert (await world.service("other"))["spec"]["runtime"] == "llamacpp"
 
 
-async def test_what_is_too_large_is_never_started(autojump_clock):
-    """The estimate of its headers counts as llama.cpp's does: no process, and the figures in the condition."""
+async def test_a_model_that_is_too_large_is_never_started(autojump_clock):
+    """The estimate from its headers is used as for llama.cpp: no process, and the figures in the condition."""
     async with mac() as world:
         prepare(world, gib=100.0)
         await serve_other(world, "mlx-lm")
@@ -65,8 +65,8 @@ async def test_what_is_too_large_is_never_started(autojump_clock):
         assert reason == "ExceedsMemory"
 
 
-async def test_a_host_without_the_program_says_what_brings_it(autojump_clock):
-    """A service of a runtime whose program is missing waits, and is started when it is installed."""
+async def test_a_host_without_the_program_names_its_package(autojump_clock):
+    """A service whose runtime is missing waits, and is started when the program is installed."""
     async with mac() as world:
         prepare(world)
         world.machine.programs -= {"mlx-lm"}
@@ -78,7 +78,7 @@ async def test_a_host_without_the_program_says_what_brings_it(autojump_clock):
 
 
 async def end_first(runtime):
-    """Delete a service with a request under way: it gets TERM only after that."""
+    """Delete a service with a request in flight: it gets TERM only afterwards."""
     async with mac(drain_seconds=30.0) as world:
         prepare(world)
         await serve_other(world, runtime)
@@ -95,19 +95,19 @@ async def end_first(runtime):
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 async def test_requests_in_flight_end_first(autojump_clock, runtime):
-    """Its own metrics say that a request is under way."""
+    """Its own metrics show that a request is in flight."""
     await end_first(runtime)
 
 
 async def test_requests_in_flight_of_an_engine_that_does_not_count_them_end_first(autojump_clock, monkeypatch):
-    """A later version calls its metrics something else: the proxy in front of it says what is under way."""
+    """A later version has other metrics: the proxy in front of it reports requests in flight."""
     monkeypatch.setitem(connection.METRICS, "vllm", "vllm:of_a_later_version {} {}\n")
     await end_first("vllm-metal")
 
 
 @pytest.mark.soak
 async def test_mutant_an_engine_whose_numbers_are_not_read(autojump_clock, monkeypatch):
-    """Without its row's questions, and a proxy that counts, a request is cut."""
+    """Without metrics of the engine and without a proxy, a request is cut short."""
     monkeypatch.setitem(connection.METRICS, "proxy", "")
     monkeypatch.setitem(
         host_runtimes.HOST_RUNTIMES,
@@ -118,8 +118,8 @@ async def test_mutant_an_engine_whose_numbers_are_not_read(autojump_clock, monke
         await end_first("mlx-lm")
 
 
-async def test_vllm_listens_inside_and_a_proxy_asks(autojump_clock):
-    """What cannot ask for keys is on the loopback address, and clients are sent to what asks in its place."""
+async def test_vllm_listens_on_loopback_behind_a_proxy_with_keys(autojump_clock):
+    """An engine without keys of its own listens on the loopback address, and clients connect to the proxy."""
     async with mac() as world:
         prepare(world)
         await serve_other(world, "vllm-metal")

@@ -1,4 +1,4 @@
-"""One name, served by pods and by a host: one Service, both kinds of endpoints, one status that adds both up."""
+"""One service in pods and on a host: one Service, both kinds of endpoints, one status with the sum."""
 
 import attrs
 import trio
@@ -30,7 +30,7 @@ async def apply_both(world, **spec):
 
 
 async def roll_out(world, ready=1):
-    """Say that the Deployment has its pods, so many of them ready."""
+    """Report that the Deployment has its pods, `ready` of them ready."""
     live = await world.client.get(Deployment, KEY)
     count = live.spec.replicas
     status = {
@@ -59,7 +59,7 @@ async def deployments(world):
 
 
 async def test_one_service_leads_to_pods_and_to_a_host(autojump_clock):
-    """The Service selects the pods and keeps its port; the host's slice stands beside, under the same port name."""
+    """The Service selects the pods and keeps its port; the host's slice is added under the same port name."""
     async with world_with_pods() as world:
         await apply_both(world, endpoint={"port": 9000})
         await world.until(world.ready_addresses, 1)
@@ -77,8 +77,8 @@ async def test_one_service_leads_to_pods_and_to_a_host(autojump_clock):
         assert (await world.condition("Available"))[2] == "2 of 2 replicas ready, 1 of them on hosts"
 
 
-async def test_only_the_controller_says_how_it_does(autojump_clock):
-    """The host states no condition of the service; what it said before the pods came is taken back, and stays so."""
+async def test_only_the_controller_sets_conditions(autojump_clock):
+    """The host sets no condition of the service; its conditions from before the pods are removed for good."""
     async with world_with_pods() as world:
         await world.serve(model="chat-mac")
         assert (await world.condition("Loaded"))[0] == "True"
@@ -92,11 +92,11 @@ async def test_only_the_controller_says_how_it_does(autojump_clock):
         assert "spec.hosts" not in (await world.condition("SpecHonoured"))[2]
         assert await counts(world) == ("Ready", 2, 2)
         assert pods_of(await world.client.get(InferenceService, KEY))
-        assert len(world.machine.spawned) == 1, "its engine goes on"
+        assert len(world.machine.spawned) == 1, "its engine continues"
 
 
 async def test_either_serves_while_the_other_does_not(autojump_clock):
-    """A dead host costs its replica and no other, and so do pods that fail; the sentence says which is missing."""
+    """A dead host costs its replica and no other, and so do failing pods; the message names the missing one."""
     async with world_with_pods() as world:
         await apply_both(world)
         await world.until(world.ready_addresses, 1)
@@ -115,7 +115,7 @@ async def test_either_serves_while_the_other_does_not(autojump_clock):
 
 
 async def test_a_runtime_that_hosts_do_not_run_is_named_in_the_status(autojump_clock):
-    """Pods serve on with vLLM; `Degraded` names spec.hosts, the runtime and the way out."""
+    """Pods keep serving with vLLM; `Degraded` names spec.hosts, the runtime and the fix."""
     refused = "spec.hosts: hosts do not run spec.runtime vllm: set llamacpp, "
     async with world_with_pods() as world:
         await apply_both(world, runtime="vllm")
@@ -131,8 +131,8 @@ async def test_a_runtime_that_hosts_do_not_run_is_named_in_the_status(autojump_c
         assert refused in health.message
 
 
-async def test_a_service_of_hosts_alone_for_a_while(autojump_clock):
-    """With no pods wanted it is Ready by its host, and stopped only when neither is wanted."""
+async def test_a_service_may_be_on_hosts_alone_for_a_while(autojump_clock):
+    """Without desired pods it is Ready by its host, and stopped only when neither is desired."""
     async with world_with_pods() as world:
         await apply_both(world, replicas=0)
         await world.until(counts, ("Ready", 1, 1), world)
@@ -144,7 +144,7 @@ async def test_a_service_of_hosts_alone_for_a_while(autojump_clock):
 
 
 async def test_a_model_that_hosts_do_not_serve_is_named(autojump_clock):
-    """`hosts.modelRef` has to be for hosts; the pods serve on meanwhile."""
+    """`hosts.modelRef` must be a Model for hosts; the pods serve meanwhile."""
     async with world_with_pods() as world:
         await apply_both(world, hosts={"modelRef": "chat"})
         await world.until(world.phase, "Creating")
@@ -156,7 +156,7 @@ async def test_a_model_that_hosts_do_not_serve_is_named(autojump_clock):
 
 
 async def test_a_host_that_loads_slowly_is_waited_for(autojump_clock):
-    """While the host's engine loads, the pods serve, and the service is on its way and not failing."""
+    """While the host's engine loads, the pods serve, and the service is progressing and not failing."""
     async with world_with_pods() as world:
         world.machine.default = Script(load_seconds=60)
         await apply_both(world)

@@ -1,4 +1,4 @@
-"""What a service draws, from the agent that runs it: its engine's process, and what that says of its tokens."""
+"""Power use of a service, measured by its agent: its engine's process, and the tokens in its metrics."""
 
 import pytest
 import trio
@@ -35,7 +35,7 @@ async def measured(world, meter, seconds):
 
 @pytest.mark.ci
 async def test_joules_per_token_follow_the_engine(autojump_clock):
-    """They come with the engine's work, are unknown after its end, and begin anew with the next one."""
+    """The value appears with the engine's work, is unknown after its end, and starts again with the next one."""
     async with open_world(settings=agent_settings(lease_renew_seconds=5.0)) as world:
         await world.serve()
         meter = PowerMeter("apple", ("gpu",), world.agent.engines, Cores(world.machine))

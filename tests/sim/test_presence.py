@@ -1,4 +1,4 @@
-"""What a host says of itself, and what it makes of sleep, wake and new addresses."""
+"""A host's Lease, and its reactions to sleep, wake and new addresses."""
 
 import attrs
 import pytest
@@ -22,30 +22,30 @@ LAN = "192.0.2.77"
 
 
 def at(address, *others, problem=""):
-    """This host is reached at an address."""
+    """Return the address of a host."""
     return HostAddress(address, address or "127.0.0.1", "of a test", problem, frozenset({address, *others} - {None}))
 
 
 async def serving_at(world, reach):
-    """A host that has looked and found this, with one service that is ready."""
+    """Run a host with this address and one service that is ready."""
     await world.stop_agent()
     world.machine.reach = reach
     await world.start_agent()
     await world.serve()
 
 
-async def test_a_host_says_what_it_is_and_can_hold(autojump_clock):
-    """The Lease tells accelerators, engine, agent, memory, services and address, and is renewed every 5 s, not more."""
+async def test_the_lease_of_a_host_describes_it(autojump_clock):
+    """It has accelerators, engine, agent, memory, services and address, and is renewed every 5 s, not more often."""
     async with open_world(settings=QUICK) as world:
         await world.serve()
         await trio.sleep(70)
         lease = await world.host_lease()
-        said = {name.partition("/")[2]: value for name, value in lease.metadata.annotations.items()}
-        assert said["accelerators"] == "metal"
-        assert said["engine"] == "llama-server sim"
-        assert said["agent-version"]
-        assert (int(said["memory-total-bytes"]), int(said["memory-free-bytes"])) == (64 << 30, 32 << 30)
-        assert (said["services"], said["address"]) == ("1", ADDRESS)
+        annotations = {name.partition("/")[2]: value for name, value in lease.metadata.annotations.items()}
+        assert annotations["accelerators"] == "metal"
+        assert annotations["engine"] == "llama-server sim"
+        assert annotations["agent-version"]
+        assert (int(annotations["memory-total-bytes"]), int(annotations["memory-free-bytes"])) == (64 << 30, 32 << 30)
+        assert (annotations["services"], annotations["address"]) == ("1", ADDRESS)
         assert lease.spec.lease_duration_seconds == 20
         seen = set()
         for _ in range(600):
@@ -54,12 +54,12 @@ async def test_a_host_says_what_it_is_and_can_hold(autojump_clock):
         assert 11 <= len(seen) <= 13
 
 
-async def test_waking_up_kills_nothing_and_tells_everything_again(autojump_clock):
-    """After eight hours of sleep the engine is the same, and what others did to its endpoint meanwhile is mended."""
+async def test_a_wake_kills_nothing_and_reapplies_everything(autojump_clock):
+    """After eight hours of sleep the engine is unchanged, and other clients' changes to its endpoint are reverted."""
     async with open_world(settings=QUICK) as world:
         await world.serve()
         before = list(world.machine.spawned)
-        world.faults.kind = "half-open"  # asleep: nothing is said, and connections die without a word
+        world.faults.kind = "half-open"  # asleep: nothing is sent, and connections die silently
         world.network.sever()
         await world.until(world.ready_addresses, 0, seconds=60)
         world.first.asleep_seconds = 8 * 3600.0
@@ -69,8 +69,8 @@ async def test_waking_up_kills_nothing_and_tells_everything_again(autojump_clock
         await world.until(world.phase, "Ready", seconds=10)
 
 
-async def test_a_sleep_in_which_no_request_failed_is_one_too(autojump_clock):
-    """What others did to an endpoint meanwhile is mended at the wake, although every renewal was answered."""
+async def test_a_sleep_without_a_failed_request_is_noticed(autojump_clock):
+    """Other clients' changes to an endpoint are reverted at the wake, although every renewal was answered."""
     async with open_world(settings=QUICK) as world:
         await world.serve()
         (piece,) = (await world.client.list(EndpointSlice)).items
@@ -81,8 +81,8 @@ async def test_a_sleep_in_which_no_request_failed_is_one_too(autojump_clock):
         await world.until(world.ready_addresses, 1, seconds=10)
 
 
-async def test_what_changed_while_a_host_slept_is_known_when_it_wakes(autojump_clock):
-    """An edit that a dead watch never told of is followed within seconds of the wake, not when the watch times out."""
+async def test_a_change_during_a_sleep_is_applied_at_the_wake(autojump_clock):
+    """An edit that a dead watch never reported is applied within seconds of the wake, not at the watch's timeout."""
     async with open_world(settings=QUICK) as world:
         await world.serve()
         world.network.hush()
@@ -106,7 +106,7 @@ async def test_a_clock_that_is_set_kills_nothing(autojump_clock):
 
 
 async def test_slices_follow_a_new_address_within_seconds(autojump_clock):
-    """The old address is lost: the slice names the new one within 5 s, and the engine is started again on it, once."""
+    """When the old address is lost, the slice has the new one within 5 s, and the engine is restarted on it once."""
     async with open_world(settings=QUICK) as world:
         await serving_at(world, at(ADDRESS))
         world.machine.reach = at(LAN)
@@ -119,7 +119,7 @@ async def test_slices_follow_a_new_address_within_seconds(autojump_clock):
 
 
 async def test_a_new_gateway_moves_the_slice_and_no_engine(autojump_clock):
-    """Behind a virtual machine's gateway engines listen on the loopback address: only what is published changes."""
+    """Behind a virtual machine's gateway engines listen on the loopback address: only the endpoint changes."""
     async with open_world(settings=QUICK) as world:
         await serving_at(world, HostAddress(ADDRESS, "127.0.0.1", "a gateway"))
         world.machine.reach = HostAddress(LAN, "127.0.0.1", "another gateway")
@@ -129,7 +129,7 @@ async def test_a_new_gateway_moves_the_slice_and_no_engine(autojump_clock):
 
 
 async def test_a_new_route_does_not_restart_an_engine_whose_address_is_still_here(autojump_clock):
-    """A second network comes up and the route moves there: the engine stays, and its slice names where it listens."""
+    """A second network appears and the route moves there: the engine stays, and its slice keeps its address."""
     async with open_world(settings=QUICK) as world:
         await serving_at(world, at(ADDRESS))
         world.machine.reach = at(LAN, ADDRESS)
@@ -151,7 +151,7 @@ async def test_a_host_without_a_network_for_a_while_unloads_nothing(autojump_clo
 
 
 async def test_another_family_is_another_slice(autojump_clock):
-    """From IPv4 to IPv6, the old slice goes and the new one lists the engine on its IPv6 address."""
+    """From IPv4 to IPv6, the old slice is deleted and the new one has the engine's IPv6 address."""
     async with open_world(settings=QUICK) as world:
         await serving_at(world, at(ADDRESS))
         world.machine.reach = at("2001:db8::7")
@@ -160,8 +160,8 @@ async def test_another_family_is_another_slice(autojump_clock):
         assert engine.address[0] == "2001:db8::7"
 
 
-async def test_the_next_engine_leaves_nothing_at_the_address_of_the_other_family(autojump_clock):
-    """A route of the other family moves no engine; when the next one starts there, the old slice goes for good."""
+async def test_the_next_engine_leaves_no_slice_of_the_other_family(autojump_clock):
+    """A route of the other family moves no engine; when the next one starts there, the old slice is deleted."""
     store, written = WatchedStore(), []
     async with open_world(settings=attrs.evolve(QUICK, reassert_seconds=60.0), store=store) as world:
         await serving_at(world, at("2001:db8::7"))
@@ -176,8 +176,8 @@ async def test_the_next_engine_leaves_nothing_at_the_address_of_the_other_family
         assert [ref for ref in written if ref.key.name.startswith("chat")] == []
 
 
-async def test_a_deletion_that_nobody_has_carried_out_is_repeated(autojump_clock):
-    """A slice whose deletion was answered by something that is no API server is deleted when that one is back."""
+async def test_a_deletion_without_effect_is_repeated(autojump_clock):
+    """If something that is no API server answered the deletion of a slice, it is repeated when that one is back."""
     async with open_world(settings=QUICK) as world:
         await serving_at(world, at(ADDRESS))
         world.faults.kind = "no object"
@@ -188,18 +188,18 @@ async def test_a_deletion_that_nobody_has_carried_out_is_repeated(autojump_clock
         assert await world.slices() == [("sim", "2001:db8::7", True)]
 
 
-async def test_a_host_that_nobody_reaches_says_so(autojump_clock):
-    """Without an address to advertise there are a condition, an Event and a word on the Lease, until there is one."""
+async def test_an_unreachable_host_reports_it(autojump_clock):
+    """Without an address to advertise there are a condition, an Event and an annotation on the Lease."""
     async with open_world(settings=agent_settings(lease_renew_seconds=5.0, advertise_address=None)) as world:
         await world.stop_agent()
         world.machine.reach = at(None, problem="nothing here is reachable")
         await world.start_agent()
         await world.apply()
         await world.until(world.condition, lambda seen: seen and seen[:2] == ("False", "NoAddress"), "Published")
-        told = [(one.reason, one.message) for one in (await world.client.list(Event)).items]
-        assert ("NoAddress", "nothing here is reachable") in told
-        said = (await world.host_lease()).metadata.annotations
-        assert said["inference.llmkube.dev/address-reason"] == "nothing here is reachable"
+        found = [(one.reason, one.message) for one in (await world.client.list(Event)).items]
+        assert ("NoAddress", "nothing here is reachable") in found
+        annotations = (await world.host_lease()).metadata.annotations
+        assert annotations["inference.llmkube.dev/address-reason"] == "nothing here is reachable"
         await world.until(world.condition, lambda seen: seen[0] == "True")
         await world.until(world.phase, "Failed", seconds=10)
         assert (await world.condition("Available"))[:2] == ("False", "NoAddress")
@@ -210,8 +210,8 @@ async def test_a_host_that_nobody_reaches_says_so(autojump_clock):
 
 
 @pytest.mark.parametrize("api", ["endpointslices", "endpoints"])
-async def test_a_strangers_service_is_left_alone(autojump_clock, api):
-    """Where a Service of that name is somebody else's, nothing of it changes, and ours is published when it is gone."""
+async def test_a_strangers_service_is_not_changed(autojump_clock, api):
+    """A Service of that name with another owner is not changed, and ours is published when it is deleted."""
     labels, key = {"metadata": {"name": "chat", "namespace": "default"}}, Key("default", "chat")
     async with open_world(settings=attrs.evolve(QUICK, endpoints_api=api)) as world:
         ports = [{"name": "web", "port": 80}]
@@ -237,11 +237,11 @@ async def test_a_strangers_service_is_left_alone(autojump_clock, api):
 
 
 async def test_a_slice_follows_at_once_where_an_earlier_agents_service_becomes_ours(autojump_clock):
-    """A policy forbids a host to stand behind a Service that is not ours, and a role to adopt it, until it is mended.
+    """A policy forbids slices of Services that are not ours, and a role forbids their adoption, until it is fixed.
 
-    Clients are sent to the earlier agent's engine until ours is published, and the Service keeps its address.
+    Clients use the earlier agent's engine until ours is published, and the Service keeps its address.
     """
-    key, mended = Key("default", "chat"), trio.Event()
+    key, fixed = Key("default", "chat"), trio.Event()
     async with open_world(settings=QUICK) as world:
         for kind, body in zip(
             (Service, EndpointSlice, Endpoints), agents_objects("chat", address=ADDRESS, port=50123), strict=True
@@ -254,7 +254,7 @@ async def test_a_slice_follows_at_once_where_an_earlier_agents_service_becomes_o
 
         def forbids(request):
             if request.url.path.endswith("/services/chat"):
-                return request.method == "PATCH" and not mended.is_set()
+                return request.method == "PATCH" and not fixed.is_set()
             service = world.store.get(Ref(Service.RESOURCE.full_name, key))
             return "/endpointslices/chat." in request.url.path and SERVICE_LABEL not in service["metadata"]["labels"]
 
@@ -267,7 +267,7 @@ async def test_a_slice_follows_at_once_where_an_earlier_agents_service_becomes_o
         await world.apply()
         await trio.sleep(40)
         assert len(world.machine.live()) == 1
-        mended.set()
+        fixed.set()
         while not await is_adopted():
             assert await ready_slices() == {"chat"}
             await trio.sleep(0.1)
@@ -276,8 +276,8 @@ async def test_a_slice_follows_at_once_where_an_earlier_agents_service_becomes_o
         assert (await world.client.get(Service, key)).spec.cluster_ip == before.spec.cluster_ip
 
 
-async def test_services_that_go_before_an_earlier_agents_endpoints_are_looked_for_end_no_agent(autojump_clock):
-    """On a slow API server that takes a while, one service after the other; those deleted meanwhile are passed over."""
+async def test_services_deleted_during_a_slow_cleanup_end_no_agent(autojump_clock):
+    """On a slow API server the search for an earlier agent's endpoints skips services that are deleted meanwhile."""
     names = [f"s{number}" for number in range(4)]
     async with open_world() as world:
         world.faults.slow_seconds = 4.0
@@ -292,8 +292,8 @@ async def test_services_that_go_before_an_earlier_agents_endpoints_are_looked_fo
         await world.until(world.phase, "Ready", seconds=60)
 
 
-async def test_what_an_earlier_agent_published_is_withdrawn_even_without_a_journal(autojump_clock):
-    """The journal is lost and the engine with it: its slice is gone within 200 ms, before anything is started again."""
+async def test_the_slice_of_an_earlier_agent_is_withdrawn_even_without_a_journal(autojump_clock):
+    """Journal and engine are lost: the slice is gone within 200 ms, before an engine is started."""
     async with open_world(settings=QUICK) as world:
         await world.serve()
         await world.kill_agent()
@@ -305,8 +305,8 @@ async def test_what_an_earlier_agent_published_is_withdrawn_even_without_a_journ
         await world.until(world.ready_addresses, 1, seconds=90)
 
 
-async def test_what_is_not_served_here_any_more_is_withdrawn(autojump_clock):
-    """A slice of a service that this host does not serve any more is taken back by the next agent on it."""
+async def test_a_service_that_is_no_longer_served_here_is_withdrawn(autojump_clock):
+    """The next agent withdraws the slice of a service that this host no longer serves."""
     async with open_world(settings=QUICK) as world:
         await world.serve()
         await world.kill_agent()
@@ -317,11 +317,11 @@ async def test_what_is_not_served_here_any_more_is_withdrawn(autojump_clock):
         await world.until(world.slices, [], seconds=0.2, step_seconds=0.02)
 
 
-async def test_engines_are_asked_at_once_when_the_host_wakes(autojump_clock):
-    """An engine that rests, and is asked every four minutes, is asked within two seconds of the wake being noticed."""
+async def test_engines_are_probed_at_once_when_the_host_wakes(autojump_clock):
+    """An idle engine, which is probed every four minutes, is probed within two seconds of the wake."""
     async with open_world(settings=QUICK) as world:
         await world.serve()
-        await trio.sleep(1000 - trio.current_time() % 960)  # 40 s after a question, 200 s before the next one
+        await trio.sleep(1000 - trio.current_time() % 960)  # 40 s after a probe, 200 s before the next one
         (engine,) = world.machine.live()
         asked = engine.asked
         await trio.sleep(30)

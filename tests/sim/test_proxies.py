@@ -7,7 +7,7 @@ from sim.world import agent_settings, open_world
 
 
 async def test_a_slice_names_the_proxy_and_the_next_agent_keeps_it(autojump_clock):
-    """Clients are sent to the proxy, which is another port than the engine's, also after kill -9 of the agent."""
+    """Clients are sent to the proxy's port, not the engine's, even after kill -9 of the agent."""
     async with open_world() as world:
         await world.apply()
         await world.until(world.phase, "Ready", seconds=10)
@@ -21,8 +21,8 @@ async def test_a_slice_names_the_proxy_and_the_next_agent_keeps_it(autojump_cloc
         assert await _published(world) == child.address[1]
 
 
-async def test_an_engine_whose_proxy_does_not_open_is_not_ready_and_says_so(autojump_clock):
-    """No client gets in: the service is not Ready, the condition names the proxy, and other attempts follow."""
+async def test_an_engine_whose_proxy_does_not_open_is_not_ready(autojump_clock):
+    """The service is not Ready, the condition names the proxy, and other attempts follow."""
     async with open_world() as world:
         world.machine.no_proxies = True
         await world.apply()
@@ -35,8 +35,8 @@ async def test_an_engine_whose_proxy_does_not_open_is_not_ready_and_says_so(auto
 
 
 @pytest.mark.parametrize("insecure", [True, False])
-async def test_who_is_asked_for_a_key(autojump_clock, insecure):
-    """The engine of an ordinary host asks for a key; under --insecure-lan it is published itself, and asks for none."""
+async def test_engines_require_a_key_unless_the_lan_is_insecure(autojump_clock, insecure):
+    """The engine of an ordinary host requires a key; under --insecure-lan it is published itself, without one."""
     async with open_world(settings=agent_settings(insecure_lan=insecure)) as world:
         await world.apply()
         await world.until(world.phase, "Ready", seconds=10)

@@ -1,4 +1,4 @@
-"""Three hosts through timelines that nobody thought of: in the end every replica runs once, where it is claimed."""
+"""Random timelines of three hosts: in the end every replica runs once, on the host with its claim."""
 
 import logging
 
@@ -28,7 +28,7 @@ steps = st.one_of(
 
 
 async def take(world, desired, down, step):
-    """Let one thing happen."""
+    """Apply one event."""
     match step:
         case ("sleep", seconds):
             await trio.sleep(seconds)
@@ -52,7 +52,7 @@ async def take(world, desired, down, step):
 
 
 class Host:
-    """The ways in which an agent ends."""
+    """The ends of an agent."""
 
     @staticmethod
     async def stop(host):
@@ -68,7 +68,7 @@ class Host:
 
 
 async def converge(world, desired, down):
-    """Everything is well again; a little later every replica runs once, as claimed, and nothing moves any more."""
+    """After all repairs, wait until every replica runs once, as claimed, without further writes."""
     for name, host in world.hosts.items():
         host.cut_off(False)
         if name in down:
@@ -94,7 +94,7 @@ async def converge(world, desired, down):
 @settings(max_examples=RANDOM_HOSTS)
 @given(timeline=st.lists(steps, max_size=20), seed=st.integers(0, 2**16))
 def test_any_timeline_of_three_hosts_ends_with_each_replica_once(timeline, seed):
-    """Hosts that stop, die, sleep, lose their network and come back in any order leave nothing twice or out."""
+    """Hosts that stop, die, sleep, and lose their network in any order leave no replica doubled or missing."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
     async def main():

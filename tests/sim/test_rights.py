@@ -1,4 +1,4 @@
-"""The agent calls what it declares."""
+"""The agent calls only the API that its role declares."""
 
 import pytest
 import trio
@@ -11,7 +11,7 @@ from sim.world import agent_settings, open_world
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Every request of the agent, from its start."""
+    """Record every request of the agent, from its start."""
     recorded = []
 
     class Recording(sim_world.Network):
@@ -26,13 +26,13 @@ def calls(monkeypatch):
 @pytest.mark.ci
 @pytest.mark.parametrize("api", ["endpointslices", "endpoints"])
 async def test_what_the_agent_does_is_what_it_declares(calls, api, autojump_clock):
-    """A service that comes, crashes, loses its network, changes and goes needs no right that is not declared."""
+    """A service that is created, crashes, loses its network, changes and is deleted needs no undeclared right."""
     settings = agent_settings(
         advertise_address=sim_world.ADDRESS,
         endpoints_api=api,
         lease_renew_seconds=5.0,
         reassert_seconds=240.0,
-        api_server="https://192.0.2.100",  # so that it asks for nodes, which the embedded API server does not have
+        api_server="https://192.0.2.100",  # so that it lists nodes, which the embedded API server does not have
     )
     async with open_world(settings=settings) as world:
         await world.apply()
@@ -57,8 +57,8 @@ async def test_what_the_agent_does_is_what_it_declares(calls, api, autojump_cloc
         await world.until(world.claims, {}, seconds=60)
     assert undeclared(calls, PROGRAM) == set()
     other = {"endpointslices": "endpoints", "endpoints": "endpointslices"}[api]
-    # What only the other form of endpoints needs, what is there for events, for nodes where there are any, and for
-    # sources that want a token (tests/supervisor/test_fetching.py).
+    # Rights of the other form of endpoints, of events, of nodes where they exist, and of
+    # sources that need a token (tests/supervisor/test_fetching.py).
     spare = {"create events", "patch events", "get secrets", "watch nodes"}
     spare |= {f"{verb} {other}" for verb in ("create", "patch", "list")}
     assert unused(calls, PROGRAM) <= spare

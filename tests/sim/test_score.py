@@ -1,4 +1,4 @@
-"""Random timelines: nothing that must never be, whatever happens in whatever order; and the books see what they must.
+"""Random timelines: no invariant is broken, whatever happens in whatever order; and the monitor records violations.
 
 `python -m tests.sim` runs any number of seeds, and replays one by its number.
 """
@@ -13,7 +13,7 @@ from sim.faults import FAULTS
 
 @pytest.mark.parametrize("seed", range(SIM_SEEDS))
 def test_a_seed_violates_nothing(seed):
-    """Half an hour of faults ends as it was wished, then nothing moves any more, and nothing wrong has ever been."""
+    """Half an hour of faults ends in the desired state, without writes afterwards and without violations."""
     result = score.run_seed(seed, quiet_minutes=QUIET_MINUTES)
     assert not result.violations, f"replay it with: python -m tests.sim --seed {seed}"
     assert result.faults
@@ -28,14 +28,14 @@ def test_the_same_seed_gives_the_same_run():
 
 
 def test_the_table_of_faults_is_long():
-    """There are at least sixty kinds of faults, and every one names the row of the catalogue that it stands for."""
+    """There are at least sixty kinds of faults, and every one names its row in the catalogue."""
     assert len(FAULTS) >= 60
     assert all(row.codes and row.phrase for row in FAULTS.values())
 
 
 @pytest.mark.ci
 def test_a_failing_timeline_is_shrunk(monkeypatch):
-    """Of several events those are left that it takes to show a bug: here, an endpoint that outlives its engine."""
+    """The shrunk timeline has the events that the bug needs: here, an endpoint that outlives its engine."""
 
     def always_ready(*args, original=status_manager.slice_manifest, **kwargs):
         return original(*args, **{**kwargs, "ready": True})

@@ -1,4 +1,4 @@
-"""Services on an Ollama or oMLX that its owner runs too: under the memory of the host, and through what it does."""
+"""Services on an Ollama or oMLX that its owner uses too: memory pressure, and faults of the daemon."""
 
 from contextlib import asynccontextmanager
 
@@ -12,7 +12,7 @@ from sim.world import agent_settings, open_world
 
 GIB = 25.0
 MODEL, NOT_THE_OWNERS = "builtin://one", "builtin://three"
-"""The owner's oMLX has a folder of the first; an Ollama takes every file."""
+"""The owner's oMLX has a folder for the first; an Ollama accepts every file."""
 
 WEIGHTS = {"ollama": "gguf", "omlx": "mlx"}
 MOVED = {"ollama": "OLLAMA_HOST", "omlx": "--omlx-port"}
@@ -25,7 +25,7 @@ def host(**settings):
 
 
 def prepare(world, runtime):
-    """The program is there, and what both models take is known."""
+    """Install the program, and set the sizes of both models."""
     world.machine.programs |= {runtime}
     world.machine.shapes |= {"builtin://demo": shape_of(30.0), MODEL: shape_of(GIB), NOT_THE_OWNERS: shape_of(GIB)}
     world.machine.memory.sizes |= {"other": GIB, "chat": 30.0}
@@ -41,25 +41,25 @@ async def serve(world, runtime, *, source=MODEL, **spec):
 
 @asynccontextmanager
 async def serving(runtime, **spec):
-    """A service on the daemon of its host's owner: its world, that server, and its front."""
+    """Serve on the daemon of the host's owner; yield the world, that server, and its front."""
     async with host() as world:
         server = prepare(world, runtime)
         yield world, server, await serve(world, runtime, **spec)
 
 
 def held(world, runtime):
-    """The names of what is in memory, in order; "" of what is not listed."""
+    """Return the names of the models in memory, in order; "" for one that is not listed."""
     return sorted(each.name for _, each in world.machine.daemons[runtime].held())
 
 
 def theirs(server):
-    """Another client has a model of its own loaded."""
+    """Have another client load a model of its own."""
     server.engine.replace_model(server.fake, "theirs")
 
 
 @both
 async def test_it_is_admitted_evicted_and_brought_back(autojump_clock, runtime):
-    """Another program takes the memory: the model goes, and returns when that program has gone; its owner's stays."""
+    """Under memory pressure the model is unloaded, and returns afterwards; its owner's model stays."""
     async with host() as world:
         server = prepare(world, runtime)
         theirs(server)
@@ -79,8 +79,8 @@ async def test_it_is_admitted_evicted_and_brought_back(autojump_clock, runtime):
 
 
 @both
-async def test_it_gives_way_to_what_is_more_important(autojump_clock, runtime):
-    """The winner starts when the model is out of memory, and it returns after the winner."""
+async def test_it_is_displaced_by_a_more_important_service(autojump_clock, runtime):
+    """The winner starts when the model is out of memory, and the model returns after the winner."""
     async with serving(runtime, priority="low") as (world, _, _):
         await world.apply("chat", priority="critical")
         await world.until(world.ready_addresses, 1, "chat", seconds=300)
@@ -92,8 +92,8 @@ async def test_it_gives_way_to_what_is_more_important(autojump_clock, runtime):
 
 @pytest.mark.ci
 @both
-async def test_said_unloaded_and_was_not(autojump_clock, runtime):
-    """The memory counts as taken as long as it is: the winner waits, and starts when its owner has quit the daemon."""
+async def test_a_reported_unload_that_frees_nothing(autojump_clock, runtime):
+    """The memory stays reserved: the winner waits, and starts when the owner has quit the daemon."""
     async with serving(runtime, priority="low") as (world, server, front):
         server.fake.lies = True
         await world.apply("chat", priority="critical")
@@ -119,8 +119,8 @@ async def test_a_daemon_that_restarts_by_itself_costs_no_engine(autojump_clock, 
         assert not front.ready
         await trio.sleep(5)
         assert await world.ready_addresses("other") == 0
-        said, why, words = await world.condition(name="other")
-        assert (said, why) == ("False", "Loading")
+        status, why, words = await world.condition(name="other")
+        assert (status, why) == ("False", "Loading")
         assert "its model was unloaded and is being loaded again" in words
         server.start()
         await trio.sleep(60)
@@ -129,14 +129,14 @@ async def test_a_daemon_that_restarts_by_itself_costs_no_engine(autojump_clock, 
         assert held(world, runtime) == [front.keeper.adapter.name]
 
 
-def told_builds(world):
-    """The build in the agent's own words: of its metrics."""
+def reported_builds(world):
+    """Return the builds in the agent's metrics."""
     return {view.build for view in world.agent.services().values()}
 
 
 @both
 async def test_the_status_follows_an_upgrade(autojump_clock, runtime):
-    """Status and metrics have the new build within 20 s of its first answer, and so says the next agent at once."""
+    """Status and metrics have the new build within 20 s of its first answer, and the next agent's at once."""
     async with serving(runtime) as (world, server, front):
         old = server.fake.version  # the server's, and not the one of the installed program
         engine = {"runtime": runtime, "build": old, "weightsFormat": WEIGHTS[runtime]}
@@ -146,7 +146,7 @@ async def test_the_status_follows_an_upgrade(autojump_clock, runtime):
         server.start("0.98.0")
         await trio.sleep(20)
         assert (await world.service("other"))["status"]["engine"] == engine | {"build": "0.98.0"}
-        assert told_builds(world) == {"0.98.0"}
+        assert reported_builds(world) == {"0.98.0"}
         _, _, words = await world.condition(name="other")
         assert f"{runtime} is now 0.98.0 (was {old})" in words
         await world.kill_agent()
@@ -159,13 +159,13 @@ async def test_the_status_follows_an_upgrade(autojump_clock, runtime):
             await trio.sleep(0.5)
             builds.append((await world.service("other"))["status"]["engine"]["build"])
         assert world.machine.live("other") == [front]
-        assert list(dict.fromkeys(builds)) in (["0.98.0", "0.99.0"], ["0.99.0"])  # never the one that was started
-        assert told_builds(world) == {"0.99.0"}
+        assert list(dict.fromkeys(builds)) in (["0.98.0", "0.99.0"], ["0.99.0"])  # never the build of the start
+        assert reported_builds(world) == {"0.99.0"}
 
 
 @both
 async def test_a_daemon_that_upgrades_itself_costs_no_engine(autojump_clock, runtime):
-    """The new release has forgotten what it was told of the model, or calls it something else."""
+    """The new release has lost the settings of the model, or lists it under another name."""
     async with serving(runtime) as (world, server, front):
         server.stop()
         await trio.sleep(1)
@@ -181,8 +181,8 @@ async def test_a_daemon_that_upgrades_itself_costs_no_engine(autojump_clock, run
         assert held(world, runtime) == [front.keeper.adapter.name]
 
 
-async def test_a_model_that_an_ollama_has_lost_is_made_again(autojump_clock):
-    """Its store forgets the model while nothing is loaded."""
+async def test_a_model_that_an_ollama_has_lost_is_created_again(autojump_clock):
+    """Its store loses the model while nothing is loaded."""
     async with serving("ollama") as (world, server, front):
         server.fake.drop(front.keeper.adapter.name)
         server.fake.store.clear()
@@ -193,7 +193,7 @@ async def test_a_model_that_an_ollama_has_lost_is_made_again(autojump_clock):
 
 
 async def test_a_model_that_an_omlx_has_lost_is_served_by_one_of_our_own(autojump_clock):
-    """Its default model answers all names, and is never asked; the engine ends and names the folder."""
+    """Its default model answers to all names, and gets no request; the engine exits and names the folder."""
     async with serving("omlx") as (world, server, front):
         server.stop()
         server.engine.forget(server.fake)
@@ -208,7 +208,7 @@ async def test_a_model_that_an_omlx_has_lost_is_served_by_one_of_our_own(autojum
 
 @both
 async def test_another_model_under_its_name_is_not_served(autojump_clock, runtime):
-    """What is listed by that name is not believed: no endpoint is ready, until the right one is loaded."""
+    """The listed name is not trusted: no endpoint is ready until the right model is loaded."""
     async with serving(runtime) as (world, server, front):
         name = front.keeper.adapter.name
         server.fake.drop(name)
@@ -223,7 +223,7 @@ async def test_another_model_under_its_name_is_not_served(autojump_clock, runtim
 
 @both
 async def test_a_model_that_another_client_unloads_is_loaded_again(autojump_clock, runtime):
-    """In the same front, once."""
+    """It is loaded once, in the same front."""
     async with serving(runtime) as (world, server, front):
         for _ in range(3):
             server.fake.drop(front.keeper.adapter.name)
@@ -234,8 +234,8 @@ async def test_a_model_that_another_client_unloads_is_loaded_again(autojump_cloc
 
 
 @both
-async def test_a_daemon_at_another_port_is_told_and_replaced(autojump_clock, runtime):
-    """The engine ends with the way out; the next one has a server of its own, and two models are never promised."""
+async def test_a_daemon_at_another_port_is_reported_and_replaced(autojump_clock, runtime):
+    """The engine exits with the fix; the next one has a server of its own, and two models are never reserved."""
     async with serving(runtime) as (world, server, front):
         server.stop()
         server.port += 1
@@ -250,8 +250,8 @@ async def test_a_daemon_at_another_port_is_told_and_replaced(autojump_clock, run
         assert len(world.machine.daemons[runtime].servers) == 1
 
 
-async def test_a_key_that_is_changed_is_told_and_one_of_our_own_serves(autojump_clock):
-    """OMLX answers 401 from now on: the engine ends with its words; the unload is refused, and its memory counts."""
+async def test_a_changed_key_is_reported_and_one_of_our_own_serves(autojump_clock):
+    """OMLX answers 401: the engine exits with its message; the unload is refused, and its memory stays reserved."""
     async with host() as world:
         server = prepare(world, "omlx")
         world.machine.shapes[MODEL], world.machine.memory.sizes["other"] = shape_of(10.0), 10.0
@@ -268,7 +268,7 @@ async def test_a_key_that_is_changed_is_told_and_one_of_our_own_serves(autojump_
 
 @both
 async def test_without_a_daemon_of_the_owners_one_of_our_own_serves(autojump_clock, runtime):
-    """It ends with its front, whether that is told to or killed; and what it keeps after an unload, with it."""
+    """It exits with its front, stopped or killed, and frees all memory that it kept after an unload."""
     async with host() as world:
         prepare(world, runtime).stop()
         front = await serve(world, runtime, source=NOT_THE_OWNERS)
@@ -289,7 +289,7 @@ async def test_without_a_daemon_of_the_owners_one_of_our_own_serves(autojump_clo
 
 @both
 async def test_one_of_our_own_that_is_killed_is_started_again(autojump_clock, runtime):
-    """With its front, which lets no request through meanwhile."""
+    """Its front restarts as well, and forwards no request meanwhile."""
     async with host() as world:
         prepare(world, runtime).stop()
         front = await serve(world, runtime)
@@ -301,8 +301,8 @@ async def test_one_of_our_own_that_is_killed_is_started_again(autojump_clock, ru
         await world.until(world.ready_addresses, 1, "other", seconds=300)
 
 
-async def test_a_stop_before_the_first_look_gives_back_what_a_killed_front_has_left(autojump_clock):
-    """The next front is told to end while it starts: oMLX's name for the model is not known, its folder is."""
+async def test_a_stop_before_the_first_check_unloads_the_model_of_a_killed_front(autojump_clock):
+    """The next front is stopped while it starts: it knows the model's folder, but not oMLX's name for it."""
     async with host() as world:
         prepare(world, "omlx")
         world.machine.shapes[MODEL], world.machine.memory.sizes["other"] = shape_of(10.0), 10.0

@@ -1,7 +1,7 @@
-"""A host that sleeps and wakes in the middle of something: nothing that works is ended, and nothing is done twice.
+"""A host that sleeps and wakes in the middle of an operation: no working engine stops, and nothing is done twice.
 
-Its own clocks stand still while a host sleeps, so for the host itself a sleep is a moment in which the wall clock jumps
-and every connection dies (`nap`). Other hosts live through it: there its agent is stopped meanwhile (`asleep`).
+A sleeping host's own clocks stop, so for the host itself a sleep is a moment in which the wall clock jumps and every
+connection dies (`nap`). For other hosts time passes: for them its agent is stopped meanwhile (`asleep`).
 """
 
 from contextlib import contextmanager
@@ -33,14 +33,14 @@ def a_host(**changes):
 
 
 def nap(host, seconds=NIGHT):
-    """The host falls asleep and wakes: its connections are dead, and say so when they are used."""
+    """Let the host sleep and wake: its connections are dead, and fail at their next use."""
     host.network.hush()
     host.asleep_seconds += seconds
 
 
 @contextmanager
 def asleep(host):
-    """The host sleeps while other hosts do not."""
+    """Let the host sleep during the block while other hosts do not."""
     before, host.faults.kind = trio.current_time(), "half-open"
     host.network.hush()
     with frozen(host.program):
@@ -50,8 +50,8 @@ def asleep(host):
     host.asleep_seconds += trio.current_time() - before
 
 
-async def test_requests_in_flight_go_on_after_a_wake(autojump_clock):
-    """Their engine is not called hung for the hours in which nothing moved, and serves to their end."""
+async def test_requests_in_flight_continue_after_a_wake(autojump_clock):
+    """Their engine is not called hung for the hours without progress, and serves them to their end."""
     async with a_host() as world:
         engine = await world.serve()
         engine.in_flight = 2
@@ -66,8 +66,8 @@ async def test_requests_in_flight_go_on_after_a_wake(autojump_clock):
         assert await world.phase() == "Ready"
 
 
-async def test_a_drain_goes_on_after_a_wake(autojump_clock):
-    """Asleep in the middle of a drain: the requests have what is left of their time, and the engine ends after them."""
+async def test_a_drain_continues_after_a_wake(autojump_clock):
+    """After a sleep in the middle of a drain, requests have the rest of their time before the engine stops."""
     async with a_host() as world:
         engine = await world.serve()
         engine.in_flight = 1
@@ -84,8 +84,8 @@ async def test_a_drain_goes_on_after_a_wake(autojump_clock):
         assert world.live("chat") == []
 
 
-async def test_a_wake_during_a_download_begins_it_no_second_time(autojump_clock):
-    """What was fetched counts: one fetch, and the service is ready when it is over."""
+async def test_a_wake_during_a_download_starts_no_second_one(autojump_clock):
+    """The fetched part is kept: there is one fetch, and the service is ready afterwards."""
     async with a_host() as world:
         world.machine.fetch_seconds["builtin://demo"] = 400.0
         await world.apply()
@@ -98,7 +98,7 @@ async def test_a_wake_during_a_download_begins_it_no_second_time(autojump_clock)
 
 
 async def test_a_wake_during_a_load_is_no_stall(autojump_clock):
-    """A load that goes on after the night is the same load."""
+    """A load that continues after the night is the same load."""
     async with a_host() as world:
         world.machine.default = Script(load_seconds=600.0)
         await world.apply()
@@ -112,7 +112,7 @@ async def test_a_wake_during_a_load_is_no_stall(autojump_clock):
 
 
 async def test_a_wake_during_an_eviction_evicts_no_other(autojump_clock):
-    """A victim that still ends when its host falls asleep is the only one, and it returns when there is room."""
+    """A victim that is still being stopped when its host falls asleep is the only one, and returns later."""
     async with pressed_world(**QUICK) as world:
         (victim,) = world.machine.live("draft")
         victim.script = attrs.evolve(victim.script, stop_seconds=8.0)
@@ -131,7 +131,7 @@ async def test_a_wake_during_an_eviction_evicts_no_other(autojump_clock):
 
 
 async def test_a_wake_does_not_end_a_cordon(autojump_clock):
-    """The owner's word counts after the night; with an end it counts until that, and then the host serves."""
+    """The cordon is valid after the night; one with an end is valid until then, and then the host serves."""
     async with a_host() as world:
         await world.serve()
         world.first.cordon()
@@ -149,7 +149,7 @@ async def test_a_wake_does_not_end_a_cordon(autojump_clock):
 
 
 async def test_two_sleeps_in_a_row(autojump_clock):
-    """A host that falls asleep again before it has said everything says it after the second wake; nothing restarts."""
+    """A host that sleeps again before it has written its state writes it after the second wake; nothing restarts."""
     async with a_host() as world:
         await world.serve()
         world.first.faults.kind = "half-open"
@@ -167,8 +167,8 @@ async def test_two_sleeps_in_a_row(autojump_clock):
         assert len(world.machine.live("chat")) == 1
 
 
-async def test_what_another_host_took_over_meanwhile_is_not_served_twice(autojump_clock):
-    """After the wake the engine with its request in flight drains and ends; the other host's is published."""
+async def test_a_service_that_another_host_took_over_is_not_served_twice(autojump_clock):
+    """After the wake the engine with its request in flight drains and stops; the other host's is published."""
     async with a_host() as world:
         holder, other = await world.serve_on_one_of_two()
         (engine,) = holder.machine.live("chat")
@@ -188,7 +188,7 @@ async def test_what_another_host_took_over_meanwhile_is_not_served_twice(autojum
 
 
 async def test_a_cordon_while_the_other_host_sleeps(autojump_clock):
-    """Until the other one wakes no host serves, and the object says why; then it serves within a minute."""
+    """Until the other host wakes no host serves, and the status has the reason; then it serves within a minute."""
     async with a_host() as world:
         holder, other = await world.serve_on_one_of_two()
         with asleep(other):
@@ -200,8 +200,8 @@ async def test_a_cordon_while_the_other_host_sleeps(autojump_clock):
         await world.until(world.phase, "Ready", seconds=60)
 
 
-async def test_a_host_that_was_cordoned_in_its_sleep_gives_back_at_the_wake(autojump_clock):
-    """The word was there before the agent ran again: the engine ends, and the claim is the other host's."""
+async def test_a_host_that_was_cordoned_in_its_sleep_frees_its_memory_at_the_wake(autojump_clock):
+    """The cordon was set before the agent ran again: the engine stops, and the other host has the claim."""
     async with a_host() as world:
         holder, other = await world.serve_on_one_of_two()
         with asleep(holder):
@@ -230,9 +230,9 @@ def loads_have_a_clock(original):
     return step_load
 
 
-def says_nothing_of_a_cordon(original):
-    def lease_manifest(settings, now, said, *, cordon):
-        return original(settings, now, said)
+def lease_without_cordon(original):
+    def lease_manifest(settings, now, state, *, cordon):
+        return original(settings, now, state)
 
     return lease_manifest
 
@@ -242,22 +242,22 @@ def ends_at_eight(self, now):
 
 
 MUTANTS = {
-    test_requests_in_flight_go_on_after_a_wake: {
+    test_requests_in_flight_continue_after_a_wake: {
         "work is a sign of hanging": (health, "step", hung_when_it_works(health.step))
     },
-    test_a_drain_goes_on_after_a_wake: {"requests are not waited for": (health.Engine, "wait_idle", do_nothing)},
+    test_a_drain_continues_after_a_wake: {"requests are not waited for": (health.Engine, "wait_idle", do_nothing)},
     test_a_wake_during_a_load_is_no_stall: {
         "loads have a clock": (health, "step_load", loads_have_a_clock(health.step_load))
     },
     test_a_wake_does_not_end_a_cordon: {"a wake ends a cordon": (Cordon, "is_active", ends_at_eight)},
-    test_what_another_host_took_over_meanwhile_is_not_served_twice: {
+    test_a_service_that_another_host_took_over_is_not_served_twice: {
         "a returned host does not yield": (ClaimManager, "may_run", never_yields(ClaimManager.may_run))
     },
     test_a_cordon_while_the_other_host_sleeps: {
-        "a cordoned host stands in its Lease as one that serves": (
+        "the Lease of a cordoned host has no cordon": (
             host_lease,
             "lease_manifest",
-            says_nothing_of_a_cordon(host_lease.lease_manifest),
+            lease_without_cordon(host_lease.lease_manifest),
         )
     },
 }

@@ -1,4 +1,4 @@
-"""The first timelines: what a user does, what goes wrong, and what must then be true."""
+"""The first timelines: actions of users, faults, and the expected state."""
 
 import datetime
 import math
@@ -16,11 +16,11 @@ from sim.world import open_world, utcnow
 HOUR = 3600.0
 
 of_hours = pytest.mark.parametrize("seconds", [HOUR, pytest.param(24 * HOUR, marks=pytest.mark.soak)])
-"""What goes wrong for an hour, or for a day: each back-off has reached its limit within half an hour."""
+"""Faults for an hour, or for a day: each back-off has reached its limit within half an hour."""
 
 
 async def test_an_inferenceservice_becomes_ready(autojump_clock):
-    """A new service is loaded, published and Ready, and its Model says what the file is."""
+    """A new service is loaded, published and Ready, and its Model describes the file."""
     async with open_world() as world:
         await world.apply()
         await world.until(world.phase, "Ready", seconds=10)
@@ -34,7 +34,7 @@ async def test_an_inferenceservice_becomes_ready(autojump_clock):
 
 
 async def test_objects_that_appear_together_make_one_engine(autojump_clock):
-    """Ten services and Models that an agent sees for the first time in one list each get exactly one task."""
+    """Ten services and Models in the first lists of an agent get exactly one task each."""
     async with open_world() as world:
         world.faults.down = True
         world.network.sever()
@@ -47,7 +47,7 @@ async def test_objects_that_appear_together_make_one_engine(autojump_clock):
 
 
 async def test_an_endpoint_is_not_ready_before_the_engine_answers(autojump_clock):
-    """While a model loads, its slice claims nothing that is ready, and the phase says Creating."""
+    """While a model loads, its slice has no ready endpoint, and the phase is Creating."""
     async with open_world() as world:
         world.machine.default = Script(load_seconds=60)
         await world.apply()
@@ -71,7 +71,7 @@ async def test_a_killed_engine_is_replaced_and_its_endpoint_withdrawn_meanwhile(
 
 @pytest.mark.ci
 @of_hours
-async def test_a_crash_loop_stays_calm_and_disturbs_nobody(seconds, autojump_clock):
+async def test_a_crash_loop_stays_calm_and_affects_no_other_service(seconds, autojump_clock):
     """For hours a crashing engine is retried at most once a minute, and its sibling never restarts."""
     async with open_world() as world:
         words = ("error: unknown argument", "exiting")
@@ -93,19 +93,19 @@ async def test_a_crash_loop_stays_calm_and_disturbs_nobody(seconds, autojump_clo
 
 
 async def test_the_next_attempt_comes_when_it_was_announced(autojump_clock):
-    """What a crash loop says of its next attempt is the moment at which the engine is started again."""
+    """The next attempt that a crash loop announces is the time at which the engine is started again."""
     async with open_world() as world:
         world.machine.scripts["chat"] = Script(load_seconds=math.inf, life_seconds=0.1)
         await world.apply()
-        said = await world.until(world.condition, lambda seen: seen and seen[2].startswith("4 failures"), seconds=30)
-        announced = datetime.datetime.fromisoformat(said[2].split()[8].rstrip(":"))
+        loaded = await world.until(world.condition, lambda seen: seen and seen[2].startswith("4 failures"), seconds=30)
+        announced = datetime.datetime.fromisoformat(loaded[2].split()[8].rstrip(":"))
         before = len(world.machine.spawned)
         await world.until(lambda: len(world.machine.spawned), before + 1, step_seconds=0.1)
         assert abs((announced - utcnow()).total_seconds()) < 1.5
 
 
-async def test_what_happened_is_told_as_events(autojump_clock):
-    """A load, a crash and a refused edit each leave an Event on the service, in the engine's own words."""
+async def test_a_load_a_crash_and_a_refusal_are_reported_as_events(autojump_clock):
+    """Each leaves an Event on the service, with the engine's own output."""
     async with open_world() as world:
         world.machine.default = Script(words=("out of memory",))
         await world.serve()
@@ -114,10 +114,10 @@ async def test_what_happened_is_told_as_events(autojump_clock):
         await world.apply(extraArgs=["--port", "1"])
         await trio.sleep(60)
         events = (await world.client.list(Event)).items
-        told = {(one.type, one.reason): one.message for one in events if one.involved_object.name == "chat"}
-        assert ("Normal", "Loaded") in told
-        assert "out of memory" in told["Warning", "EngineExited"]
-        assert "--port" in told["Warning", "Invalid"]
+        found = {(one.type, one.reason): one.message for one in events if one.involved_object.name == "chat"}
+        assert ("Normal", "Loaded") in found
+        assert "out of memory" in found["Warning", "EngineExited"]
+        assert "--port" in found["Warning", "Invalid"]
 
 
 @pytest.mark.ci
@@ -149,7 +149,7 @@ async def test_a_spec_change_restarts_exactly_once_and_keeps_the_service(autojum
 
 
 async def test_a_change_without_effect_on_the_plan_restarts_nothing(autojump_clock):
-    """Fields that do not reach the engine's command line do not cost a running model its process."""
+    """Fields that do not change the engine's command line restart no running model."""
     async with open_world() as world:
         await world.serve()
         await world.apply(nodeSelector={"a": "b"}, priority="high")
@@ -161,7 +161,7 @@ async def test_a_change_without_effect_on_the_plan_restarts_nothing(autojump_clo
 
 
 async def test_an_upgraded_engine_program_gets_only_flags_that_it_has(autojump_clock):
-    """After an upgrade while it serves, a service that dies comes back with the flags of the new build."""
+    """After an upgrade while it serves, a service that dies is started with the flags of the new build."""
     async with open_world() as world:
         await world.serve()
         version, flags = world.machine.build
@@ -174,7 +174,7 @@ async def test_an_upgraded_engine_program_gets_only_flags_that_it_has(autojump_c
 
 
 async def test_an_upgrade_that_changes_no_flag_restarts_nothing(autojump_clock):
-    """A build that is called otherwise and takes the same command line replaces no engine."""
+    """A build with another name and the same command line replaces no engine."""
     async with open_world() as world:
         await world.serve()
         world.machine.build = "newer", world.machine.build[1] | {"--unheard-of"}
@@ -182,8 +182,8 @@ async def test_an_upgrade_that_changes_no_flag_restarts_nothing(autojump_clock):
         assert len(world.machine.spawned) == 1
 
 
-async def test_a_refused_spec_leaves_the_running_engine_alone(autojump_clock):
-    """An edit that makes no plan is reported with its field, and the old engine goes on serving."""
+async def test_a_refused_spec_does_not_stop_the_running_engine(autojump_clock):
+    """An edit without a valid plan is reported with its field, and the old engine keeps serving."""
     async with open_world() as world:
         await world.serve()
         await world.apply(extraArgs=["--port", "1"])
@@ -202,7 +202,7 @@ async def test_a_refused_spec_leaves_the_running_engine_alone(autojump_clock):
 
 @pytest.mark.parametrize("after_seconds", [0.0, 0.5, 3.0, 5.0, 5.01])
 async def test_delete_during_start_leaves_nothing(autojump_clock, after_seconds):
-    """A service that is deleted while it starts ends with no process, no slice and no Service, at whatever moment."""
+    """A service that is deleted while it starts leaves no process, slice or Service, at whatever moment."""
     async with open_world() as world:
         await world.apply()
         await trio.sleep(after_seconds)
@@ -216,7 +216,7 @@ async def test_delete_during_start_leaves_nothing(autojump_clock, after_seconds)
 
 
 async def test_delete_and_create_again_at_once(autojump_clock):
-    """An object that is replaced by one of the same name ends up with exactly one engine."""
+    """An object that is replaced by one of the same name has exactly one engine."""
     async with open_world() as world:
         await world.serve()
         await world.delete()
@@ -241,7 +241,7 @@ async def test_zero_replicas_stop_the_process_and_one_brings_it_back(autojump_cl
 
 
 async def test_suspend_is_a_phase_of_its_own(autojump_clock):
-    """A suspended service has no process and says Suspended."""
+    """A suspended service has no process, and the phase is Suspended."""
     async with open_world() as world:
         await world.apply(suspend=True)
         await world.until(world.phase, "Suspended")
@@ -251,7 +251,7 @@ async def test_suspend_is_a_phase_of_its_own(autojump_clock):
 @pytest.mark.ci
 @of_hours
 async def test_an_api_outage_of_hours_costs_no_engine(seconds, autojump_clock):
-    """While the API server is away the engine serves on; afterwards everything is told as it is."""
+    """While the API server is away the engine continues; afterwards its state is written."""
     async with open_world() as world:
         await world.serve()
         world.faults.down = True
@@ -279,7 +279,7 @@ async def test_a_burst_of_server_errors_kills_nothing(autojump_clock):
 
 
 async def test_a_deleted_model_does_not_stop_its_service(autojump_clock):
-    """Deleting the Model under a running service leaves the engine alone."""
+    """Deleting the Model of a running service does not stop the engine."""
     async with open_world() as world:
         await world.serve(model="weights")
         await world.client.delete(Model, Key("default", "weights"))
@@ -288,7 +288,7 @@ async def test_a_deleted_model_does_not_stop_its_service(autojump_clock):
         assert len(world.machine.spawned) == 1
 
 
-async def test_a_model_that_is_made_again_is_told_of_its_file(autojump_clock):
+async def test_a_model_that_is_created_again_gets_its_status(autojump_clock):
     """A new Model of the old spec is Ready at once, although its service is refused; one of another spec is not."""
     async with open_world() as world:
         await world.serve()
@@ -301,7 +301,7 @@ async def test_a_model_that_is_made_again_is_told_of_its_file(autojump_clock):
             assert ((await world.model())["status"]["phase"] == "Ready") is ready
 
 
-async def test_one_slow_fetch_delays_nobody_else(autojump_clock):
+async def test_one_slow_fetch_delays_no_other_service(autojump_clock):
     """While one model takes an hour to arrive, another service starts in seconds."""
     async with open_world() as world:
         world.machine.fetch_seconds["builtin://slow"] = 3600
@@ -344,7 +344,7 @@ async def test_stop_takes_one_grace_for_all(autojump_clock):
 
 @pytest.mark.ci
 async def test_an_engine_that_never_gets_ready_is_given_up(autojump_clock):
-    """A load in which nothing moves any more for two minutes is reported and tried again."""
+    """A load without progress for two minutes is reported and tried again."""
     async with open_world() as world:
         world.machine.default = Script(load_seconds=math.inf, stalls_after=600)
         await world.apply()
@@ -356,8 +356,8 @@ async def test_an_engine_that_never_gets_ready_is_given_up(autojump_clock):
         assert await world.ready_addresses() == 0
 
 
-async def test_nobody_serves_what_no_host_offers(autojump_clock):
-    """A service for an accelerator that no host serves is left alone by this one."""
+async def test_a_service_that_no_host_can_serve_is_not_served(autojump_clock):
+    """A service for an accelerator that no host has is ignored by this one."""
     async with open_world() as world:
         await world.apply(accelerator="cuda")
         await trio.sleep(120)

@@ -1,4 +1,4 @@
-"""Every status field has one writer: managedFields, which the API server keeps, say who has set what."""
+"""Every status field has one writer, by the managedFields of the API server."""
 
 import trio
 
@@ -18,7 +18,7 @@ def leaves(fields, path=""):
 
 
 async def owners(world, kind, name="chat"):
-    """Return who has set each field of a status: the controller, or the agents."""
+    """Return the writer of each field of a status: the controller, or the agents."""
     found = {}
     for entry in (await world.client.get(kind, Key("default", name))).metadata.managed_fields:
         if entry.get("subresource") == "status":
@@ -29,7 +29,7 @@ async def owners(world, kind, name="chat"):
 
 
 async def test_no_field_of_a_status_has_two_writers(autojump_clock):
-    """Through loading, serving, an edit, suspension and another host, controller and agents never set one field."""
+    """Through loading, serving, an edit, suspension and another host, controller and agents share no field."""
     async with open_world(settings=agent_settings(lease_renew_seconds=5.0)) as world:
         await world.apply()
         for spec in ({}, {"contextSize": 8192}, {"suspend": True}, {}):

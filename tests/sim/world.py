@@ -1,6 +1,6 @@
-"""The whole system in one nursery under a virtual clock: API server, controller, agent, and a machine made of scripts.
+"""The whole system in one nursery under a virtual clock: API server, controller, agent, and a scripted machine.
 
-Nothing is patched: the programs are the real ones, with ports that a simulation provides. Hours pass in milliseconds.
+Nothing is patched: the programs are the real ones, with simulated dependencies. Hours pass in milliseconds.
 """
 
 from __future__ import annotations
@@ -47,28 +47,28 @@ ADDRESS = "192.0.2.10"
 
 
 def utcnow():
-    """The wall clock of the simulation: the virtual clock since an epoch."""
+    """Return the wall clock of the simulation: the virtual clock since an epoch."""
     return EPOCH + datetime.timedelta(seconds=trio.current_time())
 
 
 @attrs.define
 class Faults:
-    """What goes wrong between one host and the API server; tests switch these on and off.
+    """Faults between one host and the API server; tests switch them on and off.
 
     Attributes:
-        down: Connections are refused, and open watches break off.
-        no_route: There is no route to any address of the LAN, as macOS says where a program may not use it (errno 65).
-        errors: The next so many requests are answered with 503.
-        kind: How every answer is wrong, one of `ANSWERS`; empty for none.
-        slow_seconds: How long every answer takes.
-        lost_answers: So many of the next writes are carried out, and then the connection breaks off.
-        no_status: Status is refused, as by a webhook.
-        forbids: Which requests are answered with 403, as by a policy of the cluster.
-        twice: Watches tell everything twice.
-        torn: A watch that breaks off does so in the middle of a line.
+        down: Connections are refused, and open watches are aborted.
+        no_route: There is no route to any LAN address, as macOS reports to a program without permission (errno 65).
+        errors: Number of requests that are answered with 503.
+        kind: Wrong form of every answer, one of `ANSWERS`; empty for none.
+        slow_seconds: Duration of every answer.
+        lost_answers: Number of writes that are applied before their connection is aborted.
+        no_status: Writes of status are refused, as by a webhook.
+        forbids: Requests that are answered with 403, as by a policy of the cluster.
+        twice: Watches report everything twice.
+        torn: An aborted watch ends in the middle of a line.
         endless: Watches begin with a line that never ends.
-        newer: Watches tell of objects with fields and words of a later version.
-        denies: Watches of services begin with the deletion of every one, untrue, if there are several.
+        newer: Watches report objects with fields and values of a later version.
+        denies: Watches of services begin with a false deletion of every one, if there are several.
     """
 
     down: bool = False
@@ -105,21 +105,21 @@ ANSWERS = {
     "captive portal": lambda request: httpx.Response(200, html="<html>please log in</html>"),
     "no object": lambda request: httpx.Response(200, json={}),
 }
-"""Servers that say something else than the truth; `half-open` and the lists below are made in `Network`."""
+"""Servers with wrong answers; `Network` makes `half-open` and the lists below."""
 
 LISTS = {"empty lists": "", "old lists": "", "torn pages": "", "no services": "/inferenceservices"}
-"""Lists that are empty although much is there, or break off in the middle, and which: all, or those of one kind."""
+"""Lists that are empty although objects exist, or are aborted halfway: of all kinds, or of one."""
 
 MEBIBYTE = b" " * (1 << 20)
 
 
 @attrs.define(eq=False)
 class Network(httpx.AsyncBaseTransport):
-    """The way to the API server, with faults."""
+    """The network to the API server, with faults."""
 
     transport: httpx.AsyncBaseTransport
     faults: Faults
-    streams: set = attrs.field(factory=set)  # the answers that are open
+    streams: set = attrs.field(factory=set)  # open responses
     silence: trio.Event = attrs.field(factory=trio.Event)
     dead: bool = False
 
@@ -149,7 +149,7 @@ class Network(httpx.AsyncBaseTransport):
         if self.faults.kind in LISTS and request.url.path.endswith(LISTS[self.faults.kind]) and _is_list(request):
             return await self._false_list(request, response)
         if response.is_stream_consumed:
-            return response  # it has come in one piece
+            return response  # it is complete
         watches = self.faults if "watch" in request.url.params else Faults()
         stream = _Stream(response.stream, self.streams, self.silence, watches)
         stream.first = await self._preamble(request)
@@ -157,25 +157,25 @@ class Network(httpx.AsyncBaseTransport):
         return response
 
     def _refusal(self, request):
-        """What is said instead of doing what is asked, or None."""
+        """Return an error in place of the answer, or None."""
         if self.faults.no_status and request.url.path.endswith("/status"):
             return _refused(422, "the webhook says no")(request)
         return ANSWERS["403"](request) if self.faults.forbids(request) else None
 
     async def _preamble(self, request):
-        """What a watch begins with."""
+        """Return the first lines of a watch."""
         if self.faults.endless and "watch" in request.url.params:
-            return (MEBIBYTE,) * 17  # more than anybody takes for a line
+            return (MEBIBYTE,) * 17  # above every limit for a line
         if self.faults.denies and _is_watch_of_services(request):
             return (await self._deletions(request),)
         return ()
 
     async def _deletions(self, request):
-        """Say that everything that there is has been deleted, as a server that has lost its data may."""
+        """Report that all objects have been deleted, as a server that has lost its data may."""
         url = request.url.copy_remove_param("watch").copy_remove_param("resourceVersion")
         listing = json.loads(await (await self.transport.handle_async_request(httpx.Request("GET", url))).aread())
         if len(listing["items"]) < 2:
-            return b"\n"  # one alone is believed, whoever says so
+            return b"\n"  # a single deletion is always believed
         events = []
         for item in listing["items"]:
             item["metadata"]["resourceVersion"] = listing["metadata"]["resourceVersion"]
@@ -184,7 +184,7 @@ class Network(httpx.AsyncBaseTransport):
         return b"".join(events)
 
     async def _false_list(self, request, response):
-        """Say that there is nothing, or that all of this was so long ago; or forget the list between two pages."""
+        """Return an empty list, or an old one; or expire the list between two pages."""
         if "continue" in request.url.params:
             return _refused(410, "the continue token has expired")(request)
         listing = json.loads(await response.aread())
@@ -197,12 +197,12 @@ class Network(httpx.AsyncBaseTransport):
         return httpx.Response(200, json=listing)
 
     def hush(self):
-        """What is open now stays open, and never says anything again."""
+        """Keep open connections open, but silent from now on."""
         self.silence.set()
         self.silence = trio.Event()
 
     def sever(self):
-        """Break every open connection off."""
+        """Abort every open connection."""
         for stream in tuple(self.streams):
             stream.sever()
 
@@ -216,7 +216,7 @@ def _is_list(request):
 
 
 def _of_later_version(line):
-    """The same event as a server with a later version of our definitions tells it."""
+    """Return the event as a server with a later version of our definitions sends it."""
     event = json.loads(line)
     if event["type"] == "ERROR":  # a Status, which is of no version of ours
         return line
@@ -234,14 +234,14 @@ def _is_watch_of_services(request):
 
 @attrs.define(eq=False)
 class _Stream(httpx.AsyncByteStream):
-    """An answer on its way; to sever it costs the server's side its task, as it does when a reader leaves."""
+    """A response in transit; severing it cancels the server's task, as when a reader leaves."""
 
     inner: httpx.AsyncByteStream
     open_streams: set
     silence: trio.Event
     faults: Faults
     severed: trio.Event = attrs.field(factory=trio.Event)
-    first: tuple[bytes, ...] = ()  # what is said before the truth
+    first: tuple[bytes, ...] = ()  # lines before the real ones
 
     def __attrs_post_init__(self):
         self.open_streams.add(self)
@@ -279,9 +279,9 @@ class _Stream(httpx.AsyncByteStream):
 
 @attrs.define(eq=False)
 class Host:
-    """One machine with its agent, and its own way to the API server.
+    """One machine with its agent, and its own network to the API server.
 
-    `asleep_seconds` is how far its wall clock is ahead of the others': what it has gained while its clocks stood still.
+    `asleep_seconds` is how far its wall clock is ahead of the others': the time that its own clocks missed in sleep.
     """
 
     settings: AgentSettings
@@ -292,7 +292,7 @@ class Host:
     faults: Faults = attrs.field(factory=Faults)
     asleep_seconds: float = 0.0
     running: bool = False
-    starts: int = 0  # no two agents throw the same dice: cookies would be the same
+    starts: int = 0  # no two agents have the same random seed: cookies would be the same
     network: Network = attrs.field(init=False)
     agent: AgentView = attrs.field(init=False)
     program: trio.lowlevel.Task = attrs.field(init=False)  # the agent's first task
@@ -301,11 +301,11 @@ class Host:
 
     @property
     def name(self):
-        """What it is called."""
+        """The name of the host."""
         return self.settings.host_name
 
     async def start_agent(self):
-        """A new agent process on the same machine; what the last one left is what it finds."""
+        """Start a new agent process on the same machine; it finds the state that the last one left."""
         self.machine.agent_killed = False
         self.starts += 1
         self.network = Network(self._transport, self.faults)
@@ -313,7 +313,7 @@ class Host:
         self.running = True
 
     def utcnow(self):
-        """The wall clock of this host."""
+        """Return the wall clock of this host."""
         return utcnow() + datetime.timedelta(seconds=self.asleep_seconds)
 
     async def _run_agent(self, task_status):
@@ -342,41 +342,41 @@ class Host:
         self._stopped.set()
 
     async def stop_agent(self):
-        """SIGTERM: the agent ends in its own order."""
+        """Send SIGTERM: the agent shuts down in order."""
         self.running = False
         self._stop.cancel(reason="the agent is stopped")
         await self.wait_stopped()
 
     async def wait_stopped(self):
-        """Return when no agent is left of it."""
+        """Wait until the agent has exited."""
         await self._stopped.wait()
 
     async def kill_agent(self):
-        """SIGKILL: nothing that the agent does from now on reaches anybody."""
+        """Send SIGKILL: no later action of the agent has an effect."""
         self.machine.agent_killed = self.network.dead = True
         self.network.sever()
         await self.stop_agent()
 
     async def die(self):
-        """The power fails: agent and engines are gone at once, and nobody has said goodbye."""
+        """Let the power fail: agent and engines are gone at once, without a shutdown."""
         await self.kill_agent()
         for child in self.machine.live():
             child.end(-9)
 
     def cordon(self, seconds=None):
-        """The owner types `llmkube agent cordon`, with `--for` or without."""
+        """Cordon the host as `llmkube agent cordon` does, with `--for` or without."""
         until = None if seconds is None else self.utcnow() + datetime.timedelta(seconds=seconds)
         self.machine.cordon = Cordon(until)
 
     def cut_off(self, yes=True):
-        """Take the host's network away, or give it back."""
+        """Disconnect the host's network, or connect it again."""
         self.faults.down = yes
         self.network.sever()
 
 
 @attrs.define(eq=False)
 class Controller:
-    """The controller, with a way of its own to the API server."""
+    """The controller, with its own network to the API server."""
 
     settings: ControllerSettings
     seed: int
@@ -387,7 +387,7 @@ class Controller:
     network: Network = attrs.field(init=False)
 
     def start(self):
-        """A new controller process."""
+        """Start a new controller process."""
         self.scope = trio.CancelScope()
         self.network = _open_network(self._transport, self.faults)
         self._nursery.start_soon(self._run)
@@ -403,12 +403,12 @@ class Controller:
             await run_controller(client, self.settings, utcnow=utcnow, rng=random.Random(self.seed + 1))
 
 
-_open_network = Network  # the agents' is replaced by a test that records what they ask for
+_open_network = Network  # replaced by a test that records the agents' requests
 
 
 @attrs.define(eq=False)
 class World:
-    """What a timeline holds in its hands; without a host's name, everything is about the first one."""
+    """The handle of a timeline; without a host's name, methods use the first one."""
 
     client: Client
     first: Host
@@ -430,12 +430,12 @@ class World:
 
     @property
     def faults(self):
-        """What goes wrong on the way from the first host to the API server."""
+        """The faults between the first host and the API server."""
         return self.first.faults
 
     @property
     def network(self):
-        """The first host's way to the API server."""
+        """The first host's network to the API server."""
         return self.first.network
 
     @property
@@ -449,19 +449,19 @@ class World:
         return self.first.settings
 
     async def start_agent(self):
-        """A new agent process on the first machine."""
+        """Start a new agent process on the first machine."""
         await self.first.start_agent()
 
     async def stop_agent(self):
-        """SIGTERM to the first agent."""
+        """Send SIGTERM to the first agent."""
         await self.first.stop_agent()
 
     async def kill_agent(self):
-        """SIGKILL to the first agent."""
+        """Send SIGKILL to the first agent."""
         await self.first.kill_agent()
 
     async def add_host(self, name, *, reach=None, memory=None, **changes):
-        """One more machine, with an address and an agent of its own."""
+        """Add a machine, with an address and an agent of its own."""
         number = len(self.hosts)
         address = f"192.0.2.{10 + number}"
         settings = attrs.evolve(
@@ -475,7 +475,7 @@ class World:
         return host
 
     def live(self, service=None):
-        """On which hosts an engine of a service runs, in order."""
+        """Return the hosts on which an engine of a service runs, in order."""
         return sorted(name for name, host in self.hosts.items() for _ in host.machine.live(service))
 
     async def apply(
@@ -535,15 +535,15 @@ class World:
         await self.client.delete(InferenceService, Key("default", name))
 
     async def service(self, name="chat"):
-        """The InferenceService as JSON, or None."""
+        """Return the InferenceService as JSON, or None."""
         return await self._get(InferenceService, name)
 
     async def model(self, name="chat"):
-        """The Model as JSON."""
+        """Return the Model as JSON."""
         return await self._get(Model, name)
 
     async def cluster_ip(self, name="chat"):
-        """The ClusterIP of the published Service."""
+        """Return the ClusterIP of the published Service."""
         found = await self._get(Service, name)
         return found["spec"]["clusterIP"] if found else None
 
@@ -554,7 +554,7 @@ class World:
             return None
 
     async def slices(self, name="chat"):
-        """What is published of a service: (host, address, ready), in order."""
+        """Return the published endpoints of a service: (host, address, ready), in order."""
         return sorted(
             (one["metadata"]["labels"][HOST_LABEL], endpoint["addresses"][0], endpoint["conditions"]["ready"])
             for one in await self._stored(EndpointSlice, SERVICE_NAME_LABEL, name)
@@ -562,36 +562,36 @@ class World:
         )
 
     async def claims(self, name="chat"):
-        """Which host claims each replica of a service."""
+        """Return the host that claims each replica of a service."""
         leases = await self._stored(Lease, CLAIM_LABEL, name)
         return {int(one["metadata"]["annotations"][SLOT_ANNOTATION]): one["spec"]["holderIdentity"] for one in leases}
 
     async def _stored(self, kind, label, value):
-        """The objects of a kind with a label, out of the API server's store: timelines look ten times a second."""
+        """Return the objects of a kind with a label from the API server's store: tests poll ten times a second."""
         await trio.lowlevel.checkpoint()
         objects = (found for _, found in self.store.list(kind.RESOURCE.full_name))
         return [found for found in objects if found["metadata"].get("labels", {}).get(label) == value]
 
     async def host_lease(self, name="sim"):
-        """A host's Lease, or None."""
+        """Return a host's Lease, or None."""
         try:
             return await self.client.get(Lease, Key("llmkube-system", name))
         except NotFoundError:
             return None
 
     async def ready_addresses(self, name="chat"):
-        """How many endpoints of a service are published as ready."""
+        """Return the number of ready endpoints of a service."""
         return sum(ready for _, _, ready in await self.slices(name))
 
     async def condition(self, kind="Loaded", name="chat"):
-        """A condition of the service as (status, reason, message)."""
+        """Return a condition of the service as (status, reason, message)."""
         for one in (await self._status(name)).get("conditions", []):
             if one["type"] == kind:
                 return one["status"], one["reason"], one.get("message", "")
         return None
 
     async def phase(self, name="chat"):
-        """The service's phase."""
+        """Return the service's phase."""
         return (await self._status(name)).get("phase")
 
     async def _status(self, name):
@@ -616,7 +616,7 @@ class World:
 
 
 def agent_settings(**changes):
-    """The settings of the simulated host."""
+    """Return the settings of the simulated host."""
     defaults = {
         "host_name": "sim",
         "state_dir": Path("/sim/state"),
