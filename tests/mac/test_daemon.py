@@ -117,9 +117,9 @@ async def test_without_a_terminal_nothing_changes_and_the_line_to_type_is_printe
             ada = Ada(mac, tmp_path)
             store = str(tmp_path / "ada's models")
             words = ("agent", "install", "--daemon", "--accelerator", "cpu", "--model-store", store)
-            said = await ada.types(*words, "--port", "0", terminal=False, code=1)
-            assert "nothing was changed" in said
-            line = said.splitlines()[-1].strip()
+            text = await ada.types(*words, "--port", "0", terminal=False, code=1)
+            assert "nothing was changed" in text
+            line = text.splitlines()[-1].strip()
             there = tmp_path / "there"
             await trio.run_process(["sh", "-c", f'llmkube() {{ printf "%s\\n" "$@" >"{there}"; }}; {line}'])
             assert there.read_text().splitlines() == [*words, "--port", "0"]

@@ -97,9 +97,9 @@ async def test_the_guide_from_the_clone_to_an_answer(tmp_path):
                 f"ARGS={flags}",
                 f"PREFIX={mac.prefix}",
             )
-            assert f"http://127.0.0.1:{port}/healthz  {{" in said
-            assert "llmkube agent install --daemon" in said
-            assert "no key required from: this host, --allow-from (203.0.113.0/24); no list of nodes" in said
+            assert f"http://127.0.0.1:{port}/healthz  {{" in text
+            assert "llmkube agent install --daemon" in text
+            assert "no key required from: this host, --allow-from (203.0.113.0/24); no list of nodes" in text
             link = mac.prefix / "bin" / "llmkube-metal-agent"
             assert link.is_symlink()
 
@@ -143,9 +143,9 @@ async def test_the_guide_from_the_clone_to_an_answer(tmp_path):
             assert json.loads(answer)["choices"][0]["message"]["content"]
             assert (await mac.llmkube("chat", "demo", "What is LLMKube?")).strip()
 
-            said = await mac.types("make", "--silent", "uninstall-metal-agent", f"PREFIX={mac.prefix}")
-            assert "removed, the agent and its engines stopped" in said
-            assert f"{mac.state} kept" in said
+            text = await mac.types("make", "--silent", "uninstall-metal-agent", f"PREFIX={mac.prefix}")
+            assert "removed, the agent and its engines stopped" in text
+            assert f"{mac.state} kept" in text
             assert not link.is_symlink()
             assert not mac.plist.exists()
             assert engines_in(mac.state) == []
@@ -169,9 +169,9 @@ async def test_an_agent_that_cannot_start_is_no_longer_restarted_and_reported(tm
             await until(lambda: json.loads(starts.read_text())["count"] == START_LIMIT)
             log = mac.home / "Library" / "Logs" / "llmkube" / "metal-agent.log"
             await until(lambda: "start limit reached" in log.read_text())
-            said = await mac.llmkube("agent", "status", code=3)
-            assert f"failed      {START_LIMIT} consecutive starts: " in said
-            assert "agent       not running" in said
+            text = await mac.llmkube("agent", "status", code=3)
+            assert f"failed      {START_LIMIT} consecutive starts: " in text
+            assert "agent       not running" in text
             mac.plist.write_bytes(good)
             assert "agent started" in await mac.llmkube("agent", "start")
             assert "agent is already running" in await mac.llmkube("agent", "start")
@@ -208,8 +208,8 @@ async def test_a_running_up_is_not_touched(tmp_path):
         mac.plist.write_bytes(plistlib.dumps({"Label": LABEL, "ProgramArguments": ["/x"]}))
         with hold_state_dir(mac.state, ENGINES_LOCK, SERVER_LOCK):
             for command in ("install", "uninstall", "start", "restart"):
-                said = await mac.llmkube("agent", command, code=1)
+                text = await mac.llmkube("agent", command, code=1)
                 assert f"`llmkube up` (pid {os.getpid()}), not by an agent; stop it with `llmkube up stop`" in " ".join(
-                    said.split()
+                    text.split()
                 )
         assert mac.plist.exists()

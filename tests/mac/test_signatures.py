@@ -26,7 +26,7 @@ async def loaded_message(world):
 async def test_the_condition_names_the_fix(autojump_clock):
     """`Loaded` names the signature and the command that fixes it."""
     async with open_world() as world:
-        said = await told(world)
+        said = await loaded_message(world)
         assert "killed by SIGKILL: macOS killed it because the code signature" in said
         assert "codesign --force --sign - FILE" in said
 

@@ -380,12 +380,12 @@ class Daemons:
             child.script = attrs.evolve(child.script, words=(f"{self.engine.runtime}: {reason}",))
         child.end(0 if released and not reason else 1)
 
-    async def unload_left(self, argv):
+    async def unload_leftover(self, argv):
         """Run a program that only unloads the model of a killed front; return its exit code."""
         options = self.engine.parse(argv[argv.index(self.engine.module) + 1 :])
         try:
             async with kept(self.engine.opened(options, no_server, self), self.locks.open) as keeper:
-                return 0 if await keeper.unload_left() else 1
+                return 0 if await keeper.unload_leftover() else 1
         except NoDaemonError:
             return 1
 

@@ -330,7 +330,7 @@ class Machine:
             raise NetworkDownError("cannot start a process: too many open files")
         argv = command.argv
         if UNLOAD_LEFT in argv:
-            code = await self.daemons[runtime_of(argv)].unload_left(argv[:-1])
+            code = await self.daemons[runtime_of(argv)].unload_leftover(argv[:-1])
             gone = SimChild(0, "", 0, argv, Script(), exit=Exit(code))
             gone.ended.set()
             yield gone

@@ -279,7 +279,7 @@ class Keeper:
         log.error(message, seconds=UNLOAD_LIMIT_SECONDS)
         return False
 
-    async def unload_left(self) -> bool:
+    async def unload_leftover(self) -> bool:
         """Unload the model if a killed engine has left it loaded; return whether it is no longer loaded.
 
         Raises:

@@ -174,7 +174,7 @@ async def serve_model(
     manager = kept(open_model(options, deps), deps.open_lock)
     if options.only_unloads:
         async with manager as keeper:
-            return await keeper.unload_left()
+            return await keeper.unload_leftover()
     async with AsyncExitStack() as stack:
         listeners = await open_listeners(options.host, options.port, field="--port")
         for listener in listeners:
