@@ -68,7 +68,7 @@ async def test_a_day_with_one_model(tmp_path):
         async with follow("logs", "demo", "-f", "--tail", "0") as log, follow("list", "isvc", "-w") as watch:
             async with follow("port-forward", "demo") as tunnel:
                 found = await tunnel.wait_for(
-                    "out", r"Forwarding (127\.0\.0\.1:\d+) -> default/demo behind the gateway"
+                    "out", r"Forwarding (127\.0\.0\.1:\d+) -> default/demo through the gateway"
                 )
                 assert await ask_by_http(f"http://{found[1]}") == ANSWER
                 assert (await interrupted(tunnel), tunnel.err) == (130, "")
@@ -174,7 +174,7 @@ async def test_a_forwarded_port_reaches_one_model(tmp_path):
         follow = partial(open_program, tmp_path / "home", kubeconfig=tmp_path / "state" / "kubeconfig")
         async with follow("port-forward", "second") as tunnel, open_http_client() as http:
             found = await tunnel.wait_for(
-                "out", r"Forwarding (127\.0\.0\.1:\d+) -> default/second behind the gateway at "
+                "out", r"Forwarding (127\.0\.0\.1:\d+) -> default/second through the gateway at "
             )
             url, kind = f"http://{found[1]}/v1", Headers.of({"Content-Type": "application/json"})
             listed = json.loads((await http.request("GET", f"{url}/models")).body)["data"]

@@ -146,7 +146,7 @@ async def test_a_kill_on_a_host_short_of_memory_is_suspected(autojump_clock, wor
     found = await world.until(events, lambda found: "embed" in found, world, "EngineExited", seconds=5)
     world.machine.memory.speak(None)
     assert "memory was short" in found["embed"]
-    assert "a smaller spec.contextSize" in found["embed"]
+    assert "reduce spec.contextSize" in found["embed"]
 
 
 async def test_edits_of_priority_apply_at_once_and_restart_nothing(autojump_clock, world):

@@ -169,7 +169,7 @@ async def test_an_edit_counts_without_a_restart(patient_clock, host):
     assert (await host.ask()).status == 200
     accepted = await host.condition("Accepted")
     assert "spec.policy.auditLog.sink" in accepted.message
-    assert "serves on by the spec before" in accepted.message
+    assert "keeps serving the previous spec" in accepted.message
     assert (await host.status()).phase == "Degraded"
 
 

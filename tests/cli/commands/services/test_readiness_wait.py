@@ -54,7 +54,7 @@ def test_deploy_succeeds_for_pods(run):
     [
         ("ImagePullBackOff", "pod demo-1: not found", "correct spec.image"),
         ("OOMKilled", "the kernel ended the engine", "a smaller --context-size"),
-        ("NotAllowed", "spec.image: not here", "ask the operator"),
+        ("NotAllowed", "spec.image: not here", "operator to allow it"),
     ],
 )
 def test_deploy_reports_why_pods_fail(run, monkeypatch, reason, words, advice):
