@@ -85,8 +85,8 @@ async def crds(client):
     await until(served, True)
 
 
-async def make_model(client, namespace):
-    manifest = {"metadata": {"name": "phi", "namespace": namespace}, "spec": {"source": "builtin://demo"}}
+async def make_model(client, namespace, name="phi"):
+    manifest = {"metadata": {"name": name, "namespace": namespace}, "spec": {"source": "builtin://demo"}}
     return await client.apply(Model, manifest, field_manager="user")
 
 

@@ -127,6 +127,19 @@ def piece(host: str, *addresses: str, of: str = "chat", name: str = "", **labels
     }
 
 
+def token_request(seconds: int) -> dict[str, Any]:
+    spec = {"expirationSeconds": seconds}
+    return {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+
+
+def event(name: str, namespace: str, component: str, instance: str, kind: str = "InferenceService") -> dict[str, Any]:
+    version = f"{GROUP}/v1alpha1" if kind == "InferenceService" else "v1"
+    about = {"apiVersion": version, "kind": kind, "name": "chat", "namespace": namespace}
+    content = {"reason": "Said", "type": "Normal", "message": "", "involvedObject": about}
+    reporter = {"reportingComponent": component, "reportingInstance": instance}
+    return {"metadata": {"name": name, "namespace": namespace}, **content, **reporter}
+
+
 @asynccontextmanager
 async def open_site(client: Client, kubeconfig: Any, namespace: str, *secrets: str) -> AsyncIterator[Site]:
     """Give two hosts their identities, install the policies, and wait until the server evaluates each of them."""
@@ -155,12 +168,12 @@ async def open_site(client: Client, kubeconfig: Any, namespace: str, *secrets: s
 
 
 async def wait_enforced(site: Site) -> None:
-    """The API server learns of a policy some time after it has taken it: wait for a refusal of each."""
-    await site.admin.request_json(
-        "POST",
-        site.path("services"),
-        body={"metadata": {"name": "theirs"}, "spec": {"ports": [{"name": "web", "port": 80}]}},
-    )
+    """Wait until each policy has refused an object: the API server enforces one some time after it was created."""
+    theirs = {"metadata": {"name": "theirs"}, "spec": {"ports": [{"name": "web", "port": 80}]}}
+    await site.admin.request_json("POST", site.path("services"), body=theirs)
+    await make_model(site.admin, site.namespace, "probe")
+    probe = {"metadata": {"name": "probe", "namespace": site.namespace}, "spec": {"modelRef": "probe"}}
+    await site.admin.apply(InferenceService, probe, field_manager="user")
     probes: tuple[tuple[str, dict[str, Any]], ...] = (
         ("leases", {"metadata": {"name": "other"}, "spec": {}}),
         ("services", {"metadata": {"name": "probe"}, "spec": {"ports": [{"port": 80}]}}),
@@ -168,16 +181,28 @@ async def wait_enforced(site: Site) -> None:
         ("endpointslices", piece("box", OUTSIDE, of="probe")),
         ("endpointslices", piece("box", of="theirs")),
         ("endpoints", {"metadata": {"name": "probe"}}),
+        ("events", event("probe", site.namespace, "kubelet", "box")),
+        ("serviceaccounts/llmkube-agent-box/token", token_request(MAX_TOKEN_SECONDS + 1)),
+        ("models/probe/status", {"status": {"phase": "Failed"}}),
+        ("inferenceservices/probe/status", {"status": {"phase": "Failed"}}),
     )
     with trio.fail_after(READY_SECONDS):
-        for plural, body in probes:
+        for resource, body in probes:
+            plural, *name = resource.split("/", 1)
+            path = site.path(plural, *name)
+            more: dict[str, Any] = {"params": {"dryRun": "All"}, "body": body}
+            method = "POST"
+            if resource.endswith("/status"):
+                method, more["content_type"] = "PATCH", MERGE
             while True:
                 try:
-                    await site.box.request_json("POST", site.path(plural), params={"dryRun": "All"}, body=body)
+                    await site.box.request_json(method, path, **more)
                 except ForbiddenError as error:
                     if "ValidatingAdmissionPolicy" in str(error):
                         break
                 await trio.sleep(POLL_SECONDS)
+    await site.admin.delete(InferenceService, Key(site.namespace, "probe"))
+    await site.admin.delete(Model, Key(site.namespace, "probe"))
 
 
 async def test_s2_no_secret_but_the_named_one(client, crds, namespace, real_kubeconfig):
@@ -298,7 +323,7 @@ async def test_s2_no_lease_of_another(client, crds, namespace, real_kubeconfig):
         for name, labels in (("mini", {f"{GROUP}/host": "mini"}), ("mini", {f"{GROUP}/host": "box"}),
                              ("llmkube-controller", {}), ("other", {f"{GROUP}/claim": "chat"})):  # fmt: skip
             await refused({"metadata": {"name": name, "labels": labels}, "spec": {}}, "Lease with its own name")
-        await refused({"metadata": {"name": "box", "labels": {f"{GROUP}/host": "mini"}}}, "carries that host's label")
+        await refused({"metadata": {"name": "box", "labels": {f"{GROUP}/host": "mini"}}}, "must have the host's label")
         await refused(site.claim("mini"), "hold claims only for itself")
         await refused(site.claim("box", "kube-system"), "namespaces that it serves")
         odd = site.claim("box")
@@ -367,34 +392,19 @@ async def test_s2_no_field_of_another_writer(client, crds, namespace, real_kubec
 
 async def test_s2_no_token_but_its_own_and_no_event_of_another(client, crds, namespace, real_kubeconfig):
     """S2: a host asks for tokens of its own account, for at most 30 days, and forges no Event."""
-
-    def request(seconds: int) -> dict[str, Any]:
-        return {
-            "apiVersion": "authentication.k8s.io/v1",
-            "kind": "TokenRequest",
-            "spec": {"expirationSeconds": seconds},
-        }
-
-    def event(name: str, component: str, instance: str, kind: str = "InferenceService") -> dict[str, Any]:
-        version = f"{GROUP}/v1alpha1" if kind == "InferenceService" else "v1"
-        about = {"apiVersion": version, "kind": kind, "name": "chat", "namespace": namespace}
-        content = {"reason": "Said", "type": "Normal", "message": "", "involvedObject": about}
-        reporter = {"reportingComponent": component, "reportingInstance": instance}
-        return {"metadata": {"name": name, "namespace": namespace}, **content, **reporter}
-
     async with open_site(client, real_kubeconfig, namespace) as site:
         token = site.path("serviceaccounts", "llmkube-agent-{}/token")
-        token_request = await site.box.request_json("POST", token.format("box"), body=request(3600))
-        assert token_request["status"]["token"]
+        granted = await site.box.request_json("POST", token.format("box"), body=token_request(3600))
+        assert granted["status"]["token"]
         for host, seconds in (("mini", 3600), ("box", MAX_TOKEN_SECONDS + 1)):
             with pytest.raises(ForbiddenError):
-                await site.box.request_json("POST", token.format(host), body=request(seconds))
+                await site.box.request_json("POST", token.format(host), body=token_request(seconds))
         events = site.path("events")
-        await site.box.request_json("POST", events, body=event("one", "llmkube-agent", "box"))
+        await site.box.request_json("POST", events, body=event("one", namespace, "llmkube-agent", "box"))
         for forged in (
-            event("two", "kubelet", "box"),
-            event("two", "llmkube-agent", "mini"),
-            event("two", "llmkube-agent", "box", "Pod"),
+            event("two", namespace, "kubelet", "box"),
+            event("two", namespace, "llmkube-agent", "mini"),
+            event("two", namespace, "llmkube-agent", "box", "Pod"),
         ):
             with pytest.raises(ForbiddenError):
                 await site.box.request_json("POST", events, body=forged)

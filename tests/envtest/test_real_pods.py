@@ -184,7 +184,7 @@ async def test_commands_judge_a_service_in_pods_by_its_pods(client, crds, namesp
         assert "What to do: correct spec.image" in text
         assert "last error   ImagePullBackOff: container llamacpp" in (await run("status", "chat"))[1]
         assert "ImagePullBackOff" in (await run("list", "services"))[1]
-        assert "does not run: ImagePullBackOff: container llamacpp" in (await run("logs", "chat"))[1]
+        assert "is not running: ImagePullBackOff: container llamacpp" in (await run("logs", "chat"))[1]
 
         running = {**container, "ready": True, "started": True, "state": {"running": {}}}
         ready = [{"type": kind, "status": "True"} for kind in ("Ready", "ContainersReady")]
