@@ -138,7 +138,9 @@ async def test_retries_back_off_until_forgotten(queue):
     await trio.lowlevel.checkpoint()
     assert [queue.retry_nowait("a") for _ in range(5)] == [1, 2, 4, 8, 8]
     assert queue.retry_nowait("b") == 1
+    assert queue.is_failing("a")
     queue.forget("a")
+    assert not queue.is_failing("a")
     assert queue.retry_nowait("a") == 1
 
 

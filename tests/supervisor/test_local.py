@@ -11,8 +11,10 @@ import trio
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
+from llmkube.supervisor.engine.key_file import key_path, write_keys
 from llmkube.supervisor.local import MAX_FILE_THREADS, open_local_ports
 from llmkube.supervisor.values.settings import AgentSettings
+from llmkube.weights.store.blobs import WeightsFile
 from llmkube.weights.store.disk import in_threads
 
 MODELS = Path("/models")
@@ -108,13 +110,26 @@ async def test_a_dead_disk_of_models_blocks_no_stop(tmp_path, monkeypatch, reads
 
 
 async def test_drafts_of_a_killed_agent_are_removed(tmp_path):
-    """Drafts in the state directory, its journal and its records are removed at the start; other files are not."""
+    """Drafts in the state directory, its journal and its records and keys of exited engines are removed at the start; other files are not."""
     folders = (tmp_path, tmp_path / "journal" / "ns", tmp_path / "strays")
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ".new-a1b2").touch()
         (folder / "other").touch()
+    write_keys(key_path(tmp_path, "an exited engine"), ["key"])
     async with opened(tmp_path):
         for folder in folders:
             assert not (folder / ".new-a1b2").exists()
             assert (folder / "other").exists()
+        assert not key_path(tmp_path, "an exited engine").exists()
+
+
+async def test_a_blob_is_kept_until_it_is_removed(tmp_path):
+    """A downloaded file stays servable while its blob exists."""
+    blob = tmp_path / "blob"
+    blob.touch()
+    file = WeightsFile(blob, 0, None, "https://files.example/a.gguf")
+    async with opened(tmp_path) as ports:
+        assert await ports.weights.keeps(file)
+        blob.unlink()
+        assert not await ports.weights.keeps(file)

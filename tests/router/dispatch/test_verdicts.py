@@ -47,6 +47,7 @@ def test_only_listed_causes_lead_to_the_next_backend(status, error, ours, cause)
         ({"code": "404"}, 404),
         ({"status": 503, "code": "x"}, 503),
         ({"type": "invalid_request_error"}, 400),
+        ({"type": "overloaded_error"}, 529),
         ({"code": "rate_limit_exceeded"}, 429),
         ({"type": "content_filter", "code": 500}, 400),
         ({"message": "m"}, 502),

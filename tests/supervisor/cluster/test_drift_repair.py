@@ -38,6 +38,7 @@ def live(**changes):
 def test_drift_of_a_status(conditions, drifted):
     """Each part of an applied condition is compared; conditions of other writers are not."""
     assert has_drifted({"conditions": [SAID]}, conditions) is drifted
+    assert has_drifted({"conditions": [SAID, SAID | {"type": "Other"}]}, conditions)
 
 
 class Applied:

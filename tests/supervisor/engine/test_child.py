@@ -9,6 +9,7 @@ import psutil
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from cookies import new_cookie
 from lacking import no_descriptors
@@ -333,15 +334,17 @@ async def test_the_exit_of_an_adopted_process_is_an_event(tmp_path):
 
 
 @pytest.mark.parametrize("left", [0, 1])  # enough to watch it, but not to identify it
-async def test_a_process_that_cannot_be_inspected_is_waited_for(tmp_path, left):
-    """Without descriptors a running engine is neither given up nor adopted; one that has exited is known."""
+async def test_a_process_that_cannot_be_inspected_is_waited_for(tmp_path, monkeypatch, left):
+    """Without descriptors a running engine is neither given up nor adopted; one that has exited is known. Logged once."""
+    monkeypatch.setattr(owned, "RETRY_SECONDS", 0.01)
     with trio.fail_after(60):
         record = await left_behind(tmp_path, "import time; print('up', flush=True); time.sleep(600)")
         with no_descriptors(but=left):
-            with trio.move_on_after(0.2) as waited:
+            with trio.move_on_after(0.2) as waited, capture_logs() as logs:
                 async with adopted(tmp_path, record, shutdown=Shutdown(keep=True)):
                     raise AssertionError("it was taken over without a look")
             assert waited.cancelled_caught
+            assert len(logs) == 1 - left
             assert not processes.is_gone(record.pid)
             gone = attrs.evolve(record, pid=2**22 + 1)
             with pytest.raises(AdoptError, match="has exited"):

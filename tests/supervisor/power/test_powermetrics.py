@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import sys
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -134,6 +135,15 @@ class Recorder:
 @pytest.fixture
 def _at_once(monkeypatch):
     monkeypatch.setattr(powermetrics, "RETRY", powermetrics.Backoff(base_seconds=0.01, cap_seconds=0.01))
+
+
+@pytest.mark.parametrize(("samples", "failures"), [(True, [1, 1, 1]), (False, [1, 2, 3])])
+async def test_only_failures_without_a_sample_back_off(tmp_path, monkeypatch, samples, failures):
+    """A sampler that delivered a sample is restarted after the first delay."""
+    counted = []
+    monkeypatch.setattr(powermetrics, "RETRY", SimpleNamespace(delay=lambda count, _rng: counted.append(count) or 0))
+    await Recorder().record(script(tmp_path, "") if samples else ["/bin/false"], lambda: len(counted) > 2)
+    assert counted[:3] == failures
 
 
 @pytest.fixture
