@@ -38,12 +38,12 @@ DECIDING: Final = (
     "runtimes/process/*.py",
     "weights/store/*.py",
     "apiserver/fields/*.py",
-    "programs/daemon_engine/keep*.py",
+    "programs/daemon_engine/decisions.py",
     "programs/daemon_engine/omlx_model.py",
 )
 
-FURTHER: Final = {"supervisor": ["tests/pressure"], "controller": ["tests/controller"], "router": ["tests/router"]}
-"""Tests of a whole floor, for what the tests of a folder do not notice."""
+FURTHER: Final = {"supervisor": ["tests/pressure", "tests/sim"], "k8s": ["tests/sim"], "programs": ["tests/mac"]}
+"""Tests next to those of the mutant's package that play the whole program."""
 
 SWAPS: Final[dict[type[ast.AST], type[ast.AST]]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,

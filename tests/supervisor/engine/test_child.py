@@ -335,7 +335,7 @@ async def test_the_exit_of_an_adopted_process_is_an_event(tmp_path):
 
 @pytest.mark.parametrize("left", [0, 1])  # enough to watch it, but not to identify it
 async def test_a_process_that_cannot_be_inspected_is_waited_for(tmp_path, monkeypatch, left):
-    """Without descriptors a running engine is neither given up nor adopted; one that has exited is known. Logged once."""
+    """Without descriptors a running engine is neither given up nor adopted, and logged once; an exit is known."""
     monkeypatch.setattr(owned, "RETRY_SECONDS", 0.01)
     with trio.fail_after(60):
         record = await left_behind(tmp_path, "import time; print('up', flush=True); time.sleep(600)")
