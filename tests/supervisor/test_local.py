@@ -110,7 +110,7 @@ async def test_a_dead_disk_of_models_blocks_no_stop(tmp_path, monkeypatch, reads
 
 
 async def test_drafts_of_a_killed_agent_are_removed(tmp_path):
-    """Drafts of the journal and of records, and keys of exited engines, are removed at the start; other files are not."""
+    """Drafts of journal and records and keys of exited engines are removed at the start; other files are not."""
     folders = (tmp_path, tmp_path / "journal" / "ns", tmp_path / "strays")
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
