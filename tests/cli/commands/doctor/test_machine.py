@@ -1,4 +1,4 @@
-"""What is said of the machine: a table, with the words of the fix."""
+"""Findings about the machine, with their fixes."""
 
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,5 @@ MEMORY = partial(
         (assess_linux_power(False), "warn", "connect it to mains"),
     ],
 )
-def test_each_look_is_one_finding_with_its_fix(found, verdict, words):
-    """And one that is well has nothing to mend."""
+def test_each_check_is_one_finding_with_its_fix(found, verdict, words):
     check_finding(found, verdict, words)
