@@ -146,11 +146,8 @@ def test_the_crds_are_yaml():
     """`llmkube crds` prints both CustomResourceDefinitions as a YAML stream."""
     import yaml
 
-    documents = list(yaml.safe_load_all(run("crds").output))
-    assert {each["metadata"]["name"] for each in documents} >= {
-        "models.inference.llmkube.dev",
-        "inferenceservices.inference.llmkube.dev",
-    }
+    names = {each["metadata"]["name"] for each in yaml.safe_load_all(run("crds").output)}
+    assert names >= {"models.inference.llmkube.dev", "inferenceservices.inference.llmkube.dev"}
 
 
 @pytest.mark.parametrize("args", [["list"], ["status", "x"], ["delete", "x"], ["agent"], ["controller"]])

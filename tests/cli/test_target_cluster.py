@@ -78,12 +78,7 @@ def test_running_up_wins_over_kubectls_default_file(home):
 
 
 @pytest.mark.parametrize(
-    "args",
-    [
-        ("deploy", "demo", "--source", "builtin://demo"),
-        ("scale", "demo", "0"),
-        ("delete", "demo"),
-    ],
+    "args", [("deploy", "demo", "--source", "builtin://demo"), ("scale", "demo", "0"), ("delete", "demo")]
 )
 def test_a_change_names_a_cluster_that_the_user_has_not_named(home, args):
     """The first line names the cluster; if it is unreachable, the error offers `llmkube up`."""

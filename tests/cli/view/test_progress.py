@@ -32,11 +32,7 @@ def test_changes_are_reported_once():
             service("d", namespace="x"),
         ]
     )
-    assert changes(before, after) == [
-        "default/b: deleted",
-        "default/c: Failed (CrashLoopBackOff�[2J)",
-        "x/d: New",
-    ]
+    assert changes(before, after) == ["default/b: deleted", "default/c: Failed (CrashLoopBackOff�[2J)", "x/d: New"]
     assert changes(after, after) == []
 
 

@@ -10,16 +10,8 @@ from llmkube.programs.config import UpConfig
 
 def installation(folder, *, program="up", config=None, **changes):
     """Return an installation with this state directory."""
-    facts = {
-        "user": User(uid=501, name="ada", home=Path("/Users/ada")),
-        "pid": None,
-        "problem": "",
-        "job": None,
-        "daemon": False,
-        "unit": None,
-        "job_program": "/usr/bin/python3",
-        "mac": False,
-    }
+    facts = {"user": User(uid=501, name="ada", home=Path("/Users/ada")), "job_program": "/usr/bin/python3"}
+    facts |= {"pid": None, "problem": "", "job": None, "daemon": False, "unit": None, "mac": False}
     return Installation(folder=folder, program=program, config=config or UpConfig(), **{**facts, **changes})
 
 

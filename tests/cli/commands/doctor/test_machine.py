@@ -14,12 +14,7 @@ MAC = partial(assess_system, "macOS", "26.1", "Apple silicon", mac=True, apple_s
 INTEL = partial(assess_system, "macOS", "26.1", "Intel", mac=True)
 OLD = partial(assess_system, "macOS", machine="Apple silicon", mac=True, apple_silicon=True)
 MEMORY = partial(
-    assess_memory,
-    budget=host_budget(64 * GIB),
-    available_bytes=40 * GIB,
-    critical_share=0.05,
-    shortage="",
-    promised={},
+    assess_memory, budget=host_budget(64 * GIB), available_bytes=40 * GIB, critical_share=0.05, shortage="", promised={}
 )
 
 

@@ -273,10 +273,7 @@ async def test_a_pod_is_known_by_its_name():
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (
-            service(readyReplicas=1),
-            "its agent has published no address; start that agent with --host-ip",
-        ),
+        (service(readyReplicas=1), "its agent has published no address; start that agent with --host-ip"),
         (
             service(readyReplicas=1, selector="app=chat"),
             "is served by pods, but no EndpointSlice has their addresses; `kubectl get pods -n default -l app=chat`",

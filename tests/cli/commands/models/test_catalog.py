@@ -71,11 +71,11 @@ def test_deploy_takes_its_source_from_the_catalog(run):
     """The source, digest and context of the entry are applied and printed."""
     found = {}
 
-    async def look(client):
+    async def collect(client):
         key = Key("default", "llama-3.1-8b")
         found.update(model=(await client.get(Model, key)).spec, service=(await client.get(InferenceService, key)).spec)
 
-    done = run("deploy", "llama-3.1-8b", "--accelerator", "metal", "--no-wait", after=look, demo=False)
+    done = run("deploy", "llama-3.1-8b", "--accelerator", "metal", "--no-wait", after=collect, demo=False)
     assert done.exit_code == 0, done.output
     model, service = found["model"], found["service"]
     assert (model.source, model.sha256, model.quantization) == (LLAMA.source, LLAMA.sha256, "Q4_K_M")

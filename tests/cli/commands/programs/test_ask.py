@@ -43,7 +43,7 @@ async def test_temporary_errors_are_retried(autojump_clock):
 
 
 async def test_a_refusal_is_reported():
-    """Any other status ends the wait with the engine's message."""
+    """Another status ends the wait with the engine's message."""
     with pytest.raises(CommandError, match="rejected with status 400: context is too small"):
         await ask(Gateway(refusal(400, "context is too small")), "http://gw", "chat", "What?")
     with pytest.raises(CommandError, match="rejected with status 500: oops"):

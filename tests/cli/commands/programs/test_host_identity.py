@@ -1,4 +1,4 @@
-"""What a join copies from an administrator's configuration, and which host names are free."""
+"""Parts of an administrator's configuration that a join copies, and free host names."""
 
 import base64
 import json
@@ -132,18 +132,9 @@ ADMIN = {
 def granted(folder, **flags):
     path = folder / "admin"
     path.write_text(json.dumps(ADMIN))
-    whole = {
-        "kubeconfig": path,
-        "context": None,
-        "server": None,
-        "networks": ("10.0.0.7/32",),
-        "namespace": None,
-        "all_namespaces": False,
-        "secrets": (),
-        "lease_namespace": "llmkube-system",
-        "allow_from": (),
-        "overwrite": False,
-    }
+    whole = {"kubeconfig": path, "networks": ("10.0.0.7/32",), "lease_namespace": "llmkube-system", "overwrite": False}
+    whole |= {"context": None, "server": None, "namespace": None, "all_namespaces": False}
+    whole |= {"secrets": (), "allow_from": ()}
     return resolve_grant(whole | flags, "box", folder)[1]
 
 

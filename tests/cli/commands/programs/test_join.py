@@ -88,19 +88,14 @@ def test_host_gets_its_own_account_and_no_administrator_credentials(run, cluster
     done = run(*JOIN, "--server", "https://outer:6443")
     assert done.exit_code == 0, done.output
     document, token = kept(tmp_path / "state")
-    assert document["clusters"][0]["cluster"] == {
-        "server": "https://outer:6443",
-        "certificate-authority-data": "cGVt",
-    }
+    assert document["clusters"][0]["cluster"] == {"server": "https://outer:6443", "certificate-authority-data": "cGVt"}
     assert document["contexts"][0]["context"]["namespace"] == "default"
     assert list(cluster.tokens) == [token.read_text()]
     assert "llmkube-agent-box" in done.output
     for file in (tmp_path / "state").iterdir():
         assert ADMIN_TOKEN not in file.read_text()
-    assert (
-        listed(cluster, ServiceAccount)["llmkube-agent-box"].metadata.annotations["inference.llmkube.dev/addresses"]
-        == "10.0.0.7/32"
-    )
+    annotations = listed(cluster, ServiceAccount)["llmkube-agent-box"].metadata.annotations
+    assert annotations["inference.llmkube.dev/addresses"] == "10.0.0.7/32"
 
 
 def test_grant_is_recorded_for_the_next_join(run, tmp_path):

@@ -34,6 +34,25 @@ spec:
   defaultRoute: cloud-opus
   mcpServer: { enabled: true }
 """
+EXPLANATION = """\
+Router default/hybrid-router
+Request
+  model gpt
+  class pii
+  region none
+  needs none
+  complexity complex
+  team none
+Rules
+  1. complex: applies
+  2. pii-stays-on-mac: not evaluated
+Decided by rule complex
+  1. local-mac (local): http://phi-4-mini.default.svc.cluster.local:8080/v1, 120 s for the first byte
+Left out
+  cloud-opus: data of class pii must stay local, and this backend is not
+Warning: spec.defaultRoute: cloud-opus is not local: a request of class phi that no rule matches is refused
+Without effect: spec.mcpServer
+"""
 
 
 @pytest.fixture
@@ -54,28 +73,7 @@ def test_decision_is_explained(file):
         "-f", file, "-H", "X-LLMKube-Classification: PII", "-H", "x-llmkube-task-complexity: complex", "--model", "gpt"
     )
     assert code == 0
-    assert (
-        text
-        == """\
-Router default/hybrid-router
-Request
-  model gpt
-  class pii
-  region none
-  needs none
-  complexity complex
-  team none
-Rules
-  1. complex: applies
-  2. pii-stays-on-mac: not evaluated
-Decided by rule complex
-  1. local-mac (local): http://phi-4-mini.default.svc.cluster.local:8080/v1, 120 s for the first byte
-Left out
-  cloud-opus: data of class pii must stay local, and this backend is not
-Warning: spec.defaultRoute: cloud-opus is not local: a request of class phi that no rule matches is refused
-Without effect: spec.mcpServer
-"""
-    )
+    assert text == EXPLANATION
 
 
 def test_a_refusal_is_reported_with_its_reason(file):

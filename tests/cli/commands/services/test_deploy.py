@@ -19,12 +19,12 @@ def deploy(run):
     def deploy(*args, **kwargs):
         found = {}
 
-        async def look(client):
+        async def collect(client):
             for kind in (Model, InferenceService):
                 for each in (await client.list(kind)).items:
                     found[kind.RESOURCE.kind, str(each.key)] = each
 
-        done = run(*args, demo=False, after=look, **kwargs)
+        done = run(*args, demo=False, after=collect, **kwargs)
         return done, found
 
     return deploy
@@ -32,17 +32,19 @@ def deploy(run):
 
 def test_both_objects_are_created(deploy):
     """Both objects have the name, and exactly the given settings."""
-    flags = (
-        "--context-size",
-        "512",
+    flags = ("--context-size", "512", "--no-flash-attention", "--extra-arg=--mlock", "--env", "A=b=c")
+    flags += (
         "--parallel",
         "2",
-        "--no-flash-attention",
-        "--extra-arg=--mlock",
-        "--env",
-        "A=b=c",
+        "--sha256",
+        "ab" * 32,
+        "--secret",
+        "hub",
+        "--memory-budget",
+        "24Gi",
+        "--accelerator",
+        "cpu",
     )
-    flags += ("--sha256", "ab" * 32, "--secret", "hub", "--memory-budget", "24Gi", "--accelerator", "cpu")
     done, found = deploy(*BASE, *flags)
     assert done.exit_code == 0, done.output
     assert done.output == "Model default/chat created\nInferenceService default/chat created\n"

@@ -83,10 +83,10 @@ def test_several_names_are_deleted_at_once(run):
     """An unknown name does not stop the others, and sets the exit code."""
     left = []
 
-    async def look(client):
+    async def collect(client):
         left.extend(each.key.name for each in (await client.list(InferenceService)).items)
 
-    done = run("delete", "nope", "demo", "demo", after=look)
+    done = run("delete", "nope", "demo", "demo", after=collect)
     assert done.exit_code == 3
     assert done.output.startswith("InferenceService demo deleted\nError: there is no InferenceService nope ")
     assert left == []
@@ -103,10 +103,10 @@ def test_with_model_spares_a_shared_model(run, shared):
             body |= {"metadata": {"name": "other"}, "spec": {"modelRef": "demo"}}
             await Applier(client).apply_all([Manifest("x", body)], lambda _: None)
 
-    async def look(client):
+    async def collect(client):
         left.extend(each.key.name for each in (await client.list(Model)).items)
 
-    done = run("delete", "demo", "--with-model", "--wait", prepare=share, after=look)
+    done = run("delete", "demo", "--with-model", "--wait", prepare=share, after=collect)
     assert done.exit_code == 0, done.output
     if shared:
         assert left == ["demo"]
@@ -123,10 +123,10 @@ def test_scale_writes_replicas_and_nothing_else(run):
     """`scale` sets spec.replicas and prints the old and the new value."""
     seen = []
 
-    async def look(client):
+    async def collect(client):
         seen.append((await client.get(InferenceService, Key("default", "demo"))).spec)
 
-    done = run("scale", "demo", "0", after=look)
+    done = run("scale", "demo", "0", after=collect)
     assert (done.exit_code, done.output) == (0, "InferenceService demo scaled from 1 to 0\n")
     assert (seen[0].replicas, seen[0].context_size) == (0, 512)
     assert run("scale", "demo", "1").output == "InferenceService demo already has 1 replica\n"
@@ -230,11 +230,11 @@ def test_each_restart_is_another_spec(run):
     """Each restart writes a new time into the pods' annotation, also within the same second."""
     seen = []
 
-    async def look(client):
+    async def collect(client):
         seen.append((await client.get(InferenceService, DEMO)).spec.pod_annotations)
 
     for _ in range(2):
-        done = run("restart", "demo", "--no-wait", after=look)
+        done = run("restart", "demo", "--no-wait", after=collect)
         assert (done.exit_code, done.output) == (0, "InferenceService default/demo is restarting\n")
     assert seen[0].keys() == {"kubectl.kubernetes.io/restartedAt"}
     assert seen[0] != seen[1]

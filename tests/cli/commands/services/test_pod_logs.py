@@ -202,10 +202,7 @@ async def test_without_pods_the_status_is_pointed_to():
 
 async def test_a_restart_a_broken_connection_and_a_new_pod_are_followed(autojump_clock):
     """A new run is read from its start, a broken stream from where it broke, and a new pod is added."""
-    answers = {
-        "chat_a": [text(b"a1\n"), text(b"a2\n"), text(b"b1\n", None)],
-        "chat_b": [text(b"c1\n", None)],
-    }
+    answers = {"chat_a": [text(b"a1\n"), text(b"a2\n"), text(b"b1\n", None)], "chat_b": [text(b"c1\n", None)]}
     async with logs_of(Options(follow=True, lines=1), **answers) as (logs, shown, kubelets, client):
         await make_pod(client, "chat-a")
         async with trio.open_nursery() as nursery:

@@ -41,7 +41,7 @@ def test_gpu_queue_comes_first_and_in_order(run):
 
 
 def test_nothing_waits(run):
-    """A service that only loads is no one that waits for others."""
+    """A loading service does not wait for others."""
     assert run("queue").output == "Nothing waits in default.\n"
     assert run("queue", "-A").output == "Nothing waits in any namespace.\n"
 

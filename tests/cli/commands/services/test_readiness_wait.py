@@ -9,6 +9,9 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
 
 CHAT = Key("default", "demo")
+ENDPOINT = "http://demo.default.svc.cluster.local:8080/v1/chat/completions"
+AVAILABLE = condition("Available", True, "InferenceReady")
+NOT_READY = condition("Available", False, "NoReadyReplicas", "no pod is ready")
 
 
 async def in_pods(client, *conditions, **status):
@@ -33,18 +36,9 @@ def redeployed(run, *conditions, args=(), **status):
 
 def test_deploy_succeeds_for_pods(run):
     """Ready pods make the service Ready for `deploy`, without an agent."""
-    done = redeployed(
-        run,
-        condition("Available", True, "InferenceReady"),
-        phase="Ready",
-        modelReady=True,
-        readyReplicas=1,
-        endpoint="http://demo.default.svc.cluster.local:8080/v1/chat/completions",
-    )
+    done = redeployed(run, AVAILABLE, phase="Ready", modelReady=True, readyReplicas=1, endpoint=ENDPOINT)
     assert done.exit_code == 0, done.output
-    assert done.stdout == (
-        "InferenceService default/demo is Ready at http://demo.default.svc.cluster.local:8080/v1/chat/completions\n"
-    )
+    assert done.stdout == f"InferenceService default/demo is Ready at {ENDPOINT}\n"
     assert "Talk to it: llmkube chat demo\n" in done.stderr
 
 
@@ -60,13 +54,7 @@ def test_deploy_succeeds_for_pods(run):
 def test_deploy_reports_why_pods_fail(run, monkeypatch, reason, words, advice):
     """Failures reported by the kubelet or the controller end the wait with advice."""
     monkeypatch.setattr("llmkube.cli.view.readiness.STALE_SECONDS", 0.2)
-    done = redeployed(
-        run,
-        condition("Available", False, "NoReadyReplicas", "no pod is ready"),
-        condition("Degraded", True, reason, words),
-        phase="Failed",
-        modelReady=True,
-    )
+    done = redeployed(run, NOT_READY, condition("Degraded", True, reason, words), phase="Failed", modelReady=True)
     assert done.exit_code == 1
     assert f"cannot be served: {reason}: {words}" in done.stderr
     assert advice in done.stderr
@@ -74,14 +62,8 @@ def test_deploy_reports_why_pods_fail(run, monkeypatch, reason, words, advice):
 
 def test_a_wait_for_a_gpu_is_reported_and_is_no_failure(run):
     """A service queued for GPUs is waited for until the timeout, in the controller's words."""
-    done = redeployed(
-        run,
-        condition("Available", False, "NoReadyReplicas", "no pod is ready"),
-        condition("Progressing", True, "WaitingForGPU", "1 pod waits for a GPU"),
-        phase="WaitingForGPU",
-        modelReady=True,
-        args=("--timeout", "0.5"),
-    )
+    queued = condition("Progressing", True, "WaitingForGPU", "1 pod waits for a GPU")
+    done = redeployed(run, NOT_READY, queued, phase="WaitingForGPU", modelReady=True, args=("--timeout", "0.5"))
     assert done.exit_code == 4
     assert "is not Ready after 0.5 s: 1 pod waits for a GPU" in done.stderr
     assert "watch it with `llmkube status demo --watch`" in done.stderr
@@ -106,14 +88,7 @@ def test_a_stopped_service_is_no_success(run):
 
 def test_the_next_step_is_one_that_the_service_offers(run):
     """An embedding service offers no chat."""
-    done = redeployed(
-        run,
-        condition("Available", True, "InferenceReady"),
-        phase="Ready",
-        modelReady=True,
-        endpoint="http://x",
-        mode="embedding",
-    )
+    done = redeployed(run, AVAILABLE, phase="Ready", modelReady=True, endpoint="http://x", mode="embedding")
     assert "Talk to it" not in done.output
     assert "It serves embedding" in done.stderr
 

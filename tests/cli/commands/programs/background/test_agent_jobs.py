@@ -54,17 +54,9 @@ def test_the_go_agent_s_job_of_the_same_name_is_taken_over():
     old = {
         "Label": "com.llmkube.metal-agent",
         "ProgramArguments": [
-            "/usr/local/bin/llmkube-metal-agent",
-            "-namespace",
-            "default",
-            "--model-store=/Users/ada/models",
-            "--port",
-            "9090",
-            "--apple-power-enabled=true",
-            "--omlx-bin",
-            "/opt/homebrew/bin/omlx",
-            "--omlx-startup-timeout",
-            "120s",
+            *("/usr/local/bin/llmkube-metal-agent", "-namespace", "default", "--model-store=/Users/ada/models"),
+            *("--port", "9090", "--apple-power-enabled=true", "--omlx-bin", "/opt/homebrew/bin/omlx"),
+            *("--omlx-startup-timeout", "120s"),
         ],
     }
     added = added_flags(plistlib.dumps(old), set())
@@ -108,21 +100,14 @@ def test_launchd_waits_longer_than_the_agent_takes_at_most():
     assert exit_seconds_of(config) > stop_seconds(settings) + 5
 
 
-TYPES = {  # launchd.plist(5)
-    "Label": str,
-    "ProgramArguments": list,
-    "EnvironmentVariables": dict,
-    "WorkingDirectory": str,
+TEXTS = ("Label", "WorkingDirectory", "ProcessType", "StandardOutPath", "StandardErrorPath", "UserName")
+TYPES = dict.fromkeys(TEXTS, str) | {"ProgramArguments": list, "EnvironmentVariables": dict, "KeepAlive": dict}
+TYPES |= {
     "RunAtLoad": bool,
-    "KeepAlive": dict,
+    "AbandonProcessGroup": bool,
     "ThrottleInterval": int,
     "ExitTimeOut": int,
-    "ProcessType": str,
-    "AbandonProcessGroup": bool,
-    "StandardOutPath": str,
-    "StandardErrorPath": str,
-    "UserName": str,
-}
+}  # launchd.plist(5)
 
 
 @pytest.mark.parametrize("daemon", [False, True])

@@ -142,22 +142,16 @@ llmkube_metal_agent_service_energy_joules_total{name="chat",namespace="ns"} 1000
                 "draws": "30.0 W, 1.9 J per token  ns/chat\n0.0 W                    ns/embed",
             },
         ),
-        (
-            RAPL,
-            {"power": "50.0 W (package 50.0)"},
-        ),
+        (RAPL, {"power": "50.0 W (package 50.0)"}),
         (
             'llmkube_metal_agent_apple_power_gpu_watts 31.5\nllmkube_metal_agent_power_problem{reason="Stalled"} 1.0\n',
             {"power": "gpu 31.5 W; other domains are not measured: Stalled"},
         ),
-        (
-            DEAD,
-            {"power": "not measured: NotPermitted; see `llmkube agent logs`"},
-        ),
+        (DEAD, {"power": "not measured: NotPermitted; see `llmkube agent logs`"}),
         ("", {}),
         ("llmkube_metal_agent_cordoned 0.0\nnonsense {{ 1\nllmkube_metal_agent_apple_power_cpu_watts x\n", {}),
     ],
-    ids=["a Mac", "Linux", "a part that stands still", "a source that has died", "no metrics", "no power"],
+    ids=["a Mac", "Linux", "a stalled domain", "a failed source", "no metrics", "no power"],
 )
 def test_power_is_reported_of_the_host_and_of_each_service(exposition, lines):
     """Host and services have a line each; a failed measurement gives its cause; without metrics there is none."""
