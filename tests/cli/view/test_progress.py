@@ -14,7 +14,7 @@ def test_the_stopwatch_measures_from_the_last_step():
     assert watch.laps == {"fetch": 2.0, "load": 3.0, "ready": 0.0, "answer": 2.5}
 
 
-def test_a_done_step_has_its_fact():
+def test_completed_step_has_a_detail():
     """`fetch` has the size, `load` the kind of model, `ready` the address."""
     the_model = model(size="933.8 KiB", gguf={"architecture": "llama", "quantization": "Q8_0"})
     the_service = service(endpoint="http://x")

@@ -179,7 +179,7 @@ def test_only_a_named_cluster_is_queried(home, monkeypatch):
     assert find_target(here, ClusterFlags()).config.server == "https://other:6443"
 
 
-def test_without_any_file_there_is_nothing_to_ask(home):
+def test_without_a_kubeconfig_no_cluster_is_queried(home):
     (home / ".kube" / "config").unlink()
     found = find_target(installation(home / "state", config=UpConfig()), ClusterFlags())
     assert (found.config, found.home) == (None, "")

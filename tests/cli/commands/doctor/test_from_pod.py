@@ -214,7 +214,7 @@ def test_a_pod_that_has_no_result_yet_is_waited_for(pods):
     assert read_pods(pods) is None
 
 
-def test_the_host_s_own_identity_makes_no_jobs(tmp_path):
+def test_host_identity_cannot_create_jobs(tmp_path):
     """A user's own credentials pass."""
     token = tmp_path / f"host-{'a' * 12}.token"
     token.write_text("t")

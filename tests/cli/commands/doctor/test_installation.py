@@ -33,7 +33,7 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_nothing_is_an_up_that_does_not_run(home):
+def test_missing_installation_is_a_stopped_up(home):
     """The folder is not created."""
     here = find_installation(home / "state")
     assert (here.program, here.pid, here.job, here.problem) == ("up", None, None, "")

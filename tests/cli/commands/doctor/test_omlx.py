@@ -71,7 +71,7 @@ async def test_an_unload_that_is_under_way_is_waited_for(autojump_clock):
     assert (await found(fake)).held_bytes == OWN_BYTES
 
 
-async def test_processes_that_are_not_seen_are_none(autojump_clock):
+async def test_hidden_process_is_not_reported(autojump_clock):
     """Another user's process is hidden: only the server's count is known."""
     fake = holding(hidden=True)
     fake.put(NAME)
@@ -81,11 +81,11 @@ async def test_processes_that_are_not_seen_are_none(autojump_clock):
 @pytest.mark.parametrize(
     "answer", [Response(404), Response(200, body=b"<html>"), Response.json(200, {"engine_pool": {"loaded_count": "x"}})]
 )
-async def test_another_program_at_its_port_is_none(autojump_clock, answer):
+async def test_another_program_at_its_port_is_ignored(autojump_clock, answer):
     assert await found(FakeOmlx(faults={"/health": [answer]})) == Omlx(url=URL)
 
 
-async def test_what_does_not_answer_is_none(autojump_clock):
+async def test_silent_omlx_is_not_reported(autojump_clock):
     """Nothing listens, or the server hangs."""
     assert await found(FakeOmlx(answers=False)) == Omlx(url=URL)
     with trio.fail_after(10):

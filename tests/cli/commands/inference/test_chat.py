@@ -53,7 +53,7 @@ async def test_first_key_of_the_secret_is_sent():
         (b"CanaryFirst1 x\n", "an invalid key"),
     ],
 )
-async def test_without_a_key_the_way_out_is_named(value, message):
+async def test_without_a_key_the_fix_is_named(value, message):
     """No request is sent, and nothing of the Secret is printed."""
     with pytest.raises(CommandError, match=message) as refused:
         await find(with_keys(service()), value)
@@ -125,7 +125,7 @@ def test_key_cannot_be_an_argument():
     assert done.exit_code == 2
 
 
-def test_invalid_utf8_is_no_question():
+def test_invalid_utf8_is_refused():
     """Invalid input is a usage error before any request."""
     done = CliRunner().invoke(cli, ["chat", "demo", "-"], input=b"\xff\xfe")
     assert done.exit_code == 2

@@ -353,7 +353,7 @@ async def port():
 
 
 @pytest.mark.parametrize("named", [{}, {"model": "chat"}, {"model": "default/chat"}, {"model": "nick"}])
-async def test_its_ids_and_none_lead_to_the_model(port, named):
+async def test_ids_of_the_model_or_none_select_it(port, named):
     """A request without a model means this one, as at an engine's port."""
     answer = await port.post(CHAT, named)
     assert (answer.status, json.loads(answer.body)) == (200, {"asked": "default/chat"})

@@ -19,7 +19,7 @@ def run(*args):
 
 
 def test_sudoers_line_is_for_the_calling_user(monkeypatch):
-    """The output is one line without --user, which can be written to a file."""
+    """Nothing else is printed, so that the output can be written to a file."""
     monkeypatch.setattr("os.getuid", lambda: 501)
     assert run("sudoers").output == sudoers_rule(501)
 

@@ -34,7 +34,7 @@ def test_namespaces_are_respected(run):
 
 
 @pytest.mark.parametrize("word", ["mdl", "models", "Model"])
-def test_one_kind_can_be_asked_for(run, word):
+def test_one_kind_can_be_listed(run, word):
     """A short or long name selects the kind; an unknown one is a usage error with the list."""
     shown = run("list", word).output
     assert "ACCELERATOR" in shown

@@ -78,7 +78,7 @@ async def test_a_job_that_never_ends_is_reported(autojump_clock):
         await job(LaunchdModel(end_seconds=1e9, loaded=True)).unload()
 
 
-async def test_unloading_nothing_asks_for_nothing(autojump_clock):
+async def test_unloaded_job_is_not_booted_out(autojump_clock):
     model = LaunchdModel()
     await job(model).unload()
     assert model.calls == ["print"]

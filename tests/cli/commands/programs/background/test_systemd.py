@@ -102,7 +102,7 @@ def test_without_a_service_manager_nothing_is_written(machine):
     assert not unit_path({"HOME": str(machine)}).exists()
 
 
-def test_without_systemd_the_way_out_is_named(monkeypatch, tmp_path):
+def test_without_systemd_the_fix_is_named(monkeypatch, tmp_path):
     """The error names `llmkube up start` instead."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="in the background with `llmkube up start`"):
