@@ -1,4 +1,4 @@
-"""Objects as the API server would tell them, for tests of what is read off them."""
+"""Objects as the API server returns them, for tests of views."""
 
 import json
 

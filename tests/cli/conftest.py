@@ -13,9 +13,9 @@ from llmkube.programs.server_side_apply import Applier
 
 @pytest.fixture
 def run(monkeypatch):
-    """Run a command against a fresh cluster that holds the demo's objects; `prepare` may change it before.
+    """Run a command against a fresh cluster with the demo's objects; `prepare` may change it first.
 
-    `after` is called with the client when the command has ended, also when it has failed.
+    `after` is called with the client when the command has finished or failed.
     """
 
     def run(*args, prepare=None, after=None, demo=True, **kwargs):
@@ -30,7 +30,7 @@ def run(monkeypatch):
                     yield Cluster(client, "default")
                 finally:
                     if after is not None:
-                        await after(client)  # noqa: ASYNC102 - nobody cancels a test's command
+                        await after(client)  # noqa: ASYNC102 - a test's command is not cancelled
 
         monkeypatch.setattr(target_cluster, "open_cluster", open_cluster)
         return CliRunner().invoke(cli, args, **kwargs)

@@ -1,4 +1,4 @@
-"""The embedded API server in memory, with our kinds in it: a cluster for commands under test."""
+"""The embedded API server in memory with LLMKube's CRDs: a cluster for commands under test."""
 
 import datetime
 import random
@@ -29,7 +29,7 @@ async def open_cluster_client():
 
 
 async def write_status(client, kind=InferenceService, *conditions, **status):
-    """Say how the demo is; conditions as (type, status, reason, message)."""
+    """Write the demo's status; conditions are (type, status, reason, message)."""
     keys = ("type", "status", "reason", "message", "lastTransitionTime")
     listed = [dict(zip(keys, (*each, "2026-01-01T00:00:00Z"), strict=True)) for each in conditions]
     manifest = {"metadata": {"name": "demo", "namespace": "default"}, "status": {"conditions": listed, **status}}
@@ -38,17 +38,17 @@ async def write_status(client, kind=InferenceService, *conditions, **status):
 
 @asynccontextmanager
 async def open_demo():
-    """Have a cluster with the demo's objects, and what follows them."""
+    """Open a cluster with the demo's objects, and caches that watch it."""
     async with open_cluster_client() as client:
         await Applier(client).apply_all(demo_manifests(), lambda _: None)
         async with open_object_caches(client, random.Random(7)) as caches:
             yield client, caches
 
 
-async def announce(client, *accelerators, age_seconds=0, **noted):
+async def announce(client, *accelerators, age_seconds=0, **facts):
     """Renew the Lease of a host that serves these accelerators, with further annotations."""
     at = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=age_seconds)
-    noted = {"accelerators": ",".join(accelerators), **noted}
+    facts = {"accelerators": ",".join(accelerators), **facts}
     manifest = {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
@@ -56,7 +56,7 @@ async def announce(client, *accelerators, age_seconds=0, **noted):
             "name": "mac",
             "namespace": "default",
             "labels": {"inference.llmkube.dev/host": "mac"},
-            "annotations": {f"inference.llmkube.dev/{name.replace('_', '-')}": value for name, value in noted.items()},
+            "annotations": {f"inference.llmkube.dev/{name.replace('_', '-')}": value for name, value in facts.items()},
         },
         "spec": {"leaseDurationSeconds": 40, "renewTime": at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")},
     }

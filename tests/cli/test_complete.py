@@ -18,13 +18,13 @@ def offered(function, incomplete="", **params):
 
 @pytest.fixture
 def live(run, monkeypatch):
-    """A cluster with the demo's objects, as `run` makes it, and time to ask it on a busy machine."""
+    """A cluster with the demo's objects, and a completion deadline that a busy machine can meet."""
     monkeypatch.setattr(options, "DEADLINE_SECONDS", 60.0)
     assert run("list").exit_code == 0  # which replaces open_cluster
 
 
 def test_names_are_live(live):
-    """Services, Models and namespaces are offered as they are now, those that begin as typed."""
+    """Completion offers the current services, Models and namespaces that match the typed text."""
     assert offered(options.services) == ["demo"]
     assert offered(options.services, "x") == []
     assert offered(options.services, namespace="other") == []
@@ -36,7 +36,7 @@ def test_names_are_live(live):
 
 @pytest.mark.parametrize("failure", ["error", "silence"])
 def test_failures_offer_nothing(monkeypatch, capsys, failure):
-    """Whatever is wrong with the cluster, a Tab says nothing and does not wait."""
+    """Completion prints nothing and does not wait when the cluster fails or hangs."""
 
     @asynccontextmanager
     async def open_cluster(kubeconfig, context):
@@ -52,7 +52,7 @@ def test_failures_offer_nothing(monkeypatch, capsys, failure):
 
 
 def test_contexts_come_from_the_files(tmp_path, monkeypatch):
-    """Contexts of all files of KUBECONFIG are offered once; broken and missing files are passed over."""
+    """Contexts of all KUBECONFIG files are offered once; broken and missing files are skipped."""
     (tmp_path / "a").write_text("contexts: [{name: one}, {name: two}]\n")
     (tmp_path / "b").write_text("contexts: [{name: two}, {name: three}, 7]\n")
     (tmp_path / "c").write_text("{: [")
@@ -64,7 +64,6 @@ def test_contexts_come_from_the_files(tmp_path, monkeypatch):
 
 
 def test_commands_are_completed_without_importing_them():
-    """The names of commands come from the table."""
     names = [item.value for item in cli.shell_complete(click.Context(cli), "")]
     assert names == list(COMMANDS)
     assert [item.value for item in cli.shell_complete(click.Context(cli), "po")] == ["port-forward"]
@@ -73,7 +72,6 @@ def test_commands_are_completed_without_importing_them():
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_each_shell_gets_its_script(run, shell):
-    """The script names the program and calls it back."""
     done = run("completion", shell)
     assert done.exit_code == 0
     assert "_LLMKUBE_COMPLETE" in done.output
@@ -81,7 +79,7 @@ def test_each_shell_gets_its_script(run, shell):
 
 
 def test_files_are_completed_by_the_shell(live):
-    """Where a path may stand, the shell offers files, beside the names of the catalog; for a URL nothing is."""
+    """Path arguments complete files next to catalog names; URLs complete nothing."""
     assert [(each.value, each.type) for each in offered(complete_paths, "mod")] == [("mod", "file")]
     assert offered(complete_paths, "https://x") == []
     kinds = {each.type: each.value for each in offered(options.files, "llama-3.1")}
@@ -96,7 +94,6 @@ def test_files_are_completed_by_the_shell(live):
     [("deploy", "--source"), ("up", "-f"), ("up", "--llama-server"), ("convert", "-f"), ("agent", "--model-store")],
 )
 def test_options_that_take_a_path_complete_files(live, command, option):
-    """Each option that names a file or a folder has the shell offer them."""
     found = cli.get_command(click.Context(cli), command)
     ctx = click.Context(found)
     param = next(each for each in found.params if option in each.opts)

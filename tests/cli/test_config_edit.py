@@ -1,4 +1,4 @@
-"""A list of a `config.toml` grows, and nothing else of the file changes."""
+"""Adding networks to a list in `config.toml` leaves the rest of the file unchanged."""
 
 import stat
 import tomllib
@@ -42,12 +42,12 @@ def edited(folder, text, *networks):
         ("agent = {namespace = 'ml'}\n", {"agent": {"namespace": "ml", "allow_from": [NEW]}}),
         ("[up]\ngateway_port = 1\n", {"up": {"gateway_port": 1}, "agent": {"allow_from": [NEW]}}),
         ("[agent]\nallow_from = []\n", {"agent": {"allow_from": [NEW]}}),
-        # above all tables it is in force for the agent, and a list of the agent's own takes its place
+        # a top-level list applies to the agent too; the agent's own list replaces it
         ("allow_from = ['10.0.0.0/8']\n", {"allow_from": ["10.0.0.0/8"], "agent": {"allow_from": ["10.0.0.0/8", NEW]}}),
     ],
 )
-def test_a_network_is_added_to_what_is_in_force(tmp_path, text, expected):
-    """In whatever form the file has the table, and in a file that is not there yet; the file is private."""
+def test_network_is_added_to_the_effective_list(tmp_path, text, expected):
+    """The table may have any form, the file may be missing, and the written file is private."""
     addition, now = edited(tmp_path, text)
     assert tomllib.loads(now) == expected
     assert addition.added == (NEW,)
@@ -55,14 +55,12 @@ def test_a_network_is_added_to_what_is_in_force(tmp_path, text, expected):
 
 
 def test_comments_and_other_settings_stay(tmp_path):
-    """Line by line: the only new line is the network's."""
     _, now = edited(tmp_path, COMMENTED)
     assert [line for line in now.splitlines() if NEW not in line] == COMMENTED.splitlines()
     assert tomllib.loads(now)["agent"]["allow_from"] == ["10.0.0.0/16", NEW]
 
 
-def test_what_is_there_is_not_added_again(tmp_path):
-    """The file is not touched."""
+def test_listed_network_is_not_added_again(tmp_path):
     addition, now = edited(tmp_path, COMMENTED, "10.0.0.0/16")
     assert addition.added == ()
     assert now == COMMENTED
@@ -70,8 +68,7 @@ def test_what_is_there_is_not_added_again(tmp_path):
     assert edited(tmp_path, None, NEW, NEW)[0].added == ()
 
 
-def test_a_link_to_the_file_stays_one(tmp_path):
-    """An owner may keep his settings elsewhere."""
+def test_symlink_to_the_file_is_kept(tmp_path):
     (tmp_path / "mine").write_text(COMMENTED)
     (tmp_path / "config.toml").symlink_to(tmp_path / "mine")
     edited(tmp_path, None)
@@ -80,16 +77,16 @@ def test_a_link_to_the_file_stays_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[agent", "is not TOML"),
         ("[agent]\nallow_from = '10.0.0.0/8'\n", "agent.allow_from: '10.0.0.0/8' is not a list of texts"),
         ("[agent]\nallow_form = []\n", "agent.allow_form: there is no such setting; did you mean allow_from"),
     ],
 )
-def test_a_file_that_is_wrong_is_left_alone(tmp_path, text, said):
-    """The sentence is the one that the agent would say."""
+def test_invalid_file_is_not_changed(tmp_path, text, message):
+    """The error is the one that the agent reports."""
     (tmp_path / "config.toml").write_text(text)
-    with pytest.raises(SettingError, match=said):
+    with pytest.raises(SettingError, match=message):
         plan_addition(tmp_path, "agent", "allow_from", (NEW,))
     assert (tmp_path / "config.toml").read_text() == text

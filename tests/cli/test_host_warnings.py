@@ -1,4 +1,4 @@
-"""A host's trouble with the API server is said by the commands that people look with."""
+"""Commands that show state also print this host's problems with the API server and its disk."""
 
 import pytest
 
@@ -7,27 +7,27 @@ from llmkube.cli.commands.services import listing, objects
 from llmkube.cli.host_warnings import warn_credential_problem, warn_full_disk
 from llmkube.supervisor.values.host_credential import problem_path
 
-SAID = "the API server refuses it; an administrator of the cluster runs: llmkube agent join --name box"
+PROBLEM = "the API server refuses it; an administrator of the cluster runs: llmkube agent join --name box"
 
 
 @pytest.fixture
 def folder(tmp_path):
     made = tmp_path / "state"
     made.mkdir(mode=0o700)
-    problem_path(made).write_text(f"{SAID}\n")
+    problem_path(made).write_text(f"{PROBLEM}\n")
     return made
 
 
-def test_the_note_of_an_agent_is_reported_on_standard_error(folder, tmp_path, capsys):
-    """A folder without one says nothing."""
+def test_problem_of_the_agent_is_printed_on_stderr(folder, tmp_path, capsys):
+    """A folder without a problem file prints nothing."""
     warn_credential_problem([tmp_path / "none", folder])
     seen = capsys.readouterr()
-    assert seen.err == f"the agent on this host: {SAID}\n"
+    assert seen.err == f"the agent on this host: {PROBLEM}\n"
     assert seen.out == ""
 
 
-def test_a_note_that_another_user_may_have_written_is_not_printed(folder, capsys, monkeypatch):
-    """It would be a command that another user has chosen."""
+def test_problem_file_in_a_shared_folder_is_not_printed(folder, capsys, monkeypatch):
+    """Another user could have written a command into it."""
     folder.chmod(0o777)
     warn_credential_problem([folder])
     assert capsys.readouterr().err == ""
@@ -37,8 +37,8 @@ def test_a_note_that_another_user_may_have_written_is_not_printed(folder, capsys
     assert capsys.readouterr().err == "the agent on this host: the API\n"
 
 
-def test_a_note_steers_no_terminal(folder, capsys):
-    """It may repeat what an API server has said, whose control characters are left out."""
+def test_control_characters_are_not_printed(folder, capsys):
+    """The file may repeat text of an API server."""
     problem_path(folder).write_text("the server says \x1b]0;title\x07\x1b[2Jno\n")
     warn_credential_problem([folder])
     assert not set("\x1b\x07") & set(capsys.readouterr().err)
@@ -46,17 +46,17 @@ def test_a_note_steers_no_terminal(folder, capsys):
 
 @pytest.mark.parametrize(("module", "args"), [(listing, ("list",)), (objects, ("status", "demo"))])
 def test_list_and_status_report_it(run, folder, monkeypatch, module, args):
-    """Beside what they show, which stays as it is."""
+    """The warning goes to stderr; stdout is unchanged."""
     monkeypatch.setattr(module, "state_dirs", lambda *_: (folder,))
     done = run(*args)
     assert done.exit_code == 0, done.output
-    assert SAID in done.stderr
-    assert SAID not in done.stdout
+    assert PROBLEM in done.stderr
+    assert PROBLEM not in done.stdout
     assert "demo" in done.stdout
 
 
 def test_a_full_disk_is_reported_on_standard_error(folder, tmp_path, capsys, monkeypatch):
-    """One line names the folder and the way out; a folder that is not there, or has room, says nothing."""
+    """One line names the folder and the fix; a missing folder or one with free space prints nothing."""
     warn_full_disk([folder, tmp_path / "none"])
     assert capsys.readouterr() == ("", "")
     monkeypatch.setattr(host_warnings, "free_bytes", lambda _: 0)

@@ -1,4 +1,4 @@
-"""Tables of commands: each entry loads, a mistyped one is guessed, and no program pays for what it does not run."""
+"""Command tables: each entry loads, mistyped names get a suggestion, and unused commands are not imported."""
 
 import subprocess
 import sys
@@ -17,7 +17,6 @@ COMMANDS = [(group, name) for group in (cli, agent, up) for name in group.list_c
 
 @pytest.mark.parametrize(("group", "name"), COMMANDS, ids=[f"{group.name} {name}" for group, name in COMMANDS])
 def test_each_entry_loads_the_command_of_its_name(group, name):
-    """The table and the command agree on the name, and its help can be shown."""
     command = group.get_command(click.Context(group), name)
     assert command.name == name
     assert CliRunner().invoke(command, ["--help"]).exit_code == 0
@@ -25,7 +24,6 @@ def test_each_entry_loads_the_command_of_its_name(group, name):
 
 @pytest.mark.parametrize(("group", "typed", "meant"), [(agent, "instal", "install"), (up, "statsu", "status")])
 def test_a_mistyped_command_of_a_program_is_guessed(group, typed, meant):
-    """The sentence names what was typed and what may have been meant."""
     shown = CliRunner().invoke(group, [typed])
     assert shown.exit_code == 2
     assert f"unknown command {typed}; did you mean " in shown.output
@@ -33,7 +31,7 @@ def test_a_mistyped_command_of_a_program_is_guessed(group, typed, meant):
 
 
 def test_help_loads_no_command():
-    """The overview comes from the table alone: an entry that cannot be loaded is listed, too."""
+    """The overview comes from the table alone: it lists even an entry that cannot be loaded."""
     group = LazyGroup("tools", package="nowhere", entries={"saw": Entry("saw:saw", "Cut something in two.")})
     assert "saw  Cut something in two." in CliRunner().invoke(group, ["--help"]).output
     with pytest.raises(ModuleNotFoundError):
@@ -41,7 +39,7 @@ def test_help_loads_no_command():
 
 
 def test_an_agent_loads_neither_controller_nor_api_server():
-    """What an agent imports it pays for at each start, when its engines wait to be adopted, and in memory."""
+    """Imports cost memory, and time at each start, while engines wait to be adopted."""
     program = (
         "import sys, llmkube.cli.commands.programs.agent; "
         "print([name for name in sys.modules if name.startswith(('llmkube.controller', 'llmkube.apiserver'))])"

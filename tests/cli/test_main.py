@@ -22,13 +22,12 @@ def run(*args, **kwargs):
 
 
 @pytest.mark.parametrize("args", [["--version"], ["-V"], ["version"]])
-def test_the_version_can_be_asked_in_every_way(args):
-    """All three ways print the same line."""
+def test_version_can_be_printed_in_three_ways(args):
     assert run(*args).output == f"llmkube {__version__}\n"
 
 
 @pytest.mark.parametrize("args", [["--version"], ["--help"], ["version"]])
-def test_the_cheap_answers_import_nothing_heavy(args):
+def test_version_and_help_import_nothing_heavy(args):
     """`--version`, `--help` and `version` load none of the packages that take long to import."""
     program = (
         "import sys; from llmkube.cli.main import cli\n"
@@ -41,8 +40,8 @@ def test_the_cheap_answers_import_nothing_heavy(args):
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_a_command_is_imported_without_the_collector_of_cycles(monkeypatch):
-    """What an import makes stays, and is not looked through; afterwards the collector works as before."""
+def test_garbage_collector_is_off_during_imports(monkeypatch):
+    """It is on again afterwards."""
     collecting = []
 
     def load(name, original=importlib.import_module):
@@ -67,7 +66,7 @@ def test_the_overview_lists_every_command():
 
 @pytest.mark.parametrize(("typed", "meant"), [("upp", "up"), ("rnu", "run"), ("stauts", "status"), ("dploy", "deploy")])
 def test_a_mistyped_command_is_guessed(typed, meant):
-    """A typing error in the command's name exits with 2 and says which one may have been meant."""
+    """A mistyped command exits with 2 and a suggestion."""
     done = run(typed)
     assert done.exit_code == 2
     assert f"unknown command {typed}; did you mean {meant}" in done.output
@@ -76,7 +75,6 @@ def test_a_mistyped_command_is_guessed(typed, meant):
 
 
 def test_help_has_no_empty_default():
-    """No option of any program shows a default that is nothing."""
     for name in COMMANDS:
         shown = " ".join(run(name, "--help").output.split())
         assert "Default: ." not in shown
@@ -84,7 +82,7 @@ def test_help_has_no_empty_default():
 
 
 def test_the_overview_is_by_subject():
-    """Each command stands under one subject, in the overview as in the table."""
+    """Each command appears under one subject, in the order of the table."""
     shown = run("--help").output
     places = [shown.index(f"{subject}:") for subject in SUBJECTS]
     assert places == sorted(places)
@@ -103,14 +101,14 @@ def test_the_overview_is_by_subject():
     ],
 )
 def test_wrong_values_are_usage_errors(args, message, tmp_path):
-    """A flag with a value that cannot be used exits with 2 and one sentence, before anything starts."""
+    """An invalid flag value exits with 2 and one sentence before anything starts."""
     done = run(*args, env={"LLMKUBE_STATE_DIR": str(tmp_path)})
     assert (done.exit_code, message in done.output) == (2, True), done.output
     assert "Traceback" not in done.output
 
 
 def test_a_wrong_variable_is_named(tmp_path):
-    """An error in the environment names the variable, not the flag."""
+    """An error in an environment variable names the variable, not the flag."""
     done = run("up", env={"LLMKUBE_STATE_DIR": str(tmp_path), "LLMKUBE_GATEWAY_PORT": "99999"})
     assert done.exit_code == 2
     assert "LLMKUBE_GATEWAY_PORT: 99999 is not a whole number from 0 to 65535" in done.output
@@ -125,7 +123,7 @@ def test_a_wrong_config_file_is_named(tmp_path):
 
 
 def test_a_missing_engine_is_named(tmp_path):
-    """A --llama-server that does not exist fails with 1 before anything starts, and leaves no state behind."""
+    """A missing --llama-server exits with 1 before anything starts, and leaves no state."""
     state = tmp_path / "state"
     done = run("up", "--state-dir", str(state), "--llama-server", str(tmp_path / "nothing"))
     assert done.exit_code == 1
@@ -134,7 +132,7 @@ def test_a_missing_engine_is_named(tmp_path):
 
 
 def test_broken_manifests_start_nothing(tmp_path):
-    """A document that is not a manifest is refused with file, number and field before the state directory is made."""
+    """An invalid document is refused with file, number and field before the state directory is created."""
     file = tmp_path / "chat.yaml"
     file.write_text("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n---\nkind: Model\n")
     state = tmp_path / "state"
@@ -148,16 +146,13 @@ def test_the_crds_are_yaml():
     """`llmkube crds` prints both CustomResourceDefinitions as a YAML stream."""
     import yaml
 
-    documents = list(yaml.safe_load_all(run("crds").output))
-    assert {each["metadata"]["name"] for each in documents} >= {
-        "models.inference.llmkube.dev",
-        "inferenceservices.inference.llmkube.dev",
-    }
+    names = {each["metadata"]["name"] for each in yaml.safe_load_all(run("crds").output)}
+    assert names >= {"models.inference.llmkube.dev", "inferenceservices.inference.llmkube.dev"}
 
 
 @pytest.mark.parametrize("args", [["list"], ["status", "x"], ["delete", "x"], ["agent"], ["controller"]])
 def test_without_any_cluster_the_error_has_the_fix(args, tmp_path):
-    """No kubeconfig anywhere is one sentence that names the places looked at and the way out."""
+    """The error lists the places searched and the fix."""
     env = {"HOME": str(tmp_path), "KUBECONFIG": "", "KUBERNETES_SERVICE_HOST": "", "LLMKUBE_STATE_DIR": str(tmp_path)}
     done = run(*args, env=env)
     assert done.exit_code == 1
@@ -165,7 +160,7 @@ def test_without_any_cluster_the_error_has_the_fix(args, tmp_path):
 
 
 def test_a_stopped_up_is_guessed(tmp_path):
-    """When the kubeconfig that `llmkube up` wrote leads nowhere, the error asks whether it still runs."""
+    """If the kubeconfig of `llmkube up` leads nowhere, the error asks whether it is running."""
     kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:9")
     env = {"HOME": str(tmp_path), "KUBECONFIG": "", "KUBERNETES_SERVICE_HOST": "", "LLMKUBE_STATE_DIR": str(tmp_path)}
     done = run("list", env=env)
@@ -174,15 +169,15 @@ def test_a_stopped_up_is_guessed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("status", "way_out"),
+    ("status", "fix"),
     [
         (200, 'is http://127.0.0.1:{} (context "a") a running API server? --context and --kubeconfig choose'),
         (401, 'http://127.0.0.1:{} (context "a") rejects these credentials; renew them, or choose another --context'),
         (404, 'if http://127.0.0.1:{} (context "a") is the right cluster: llmkube crds | kubectl apply'),
     ],
 )
-def test_a_server_that_does_not_serve_us_is_named_with_the_way_out(status, way_out, tmp_path):
-    """A web page, a 401 and a missing definition fail with 1, name the server, and say what to do."""
+def test_unusable_server_is_named_with_the_fix(status, fix, tmp_path):
+    """A web page, a 401 and a missing CRD exit with 1 and name the server and the fix."""
 
     class Answer(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
@@ -199,11 +194,11 @@ def test_a_server_that_does_not_serve_us_is_named_with_the_way_out(status, way_o
         finally:
             server.shutdown()
             serving.join()
-    assert (done.exit_code, way_out.format(server.server_port) in done.output) == (1, True), done.output
+    assert (done.exit_code, fix.format(server.server_port) in done.output) == (1, True), done.output
 
 
 def unread(argv, env):
-    """Run a Python program whose standard output is a pipe that nobody reads."""
+    """Run a Python program whose standard output is a pipe without a reader."""
     reading, writing = os.pipe()
     os.close(reading)
     try:
@@ -213,8 +208,8 @@ def unread(argv, env):
 
 
 @pytest.mark.parametrize("args", [["crds"], ["version"], ["logs", "demo"]])
-def test_a_reader_that_has_gone_ends_a_command_like_any_other(args, tmp_path):
-    """Into a closed pipe a command ends by SIGPIPE (141 to a shell), and says nothing of it."""
+def test_closed_pipe_ends_a_command_by_sigpipe(args, tmp_path):
+    """The exit code is 141 to a shell, and nothing is printed."""
     log = tmp_path / "logs" / "default" / "demo.log"
     log.parent.mkdir(parents=True)
     log.write_text("one\n")
@@ -224,8 +219,7 @@ def test_a_reader_that_has_gone_ends_a_command_like_any_other(args, tmp_path):
     assert (done.returncode, b"roken" in done.stderr) == (-signal.SIGPIPE, False), done.stderr
 
 
-def test_a_reader_that_has_gone_is_found_in_a_nursery():
-    """The same holds where nurseries have wrapped the error."""
+def test_closed_pipe_is_found_in_an_exception_group():
     program = (
         "import click; from llmkube.cli.main import cli\n"
         "def broken(*_): raise ExceptionGroup('outer', [ExceptionGroup('inner', [BrokenPipeError()])])\n"
@@ -237,7 +231,7 @@ def test_a_reader_that_has_gone_is_found_in_a_nursery():
 
 @pytest.mark.parametrize(("pid", "handled"), [(1, True), (4711, False)])
 def test_a_program_in_a_container_ends_at_term_from_its_first_moment(monkeypatch, pid, handled):
-    """Process 1 gets only signals that it handles; every other process keeps the default, which ends it."""
+    """Process 1 gets only signals that it handles; every other process keeps the default action."""
     handlers = []
     monkeypatch.setattr(main.os, "getpid", lambda: pid)
     monkeypatch.setattr(main.signal, "signal", lambda number, handler: handlers.append((number, handler)))

@@ -1,4 +1,4 @@
-"""`make` on a machine that is not ready for it."""
+"""`make` on a machine that lacks what it needs."""
 
 import re
 import subprocess
@@ -7,8 +7,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_python_that_is_too_old_is_named_before_anything_is_made(tmp_path):
-    """On a Mac with Apple's Python 3.9 alone, make says what it needs, and leaves no environment that stays too old."""
+def test_python_that_is_too_old_is_reported_first(tmp_path):
+    """With Apple's Python 3.9 alone, make prints what it needs and creates no environment."""
     old = tmp_path / "python3"
     old.write_text("#!/bin/sh\nexit 1\n")
     old.chmod(0o755)
@@ -21,7 +21,7 @@ def test_a_python_that_is_too_old_is_named_before_anything_is_made(tmp_path):
 
 
 def test_the_demo_installs_what_serving_needs_and_names_it_first(tmp_path):
-    """No linter and no test tool is installed for a demo, the first line says what is, the last what it took."""
+    """No linter or test tool is installed; the first line names what is, the last the time taken."""
     stamp = tmp_path / "venv" / ".serving"
     command = ["make", "--dry-run", "--directory", ROOT, f"VENV={stamp.parent}", stamp]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -33,8 +33,8 @@ def test_the_demo_installs_what_serving_needs_and_names_it_first(tmp_path):
     assert "make demo took" in demo.splitlines()[-1]
 
 
-def test_a_mac_gets_what_the_locks_pin_by_hash_and_nothing_else(tmp_path):
-    """`make install-metal-agent` installs two locks, of which each entry has a digest, and this tree alone."""
+def test_mac_install_is_pinned_by_hash(tmp_path):
+    """`make install-metal-agent` installs two lock files, each entry with a digest, and this tree alone."""
     command = ["make", "--dry-run", "--directory", ROOT, f"VENV={tmp_path / 'venv'}", f"PREFIX={tmp_path}"]
     done = subprocess.run([*command, "install-metal-agent"], check=True, capture_output=True, text=True)
     text = done.stdout.replace("\\\n", " ")

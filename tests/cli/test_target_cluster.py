@@ -1,4 +1,4 @@
-"""Which cluster a command touches, and what a user is told of it."""
+"""The cluster that a command addresses, and the message that names it."""
 
 from contextlib import ExitStack
 
@@ -15,7 +15,7 @@ from llmkube.programs.state_location import SERVER_LOCK
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A user with a cluster of the company in ~/.kube/config, and a state directory of `llmkube up`."""
+    """A home with a company's cluster in ~/.kube/config, and a state directory of `llmkube up`."""
     for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST", "XDG_DATA_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -26,8 +26,8 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_clusters_are_looked_for_as_kubectl_does(tmp_path):
-    """A flag beats KUBECONFIG, that beats ~/.kube/config, and that beats what `llmkube up` wrote."""
+def test_clusters_are_found_as_kubectl_does(tmp_path):
+    """Precedence: flag, KUBECONFIG, ~/.kube/config, the kubeconfig of `llmkube up`."""
     flag = kubeconfig(tmp_path / "flag", "http://flag", "prod")
     state = tmp_path / "state"
     kubeconfig(state / "kubeconfig", "http://up", "prod")
@@ -46,21 +46,20 @@ def test_clusters_are_looked_for_as_kubectl_does(tmp_path):
 
 
 def test_no_cluster_anywhere_is_an_error(tmp_path):
-    """The error names every place that was looked at."""
+    """The error lists every place searched."""
     with pytest.raises(UserError, match=r"no --kubeconfig, KUBECONFIG, .*/\.kube/config or .*/state/kubeconfig"):
         find_config(None, None, tmp_path / "state", {"HOME": str(tmp_path)})
 
 
-def test_a_state_directory_of_others_is_not_believed(tmp_path):
-    """A kubeconfig in a folder that every user may write to is refused."""
+def test_state_directory_writable_by_others_is_refused(tmp_path):
     state = kubeconfig(tmp_path / "state" / "kubeconfig", "http://evil", "prod").parent
     state.chmod(0o777)
     with pytest.raises(UserError, match="not safe to use"):
         find_config(None, None, state, {"HOME": str(tmp_path)})
 
 
-def test_a_live_up_comes_before_kubectls_file_and_no_named_cluster(home):
-    """With a live `llmkube up` and a ~/.kube/config a command means `up`; a flag, a context or KUBECONFIG wins."""
+def test_running_up_wins_over_kubectls_default_file(home):
+    """A running `llmkube up` wins over ~/.kube/config; a flag, a context or KUBECONFIG wins over both."""
     state = home / "state"
     kubeconfig(state / "kubeconfig", "http://up", "prod")
     environ = {"HOME": str(home)}
@@ -72,22 +71,17 @@ def test_a_live_up_comes_before_kubectls_file_and_no_named_cluster(home):
     with hold_state_dir(state, SERVER_LOCK):
         assert server(prefer_up=True) == "http://up"
         assert kubeconfig_files(ClusterFlags()) == (state / "kubeconfig",)
-        assert server() == "http://127.0.0.1:1"  # an agent is a program of the cluster that kubectl would take
+        assert server() == "http://127.0.0.1:1"  # an agent serves the cluster that kubectl would use
         assert server(context="prod", prefer_up=True) == "http://127.0.0.1:1"
         environ["KUBECONFIG"] = str(kubeconfig(home / "named", "http://named", "prod"))
         assert server(prefer_up=True) == "http://named"
 
 
 @pytest.mark.parametrize(
-    "args",
-    [
-        ("deploy", "demo", "--source", "builtin://demo"),
-        ("scale", "demo", "0"),
-        ("delete", "demo"),
-    ],
+    "args", [("deploy", "demo", "--source", "builtin://demo"), ("scale", "demo", "0"), ("delete", "demo")]
 )
 def test_a_change_names_a_cluster_that_the_user_has_not_named(home, args):
-    """The first words are which cluster it is; with a dead one, that `llmkube up` needs none."""
+    """The first line names the cluster; if it is unreachable, the error offers `llmkube up`."""
     done = CliRunner().invoke(cli, args)
     assert done.exit_code == 1
     assert done.stderr.splitlines()[0] == (
@@ -99,7 +93,7 @@ def test_a_change_names_a_cluster_that_the_user_has_not_named(home, args):
 
 
 def test_a_change_next_to_a_live_up_names_it(home):
-    """Who has a cluster besides hears that the change goes to this machine's `llmkube up`."""
+    """The first line states that the change goes to `llmkube up` on this machine."""
     kubeconfig(home / "state" / "kubeconfig", "http://127.0.0.1:1", "prod")
     with ExitStack() as stack:
         stack.enter_context(hold_state_dir(home / "state", SERVER_LOCK))

@@ -1,4 +1,4 @@
-"""The catalog: what is in it, and that each entry can be deployed as it stands."""
+"""The catalog: its entries, each of which can be deployed unchanged."""
 
 import re
 
@@ -12,15 +12,15 @@ SEEDS = ("llama-3.1-8b", "llama-3.2-3b", "phi-4-mini", "qwen3-8b", "qwen3-32b", 
 
 
 @pytest.mark.parametrize("name", SEEDS)
-def test_what_the_guides_name_is_there(name):
-    """Each model that the guides deploy is found by the name that they use, in any case."""
+def test_models_of_the_guides_are_found(name):
+    """Models that the guides deploy are found by name, in any case."""
     assert find(name) is not None
     assert find(name.upper()) is find(name)
 
 
 @pytest.mark.parametrize("entry", entries().values(), ids=lambda each: each.name)
 def test_an_entry_can_be_deployed(entry):
-    """Its source is one of a single file, its digest is whole, and what is known of it is said."""
+    """Its source is one GGUF file, and its digest and revision are complete or absent."""
     assert parse_source(entry.source)
     assert entry.source.partition("@")[0].endswith(".gguf")
     assert entry.sha256 == "" or re.fullmatch(r"[0-9a-f]{64}", entry.sha256)
@@ -32,14 +32,13 @@ def test_an_entry_can_be_deployed(entry):
 
 
 def test_names_are_unique():
-    """No other name is the name of another model."""
     names = [name for each in entries().values() for name in (each.name, *each.aliases)]
     assert len(names) == len(set(names))
     assert len(entries()) >= 20
 
 
 def test_a_mistyped_name_is_guessed():
-    """What looks like a name of the catalog leads to it, and what does not leads nowhere."""
+    """A mistyped name suggests similar ones; an unrelated name suggests none."""
     assert similar("lama-3.1-8b")[0] == "llama-3.1-8b"
     assert similar("xyz") == []
     assert find("nothing") is None

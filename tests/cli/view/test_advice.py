@@ -15,20 +15,19 @@ KEY = Key("prod", "chat")
 
 
 @pytest.mark.parametrize("reason", [reason for reason in Reason if reason.meaning.is_failing])
-def test_every_failure_has_a_way_out(reason):
-    """Whatever keeps a service from being served, the user is told what to do, with the service's own name."""
+def test_every_failure_has_advice(reason):
+    """Each failing reason has advice of its own, with every placeholder filled."""
     text = advice(reason, KEY)
     assert text != advice("OutOfcpu", KEY)
     assert "{" not in text
 
 
-def test_advice_is_for_reasons_that_there_are():
-    """No line of the table is for a word that nobody writes."""
+def test_advice_table_has_only_known_reasons():
     assert set(_ADVICE) <= set(Reason)
 
 
 def test_a_failure_is_reported_with_its_advice():
-    """The words of the program that knows it come first, then what to do; control characters are not passed on."""
+    """The reported message comes first, then the advice; control characters are replaced."""
     text = explain(KEY, Health(State.FAILING, 1, "CrashLoopBackOff", "exit code 1\x1b[2J\nerror: no memory"))
     assert text.splitlines() == [
         "InferenceService prod/chat cannot be served: CrashLoopBackOff: exit code 1\N{REPLACEMENT CHARACTER}[2J",
@@ -39,7 +38,7 @@ def test_a_failure_is_reported_with_its_advice():
 
 @pytest.mark.parametrize("runtime", ["ollama", "omlx", "mlx-lm", "vllm-metal"])
 def test_a_missing_engine_is_reported_with_its_own_remedy(runtime, monkeypatch):
-    """Who lacks an Ollama is told how to get one, and nothing of a llama-server."""
+    """The remedy is that of the missing program, not of llama-server."""
     monkeypatch.setattr(launcher, "HOMEBREW", ())
     monkeypatch.setenv("PATH", "/nowhere")
     engine = HOST_RUNTIMES[runtime]
@@ -52,6 +51,6 @@ def test_a_missing_engine_is_reported_with_its_own_remedy(runtime, monkeypatch):
 
 
 @pytest.mark.parametrize("reason", [Reason.TOKEN_UNAVAILABLE, Reason.ACCESS_DENIED])
-def test_a_token_is_asked_for_by_the_key_that_is_read(reason):
-    """The Secret's key in the advice is the one that agents and Jobs read."""
+def test_advice_names_the_key_of_the_token(reason):
+    """The advice names the Secret's key that agents and Jobs read."""
     assert "key HF_TOKEN" in advice(reason, KEY)

@@ -64,13 +64,13 @@ def spec(found, **changes):
         (StatusView(service("chat", condition("Available", True, "InferenceReady"), phase="Ready"), model()), None),
     ],
 )
-def test_what_it_waits_for(scene, words):
-    """Each state names the one thing that has to happen next, and Ready or a failure names none."""
+def test_pending_step_is_named(scene, words):
+    """Each state names the one thing that has to happen next; Ready and failures name none."""
     assert waits_for(scene) == ([] if words is None else [words])
 
 
-def test_a_crash_differs_from_its_retry():
-    """The agent's one message is shown as error, time of the next try, and the engine's own lines."""
+def test_crash_and_retry_are_shown_apart():
+    """The agent's message is split into error, time of the next attempt, and the engine's output."""
     crashing = service("chat", CRASH, phase="Failed")
     assert last_error(crashing, model()) == ["CrashLoopBackOff: exit code 1"]
     assert next_retry(crashing, model(), NOW)[0].startswith("in 12.0 s (")
@@ -81,8 +81,8 @@ def test_a_crash_differs_from_its_retry():
     assert summary(crashing, model("chat", FETCHED)) == "Failed: CrashLoopBackOff: exit code 1"
 
 
-def test_what_serves_and_is_not_the_newest_is_reported_with_the_reason():
-    """A replacement that fails is shown beside a service that is Ready, with the words of the engine that failed."""
+def test_outdated_engine_is_reported_with_the_reason():
+    """A failing replacement is shown with its engine's error while the service is Ready."""
     words = "the engine of the older spec keeps serving; exit code 1\nerror: no memory"
     failing = condition("UpToDate", False, "CrashLoopBackOff", words)
     found = service("chat", condition("Loaded", True, "Loaded"), failing, phase="Ready")
@@ -91,8 +91,8 @@ def test_what_serves_and_is_not_the_newest_is_reported_with_the_reason():
     assert "  error: no memory" in shown
 
 
-def test_what_serves_is_reported_beside_what_is_asked_for():
-    """The engine has a line of its own while it serves, and none before."""
+def test_serving_engine_is_shown_next_to_the_requested_runtime():
+    """The engine has its own line while it serves, and none before."""
     engine = {"runtime": "mlx-lm", "build": "0.30.1", "weightsFormat": "mlx"}
     shown = describe_service(StatusView(service("chat", phase="Ready", engine=engine), model()), NOW)
     assert "\n  runtime      llamacpp" in shown
@@ -100,8 +100,7 @@ def test_what_serves_is_reported_beside_what_is_asked_for():
     assert "engine       " not in describe_service(StatusView(service("chat", phase="Pending"), model()), NOW)
 
 
-def test_an_older_generations_verdict_is_not_believed():
-    """A refusal of the spec before the edit is no error of the spec after it."""
+def test_verdict_on_an_older_generation_is_ignored():
     refused = condition("Accepted", False, "Invalid", "spec.extraArgs: no") | {"observedGeneration": 1}
     found = service("chat", refused)
     edited = attrs.evolve(found, metadata=attrs.evolve(found.metadata, generation=2))
@@ -110,7 +109,7 @@ def test_an_older_generations_verdict_is_not_believed():
 
 
 def test_a_fetch_shows_its_progress_and_its_error():
-    """While the file comes there is progress and no error, and the other way round when it does not."""
+    """A download in progress shows no error; a failed one shows the error only."""
     coming = model("chat", FETCHING)
     assert progress(coming) == ["downloading: 42 % of 4.5 GiB, 12.0 MiB/s, 3m left"]
     assert last_error(service(), coming) == []
@@ -120,8 +119,8 @@ def test_a_fetch_shows_its_progress_and_its_error():
     assert "last error   FileNotFound: there is no file /m.gguf\n" in describe_model(missing, NOW)
 
 
-def test_a_context_beyond_the_trained_one_is_shown_as_what_it_is():
-    """Status and list show the tokens in effect, beside what was asked for, and which field has no effect."""
+def test_context_in_effect_is_shown_next_to_the_requested_one():
+    """`status` and `list` show the context in effect; `status` also shows the requested one and ignored fields."""
     facts = {"architecture": "llama", "contextLength": 512}
     ignored = condition("SpecHonoured", False, "FieldsIgnored", "accepted, but without effect on a host: spec.x")
     asked, of = spec(service("chat", ignored), context_size=8192), model("chat", FETCHED, gguf=facts)
@@ -133,7 +132,7 @@ def test_a_context_beyond_the_trained_one_is_shown_as_what_it_is():
 
 
 def test_hosts_are_those_in_slices_else_those_that_report():
-    """An address beats a report; a host without a living Lease is doubted; what is stopped runs nowhere."""
+    """Addresses win over reports; a host without a current Lease is marked; a stopped service has none."""
     engines = (Engine("mac", "10.0.0.5", 51234, True), Engine("", "fd00::5", 1, False))
     assert host_lines(StatusView(service(), None, engines)) == [
         "mac, 10.0.0.5:51234",
@@ -146,7 +145,7 @@ def test_hosts_are_those_in_slices_else_those_that_report():
 
 
 def test_a_source_never_shows_its_password():
-    """A URL's credentials and query stay out of what is printed."""
+    """Credentials and query of a URL are not printed."""
     from llmkube.cli.view.output import shown_source
 
     secret = model()
@@ -157,7 +156,7 @@ def test_a_source_never_shows_its_password():
 
 
 def test_conditions_have_one_order_and_print_each_sentence_once():
-    """From what happens first to what follows, whatever order they were written in; a sentence is not repeated."""
+    """Conditions are in the order of events, however they were written; a message is printed once."""
     message = "1 of 1 replicas ready"
     written = [
         condition("Degraded", False, "InferenceReady", message),
@@ -177,7 +176,7 @@ def test_conditions_have_one_order_and_print_each_sentence_once():
 
 
 def test_a_quantization_that_only_the_spec_has_is_shown():
-    """Where no header tells, the Model's own word stands, and it is said whose word that is."""
+    """Without a header, the Model's own value is shown as from the spec."""
     described = model("chat", FETCHED)
     described = spec(described, quantization="Q4_K_M")
     assert "quantization Q4_K_M (from the spec)\n" in describe_model(described, NOW)
@@ -187,7 +186,7 @@ def test_a_quantization_that_only_the_spec_has_is_shown():
 
 
 def test_a_choice_among_quantizations_is_reported_after_the_download():
-    """`status` and the step of `deploy` say which of several came; where there was nothing to choose, nothing."""
+    """`status` and `deploy` name the chosen file; without a choice they print nothing about it."""
     fetched = condition("Fetched", True, "Fetched", "the file is on host mac: Q4_K_M, one of 4 in o/r")
     found = model("chat", fetched, size="4.4 GiB")
     assert "\n  chosen       Q4_K_M, one of 4 in o/r\n" in describe_service(StatusView(service(), found), NOW)

@@ -11,7 +11,7 @@ from llmkube.cli.view.live_view import RowLog, append_lines, summarize_outages
 
 
 def test_rows_keep_their_columns():
-    """Later rows stand under the first ones, and a wider one moves the columns for good."""
+    """A wider row widens the columns of all later rows."""
     log = RowLog(("NAME", "PHASE", "AGE"))
     assert log.updates({"a": ("a", "New", "1s")}) == ["NAME  PHASE  AGE", "a     New    1s"]
     assert log.updates({"a": ("a", "New", "9s")}) == []
@@ -22,7 +22,7 @@ def test_rows_keep_their_columns():
 
 @pytest.mark.parametrize(("rows", "shown"), [(3, 3), (40, 9)])
 def test_a_screen_is_never_overfull(monkeypatch, rows, shown):
-    """Text that stands in place is cut to the terminal, and says how much is hidden."""
+    """Text redrawn in place is cut to the terminal, with the number of hidden lines."""
     size = live_view.shutil.os.terminal_size((20, 10))
     monkeypatch.setattr(live_view.shutil, "get_terminal_size", lambda *_, **__: size)
     text = live_view._cropped("\n".join(["x" * 30] * rows)).plain.splitlines()
@@ -32,11 +32,11 @@ def test_a_screen_is_never_overfull(monkeypatch, rows, shown):
 
 
 async def test_lines_are_appended_after_each_change(autojump_clock, capsys):
-    """Nothing is printed twice, and a change that comes while printing is not lost."""
+    """Nothing is printed twice, and a change during printing is not lost."""
     changed = Mailbox(None)
     versions = []
 
-    async def updates():  # noqa: ASYNC124 - stands in for one that asks
+    async def updates():  # noqa: ASYNC124 - stub for a request
         versions.append(changed.version)
         return [f"at {changed.version}"]
 
@@ -50,7 +50,7 @@ async def test_lines_are_appended_after_each_change(autojump_clock, capsys):
 
 
 def test_an_outage_is_one_sentence(monkeypatch):
-    """Of all that two watches log about an outage, the user reads one sentence; a watch that only ends is silent."""
+    """All log lines of two watches about an outage become one sentence; a watch that only ends is silent."""
     stderr = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stderr)
     try:

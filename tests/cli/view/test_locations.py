@@ -37,7 +37,7 @@ def lease(name, renewed, accelerators="cpu"):
 
 
 def test_engines_that_answer_come_first():
-    """Every address is listed, the ready ones before the others; a slice without a port lists nothing."""
+    """All addresses are listed, ready ones first; a slice without a port lists none."""
     found = engines_in([piece("a", ("10.0.0.1", False)), piece("b", ("10.0.0.2", True)), piece("c", port=0)])
     assert found == (Engine("b", "10.0.0.2", 51234, True), Engine("a", "10.0.0.1", 51234, False))
     assert engines_in([piece("a", ("10.0.0.1", None))])[0].ready  # as every consumer of slices reads it
@@ -56,19 +56,19 @@ def test_engines_that_answer_come_first():
     ],
 )
 def test_a_host_lives_as_long_as_its_lease(renewed, alive):
-    """A Lease that is long expired is no host, with an allowance for clocks that disagree."""
+    """A long-expired Lease is ignored, with an allowance for clock skew."""
     expected = (Host("mac", frozenset({"cpu", "metal"})),) if alive else ()
     assert live_hosts([lease("mac", renewed, "cpu,metal")], NOW) == expected
 
 
 def test_leases_of_others_are_no_hosts():
-    """A Lease without our label, such as a controller's, is passed over."""
+    """A Lease without the host label, such as a controller's, is skipped."""
     foreign = decode(Lease, {"metadata": {"name": "leader"}, "spec": {"renewTime": "2026-01-01T00:09:59Z"}})
     assert live_hosts([foreign], NOW) == ()
 
 
 def test_reporters_are_read_off_managed_fields():
-    """Each agent that wrote the status is named once; the controller and people are not hosts."""
+    """Each agent that wrote the status is listed once; controllers and users are not."""
     managers = ("llmkube-agent-mac", "llmkube-agent-mac", "llmkube-agent-box", "llmkube-controller", "kubectl")
     data = {
         "metadata": {"name": "a", "managedFields": [{"manager": each} for each in managers]},
@@ -78,6 +78,6 @@ def test_reporters_are_read_off_managed_fields():
 
 
 def test_the_selector_follows_the_services_name():
-    """A service whose name no Service can have is looked for under the name that it got."""
+    """A service whose name is no valid Service name is found under its derived name."""
     assert slice_selector("chat") == "kubernetes.io/service-name=chat"
     assert slice_selector("4.chat").startswith("kubernetes.io/service-name=s-4-chat-")

@@ -9,7 +9,7 @@ NOW = datetime.datetime(2026, 1, 1, 0, 3, 20, tzinfo=datetime.UTC)
 
 
 def test_columns_are_aligned():
-    """Every column is as wide as its widest cell, empty cells are shown as such, and no line ends in spaces."""
+    """Columns are as wide as their widest cell, empty cells are marked, and no line ends in spaces."""
     assert output.table(("NAME", "PHASE"), [("a", "Ready"), ("longer", ""), ("x\ny", "Failed")]).splitlines() == [
         "NAME    PHASE",
         "a       Ready",
@@ -24,7 +24,7 @@ def test_control_characters_do_not_reach_the_terminal():
 
 
 def test_a_service_in_one_line():
-    """The row says what is wanted, what is there, and why it is not."""
+    """The row shows ready and desired replicas, and the reason if they differ."""
     ready = service("chat", phase="Ready", readyReplicas=1, desiredReplicas=1, endpoint="http://x")
     assert output.service_row(ready, None, NOW) == ("chat", "chat", "Ready", "1/1", "", "3m20s")
     failed = service("chat", condition("Available", False, "NoHost"), phase="Pending")
@@ -32,8 +32,8 @@ def test_a_service_in_one_line():
         assert output.service_row(failed, known, NOW) == ("chat", "chat", "Pending", "0/1", "NoHost", "3m20s")
 
 
-def test_the_reason_is_the_agents_where_it_knows_more():
-    """Memory that is missing is the reason in the plain column too, and its words are those of `-o wide`."""
+def test_the_agents_reason_wins_if_it_is_more_specific():
+    """InsufficientMemory wins over the controller's reason in the plain column and in `-o wide`."""
     words = "needs 5.1 GiB, and 2.0 GiB are free"
     waiting = service(
         "chat",
@@ -47,8 +47,8 @@ def test_the_reason_is_the_agents_where_it_knows_more():
     assert output.service_wide_cells(waiting, held)[-1] == words
 
 
-def test_the_engine_that_serves_is_shown_and_not_the_one_that_is_asked_for():
-    """With its build and its weights' format as far as they are known; without an engine, the runtime by its status."""
+def test_serving_engine_is_shown_instead_of_the_requested_one():
+    """Build and weights format are shown if known; without an engine, the runtime of the status."""
     ready = service("chat", phase="Ready", engine={"runtime": "mlx-lm", "build": "0.30.1", "weightsFormat": "mlx"})
     assert output.service_wide_cells(ready, None)[1] == "mlx-lm 0.30.1 (mlx)"
     old = service("chat", phase="Ready", engine={"runtime": "ollama"})
@@ -61,7 +61,7 @@ def test_the_engine_that_serves_is_shown_and_not_the_one_that_is_asked_for():
 
 @pytest.mark.parametrize("width", [40, 60, 80])
 def test_a_table_fits_a_terminal(width):
-    """No line is wider than the terminal; the widest cells lose their ends, and no heading is cut."""
+    """The widest cells are cut, headings never."""
     rows = [("a-very-long-name-of-a-service", "and-of-its-model-which-is-longer-still", "Ready", "x")]
     lines = output.table(("NAME", "MODEL", "PHASE", "AGE"), rows, width=width).splitlines()
     assert max(map(len, lines)) <= width
@@ -84,15 +84,15 @@ CELLS = (
 
 
 @pytest.mark.parametrize("width", [None, 200])
-def test_where_there_is_room_all_columns_are_in_one_table(width):
-    """A pipe has room for all."""
+def test_wide_table_is_one_table_if_it_fits(width):
+    """A pipe has no width limit."""
     found = output.wide_table(("NAME", "PHASE"), FURTHER, CELLS, width)
     assert found == output.table(("NAME", "PHASE", *FURTHER), CELLS)
 
 
 @pytest.mark.parametrize("width", [60, 80])
-def test_further_columns_stand_below_their_row_where_a_line_has_no_room(width):
-    """Whole, in the order of the columns, without empty ones; no line has to be broken but that of a long word."""
+def test_further_columns_go_below_their_row_if_the_line_is_too_short(width):
+    """They are whole and in column order, without empty ones; only a single long word may exceed the width."""
     lines = output.wide_table(("NAME", "PHASE"), FURTHER, CELLS, width).split("\n")
     assert [line.split() for line in lines[:2]] == [["NAME", "PHASE"], ["chat", "Ready"]]
     assert lines[2:4] == ["  endpoint  http://127.0.0.1:8080/v1/chat/completions", "  runtime   ollama 0.17.4 (gguf)"]
@@ -113,12 +113,12 @@ def test_a_model_in_one_line():
     ("timestamp", "age"), [("", ""), (None, ""), ("yesterday", "<invalid>"), ("2026-01-01T00:00:00", "<invalid>")]
 )
 def test_odd_timestamps_do_not_break_a_table(timestamp, age):
-    """A missing timestamp has no age, and a malformed one says so."""
+    """A missing timestamp has no age; a malformed one is <invalid>."""
     assert output.age(timestamp, NOW) == age
 
 
-def test_a_reader_that_has_gone_is_no_error(monkeypatch):
-    """Printing into a closed pipe does not end the program that serves."""
+def test_closed_pipe_is_no_error(monkeypatch):
+    """Printing into a closed pipe does not end a serving program."""
 
     def gone(text):
         raise BrokenPipeError
@@ -128,7 +128,7 @@ def test_a_reader_that_has_gone_is_no_error(monkeypatch):
 
 
 def test_prose_breaks_between_words_on_a_terminal_alone(monkeypatch):
-    """A long line is folded to the terminal's width, and stays whole in a pipe, where somebody may look for it."""
+    """Long lines are folded to the terminal's width; a pipe gets them whole, for grep."""
     monkeypatch.setenv("COLUMNS", "12")
     assert output.wrapped("one two three four\nx") == "one two three four\nx"
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)

@@ -3,7 +3,7 @@ from llmkube.cli.view.progress import Stopwatch, changes, detail_of, phases_of
 
 
 def test_the_stopwatch_measures_from_the_last_step():
-    """Each step's time begins where the one before ended, and the times add up to the whole."""
+    """Each step starts where the previous one ended, and the times add up to the total."""
     watch = Stopwatch(100.0)
     assert watch.mark_done(0, 101.0) == []
     assert watch.mark_done(1, 102.0) == ["fetch"]
@@ -14,8 +14,8 @@ def test_the_stopwatch_measures_from_the_last_step():
     assert watch.laps == {"fetch": 2.0, "load": 3.0, "ready": 0.0, "answer": 2.5}
 
 
-def test_a_done_step_has_its_fact():
-    """Beside fetch stands the size, beside load the kind of model, beside ready the address."""
+def test_completed_step_has_a_detail():
+    """`fetch` has the size, `load` the kind of model, `ready` the address."""
     the_model = model(size="933.8 KiB", gguf={"architecture": "llama", "quantization": "Q8_0"})
     the_service = service(endpoint="http://x")
     facts = [detail_of(step, the_service, the_model) for step in ("fetch", "load", "ready", "answer")]
@@ -23,7 +23,7 @@ def test_a_done_step_has_its_fact():
 
 
 def test_changes_are_reported_once():
-    """New, changed and vanished services get a line; one that stays as it is gets none, whatever its agent reports."""
+    """New, changed and deleted services get one line each; unchanged ones none, whatever the agent reports."""
     before = phases_of([service("a", phase="Ready"), service("b", phase="Ready"), service("c", phase="Creating")])
     after = phases_of(
         [
@@ -32,16 +32,12 @@ def test_changes_are_reported_once():
             service("d", namespace="x"),
         ]
     )
-    assert changes(before, after) == [
-        "default/b: deleted",
-        "default/c: Failed (CrashLoopBackOff�[2J)",
-        "x/d: New",
-    ]
+    assert changes(before, after) == ["default/b: deleted", "default/c: Failed (CrashLoopBackOff�[2J)", "x/d: New"]
     assert changes(after, after) == []
 
 
 def test_a_wait_is_reported_with_its_reason_and_its_beginning():
-    """What waits for a server says for what and since when, once; figures that move are no change."""
+    """A waiting download is reported once with its reason and start; changed figures are no change."""
 
     def fetching(words):
         return phases_of([service("a", condition("Available", False, "Fetching", words), phase="Pending")])

@@ -21,14 +21,14 @@ def show(console):
 
 
 def test_a_pipe_gets_plain_lines():
-    """Without a terminal there is one line per change, none twice, and no control characters."""
+    """Each change prints one line once, without control characters."""
     kind, text = show(Console(file=io.StringIO()))
     assert kind is PlainDisplay
     assert text == "load    the engine �[2J is loading\nload    done in 1.23 s (llama)\n"
 
 
 def test_long_lines_are_not_broken_in_a_pipe():
-    """What a script reads is one line per event, however long."""
+    """A script reads one line per event, however long."""
     console = Console(file=io.StringIO(), width=20)
     with open_display(console) as display:
         display.show_step("load", "word " * 30)
@@ -36,7 +36,7 @@ def test_long_lines_are_not_broken_in_a_pipe():
 
 
 def test_a_terminal_gets_a_moving_line():
-    """On a terminal ended steps stay, and the text of the moving one cannot steer the terminal."""
+    """Completed steps stay, and the text of the current step cannot control the terminal."""
     kind, text = show(Console(file=io.StringIO(), force_terminal=True, width=80))
     assert kind is LiveDisplay
     assert "✔" in text
@@ -51,7 +51,7 @@ def test_a_dumb_terminal_gets_plain_lines():
 
 
 def test_log_lines_appear_above_the_moving_line(monkeypatch):
-    """A log line during the display goes through the terminal's display, and is not torn apart by it."""
+    """A log line during the display is printed through it, in one piece."""
     raw = io.StringIO()
     monkeypatch.setattr(sys, "stderr", raw)
     configure_logging("info", style="console")
@@ -65,7 +65,7 @@ def test_log_lines_appear_above_the_moving_line(monkeypatch):
 
 @pytest.mark.parametrize(("no_color", "styled"), [("", True), ("1", False)])
 def test_no_color_leaves_out_every_style(monkeypatch, no_color, styled):
-    """Bold and dim go with the colours: whoever sets NO_COLOR wants the words."""
+    """NO_COLOR also turns off bold and dim."""
     monkeypatch.setenv("NO_COLOR", no_color)
     monkeypatch.setenv("TERM", "xterm-256color")
     drawn = io.StringIO()

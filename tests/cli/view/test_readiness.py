@@ -12,7 +12,7 @@ DEMO = Key("default", "demo")
 
 
 class Steps:
-    """A display that remembers."""
+    """A display that records what it shows."""
 
     def __init__(self):
         self.printed = []
@@ -60,7 +60,7 @@ async def world():
 
 
 async def test_every_step_is_shown(autojump_clock, world):
-    """A new service's steps come in order, with the fetch's progress between them, and the wait ends at Ready."""
+    """Steps of a new service come in order with the download's progress, and the wait ends at Ready."""
     async with trio.open_nursery() as nursery:
 
         async def wait():
@@ -77,7 +77,7 @@ async def test_every_step_is_shown(autojump_clock, world):
 
 
 async def test_a_new_services_failure_ends_at_once(autojump_clock, world):
-    """What is wrong with something that was just created is told without delay, in the agent's words."""
+    """A failure of a new object is reported without delay, in the agent's words."""
     await world.report(Model, ("Fetched", "False", "DigestMismatch", "it has abc"))
     began = trio.current_time()
     health = await world.wait()
@@ -85,24 +85,24 @@ async def test_a_new_services_failure_ends_at_once(autojump_clock, world):
     assert trio.current_time() == began
 
 
-async def test_a_failure_of_what_was_left_alone_has_to_stand(autojump_clock, world):
-    """When only the service was changed, what the Model's file failed with before is given time to go away."""
+async def test_failure_of_an_unchanged_model_has_to_persist(autojump_clock, world):
+    """When only the service was changed, an earlier failure of its Model gets time to clear."""
     await world.report(Model, ("Fetched", "False", "DigestMismatch", "it has abc"))
     began = trio.current_time()
     assert (await world.wait(fresh=("InferenceService",))).reason == "DigestMismatch"
     assert trio.current_time() - began >= STALE_SECONDS
 
 
-async def test_an_old_failure_has_to_stand(autojump_clock, world):
-    """A failure that was there before the change is given time to go away, and believed if it does not."""
+async def test_old_failure_has_to_persist(autojump_clock, world):
+    """A failure from before the change gets time to clear, and is reported if it does not."""
     await world.report(Model, ("Fetched", "False", "DigestMismatch", "it has abc"))
     began = trio.current_time()
     assert (await world.wait(changed=True, fresh=())).reason == "DigestMismatch"
     assert STALE_SECONDS <= trio.current_time() - began <= 2 * STALE_SECONDS
 
 
-async def test_a_change_does_not_begin_with_the_words_of_the_failure_before_it(autojump_clock, world):
-    """What the engine before failed with is not shown as the change's own; believed in the end, it is."""
+async def test_earlier_failure_is_not_shown_as_that_of_the_change(autojump_clock, world):
+    """It is the result only if it persists."""
     await world.report(Model, ("Fetched", "True", "Fetched", ""))
     await world.report(InferenceService, ("Accepted", "True", "Accepted", ""), ("Loaded", "False", "Hung", "old words"))
     await trio.testing.wait_all_tasks_blocked()
@@ -111,8 +111,8 @@ async def test_a_change_does_not_begin_with_the_words_of_the_failure_before_it(a
     assert set(world.steps.printed) == {"fetch done", "load: waiting for the change to take effect"}
 
 
-async def test_an_old_failure_can_go_away(autojump_clock, world):
-    """What failed before the change and works after it is Ready, and not failed."""
+async def test_old_failure_can_clear(autojump_clock, world):
+    """A service that failed before the change and works after it is Ready."""
     await world.report(Model, ("Fetched", "False", "DigestMismatch", "it has abc"))
     async with trio.open_nursery() as nursery:
 
@@ -125,7 +125,7 @@ async def test_an_old_failure_can_go_away(autojump_clock, world):
 
 
 async def test_a_missing_host_is_given_time(autojump_clock, world):
-    """No host for a new service may mean that its agent is just starting; after some seconds it is the failure."""
+    """A missing host may be an agent that is starting; it becomes a failure after some seconds."""
     await world.report(InferenceService, ("Available", "False", "NoHost", "no live host serves accelerator cpu"))
     began = trio.current_time()
     assert (await world.wait()).reason == "NoHost"
@@ -134,7 +134,7 @@ async def test_a_missing_host_is_given_time(autojump_clock, world):
 
 
 async def test_after_a_change_ready_has_to_hold(autojump_clock, world):
-    """The old engine's last moment of readiness is not taken for the new one's."""
+    """The old engine's last moment of readiness is not taken for the new engine's."""
     await world.become_ready()
     async with trio.open_nursery() as nursery:
         ended = []
@@ -157,17 +157,17 @@ async def test_after_a_change_ready_has_to_hold(autojump_clock, world):
     assert ended[0] - began >= 5 + SETTLE_SECONDS
 
 
-async def test_what_was_ready_all_along_takes_no_steps(autojump_clock, world):
-    """Deploying the same again prints no steps and does not wait."""
+async def test_service_that_stayed_ready_shows_no_steps(autojump_clock, world):
+    """Deploying the same spec again prints no steps and does not wait."""
     await world.become_ready()
-    await trio.sleep(1)  # what was acknowledged is on its way
+    await trio.sleep(1)  # the acknowledged write reaches the caches
     began = trio.current_time()
     assert (await world.wait(fresh=())).state is State.READY
     assert (trio.current_time(), world.steps.printed) == (began, [])
 
 
 async def test_a_deleted_service_ends_the_wait(autojump_clock, world):
-    """Somebody else's delete is told, and not waited out."""
+    """A delete by another client is reported at once."""
     async with trio.open_nursery() as nursery:
 
         async def wait():

@@ -1,4 +1,4 @@
-"""The embedded API server on a socket, for a token that may not do everything, and with a clock of its own."""
+"""The embedded API server on a socket, for a token with limited rights and with its own clock."""
 
 import datetime
 import email.utils
@@ -27,7 +27,7 @@ def utcnow():
 
 
 def allowed_by(refused):
-    """Answer a review as kube-apiserver does, for who may not do what is in `refused`: (verb, plural)."""
+    """Answer a review as kube-apiserver does; `refused` has the denied (verb, plural) pairs."""
 
     def review(body):
         asked = body["spec"]["resourceAttributes"]
@@ -39,7 +39,7 @@ def allowed_by(refused):
 
 @asynccontextmanager
 async def open_limited_api(folder, *, refused=(), ahead_seconds=0.0, installed=True):
-    """Serve until the block ends; the value is a kubeconfig that names it, with a token in it."""
+    """Serve until the block ends; yield a kubeconfig with a token."""
     server = ApiServer(Store(), workloads=True, utcnow=utcnow, rng=random.Random(7))
     await server.ensure_namespaces()
     if installed:

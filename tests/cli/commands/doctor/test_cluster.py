@@ -1,4 +1,4 @@
-"""What the API server is asked, which one, and what its answers mean."""
+"""The API server that doctor queries, its requests, and how the responses are assessed."""
 
 import random
 import socket
@@ -48,27 +48,26 @@ EVERYTHING = [(need, verb) for need in rights.PROGRAM.needs if not need.opt_in f
     ("ahead", "took", "skew"),
     [
         (0, 0, 0),
-        (0.9, 2, 0),  # somewhere between question and answer
-        (-0.9, 0, 0),  # within the second that is not told
+        (0.9, 2, 0),  # between request and response
+        (-0.9, 0, 0),  # below the resolution of Date
         (30, 0, 30),
         (-30, 0, -29),
-        (30, 10, 20),  # at least
+        (30, 10, 20),  # a lower bound
     ],
 )
-def test_a_clock_is_wrong_by_what_neither_rounding_nor_waiting_explains(ahead, took, skew):
-    """A date has whole seconds, and an answer has taken some time."""
+def test_clock_skew_excludes_rounding_and_waiting(ahead, took, skew):
+    """A Date header has whole seconds, and the response took some time."""
     date = format_datetime((NOON + timedelta(seconds=ahead)).replace(microsecond=0), usegmt=True)
     assert skew_of(date, NOON, NOON + timedelta(seconds=took)) == timedelta(seconds=skew)
 
 
 @pytest.mark.parametrize("date", ["", "yesterday", "Thu, 99 Jan 2026 12:00:00 GMT"])
 def test_a_server_without_a_date_has_no_skew(date):
-    """The line is then left out."""
     assert skew_of(date, NOON, NOON) is None
 
 
 class Reviews(httpx.AsyncBaseTransport):
-    """The embedded API server, whose reviews are those of a limited token."""
+    """The embedded API server with the access reviews of a limited token."""
 
     def __init__(self, server, refused):
         self.server, self.review, self.asked = server, allowed_by(refused), []
@@ -93,8 +92,8 @@ async def lacking(refused, config=None, *, silent=False):
         return await lacking_rights(client, config or AgentConfig()), reviews.asked
 
 
-async def test_each_verb_of_each_need_is_asked_where_it_is_needed():
-    """As the agent's role has it: what an administrator may grant besides is not asked."""
+async def test_each_verb_is_reviewed_in_its_namespace():
+    """The reviews match the agent's role; optional rights are not reviewed."""
     found, asked = await lacking(frozenset(), AgentConfig(namespace="ml", lease_namespace="sys"))
     assert found == ()
     assert len(asked) == len(EVERYTHING)
@@ -109,25 +108,24 @@ async def test_each_verb_of_each_need_is_asked_where_it_is_needed():
 
 @pytest.mark.parametrize(("need", "verb"), [EVERYTHING[0], EVERYTHING[5], EVERYTHING[-1]])
 async def test_any_verb_that_is_missing_is_named(need, verb):
-    """Alone, with its kind and its place."""
     found, _ = await lacking(frozenset({(verb, need.plural)}))
     assert any(each.startswith(f"{verb} {need.plural}") for each in found)
 
 
 async def test_verbs_of_one_kind_are_one_item():
-    """One screen."""
+    """The report stays on one screen."""
     found, _ = await lacking(frozenset({("patch", "leases"), ("create", "leases")}))
     assert "create, patch leases in llmkube-system" in found
 
 
-async def test_a_server_that_answers_no_reviews_is_no_list_of_everything():
-    """What is not known is not told as missing."""
+async def test_refused_reviews_are_no_list_of_missing_rights():
+    """An unknown right is not reported as missing."""
     with pytest.RaisesGroup(ForbiddenError):  # by the nursery of the transport
         await lacking(frozenset(), silent=True)
 
 
-def test_a_review_of_one_namespace_names_it_and_creates_by_no_name():
-    """`create` knows no names."""
+def test_review_of_a_cluster_wide_create_has_no_name():
+    """`create` cannot be restricted by name."""
     cluster_wide = [(need, verb) for need, verb in EVERYTHING if not need.resource.namespaced]
     for need, verb in cluster_wide:
         asked = attributes_of(need, verb, AgentConfig(lease_namespace="sys"))
@@ -146,7 +144,6 @@ def test_a_review_of_one_namespace_names_it_and_creates_by_no_name():
     ],
 )
 def test_the_command_gives_what_these_settings_need(config, command):
-    """It can be pasted."""
     assert rights_command(config) == command
 
 
@@ -156,7 +153,7 @@ def named(path, name):
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A home in which kubectl has a file of its own."""
+    """A home with a kubeconfig of kubectl."""
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
@@ -164,8 +161,8 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_no_cluster_is_asked_that_nobody_named(home, monkeypatch):
-    """Kubectl's own file names none; a flag, KUBECONFIG and an agent do, and a running `up` is our own."""
+def test_only_a_named_cluster_is_queried(home, monkeypatch):
+    """The default file of kubectl names none; a flag, KUBECONFIG, an agent and a running `up` do."""
     here = installation(home / "state", config=UpConfig())
     found = find_target(here, ClusterFlags())
     assert (found.config, found.home) == (None, "home")
@@ -182,15 +179,14 @@ def test_no_cluster_is_asked_that_nobody_named(home, monkeypatch):
     assert find_target(here, ClusterFlags()).config.server == "https://other:6443"
 
 
-def test_without_any_file_there_is_nothing_to_ask(home):
-    """Nor to name."""
+def test_without_a_kubeconfig_no_cluster_is_queried(home):
     (home / ".kube" / "config").unlink()
     found = find_target(installation(home / "state", config=UpConfig()), ClusterFlags())
     assert (found.config, found.home) == (None, "")
 
 
-async def test_an_api_server_that_gives_no_answer_is_away(home, monkeypatch):
-    """It accepts connections, and answers none: that is a failure, and not a look that took too long."""
+async def test_silent_api_server_is_a_failure(home, monkeypatch):
+    """It accepts connections and never answers: a failure, and no timeout of the check."""
     monkeypatch.setattr(cluster, "ANSWER_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         file = home / "silent"
@@ -224,12 +220,11 @@ ANSWER = ServerReport(version="Kubernetes v1.34.1")
         (assess_advertised("", given=False), "fail", "--host-ip ADDRESS"),
     ],
 )
-def test_each_look_is_one_finding_with_its_fix(found, verdict, words):
-    """And one that is well has nothing to mend."""
+def test_each_check_is_one_finding_with_its_fix(found, verdict, words):
     check_finding(found, verdict, words)
 
 
-def judged(*, agent=True, **changes):
+def assessed(*, agent=True, **changes):
     return list(assess_server(PLACE, attrs.evolve(ANSWER, **changes), "`llmkube rbac agent`", agent=agent))
 
 
@@ -246,18 +241,18 @@ def judged(*, agent=True, **changes):
     ],
 )
 def test_one_server_is_several_lines(changes, verdicts):
-    """That it answers, that it serves our kinds, what the agent may do, and what time it has."""
-    assert {each.name or "API server": each.verdict.value for each in judged(**changes)} == verdicts
+    """A server gets findings for its answer, its CRDs, the agent's rights and its clock."""
+    assert {each.name or "API server": each.verdict.value for each in assessed(**changes)} == verdicts
 
 
 def test_a_long_list_of_rights_is_cut_and_counted():
-    """One screen: four are named, and how many there are besides."""
-    found = judged(lacking=tuple(f"create kind{number}" for number in range(9)))[1]
+    """Four are named, then the number of the others."""
+    found = assessed(lacking=tuple(f"create kind{number}" for number in range(9)))[1]
     assert found.found.endswith("create kind3; and 5 more")
     assert found.fix == "`llmkube rbac agent`"
 
 
 @pytest.mark.parametrize(("skew", "words"), [(300, "300 s behind the"), (-300, "300 s ahead of the")])
 def test_a_clock_is_measured_from_this_machine_s_side(skew, words):
-    """The API server's being ahead is ours being behind."""
-    assert words in judged(skew=timedelta(seconds=skew))[-1].found
+    """A server whose clock is ahead means that this machine is behind."""
+    assert words in assessed(skew=timedelta(seconds=skew))[-1].found

@@ -1,4 +1,4 @@
-"""Which probes are asked on which machine, side by side, and what `--from-cluster` wants; runs are in `tests/e2e`."""
+"""Probes of each machine, run concurrently, and the flags of `--from-cluster`; whole runs are in `tests/e2e`."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ MACS = ["sleep", "FileVault", "firewall", "Full Disk Access", "local network"]
     ],
 )
 def test_each_machine_has_its_own_lines(tmp_path, changes, names):
-    """In the order of the report; none is asked for what it cannot have."""
+    """Probes come in the order of the report, and only those that apply."""
     probes = probes_of(installation(tmp_path, **changes), ClusterFlags())
     assert [probe.name for probe in probes] == names
     assert all(0 < probe.seconds <= 75 for probe in probes)
@@ -40,7 +40,7 @@ def test_each_machine_has_its_own_lines(tmp_path, changes, names):
 
 @pytest.fixture
 def alone(tmp_path, monkeypatch):
-    """A home without anything, and no cluster in the environment."""
+    """An empty home, and no cluster in the environment."""
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST", "LLMKUBE_STATE_DIR"):
         monkeypatch.delenv(name, raising=False)
@@ -48,7 +48,7 @@ def alone(tmp_path, monkeypatch):
 
 
 def test_a_job_is_made_only_in_a_cluster_that_was_named(alone):
-    """The current context of kubectl's file was not, and `llmkube up` has no pods."""
+    """The current context of kubectl's file does not name one, and `llmkube up` has no pods."""
     kubeconfig(alone / ".kube" / "config", "https://c:6443")
     done = CliRunner().invoke(doctor, ["--from-cluster"])
     assert done.exit_code == 1
@@ -56,7 +56,6 @@ def test_a_job_is_made_only_in_a_cluster_that_was_named(alone):
 
 
 def test_an_image_without_a_pod_is_a_mistake(alone):
-    """It would be accepted and ignored."""
     done = CliRunner().invoke(doctor, ["--image", "x"])
     assert done.exit_code == 1
     assert "--image requires --from-cluster" in done.output
@@ -66,17 +65,17 @@ WELL = passed("as it is to be")
 
 
 def after(seconds, outcome):
-    async def look():
+    async def probe():
         await trio.sleep(seconds)
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
-    return look
+    return probe
 
 
-async def test_one_that_hangs_and_one_that_fails_end_no_other(autojump_clock):
-    """They take as long as the longest, come in their order, and each that has found nothing says why."""
+async def test_hanging_and_failing_probes_do_not_affect_others(autojump_clock):
+    """Probes run concurrently and keep their order; one without a result reports the cause."""
     began = trio.current_time()
     found = await run_probes(
         [
@@ -101,14 +100,13 @@ async def test_one_that_hangs_and_one_that_fails_end_no_other(autojump_clock):
     assert {each.verdict for each in found if "check failed" in each.found} == {Verdict.WARN}
 
 
-async def test_a_bug_is_no_line(autojump_clock):
-    """It shows as what it is, with its place."""
+async def test_bug_in_a_probe_is_raised(autojump_clock):
     with pytest.RaisesGroup(pytest.RaisesExc(AssertionError, match="a bug")):
         await run_probes([Probe("buggy", after(0, AssertionError("a bug"))), Probe("well", after(1, WELL))])
 
 
 async def test_a_cancelled_report_is_cancelled(autojump_clock):
-    """Ctrl-C is no probe that has failed."""
+    """Cancellation is not reported as a failed probe."""
     with trio.move_on_after(1) as scope:
         await run_probes([Probe("long", after(5, WELL))])
     assert scope.cancelled_caught

@@ -1,4 +1,4 @@
-"""The report as it is read: on a terminal of 80 columns, with NO_COLOR, in a pipe, by a program."""
+"""Reports of doctor on a terminal of 80 columns, with NO_COLOR, in a pipe and as JSON."""
 
 import json
 
@@ -32,8 +32,8 @@ def terminal(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
 
 
-def test_on_a_terminal_no_line_is_longer_and_what_is_broken_hangs_below(terminal, monkeypatch):
-    """Eighty columns, with NO_COLOR: the verdict is the first word."""
+def test_terminal_lines_wrap_with_a_hanging_indent(terminal, monkeypatch):
+    """With NO_COLOR the verdict is still the first word."""
     monkeypatch.setenv("NO_COLOR", "1")
     text = as_text(FINDINGS)
     assert "\x1b" not in text
@@ -54,28 +54,26 @@ def test_on_a_terminal_no_line_is_longer_and_what_is_broken_hangs_below(terminal
 
 
 def test_a_terminal_has_the_verdict_in_colour_and_nothing_else(terminal):
-    """Without the colours it is the same text."""
     text = as_text(FINDINGS)
     assert text.count("\x1b[0m") == 3
     assert "\x1b[31m\x1b[1mfail\x1b[0m  local network" in text
 
 
 def test_in_a_pipe_each_sentence_is_one_line():
-    """So that grep finds it."""
     text = as_text(FINDINGS)
     assert "\x1b" not in text
     assert f"fail  local network  {FINDINGS[2].found}" in text.splitlines()
     assert len(text.splitlines()) == 9
 
 
-def test_what_a_program_printed_steers_no_terminal():
-    """Control characters and line ends of others' output are shown, not obeyed."""
+def test_control_characters_are_replaced():
+    """Control characters and line ends of other programs' output cannot control the terminal."""
     text = as_text([warned("it says \x1b[2Jone\ntwo", why="a", fix="b", name="FileVault")])
     assert "it says \ufffd[2Jone two" in text
 
 
 def test_programs_get_every_field():
-    """With counts, in the order of the report."""
+    """JSON has every field, and the counts, in the order of the report."""
     data = json.loads(as_json(FINDINGS))
     assert (data["pass"], data["warn"], data["fail"]) == (1, 1, 1)
     assert [each["name"] for each in data["findings"]] == ["disk", "sleep", "local network"]
@@ -88,8 +86,8 @@ def test_programs_get_every_field():
     }
 
 
-def test_only_a_failure_ends_a_script():
-    """A warning is for people."""
+def test_only_a_failure_sets_the_exit_code():
+    """Warnings exit with 0."""
     well, doubtful, bad = passed("b"), warned("b", why="c", fix="d"), failed("b", why="c", fix="d")
     assert exit_code([well, doubtful]) == 0
     assert exit_code([well, bad, doubtful]) == 1

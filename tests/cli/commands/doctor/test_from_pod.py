@@ -1,4 +1,4 @@
-"""`--from-cluster`: the Job on the embedded API server, with a kubelet that really dials what the pod was told."""
+"""`--from-cluster`: the Job on the embedded API server, with a kubelet that really connects to the given address."""
 
 import json
 import random
@@ -42,7 +42,7 @@ KEY = Key("default", "llmkube-doctor-1")
 
 @asynccontextmanager
 async def cluster(refused=frozenset()):
-    """A client of the embedded API server, whose user may do all but this."""
+    """Open a client of the embedded API server whose user lacks these rights."""
     server = ApiServer(Store(), workloads=True, utcnow=lambda: datetime(2026, 1, 1, tzinfo=UTC), rng=random.Random(7))
     await server.ensure_namespaces()
     async with open_transport(server.handle) as transport:
@@ -52,7 +52,7 @@ async def cluster(refused=frozenset()):
 
 
 async def run_kubelet(client, state_of):
-    """Make the pod of each new Job, with the state that it is to have; `state_of` gets the container."""
+    """Create a pod for each new Job; `state_of` returns the state of its container."""
     seen = set()
     while True:
         for job in (await client.get_json(JOBS))["items"]:
@@ -68,7 +68,7 @@ async def run_kubelet(client, state_of):
                 "spec": template["spec"],
             }
             await client.request_json("POST", "/api/v1/namespaces/default/pods", body=pod)
-            await trio.sleep(0.05)  # it is there, and has not ended yet
+            await trio.sleep(0.05)  # running, not yet ended
             state = await state_of(template["spec"]["containers"][0])
             status = {"phase": "Running", "containerStatuses": [{"name": "reach", "state": state}]}
             path = f"/api/v1/namespaces/default/pods/{name}-x/status"
@@ -78,7 +78,7 @@ async def run_kubelet(client, state_of):
 
 
 async def dialled(container):
-    """What the pod's program would leave: it really dials the address of its arguments."""
+    """Connect as the pod's program would; return the terminated state with its result."""
     program, address, flag, word = container["args"]
     assert (container["command"], program, flag) == (["llmkube"], "reach", "--word")
     host, _, port = address.rpartition(":")
@@ -96,8 +96,8 @@ async def outcome(client, state_of, monkeypatch, address="127.0.0.1"):
     return found
 
 
-async def test_a_pod_reaches_this_host_and_the_job_goes(monkeypatch):
-    """Over a real socket: the word has come through, and nothing of ours is left in the cluster."""
+async def test_pod_reaches_this_host_and_the_job_is_deleted(monkeypatch):
+    """Over a real socket; no Job is left in the cluster."""
     async with cluster() as client:
         found = await outcome(client, dialled, monkeypatch)
         assert found.verdict is Verdict.PASS
@@ -106,7 +106,7 @@ async def test_a_pod_reaches_this_host_and_the_job_goes(monkeypatch):
 
 
 async def test_a_pod_that_gets_no_answer_reports_the_errno(monkeypatch):
-    """Another port is what a firewall looks like from there."""
+    """A closed port acts like a firewall."""
 
     async def walled(container):
         program, address, flag, word = container["args"]
@@ -117,7 +117,7 @@ async def test_a_pod_that_gets_no_answer_reports_the_errno(monkeypatch):
 
 
 async def test_another_machine_at_the_address_is_no_success(monkeypatch):
-    """It does not know the word."""
+    """The other machine does not know the secret word."""
 
     async def other(container):
         return await dialled({**container, "args": [*container["args"][:3], "another"]})
@@ -127,8 +127,8 @@ async def test_another_machine_at_the_address_is_no_success(monkeypatch):
         check_finding(found, "fail", " cannot be reached: another machine answers there")
 
 
-async def test_an_image_that_cannot_be_pulled_is_reported_and_the_job_goes(monkeypatch):
-    """Without waiting for the whole of the deadline."""
+async def test_image_that_cannot_be_pulled_is_reported_and_the_job_is_deleted(monkeypatch):
+    """The whole deadline is not waited for."""
 
     async def stuck(_):
         await trio.lowlevel.checkpoint()
@@ -141,8 +141,8 @@ async def test_an_image_that_cannot_be_pulled_is_reported_and_the_job_goes(monke
         assert (await client.get_json(JOBS))["items"] == []
 
 
-async def test_a_pod_that_never_ends_is_given_up_and_the_job_goes(monkeypatch):
-    """After the deadline; a cluster without a node is one."""
+async def test_unfinished_pod_times_out_and_the_job_is_deleted(monkeypatch):
+    """A cluster without a node never runs the pod."""
     monkeypatch.setattr(from_pod, "WAIT_SECONDS", 0.3)
     monkeypatch.setattr(from_pod, "POLL_SECONDS", 0.05)
     async with cluster() as client:
@@ -152,23 +152,23 @@ async def test_a_pod_that_never_ends_is_given_up_and_the_job_goes(monkeypatch):
 
 
 async def test_ctrl_c_leaves_no_job(monkeypatch):
-    """It is deleted behind a shield, with a deadline."""
+    """The deletion is shielded from cancellation, with a deadline."""
     async with cluster() as client:
         with trio.move_on_after(0.5):
             await try_from_pod(client, "default", IMAGE, "127.0.0.1")
         assert (await client.get_json(JOBS))["items"] == []
 
 
-async def test_who_may_create_no_jobs_creates_none():
-    """The review is asked first, and nothing is tried."""
+async def test_without_the_right_no_job_is_created():
+    """The access review comes first."""
     async with cluster(frozenset({("create", "jobs")})) as client:
         found = await try_from_pod(client, "default", IMAGE, "127.0.0.1")
         check_finding(found, "fail", ": you may not create Jobs in default")
         assert (await client.get_json(JOBS))["items"] == []
 
 
-def test_the_job_has_no_rights_and_goes_by_itself():
-    """No token, no root, no capability, no second try, and an end that the cluster sees to."""
+def test_job_has_no_rights_and_deletes_itself():
+    """No token, no root, no capabilities, no retry, and a time to live."""
     job = reach_job(KEY, IMAGE, "192.168.1.5:40001", "w")
     decode(Job, job)
     spec, pod = job["spec"], job["spec"]["template"]["spec"]
@@ -200,7 +200,7 @@ def pod_with(state=None, **status):
     ],
 )
 def test_what_a_pod_reports(pod, result, problem):
-    """Its result, or why there is none."""
+    """A pod yields its result or the reason for having none."""
     found = read_pods([pod])
     assert found.result == result
     assert problem in found.problem
@@ -210,12 +210,12 @@ def test_what_a_pod_reports(pod, result, problem):
     "pods", [[], [pod_with()], [pod_with({"waiting": {"reason": "ContainerCreating"}})], [pod_with({"running": {}})]]
 )
 def test_a_pod_that_has_no_result_yet_is_waited_for(pods):
-    """It is pulled, created, or runs."""
+    """Its image is being pulled, or it is being created, or it runs."""
     assert read_pods(pods) is None
 
 
-def test_the_host_s_own_identity_makes_no_jobs(tmp_path):
-    """The refusal names the flag and the way out; the user's own credentials pass."""
+def test_host_identity_cannot_create_jobs(tmp_path):
+    """A user's own credentials pass."""
     token = tmp_path / f"host-{'a' * 12}.token"
     token.write_text("t")
     with pytest.raises(UserError, match="this kubeconfig is the host's own"):
@@ -225,7 +225,7 @@ def test_the_host_s_own_identity_makes_no_jobs(tmp_path):
 
 
 async def test_the_image_is_the_controller_s_unless_it_is_named():
-    """By the labels of the chart; without one the flag is named."""
+    """It is found by the chart's labels; otherwise the error names --image."""
     labels = {"app.kubernetes.io/part-of": "llmkube", "app.kubernetes.io/component": "controller"}
     pod = {"containers": [{"name": "controller", "image": IMAGE}]}
     async with cluster() as client:

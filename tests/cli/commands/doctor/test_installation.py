@@ -1,4 +1,4 @@
-"""Which program is here, and with which settings."""
+"""Detection of the installed program and its settings."""
 
 import os
 import plistlib
@@ -21,7 +21,7 @@ from llmkube.programs.state_location import ENGINES_LOCK, SERVER_LOCK, hold_lock
     ],
 )
 def test_a_command_line_s_settings_are_read_as_the_program_reads_them(program, words, flags):
-    """What is no setting is left out, and so is what this version does not know."""
+    """Arguments that are no settings of this version are ignored."""
     found = given_flags(program, words.split())
     assert {name: str(value) if name == "state_dir" else value for name, value in found.items()} == flags
 
@@ -33,15 +33,15 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_nothing_is_an_up_that_does_not_run(home):
-    """Its folder is not made."""
+def test_missing_installation_is_a_stopped_up(home):
+    """The folder is not created."""
     here = find_installation(home / "state")
     assert (here.program, here.pid, here.job, here.problem) == ("up", None, None, "")
     assert not here.folder.exists()
 
 
-def test_who_holds_the_state_directory_runs(home):
-    """With both locks it is an `up`, with one an agent."""
+def test_running_program_is_found_by_its_locks(home):
+    """Both locks mean `up`, the engines' lock alone means an agent."""
     state = home / "state"
     state.mkdir(mode=0o700)
     with hold_lock(state / ENGINES_LOCK):
@@ -51,8 +51,8 @@ def test_who_holds_the_state_directory_runs(home):
     assert (here.program, here.pid) == ("up", os.getpid())
 
 
-def test_a_job_s_flags_count_although_it_does_not_run(home, monkeypatch):
-    """On a machine with a launchd: the flags that its owner has added to the file."""
+def test_flags_of_a_stopped_job_are_read(home, monkeypatch):
+    """With launchd, flags that the owner added to the property list apply."""
     tools = home / "bin"
     tools.mkdir()
     (tools / "launchctl").symlink_to("/bin/true")
@@ -69,7 +69,7 @@ def test_a_job_s_flags_count_although_it_does_not_run(home, monkeypatch):
 
 
 def test_settings_that_cannot_be_read_are_reported_and_the_defaults_taken(home):
-    """Everything else can still be looked at."""
+    """The other checks still run."""
     state = home / "state"
     state.mkdir(mode=0o700)
     (state / "config.toml").write_text("[up]\ngateway_prot = 1\n")

@@ -1,4 +1,4 @@
-"""What is said of a Mac, and its reports on ended programs; its tools are read in `tests/mac/test_doctor.py`."""
+"""Findings about a Mac, and its jetsam reports; the Mac's tools are read in `tests/mac/test_doctor.py`."""
 
 import json
 import os
@@ -53,8 +53,7 @@ def gpu(limit_bytes, guessed=False):
         (assess_guarded_folders(DOCUMENTS, "/py", "the log"), "fail", "add /py"),
     ],
 )
-def test_each_look_is_one_finding_with_its_fix(found, verdict, words):
-    """And one that is well has nothing to mend."""
+def test_each_check_is_one_finding_with_its_fix(found, verdict, words):
     check_finding(found, verdict, words)
 
 
@@ -69,14 +68,14 @@ def report(folder, name, body, at):
 
 
 def test_the_newest_report_names_the_largest_process(tmp_path):
-    """Its first line is a header, the rest one JSON object."""
+    """The first line is a header, the rest one JSON object."""
     newest = report(tmp_path, "2026-01-02", json.dumps({"largestProcess": "llama-server", "processes": []}), 2000)
     report(tmp_path, "2026-01-09", json.dumps({"largestProcess": "Xcode"}), 1000)
     assert newest_jetsam(2000.0, tmp_path) == (newest, "llama-server")
 
 
-def test_a_report_that_cannot_be_read_is_still_one(tmp_path):
-    """And a Mac without any has none."""
+def test_unreadable_report_is_still_named(tmp_path):
+    """A Mac without reports has none."""
     assert newest_jetsam(2000.0, tmp_path) == ("", "")
     assert newest_jetsam(2000.0, tmp_path / "nowhere") == ("", "")
     for body in ("", "[]", '{"largestProcess": ', "\x00"):
@@ -84,8 +83,7 @@ def test_a_report_that_cannot_be_read_is_still_one(tmp_path):
         assert newest_jetsam(2000.0, tmp_path) == (name, "")
 
 
-def test_an_old_report_is_none(tmp_path):
-    """It would warn for ever."""
+def test_old_report_is_ignored(tmp_path):
     report(tmp_path, "a", "{}", 1000)
     assert newest_jetsam(1000 + 6 * 86_400, tmp_path)[0]
     assert newest_jetsam(1000 + 8 * 86_400, tmp_path) == ("", "")

@@ -1,4 +1,4 @@
-"""What is said of the machine: a table, with the words of the fix."""
+"""Findings about the machine, with their fixes."""
 
 from functools import partial
 from pathlib import Path
@@ -14,12 +14,7 @@ MAC = partial(assess_system, "macOS", "26.1", "Apple silicon", mac=True, apple_s
 INTEL = partial(assess_system, "macOS", "26.1", "Intel", mac=True)
 OLD = partial(assess_system, "macOS", machine="Apple silicon", mac=True, apple_silicon=True)
 MEMORY = partial(
-    assess_memory,
-    budget=host_budget(64 * GIB),
-    available_bytes=40 * GIB,
-    critical_share=0.05,
-    shortage="",
-    promised={},
+    assess_memory, budget=host_budget(64 * GIB), available_bytes=40 * GIB, critical_share=0.05, shortage="", promised={}
 )
 
 
@@ -48,6 +43,5 @@ MEMORY = partial(
         (assess_linux_power(False), "warn", "connect it to mains"),
     ],
 )
-def test_each_look_is_one_finding_with_its_fix(found, verdict, words):
-    """And one that is well has nothing to mend."""
+def test_each_check_is_one_finding_with_its_fix(found, verdict, words):
     check_finding(found, verdict, words)

@@ -1,4 +1,4 @@
-"""An Ollama beside our engines: a table of what it has; one that loads, lies, dies and moves, on a virtual clock."""
+"""An Ollama next to LLMKube's engines: findings by its state, also over time on a virtual clock."""
 
 from functools import partial
 
@@ -37,7 +37,7 @@ ORPHAN = Ollama(url=URL, runners=Runners((), (8, 9)), held={8: GIB, 9: GIB})
     ],
 )
 def test_a_fact_is_one_finding_with_its_fix(fact, verdict, words):
-    """What is well names what is loaded; what is not names the processes and what ends them."""
+    """A pass names the loaded models; a warning names the processes and the command that ends them."""
     (finding,) = assess_ollama(fact)
     assert finding.verdict is Verdict(verdict)
     assert words in f"{finding.found} {finding.why} {finding.fix}"
@@ -45,12 +45,11 @@ def test_a_fact_is_one_finding_with_its_fix(fact, verdict, words):
 
 
 def test_a_machine_without_ollama_has_no_line():
-    """Nobody is told of a program that he does not have."""
     assert list(assess_ollama(Ollama(url=URL))) == []
 
 
 def test_orphans_are_reported_next_to_a_healthy_server():
-    """One that was started anew knows nothing of what the one before has left."""
+    """A restarted server does not know the processes of the previous one."""
     both = attrs.evolve(FINE, runners=Runners((7,), (8,), 1), held={7: GIB, 8: GIB})
     assert [each.verdict for each in assess_ollama(both)] == [Verdict.WARN, Verdict.PASS]
 
@@ -68,19 +67,19 @@ def test_orphans_are_reported_next_to_a_healthy_server():
     ],
 )
 def test_its_processes_are_known_by_their_command_lines(words, kind):
-    """The server, and what has a model; neither its clients nor an editor."""
+    """Server and runners are recognised; clients and editors are not."""
     assert kind_of(tuple(words.split())) == kind
 
 
 def test_a_runner_belongs_to_the_server_that_is_its_parent():
-    """What init has adopted belongs to none; under a parent that is not known nothing is said of it."""
+    """A runner that init adopted has no server; one with an unknown parent is not reported."""
     serve, runner = ("ollama", "serve"), ("ollama", "runner", "--model", "/m")
     processes = [Process(2, 1, serve), Process(3, 2, runner), Process(4, 1, runner), Process(5, 99, runner)]
     assert runners_in(processes) == Runners((3,), (4,), 1)
 
 
 def test_a_runner_whose_parent_cannot_be_read_is_no_orphan():
-    """Its server may be another user's, whose command line is hidden: no advice may end its process."""
+    """Its server may be another user's with a hidden command line: no advice may end its process."""
     runner = Process(11, 10, ("ollama", "runner"))
     assert runners_in([Process(10, 1, ()), runner]) == Runners()
     adopted = Process(11, 1, ("ollama", "runner"))
@@ -92,19 +91,19 @@ def test_a_runner_whose_parent_cannot_be_read_is_no_orphan():
 
 
 @attrs.define(eq=False)
-class Beside(FakeDaemon):
-    """An Ollama beside our engines.
+class OtherOllama(FakeDaemon):
+    """An Ollama next to LLMKube's engines.
 
     Attributes:
-        moved: It listens elsewhere.
-        odd: What answers in its place.
+        moved: Whether it listens elsewhere.
+        odd: Response of another program at its port.
     """
 
     moved: bool = False
     odd: bytes | None = None
 
     def put(self, name):
-        """It is loaded, for whoever has asked."""
+        """Load a model for another client."""
         self._next_pid += 1
         self.loaded[name] = self._next_pid
         self.held[self._next_pid] = (LIBRARY_BLOB, self.pid)
@@ -119,8 +118,8 @@ class Beside(FakeDaemon):
         else:
             await FakeDaemon.handle(self, exchange)
 
-    async def look(self):
-        """What the probe finds here."""
+    async def probe(self):
+        """Return what doctor finds."""
         listener = MemoryListener()
 
         async def connect(host, port):
@@ -132,26 +131,26 @@ class Beside(FakeDaemon):
         async with trio.open_nursery() as nursery:
             await nursery.start(partial(run_server, self.handle, [listener], limits=Limits(drain_seconds=0.1)))
             found = await inspect_ollama(HttpClient(connect), URL, self)
-            nursery.cancel_scope.cancel(reason="looked at")
+            nursery.cancel_scope.cancel(reason="probed")
         return found
 
 
 async def assessed(fake):
-    """The verdicts of one look, and their words."""
-    findings = list(assess_ollama(await fake.look()))
+    """Return the verdicts of one probe, and their text."""
+    findings = list(assess_ollama(await fake.probe()))
     return [each.verdict.value for each in findings], " ".join(f"{each.found} {each.fix}" for each in findings)
 
 
 async def test_a_day_of_an_ollama(autojump_clock):
-    """It loads, unloads, is upgraded, is killed with a model, comes back, and is ended in order."""
-    fake = Beside()
+    """Load, unload, upgrade, kill and restart each give the right findings."""
+    fake = OtherOllama()
     fake.put("a:latest")
     fake.put("b:latest")
     assert await assessed(fake) == (["pass"], f"0.17.4 at {URL}; 2 models loaded, 2.0 GiB: a:latest, b:latest ")
     fake.drop("b:latest")
     assert (await assessed(fake))[0] == ["pass"]
     fake.stop()
-    assert await assessed(fake) == ([], "")  # TERM takes its models along
+    assert await assessed(fake) == ([], "")  # TERM ends its runners too
     fake.start("0.18.0")
     assert await assessed(fake) == (["pass"], f"0.18.0 at {URL}; 0 models loaded ")
     fake.put("a:latest")
@@ -161,14 +160,14 @@ async def test_a_day_of_an_ollama(autojump_clock):
     assert "`kill 203`" in words
     fake.start()
     fake.put("a:latest")
-    assert (await assessed(fake))[0] == ["warn", "pass"]  # the orphan stays beside the model that was loaded anew
+    assert (await assessed(fake))[0] == ["warn", "pass"]  # the orphan stays next to the reloaded model
     del fake.held[203]
     assert (await assessed(fake))[0] == ["pass"]
 
 
 async def test_an_unload_that_was_acknowledged_and_not_done_is_reported(autojump_clock):
-    """The process is there at the second look, too."""
-    fake = Beside()
+    """The process still exists at the second sample."""
+    fake = OtherOllama()
     fake.put("a:latest")
     fake.lies = True
     fake.drop("a:latest")
@@ -177,17 +176,17 @@ async def test_an_unload_that_was_acknowledged_and_not_done_is_reported(autojump
     assert "lists 0 models, but 1 of its processes holds 1.0 GiB (pid 201)" in words
 
 
-async def test_a_process_that_is_about_to_end_is_no_lie(autojump_clock):
-    """A process ends a moment after its model is not listed any more."""
-    fake = Beside(lag_seconds=1.0)
+async def test_process_that_is_about_to_end_is_not_reported(autojump_clock):
+    """A process ends a moment after its model is unlisted."""
+    fake = OtherOllama(lag_seconds=1.0)
     fake.put("a:latest")
     fake.drop("a:latest")
     assert (await assessed(fake))[0] == ["pass"]
 
 
 async def test_a_server_that_does_not_answer_where_it_is_asked_is_reported(autojump_clock):
-    """Its port was changed, or it hangs: its processes show that it is there."""
-    fake = Beside(moved=True)
+    """Its port was changed, or it hangs; its processes show that it runs."""
+    fake = OtherOllama(moved=True)
     fake.put("a:latest")
     verdicts, words = await assessed(fake)
     assert verdicts == ["warn"]
@@ -196,21 +195,20 @@ async def test_a_server_that_does_not_answer_where_it_is_asked_is_reported(autoj
 
 
 @pytest.mark.parametrize("odd", [b"", b"Ollama is running", b"[]", b'{"version": 1}', b'{"version": "1"}', b"\xff"])
-async def test_what_answers_otherwise_is_no_ollama(autojump_clock, odd):
-    """Another program may have its port; it is not an error of ours."""
-    fake = Beside(hidden=True, odd=odd)
+async def test_another_program_at_its_port_is_no_ollama(autojump_clock, odd):
+    fake = OtherOllama(hidden=True, odd=odd)
     assert await assessed(fake) == ([], "")
 
 
-async def test_a_server_that_hangs_costs_two_questions(autojump_clock):
-    """Its line comes all the same, within what a probe may take."""
-    fake = Beside(hangs=True)
+async def test_hanging_server_is_reported_in_time(autojump_clock):
+    """The finding comes within the time limit of a probe."""
+    fake = OtherOllama(hangs=True)
     with trio.fail_after(8):
         assert (await assessed(fake))[0] == ["warn"]
 
 
 @pytest.mark.parametrize(
-    ("said", "url"),
+    ("value", "url"),
     [
         ("", "http://127.0.0.1:11434"),
         ("0.0.0.0", "http://127.0.0.1:11434"),
@@ -223,6 +221,6 @@ async def test_a_server_that_hangs_costs_two_questions(autojump_clock):
         ("mac.local:port", "http://mac.local:11434"),
     ],
 )
-def test_the_address_comes_from_its_own_variable(said, url):
-    """As its client reads it; a wildcard is where it listens, and not where it is asked."""
-    assert daemon_url({"OLLAMA_HOST": said}) == url
+def test_the_address_comes_from_its_own_variable(value, url):
+    """It is read as the client reads it; loopback replaces a wildcard address."""
+    assert daemon_url({"OLLAMA_HOST": value}) == url

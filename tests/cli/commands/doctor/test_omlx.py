@@ -1,4 +1,4 @@
-"""What an oMLX beside our engines has in memory, also over time on a virtual clock."""
+"""Memory of an oMLX next to LLMKube's engines, also over time on a virtual clock."""
 
 import attrs
 import pytest
@@ -27,14 +27,13 @@ EMPTY = attrs.evolve(FINE, loaded=0, reported_bytes=0)
     ],
 )
 def test_a_fact_is_one_finding_with_its_fix(fact, verdict, words):
-    """What is well names what is loaded; what is not names the process and what helps."""
+    """A pass names the loaded models; a warning names the process and the fix."""
     (finding,) = assess_omlx(fact)
     assert finding.verdict is Verdict(verdict)
     assert words in f"{finding.found} {finding.why} {finding.fix}"
 
 
 def test_a_machine_without_omlx_has_no_line():
-    """Nobody is told of a program that he does not have."""
     assert list(assess_omlx(Omlx(url=URL))) == []
 
 
@@ -50,14 +49,14 @@ async def found(fake):
 
 
 async def test_what_is_loaded_is_reported_without_a_key(autojump_clock):
-    """Its count is the server's word, what the process holds the kernel's."""
+    """The count comes from the server, the memory of the process from the kernel."""
     fake = holding(key="of its owner")
     fake.put(NAME)
     assert await found(fake) == Omlx(url=URL, loaded=1, pid=PID, held_bytes=OWN_BYTES + 2 * EMPTY_BYTES)
 
 
 async def test_memory_that_stays_is_reported(autojump_clock):
-    """It lists nothing, and holds on."""
+    """The server lists no model but keeps the memory."""
     fake = holding(lies=True)
     fake.put(NAME)
     fake.drop(NAME)
@@ -65,15 +64,15 @@ async def test_memory_that_stays_is_reported(autojump_clock):
 
 
 async def test_an_unload_that_is_under_way_is_waited_for(autojump_clock):
-    """One look alone would take it for memory that stays."""
+    """A single sample would report the memory as leaked."""
     fake = holding(lag_seconds=2.0)
     fake.put(NAME)
     fake.drop(NAME)
     assert (await found(fake)).held_bytes == OWN_BYTES
 
 
-async def test_processes_that_are_not_seen_are_none(autojump_clock):
-    """Another user's: its word stands alone."""
+async def test_hidden_process_is_not_reported(autojump_clock):
+    """Another user's process is hidden: only the server's count is known."""
     fake = holding(hidden=True)
     fake.put(NAME)
     assert await found(fake) == Omlx(url=URL, loaded=1)
@@ -82,18 +81,17 @@ async def test_processes_that_are_not_seen_are_none(autojump_clock):
 @pytest.mark.parametrize(
     "answer", [Response(404), Response(200, body=b"<html>"), Response.json(200, {"engine_pool": {"loaded_count": "x"}})]
 )
-async def test_another_program_at_its_port_is_none(autojump_clock, answer):
-    """Nothing is said of it."""
+async def test_another_program_at_its_port_is_ignored(autojump_clock, answer):
     assert await found(FakeOmlx(faults={"/health": [answer]})) == Omlx(url=URL)
 
 
-async def test_what_does_not_answer_is_none(autojump_clock):
-    """Whether nothing listens, or something hangs."""
+async def test_silent_omlx_is_not_reported(autojump_clock):
+    """Nothing listens, or the server hangs."""
     assert await found(FakeOmlx(answers=False)) == Omlx(url=URL)
     with trio.fail_after(10):
         assert await found(FakeOmlx(hangs=True)) == Omlx(url=URL)
 
 
 def test_its_port_is_that_of_its_own_variable():
-    """Else its usual one."""
+    """The default port is used otherwise."""
     assert [port_of({"OMLX_PORT": value}) for value in ("8001", "", "x")] == [8001, 8000, 8000]

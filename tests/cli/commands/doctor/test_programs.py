@@ -1,4 +1,4 @@
-"""What is read and said of our programs: engine, job, ports, listeners and ends."""
+"""Findings about LLMKube's programs: engine, job, ports, listeners and exits."""
 
 import os
 import socket
@@ -43,7 +43,7 @@ NO_ENDS = {"rebooted": False, "jetsam": "", "largest_process": ""}
 
 
 def job(state, *, holds, healthy=False, failures=NO_FAILURES, **changes):
-    """What is said of a job of launchd."""
+    """Return the finding about a launchd job."""
     facts = {"program": "agent", "job": Path("/Users/ada/Library/LaunchAgents/com.llmkube.metal-agent.plist")}
     here = installation(FOLDER, pid=4711 if holds else None, **{**facts, **changes})
     return assess_launchd_job(here, state, healthy, failures)
@@ -65,7 +65,7 @@ NO_ENGINE = FailedStarts("boot", 5, "no engine")
         (assess_engine("/e", "6900", ()), "warn", "`/e --list-devices`"),
         (job(JobState(4711, 1, ""), **UP), "pass", "a job of the login"),
         (job(JobState(4711, 1, ""), **UP, daemon=True), "pass", "a daemon"),
-        (job(JobState(4711, 9, "1"), **UP), "pass", "9 starts, last exit with 1"),  # and runs now
+        (job(JobState(4711, 9, "1"), **UP), "pass", "9 starts, last exit with 1"),  # running now
         (job(JobState(4711, 1, ""), holds=True), "warn", "does not answer at /healthz"),
         (job(None, **DOWN), "warn", "com.llmkube.metal-agent.plist is not loaded"),
         (job(JobState(None, 1, "1"), **DOWN), "warn", "not running"),
@@ -92,26 +92,23 @@ NO_ENGINE = FailedStarts("boot", 5, "no engine")
         ),
     ],
 )
-def test_each_look_is_one_finding_with_its_fix(found, verdict, words):
-    """And one that is well has nothing to mend."""
+def test_each_check_is_one_finding_with_its_fix(found, verdict, words):
     check_finding(found, verdict, words)
 
 
-async def test_what_the_settings_name_and_is_not_there_is_reported(tmp_path):
-    """Another program, with which ours would not start; and no llama-server."""
+async def test_missing_programs_of_the_settings_are_reported(tmp_path):
     config = UpConfig(ollama=tmp_path / "o")
     check_finding(await engine(installation(tmp_path, config=config)), "fail", "remove the setting")
     config = UpConfig(llama_server=tmp_path / "l")
     check_finding(await engine(installation(tmp_path, config=config)), "fail", "`brew install llama.cpp`")
 
 
-async def test_a_machine_without_a_job_is_well():
-    """The user asked for none."""
+async def test_machine_without_a_job_passes():
     check_finding(await no_job(), "pass", "LLMKube does not start automatically")
 
 
 def test_the_gpus_that_an_engine_lists_are_read():
-    """Old and new words of llama.cpp; the processor is no GPU."""
+    """Old and new output of llama.cpp is read; the CPU is no GPU."""
     text = "load_backend: x\nAvailable devices:\n  MTL0: Apple M3 Ultra (98304 MiB, 1 MiB free)\n  BLAS: Accelerate\n"
     assert listed_devices(text) == ("Apple M3 Ultra",)
     assert listed_devices("Available devices:\n  Metal: Apple M1 (10922 MiB, 10922 MiB free)\n") == ("Apple M1",)
@@ -126,7 +123,7 @@ def test_the_gpus_that_an_engine_lists_are_read():
         ("sh /opt/bin/llama-server --host ::", ("::", 8080)),
         ("llama-server --host 0.0.0.0 --api-key secret", None),
         ("llama-server --host 0.0.0.0 --api-key-file=/k", None),
-        ("llama-server", None),  # of this machine alone
+        ("llama-server", None),  # loopback only
         ("llama-server --host localhost", None),
         ("llama-server --host /run/llama.sock", None),
         ("llama-server --host 0.0.0.0 --port eighty", None),
@@ -135,7 +132,7 @@ def test_the_gpus_that_an_engine_lists_are_read():
     ],
 )
 def test_an_open_llama_server_is_known_by_its_command_line(words, address):
-    """One with a key, or for this machine alone, is none."""
+    """A server with a key, or on loopback only, is not open."""
     assert keyless_address(words.split()) == address
 
 
@@ -146,7 +143,7 @@ async def write(folder, *entries):
 
 
 async def test_engines_without_a_key_are_found_by_the_journal(tmp_path):
-    """Ours that lives, at an address that others reach; not one with a key, one that has gone, one of this machine."""
+    """Only a live engine without a key at a reachable address is reported."""
     open_one = attrs.evolve(ALIVE, public_host="192.168.1.5", public_port=40001, api_key="")
     for record, count in (
         (open_one, 1),
@@ -163,16 +160,16 @@ async def test_engines_without_a_key_are_found_by_the_journal(tmp_path):
             check_finding(found[0], "fail", "`llmkube restart NAME`")
 
 
-async def test_a_setting_that_lets_everyone_in_is_reported_beside_open_engines(tmp_path):
-    """One that is mended must not hide the next."""
+async def test_open_setting_is_reported_next_to_open_engines(tmp_path):
+    """Each problem is reported, so fixing one does not hide the other."""
     await write(tmp_path, entry(attrs.evolve(ALIVE, public_host="192.168.1.5", public_port=40001, api_key="")))
     everyone, ours, *_ = await listeners(installation(tmp_path, config=UpConfig(insecure_lan=True)))
     check_finding(everyone, "fail", "--allow-from")
     check_finding(ours, "fail", "`llmkube restart NAME`")
 
 
-async def test_an_end_is_unclean_when_nothing_of_ours_runs_that_could_have_reported_it(tmp_path):
-    """An agent that runs has looked itself."""
+async def test_exit_is_reported_unless_a_running_program_has_handled_it(tmp_path):
+    """A running agent has handled it itself."""
     await write(tmp_path, entry(GONE))
     (found,) = await last_exits(installation(tmp_path))
     check_finding(found, "warn", f"1 engine exited when this machine restarted; the largest was {entry().key}")
@@ -183,8 +180,8 @@ async def test_an_end_is_unclean_when_nothing_of_ours_runs_that_could_have_repor
     check_finding(found, "pass", "no engine has exited")
 
 
-def test_the_largest_is_first():
-    """By what was promised, else by the size of its file."""
+def test_largest_engine_comes_first():
+    """Engines are compared by reserved memory, else by file size."""
     small = entry(GONE)
     weights = attrs.evolve(small.launch.weights, size_bytes=small.launch.weights.size_bytes + 1)
     large = attrs.evolve(small, launch=attrs.evolve(small.launch, weights=weights, estimate=None))
@@ -192,8 +189,8 @@ def test_the_largest_is_first():
     assert list(lost_engines([small, large, entry(None), entry(ALIVE)])) == [large, small]
 
 
-async def test_ports_of_zero_are_not_wanted(tmp_path):
-    """A program that takes a free one cannot be kept from it."""
+async def test_port_zero_is_not_checked(tmp_path):
+    """Port 0 means any free port."""
     config = UpConfig(api_port=0, gateway_port=0, probe_port=0)
     for here in (
         installation(tmp_path, config=config),
@@ -203,8 +200,7 @@ async def test_ports_of_zero_are_not_wanted(tmp_path):
         check_finding(found, "pass", f"none: available to llmkube {here.program}")
 
 
-async def test_a_program_that_runs_and_does_not_answer_is_silent(tmp_path):
-    """The port is then no other program's to take."""
+async def test_running_program_that_does_not_answer_is_reported(tmp_path):
     port = free_port()
     (found,) = await ports(installation(tmp_path, program="agent", config=AgentConfig(port=port), pid=1))
     check_finding(found, "fail", f"nothing answers at port {port}")
@@ -213,7 +209,7 @@ async def test_a_program_that_runs_and_does_not_answer_is_silent(tmp_path):
 
 
 async def test_each_port_that_is_taken_is_a_line_of_its_own(tmp_path):
-    """One that is mended must not hide the next; who has it is named, and the flag that chooses another."""
+    """The owner of each port is named, and the flag that chooses another port."""
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
         numbers = [each.getsockname()[1] for each in (one, two)]
         config = UpConfig(api_port=numbers[0], gateway_port=numbers[1], probe_port=0)
@@ -226,7 +222,7 @@ async def test_each_port_that_is_taken_is_a_line_of_its_own(tmp_path):
 
 
 async def test_a_unit_s_state_is_systemd_s_word(tmp_path, monkeypatch):
-    """`is-active` would answer with an exit code for anything but `active`."""
+    """`is-active` fails for any state but `active`."""
     program = tmp_path / "systemctl"
     asked = "--user show --property ActiveState --value llmkube-up.service"
     program.write_text(f'#!/bin/sh\n[ "$*" = "{asked}" ] && echo failed\n')

@@ -1,4 +1,4 @@
-"""Which key a command shows, and what it says when it has none."""
+"""API keys that `llmkube chat` sends, its errors without one, and its conversations."""
 
 import base64
 import json
@@ -39,32 +39,32 @@ async def find(found, value=None):
             return await find_key(Cluster(client, "default"), found)
 
 
-async def test_the_first_key_of_the_service_s_secret_is_shown():
-    """A user who may read it needs no flag; a service without keys is shown none."""
+async def test_first_key_of_the_secret_is_sent():
+    """A user who may read the Secret needs no flag; a service without keys gets none."""
     assert await find(with_keys(service()), f"{FIRST}\nsecond\n".encode()) == FIRST
     assert await find(service(), f"{FIRST}\n".encode()) == ""
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         (None, "which does not exist; pass your key with --api-key-file FILE"),
         (b"", "is empty"),
         (b"CanaryFirst1 x\n", "an invalid key"),
     ],
 )
-async def test_without_a_key_the_way_out_is_named(value, said):
-    """Nothing is asked that would be refused, and nothing of the Secret is repeated."""
-    with pytest.raises(CommandError, match=said) as refused:
+async def test_without_a_key_the_fix_is_named(value, message):
+    """No request is sent, and nothing of the Secret is printed."""
+    with pytest.raises(CommandError, match=message) as refused:
         await find(with_keys(service()), value)
     assert FIRST not in str(refused.value)
 
 
-async def test_a_secret_that_one_may_not_read_is_reported_as_that():
-    """The API server's refusal is no failure of the command: a file has the key."""
+async def test_unreadable_secret_is_reported():
+    """The error offers a key file instead."""
 
     class Client:
-        async def get(self, _kind, _key):  # noqa: ASYNC124 - it stands in for one that asks
+        async def get(self, _kind, _key):  # noqa: ASYNC124 - stub for a request
             raise ForbiddenError("secrets is forbidden", code=403)
 
     with pytest.raises(CommandError, match="which you may not read; pass your key with --api-key-file FILE"):
@@ -72,36 +72,38 @@ async def test_a_secret_that_one_may_not_read_is_reported_as_that():
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [(None, "cannot be read"), (b"", "is empty"), (b"CanaryFirst1 x\n", "an invalid key in line 1")],
 )
-def test_a_file_without_a_key_is_reported_by_its_name(tmp_path, value, said):
-    """The first key of a file counts; what is none is not repeated."""
+def test_a_file_without_a_key_is_reported_by_its_name(tmp_path, value, message):
+    """The first key of the file is used; an invalid one is not printed."""
     path = tmp_path / "key"
     path.write_bytes(f"{FIRST}\nsecond\n".encode())
     assert read_key_file(path) == FIRST
     path.unlink()
     if value is not None:
         path.write_bytes(value)
-    with pytest.raises(CommandError, match=said) as refused:
+    with pytest.raises(CommandError, match=message) as refused:
         read_key_file(path)
     assert str(path) in str(refused.value)
     assert FIRST not in str(refused.value)
 
 
 @pytest.mark.parametrize("through_gateway", [True, False])
-def test_chat_shows_the_file_s_key_or_the_secret_s_and_none_to_a_gateway(run, monkeypatch, tmp_path, through_gateway):
-    """A file wins; the gateway of `llmkube up` asks for no key and gets none that was not given."""
+def test_chat_sends_the_key_of_the_file_or_the_secret_and_none_to_a_gateway(
+    run, monkeypatch, tmp_path, through_gateway
+):
+    """A key file wins; the gateway of `llmkube up` needs no key and gets only a given one."""
     shown = []
 
-    async def answer(_where, route, _body, _printer):  # noqa: ASYNC124 - it stands in for one that asks
+    async def answer(_where, route, _body, _printer):  # noqa: ASYNC124 - stub for a request
         shown.append(route.api_key)
         return "stop"
 
-    async def find(_cluster, _service):  # noqa: ASYNC124 - it stands in for one that asks
+    async def find(_cluster, _service):  # noqa: ASYNC124 - stub for a request
         return "of-the-secret"
 
-    async def route(_cluster, _service):  # noqa: ASYNC124 - it stands in for one that asks
+    async def route(_cluster, _service):  # noqa: ASYNC124 - stub for a request
         return chat.Route("127.0.0.1", 8080, "default/demo", "the gateway")
 
     monkeypatch.setattr(chat, "_answer", answer)
@@ -116,25 +118,25 @@ def test_chat_shows_the_file_s_key_or_the_secret_s_and_none_to_a_gateway(run, mo
     assert shown == ["" if through_gateway else "of-the-secret", FIRST]
 
 
-def test_a_key_is_no_argument():
-    """There is a flag for a file, and none for the key itself: a command line is public."""
+def test_key_cannot_be_an_argument():
+    """Command lines are public, so a key comes from a file only."""
     assert chat.FLAG in CliRunner().invoke(cli, ["chat", "--help"]).output
     done = CliRunner().invoke(cli, ["chat", "demo", "--api-key", FIRST])
     assert done.exit_code == 2
 
 
-def test_bytes_are_no_question():
-    """A pipe of something else than text is a usage error in one sentence, before anything is asked."""
+def test_invalid_utf8_is_refused():
+    """Invalid input is a usage error before any request."""
     done = CliRunner().invoke(cli, ["chat", "demo", "-"], input=b"\xff\xfe")
     assert done.exit_code == 2
     assert "standard input is not UTF-8 text" in done.output
 
 
-WAY = Route("127.0.0.1", 8080, "default/demo", "the gateway")
+ROUTE = Route("127.0.0.1", 8080, "default/demo", "the gateway")
 
 
-def converse(monkeypatch, answer, *lines, find_route=lambda _talk: WAY):
-    """Hold a conversation of these lines; return what was printed."""
+def converse(monkeypatch, answer, *lines, find_route=lambda _talk: ROUTE):
+    """Run `llmkube chat` with these input lines; return its result."""
     typed = iter(lines)
 
     def ask(_prompt):
@@ -160,17 +162,17 @@ def converse(monkeypatch, answer, *lines, find_route=lambda _talk: WAY):
         (BaseExceptionGroup("a nursery's", [KeyboardInterrupt()]), "(stopped)"),
     ],
 )
-def test_a_way_that_is_not_found_ends_no_conversation(monkeypatch, trouble, words):
-    """An API server that is away, or Ctrl-C while it is asked, costs one answer: the next question has the next one."""
-    ways = iter([WAY, trouble, WAY])
+def test_failed_route_lookup_does_not_end_the_conversation(monkeypatch, trouble, words):
+    """An unreachable API server or Ctrl-C costs one answer; the next question works."""
+    routes = iter([ROUTE, trouble, ROUTE])
 
     def find_route(_talk):
-        route = next(ways)
+        route = next(routes)
         if isinstance(route, BaseException):
             raise route
         return route
 
-    async def answer(_where, route, body, printer):  # noqa: ASYNC124 - stands in for one that asks
+    async def answer(_where, route, body, printer):  # noqa: ASYNC124 - stub for a request
         printer(Delta("I am here."))
         return "stop"
 
@@ -184,10 +186,10 @@ def questions_in(body):
 
 
 def test_a_full_context_leaves_out_the_oldest_questions(monkeypatch):
-    """The conversation goes on with the newest that fits, and says what it has forgotten."""
+    """The conversation continues with the newest messages that fit, and reports the number dropped."""
     sent = []
 
-    async def answer(_where, route, body, printer):  # noqa: ASYNC124 - stands in for one that asks
+    async def answer(_where, route, body, printer):  # noqa: ASYNC124 - stub for a request
         sent.append(questions_in(body))
         if len(sent[-1]) > 3:
             raise ContextFullError("full")
@@ -196,15 +198,15 @@ def test_a_full_context_leaves_out_the_oldest_questions(monkeypatch):
 
     done = converse(monkeypatch, answer, "a", "b", "c", "d", "e")
     assert sent == [["a"], ["a", "b"], ["a", "b", "c"], ["a", "b", "c", "d"], ["c", "d"], ["c", "d", "e"]]
-    said = "(the context is full: the oldest 2 questions and their answers were dropped)"
-    assert done.stderr.count(said) == 1
+    notice = "(the context is full: the oldest 2 questions and their answers were dropped)"
+    assert done.stderr.count(notice) == 1
     assert done.stdout == "Yes.\n" * 5
 
 
 def test_a_question_that_alone_is_too_long_is_reported(monkeypatch):
-    """Nothing is left to forget: the error stands, and the next question is asked."""
+    """Nothing can be dropped: the error is printed, and the next question works."""
 
-    async def answer(_where, route, body, printer):  # noqa: ASYNC124 - stands in for one that asks
+    async def answer(_where, route, body, printer):  # noqa: ASYNC124 - stub for a request
         if "long" in questions_in(body)[-1]:
             raise ContextFullError("the prompt exceeds the model's context")
         printer(Delta("Yes."))
@@ -215,11 +217,11 @@ def test_a_question_that_alone_is_too_long_is_reported(monkeypatch):
     assert done.stdout == "Yes.\nYes.\n"
 
 
-def test_words_for_the_program_reach_no_model(monkeypatch):
-    """/help and a mistyped command list what there is, /bye leaves, and two slashes send one."""
+def test_slash_commands_are_not_sent(monkeypatch):
+    """`/help` and unknown commands print the commands, `/bye` exits, and `//` sends a slash."""
     sent = []
 
-    async def answer(_where, route, body, printer):  # noqa: ASYNC124 - stands in for one that asks
+    async def answer(_where, route, body, printer):  # noqa: ASYNC124 - stub for a request
         sent.extend(questions_in(body)[-1:])
         return "stop"
 
@@ -229,7 +231,7 @@ def test_words_for_the_program_reach_no_model(monkeypatch):
     assert "Unknown command /hlep; nothing was sent." in done.stderr
 
 
-def test_a_line_that_is_no_text_ends_no_conversation(monkeypatch):
-    """A key that the terminal sends in another encoding costs that line alone."""
+def test_undecodable_line_does_not_end_the_conversation(monkeypatch):
+    """Only that line is lost."""
     done = converse(monkeypatch, None, UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"))
     assert "Not sent: " in done.stderr

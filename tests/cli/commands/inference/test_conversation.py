@@ -36,12 +36,12 @@ from llmkube.k8s.resource import Key
 from llmkube.programs.failures import CommandError, errors_as_messages
 
 POD = Key("default", "chat-0")
-WAY = Route("127.0.0.1", 8080, "default/chat", "the gateway")
+ROUTE = Route("127.0.0.1", 8080, "default/chat", "the gateway")
 EVENTS = Headers.of({"Content-Type": "text/event-stream"})
 
 
-async def ask(handler, body=b"{}", route=WAY):
-    """Return the texts of an answer and why it ended."""
+async def ask(handler, body=b"{}", route=ROUTE):
+    """Return the text of an answer and its finish reason."""
     listener = MemoryListener()
     deltas = []
     with errors_as_messages():  # a nursery raises groups
@@ -52,7 +52,7 @@ async def ask(handler, body=b"{}", route=WAY):
     return "".join(delta.text for delta in deltas), finish_reason
 
 
-def saying(*pieces):
+def streaming(*pieces):
     async def handler(exchange):
         async with exchange.stream(200, EVENTS) as send:
             for piece in pieces:
@@ -61,7 +61,7 @@ def saying(*pieces):
     return handler
 
 
-def refusing(response):
+def responding(response):
     async def handler(exchange):
         await exchange.respond(response)
 
@@ -73,19 +73,19 @@ STOP = b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\ndata: [D
 
 
 async def test_an_answer_comes_in_pieces():
-    """Every piece is told as it comes, and the reason of the end is returned."""
-    assert await ask(saying(TEXT, TEXT, STOP)) == ("yesyes", "stop")
+    """Each piece is passed on as it arrives, and the finish reason is returned."""
+    assert await ask(streaming(TEXT, TEXT, STOP)) == ("yesyes", "stop")
 
 
-async def test_the_key_of_a_way_is_shown_and_stands_in_no_message():
-    """It goes as a bearer's token; a way without one shows nothing, and 401 says what to do."""
+async def test_api_key_of_a_route_is_sent_and_never_printed():
+    """It is sent as a bearer token, and a 401 names the flag."""
     seen = []
 
     async def handler(exchange):
         seen.append(exchange.request.headers.get("authorization"))
         await exchange.respond(Response.json(401, {"error": {"message": "no"}}))
 
-    keyed = attrs.evolve(WAY, api_key="CanaryKey1")
+    keyed = attrs.evolve(ROUTE, api_key="CanaryKey1")
     assert "CanaryKey1" not in repr(keyed)
     with pytest.raises(CommandError, match="requires an API key; pass one with --api-key-file FILE: no"):
         await ask(handler)
@@ -95,14 +95,13 @@ async def test_the_key_of_a_way_is_shown_and_stands_in_no_message():
     assert "CanaryKey1" not in str(refused.value)
 
 
-async def test_an_end_without_a_reason_is_a_break():
-    """A stream that ends cleanly in the middle of an answer is not taken for a whole one."""
+async def test_stream_without_a_finish_reason_is_incomplete():
     with pytest.raises(CommandError, match="the answer is incomplete: the gateway closed the connection"):
-        await ask(saying(TEXT))
+        await ask(streaming(TEXT))
 
 
 async def test_a_broken_connection_is_reported():
-    """An engine that dies in the middle of an answer is a sentence that says where to look."""
+    """An engine that exits during an answer is reported in one sentence."""
 
     async def handler(exchange):
         async with exchange.stream(200, EVENTS) as send:
@@ -128,9 +127,9 @@ async def test_a_broken_connection_is_reported():
     ],
 )
 async def test_a_refusal_is_reported_in_its_own_words(response, words):
-    """While a model loads, and when it refuses, the sentence has the server's words."""
+    """Loading models and refused requests are reported with the server's message."""
     with pytest.raises(CommandError, match=words):
-        await ask(refusing(response))
+        await ask(responding(response))
 
 
 @pytest.mark.parametrize(
@@ -142,13 +141,13 @@ async def test_a_refusal_is_reported_in_its_own_words(response, words):
     ],
 )
 async def test_a_full_context_is_an_error_of_its_own(error):
-    """llama.cpp's, OpenAI's and vLLM's words for it are told apart from every other refusal."""
+    """The errors of llama.cpp, OpenAI and vLLM are recognised among other refusals."""
     with pytest.raises(CommandError, match="exceeds the model's context"):
-        await ask(refusing(Response.json(400, {"error": error})))
+        await ask(responding(Response.json(400, {"error": error})))
 
 
-def test_the_older_half_is_left_out_first():
-    """At least one question goes with its answer, and the newest go last."""
+def test_older_half_is_dropped_first():
+    """Each call drops at least one question with its answer."""
     talk = Conversation(Sampling())
     for question in "abc":
         talk.add_exchange(question, question.upper())
@@ -158,16 +157,16 @@ def test_the_older_half_is_left_out_first():
 
 
 async def test_an_unreachable_server_is_reported():
-    """A port on which nobody listens is a sentence and not a traceback."""
+    """A port without a listener gives one sentence and no traceback."""
     listener = MemoryListener()
     await listener.aclose()
     async with open_http_client(listener.connect) as client:
         with pytest.raises(CommandError, match="the gateway cannot be reached"):
-            await stream_answer(client, WAY, b"{}", lambda _: None)
+            await stream_answer(client, ROUTE, b"{}", lambda _: None)
 
 
-def test_the_conversation_goes_along():
-    """Each question is sent with the system's words and everything that was said; /new keeps only the former."""
+def test_requests_carry_the_conversation():
+    """Each request has the system prompt and all turns; `/new` keeps only the system prompt."""
     talk = Conversation(Sampling(temperature=0.0, max_tokens=9), "Be brief.")
     talk.add_exchange("a?", "A.")
     body = json.loads(talk.body("chat", "b?"))
@@ -188,10 +187,10 @@ FORBIDDEN = ForbiddenError('pods "chat-0" is forbidden', code=403)
 
 
 async def test_a_pod_is_reached_through_the_api_server(monkeypatch):
-    """The stream that the API server carries is the connection: the pod's address is not dialled."""
+    """The API server's stream is the connection; the pod's address is not dialled."""
     ours, theirs = trio.testing.memory_stream_pair()
 
-    async def connect_to_pod(client, pod, port):  # noqa: ASYNC124 - stands in for one that asks
+    async def connect_to_pod(client, pod, port):  # noqa: ASYNC124 - stub for a request
         assert (client, pod, port) == ("the client", POD, 8080)
         return theirs
 
@@ -200,10 +199,10 @@ async def test_a_pod_is_reached_through_the_api_server(monkeypatch):
     await ours.aclose()
 
 
-async def test_who_may_not_forward_ports_needs_the_pod_s_network(monkeypatch):
-    """Inside of it the pod answers at its address all the same; outside, the right that is missing is named."""
+async def test_without_the_right_to_forward_ports_the_pod_is_dialled(monkeypatch):
+    """Inside the cluster's network the pod's address works; outside, the missing right is named."""
 
-    async def connect_to_pod(_client, _pod, _port):  # noqa: ASYNC124 - stands in for one that asks
+    async def connect_to_pod(_client, _pod, _port):  # noqa: ASYNC124 - stub for a request
         raise FORBIDDEN
 
     monkeypatch.setattr(conversation, "connect_to_pod", connect_to_pod)
@@ -231,7 +230,7 @@ def piece(host, address, *, ready):
     }
 
 
-async def way_to(found, *pieces):
+async def route_to(found, *pieces):
     with errors_as_messages():  # the cluster's nurseries raise groups
         async with open_cluster_client() as client:
             for each in pieces:
@@ -252,32 +251,29 @@ async def way_to(found, *pieces):
     ],
 )
 def test_a_gateway_is_known_by_its_address(endpoint, url):
-    """Only a plain URL on this machine is the gateway of `llmkube up`; a cluster's names are not."""
+    """Only a plain URL on this machine is the gateway of `llmkube up`."""
     route = gateway_route(service(endpoint=endpoint))
     assert (route.url if route else None) == url
 
 
 async def test_a_ready_engine_is_reached_directly():
-    """In a cluster the request goes to the address of an engine that answers."""
+    """In a cluster the request goes to the address of a ready engine."""
     pieces = (piece("a", "10.0.0.4", ready=False), piece("b", "10.0.0.5", ready=True))
-    assert await way_to(service(), *pieces) == Route("10.0.0.5", 51234, "chat", "the engine on b")
+    assert await route_to(service(), *pieces) == Route("10.0.0.5", 51234, "chat", "the engine on b")
 
 
 async def test_a_pod_is_known_by_its_name():
-    """What a slice says of the pod behind an address is part of the way: it leads through the API server."""
+    """A slice that names the pod gives a route through the API server."""
     slice_ = piece("node-1", "10.0.0.5", ready=True)
     slice_["endpoints"][0]["targetRef"] = {"kind": "Pod", "name": "chat-0", "namespace": "default"}
-    route = await way_to(service(selector="app=chat"), slice_)
+    route = await route_to(service(selector="app=chat"), slice_)
     assert (route.host, route.port, route.pod) == ("10.0.0.5", 51234, Key("default", "chat-0"))
 
 
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (
-            service(readyReplicas=1),
-            "its agent has published no address; start that agent with --host-ip",
-        ),
+        (service(readyReplicas=1), "its agent has published no address; start that agent with --host-ip"),
         (
             service(readyReplicas=1, selector="app=chat"),
             "is served by pods, but no EndpointSlice has their addresses; `kubectl get pods -n default -l app=chat`",
@@ -289,20 +285,19 @@ async def test_a_pod_is_known_by_its_name():
     ],
 )
 async def test_without_a_route_the_reason_is_reported(found, words):
-    """What is missing is named, and what to do about it."""
+    """The error names what is missing and the fix."""
     with pytest.raises(CommandError, match=words):
-        await way_to(found)
+        await route_to(found)
 
 
-async def test_a_stopped_service_is_no_mystery():
-    """A service that nobody wants to run is told as that, with the command that starts it."""
+async def test_stopped_service_is_reported_with_the_fix():
     found = service(endpoint="http://127.0.0.1:8080/v1")
     stopped = attrs.evolve(found, spec=attrs.evolve(found.spec, replicas=0))
     with pytest.raises(CommandError, match="is stopped; `llmkube scale chat 1` starts it"):
-        await way_to(stopped)
+        await route_to(stopped)
     suspended = attrs.evolve(found, spec=attrs.evolve(found.spec, suspend=True))
     with pytest.raises(CommandError, match=r"set spec\.suspend to false"):
-        await way_to(suspended)
+        await route_to(suspended)
 
 
 def event(**delta):
@@ -323,7 +318,7 @@ STREAM = (
 
 @given(st.lists(st.integers(0, 10_000), max_size=12))
 def test_pieces_may_end_anywhere(positions):
-    """Cut at any byte, also within a character, the stream reads the same."""
+    """The stream reads the same wherever it is cut, also within a character."""
     reader = EventReader()
     deltas = [delta for piece in cut(STREAM, positions) for delta in reader.feed(piece)]
     assert "".join(delta.text for delta in deltas) == "Grüß Gott, 世界"
@@ -332,7 +327,7 @@ def test_pieces_may_end_anywhere(positions):
 
 
 def test_reasoning_is_separate():
-    """What a model thinks is not part of its answer."""
+    """Reasoning is not part of the answer."""
     assert EventReader().feed(event(reasoning_content="hm")) == [Delta(reasoning="hm")]
 
 
@@ -348,7 +343,7 @@ def test_reasoning_is_separate():
     ],
 )
 def test_errors_within_a_stream_are_raised(piece, words):
-    """An engine that fails half-way, or something that is no engine, ends the answer with its own words."""
+    """An engine that fails during an answer, or another program, ends it with its own message."""
     with pytest.raises(StreamError, match=words):
         EventReader().feed(piece)
 
@@ -364,11 +359,11 @@ def test_errors_within_a_stream_are_raised(piece, words):
     ],
 )
 def test_every_shape_of_error_has_a_sentence(text, words):
-    """OpenAI's shape, older ones and plain text all give the sentence within."""
+    """OpenAI's shape, older ones and plain text all yield their message."""
     assert error_text(text) == words
 
 
 def test_strange_deltas_are_empty():
-    """A delta of another type adds nothing and breaks nothing."""
+    """A delta of another type adds nothing."""
     assert parse_event('{"choices": [{"delta": {"content": 7}}]}') == Delta()
     assert parse_event('{"choices": [{"delta": "x"}]}') == Delta()

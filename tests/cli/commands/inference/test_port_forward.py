@@ -53,7 +53,7 @@ def dial_to(stream, dialled=None):
 
 
 async def test_bytes_go_both_ways_and_ends_are_passed_on():
-    """A request, its half-close, and the answer that comes after it all arrive; then both connections are closed."""
+    """Request, half-close and response all arrive; then both connections are closed."""
     client, near = trio.testing.memory_stream_pair()
     engine, far = trio.testing.memory_stream_pair()
     dialled = []
@@ -69,7 +69,7 @@ async def test_bytes_go_both_ways_and_ends_are_passed_on():
 
 
 async def test_a_broken_side_ends_the_other():
-    """A client that goes away in the middle closes the engine's connection, which stops its work."""
+    """A client that disconnects closes the engine's connection, which stops the work."""
     client, near = trio.testing.memory_stream_pair()
     engine, far = trio.testing.memory_stream_pair()
     async with trio.open_nursery() as nursery:
@@ -77,13 +77,13 @@ async def test_a_broken_side_ends_the_other():
         await client.send_all(b"question")
         assert await engine.receive_some() == b"question"
         await trio.aclose_forcefully(client)
-        await engine.send_all(b"an answer that nobody reads")
+        await engine.send_all(b"an unread answer")
     with pytest.raises(trio.BrokenResourceError):
-        await engine.send_all(b"more of it")
+        await engine.send_all(b"more")
 
 
 class PodEnd(trio.abc.Stream):
-    """A stream without a half-close, as a pod's is; `error` is what its end comes with."""
+    """A stream without half-close, like a pod's; `error` is the cause of its end."""
 
     def __init__(self, inner, error=None):
         self.inner = inner
@@ -105,8 +105,8 @@ class PodEnd(trio.abc.Stream):
         await self.inner.aclose()
 
 
-async def test_a_client_that_ends_closes_the_way_to_its_pod():
-    """Where no half-close is known, the client's end closes the connection, which stops the engine's work."""
+async def test_client_that_disconnects_closes_the_pod_connection():
+    """Without half-close the client's end closes the connection, which stops the engine's work."""
     client, near = trio.testing.memory_stream_pair()
     engine, far = trio.testing.memory_stream_pair()
     async with trio.open_nursery() as nursery:
@@ -118,7 +118,7 @@ async def test_a_client_that_ends_closes_the_way_to_its_pod():
 
 
 async def test_an_error_of_the_kubelet_is_reported():
-    """An error that ends the pod's side closes the client's connection, and its sentence is printed."""
+    """The client's connection is closed, and the error is printed."""
     client, near = trio.testing.memory_stream_pair()
     engine, far = trio.testing.memory_stream_pair()
     lines = []
@@ -158,7 +158,7 @@ async def nowhere():
     ],
 )
 async def test_a_connection_that_leads_nowhere_is_closed(autojump_clock, find, dial, words, seconds):
-    """Whatever is wrong with the other end, the client is closed in time and the reason is told."""
+    """Whatever fails at the other end, the client is closed in time and the cause is reported."""
     client, near = trio.testing.memory_stream_pair()
     lines = []
     began = trio.current_time()
@@ -169,7 +169,7 @@ async def test_a_connection_that_leads_nowhere_is_closed(autojump_clock, find, d
 
 
 async def test_the_engine_is_followed(autojump_clock, capsys):
-    """New connections go where the slices say now, and wait while they say that nothing is ready."""
+    """New connections follow the slices, and wait while no engine is ready."""
     random.seed(7)
     async with open_cluster_client() as client:
         apply = partial(client.apply, EndpointSlice, field_manager="test")
@@ -187,7 +187,7 @@ async def test_the_engine_is_followed(autojump_clock, capsys):
 
 
 async def test_of_several_replicas_the_chosen_one_is_followed():
-    """Connections go to the host that was chosen while it answers, and to another one only while it does not."""
+    """Connections go to the chosen host, and to another one only while it is not ready."""
     async with open_cluster_client() as client:
         apply = partial(client.apply, EndpointSlice, field_manager="test")
         for host, address in (("a", "10.0.0.4"), ("b", "10.0.0.5")):
@@ -210,12 +210,12 @@ def test_ports_are_read_as_kubectl_reads_them(text, ports):
 
 @pytest.mark.parametrize("text", ["x", "1:y", "70000", "9000:0", "-1", "1:2:3"])
 def test_other_ports_are_usage_errors(run, text):
-    """What is no port is refused before anything listens."""
+    """An invalid port is refused before anything listens."""
     assert run("port-forward", "--", "demo", text).exit_code == 2
 
 
 def test_a_taken_port_and_a_wrong_one_are_reported(run):
-    """REMOTE must be a port of the service; a service that is not ready says so instead of listening."""
+    """REMOTE must be a port of the service, and the service must be ready."""
     done = run("port-forward", "demo", "0")
     assert (done.exit_code, "is not ready" in done.output) == (1, True)
 
@@ -237,8 +237,8 @@ def test_a_taken_port_and_a_wrong_one_are_reported(run):
 
 
 @pytest.fixture
-def _found_alone(monkeypatch):
-    async def find(listeners, find, tell, *, dial):
+def _stop_at_target(monkeypatch):
+    async def find(listeners, find, report, *, dial):
         for listener in listeners:
             await listener.aclose()
         raise CommandError(f"found {await find()}")
@@ -246,9 +246,9 @@ def _found_alone(monkeypatch):
     monkeypatch.setattr("llmkube.cli.commands.inference.port_forward.run_tunnel", find)
 
 
-@pytest.mark.usefixtures("_found_alone")
+@pytest.mark.usefixtures("_stop_at_target")
 def test_the_port_of_an_engine_chooses_it(run):
-    """Of two replicas, REMOTE means the one that has this port, and not the first by name."""
+    """With two replicas, REMOTE selects the one with this port, not the first by name."""
 
     async def serve(client):
         for host, port in (("a", 51234), ("b", 51235)):
@@ -263,9 +263,9 @@ def test_the_port_of_an_engine_chooses_it(run):
         assert f"found 10.0.0.4:{remote}" in done.output
 
 
-@pytest.mark.usefixtures("_found_alone")
+@pytest.mark.usefixtures("_stop_at_target")
 def test_a_pod_is_named_by_its_name(run):
-    """What a slice says to be a pod is reached as a pod, and so told; its address counts inside the cluster only."""
+    """A pod is reached and printed by name; its address is valid only inside the cluster."""
 
     async def serve(client):
         slice_ = piece("a", "10.244.0.7", ready=True)
@@ -279,7 +279,7 @@ def test_a_pod_is_named_by_its_name(run):
 
 
 async def test_a_pod_is_reached_through_the_api_server():
-    """A connection to the local port comes out at the pod's port, by the WebSocket that the API server passes on."""
+    """A connection to the local port reaches the pod's port by the API server's WebSocket."""
     ca, question, answer = Authority(), bytes(range(256)) * 1000, b""
     destination = Engine("", "10.244.0.7", 8080, ready=True, pod=Key("default", "chat-0"))
     listeners = await open_listeners("127.0.0.1", 0, field="LOCAL")
@@ -313,7 +313,7 @@ LISTED = [{"id": "other", "meta": {"n_ctx": 1}}, {"id": "chat", "meta": {"n_ctx"
 
 
 async def gateway(exchange):
-    """Says which model was asked, and lists two."""
+    """Return the model of the request, or the list of models."""
     if exchange.head.method == "GET":
         await exchange.respond(Response.json(200, {"data": LISTED}))
     else:
@@ -353,14 +353,14 @@ async def port():
 
 
 @pytest.mark.parametrize("named", [{}, {"model": "chat"}, {"model": "default/chat"}, {"model": "nick"}])
-async def test_its_ids_and_none_lead_to_the_model(port, named):
-    """A request that names no model means this one, as at an engine's port."""
+async def test_ids_of_the_model_or_none_select_it(port, named):
+    """A request without a model means this one, as at an engine's port."""
     answer = await port.post(CHAT, named)
     assert (answer.status, json.loads(answer.body)) == (200, {"asked": "default/chat"})
 
 
 async def test_another_model_is_not_there(port):
-    """What the gateway has beside it is refused by name, and the list has this model with its own context."""
+    """Other models of the gateway are refused by name, and the list has only this model, with its context."""
     answer = await port.post(CHAT, {"model": "other"})
     assert (answer.status, "no model 'other'; available: 'chat'" in answer.body.decode()) == (404, True)
     listed = json.loads((await port.get("/v1/models")).body)["data"]
@@ -368,7 +368,7 @@ async def test_another_model_is_not_there(port):
 
 
 async def test_a_page_from_elsewhere_may_not_use_it(port):
-    """The port is as closed to web pages as the gateway: one of this machine may, and is named."""
+    """Web pages of other hosts are refused as by the gateway; local ones are allowed."""
     refused = await port.post(CHAT, {}, Origin="https://evil.example")
     assert (refused.status, "may not use this gateway" in refused.body.decode()) == (403, True)
     own = await port.post(CHAT, {}, Origin="http://localhost:8000")

@@ -42,7 +42,7 @@ def fill(store, identity, source, data):
 
 @pytest.fixture
 def store(tmp_path):
-    """Two models, and a download that nobody is at."""
+    """A store with two models and an unfinished download."""
     store = open_store(tmp_path / "state" / "store")
     fill(store, HF, "hf://org/repo/file.gguf", DEMO)
     fill(store, WEB, WEB, DEMO + b"more")
@@ -55,7 +55,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Run `llmkube cache`, with the demo's Model and one for WEB in the cluster that kubectl would ask."""
+    """Run `llmkube cache` against a cluster with the demo's Model and one for WEB."""
     monkeypatch.setenv("LLMKUBE_STATE_DIR", str(tmp_path / "state"))
 
     def run(*args, models=(WEB,), error=None):
@@ -79,7 +79,7 @@ def run(tmp_path, monkeypatch):
 
 
 def test_the_list_is_a_table_or_data(run, store):
-    """Each model has a line with key, size and source; unfinished downloads are told; JSON says it exactly."""
+    """Each model has a line with key, size and source; unfinished downloads are mentioned; JSON is exact."""
     text = run("list").output
     lines = text.splitlines()
     assert lines[0].split() == ["KEY", "SIZE", "FETCHED", "SOURCE"]
@@ -92,28 +92,27 @@ def test_the_list_is_a_table_or_data(run, store):
 
 
 def test_an_empty_store_is_reported(run, tmp_path):
-    """No models is a sentence, and an empty list for programs."""
+    """An empty store prints a sentence, or an empty JSON list."""
     assert run("list").output == f"No models in {tmp_path / 'state' / 'store'}.\n"
     assert json.loads(run("list", "-o", "json").output) == []
 
 
 @pytest.mark.parametrize("name", ["hf://org/repo/file.gguf", HF, key_of(HF), key_of(HF)[:8]])
 def test_a_model_is_named_by_source_or_key(run, store, name):
-    """Any form of its source, its key or the beginning of it shows a model and what its header says."""
+    """Source, pinned source, key and key prefix all find the model and its header."""
     text = run("inspect", name).output
     assert "architecture  llama" in text
     assert json.loads(run("inspect", name, "-o", "json").output)["gguf"]["architecture"] == "llama"
 
 
-def test_what_is_not_there_is_exit_code_3(run, store):
-    """A source that was never fetched is not found."""
+def test_missing_model_exits_with_3(run, store):
     found = run("inspect", "https://elsewhere.example/m.gguf")
     assert found.exit_code == 3
     assert "is not in" in found.output
 
 
 def test_prune_removes_what_no_model_names(run, store):
-    """A dry run only tells; then the unused model and the unfinished download go, and the used one stays."""
+    """A dry run only prints; then unused models and unfinished downloads are removed."""
     output = run("prune", "--dry-run").output
     assert "hf://org/repo/file.gguf would be removed" in output
     assert len(list(store.blobs.iterdir())) == 2
@@ -124,7 +123,7 @@ def test_prune_removes_what_no_model_names(run, store):
 
 
 def test_prune_refuses_what_is_in_use(run, store):
-    """A named model that a Model uses stays, and so does everything else, unless --force is given."""
+    """If a named model is in use, nothing is removed without --force."""
     refused = run("prune", WEB, HF)
     assert refused.exit_code == 1
     assert f"nothing was removed: {WEB} is in use by Model default/m0" in refused.output
@@ -134,7 +133,7 @@ def test_prune_refuses_what_is_in_use(run, store):
 
 
 def test_prune_without_an_answer_removes_nothing(run, store):
-    """If nobody can say what is in use, nothing goes, and the sentence names the way out."""
+    """If usage is unknown, nothing is removed, and the error names the fix."""
     refused = run("prune", error=TransportError("connection refused"))
     assert refused.exit_code == 1
     assert "https://cluster does not report which models are in use (connection refused)" in refused.output
@@ -142,8 +141,8 @@ def test_prune_without_an_answer_removes_nothing(run, store):
     assert len(list(store.blobs.iterdir())) == 2
 
 
-def test_prune_spares_what_runs_here_for_a_cluster_that_is_not_asked(run, store, tmp_path):
-    """A model that the agent's journal names stays, although no Model of the clusters that were asked does."""
+def test_prune_keeps_models_of_local_engines_of_other_clusters(run, store, tmp_path):
+    """A model in the agent's journal stays even if no queried cluster uses it."""
     metadata = {"name": "chat", "namespace": "other"}
     service = decode(InferenceService, {"metadata": metadata, "spec": {"modelRef": "chat"}})
     desired = Desired(service, decode(Model, {"metadata": metadata, "spec": {"source": HF}}))
@@ -157,14 +156,14 @@ def test_prune_spares_what_runs_here_for_a_cluster_that_is_not_asked(run, store,
 
 
 def test_prune_asks_the_cluster_of_the_agents_settings(store, tmp_path):
-    """The kubeconfig that config.toml gives the agent is the one whose Models are in use."""
+    """The kubeconfig of the agent in config.toml decides which Models are in use."""
     (tmp_path / "state" / "config.toml").write_text('[agent]\nkubeconfig = "/nowhere/config"\n')
     refused = CliRunner().invoke(cli, ["cache", "prune", "--state-dir", str(tmp_path / "state")])
     assert (refused.exit_code, "kubeconfig /nowhere/config does not exist" in refused.output) == (1, True)
 
 
 def test_preload_keeps_the_built_in_model(run, tmp_path):
-    """What is preloaded is listed, and its path is a file of the right bytes."""
+    """A preloaded model is listed, and its path has the right bytes."""
     found = run("preload", "builtin://demo", "-o", "json")
     assert found.exit_code == 0, found.output
     data = json.loads(found.stdout)
@@ -184,8 +183,8 @@ def test_preload_keeps_the_built_in_model(run, tmp_path):
         (("http://169.254.169.254/m.gguf",), 1, "cloud metadata service"),
     ],
 )
-def test_what_cannot_be_preloaded_is_refused_with_a_reason(run, args, code, words):
-    """A source that makes no sense, or a wrong digest, is one sentence and an exit code."""
+def test_invalid_preload_is_refused_with_a_reason(run, args, code, words):
+    """A wrong source or digest gives one sentence and an exit code."""
     found = run("preload", *args)
     assert found.exit_code == code
     assert words in found.output

@@ -1,4 +1,4 @@
-"""`llmkube catalog`, and `deploy` of what is in it."""
+"""`llmkube catalog`, and `deploy` of its entries."""
 
 import json
 
@@ -27,7 +27,7 @@ def invoke(*args):
 
 
 def test_the_list_has_every_model_and_what_it_takes():
-    """A row per model with its memory and its pin; what was not verified is said beside it."""
+    """Each model has a row with memory and pin; unverified digests are noted."""
     done = invoke("list")
     assert done.exit_code == 0, done.output
     rows = done.stdout.splitlines()
@@ -39,7 +39,7 @@ def test_the_list_has_every_model_and_what_it_takes():
 
 
 def test_info_shows_the_source_and_the_memory_by_context():
-    """The source with its revision, how the digest is known, memory at several contexts, and commands to paste."""
+    """Source with revision, origin of the digest, memory by context, and commands to paste are shown."""
     shown = invoke("info", "qwen3-8b").stdout
     assert "hf://Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf@7c41481f57cb95916b40956ab2f0b139b296d974" in shown
     assert "its digest is in several public manifests" in shown
@@ -62,20 +62,20 @@ def test_more_context_takes_more_and_fits_is_right(monkeypatch):
 
 @pytest.mark.parametrize(("name", "words"), [("lama-3.1-8b", "did you mean llama-3.1-8b"), ("x", "catalog list")])
 def test_an_unknown_name_is_guessed(name, words):
-    """What is not in the catalog exits with 3 and leads to what is."""
+    """An unknown name exits with 3 and a suggestion."""
     done = invoke("info", name)
     assert (done.exit_code, words in done.stderr) == (3, True)
 
 
 def test_deploy_takes_its_source_from_the_catalog(run):
-    """`deploy llama-3.1-8b --accelerator metal` applies the source, its digest and a context, and says them."""
+    """The source, digest and context of the entry are applied and printed."""
     found = {}
 
-    async def look(client):
+    async def collect(client):
         key = Key("default", "llama-3.1-8b")
         found.update(model=(await client.get(Model, key)).spec, service=(await client.get(InferenceService, key)).spec)
 
-    done = run("deploy", "llama-3.1-8b", "--accelerator", "metal", "--no-wait", after=look, demo=False)
+    done = run("deploy", "llama-3.1-8b", "--accelerator", "metal", "--no-wait", after=collect, demo=False)
     assert done.exit_code == 0, done.output
     model, service = found["model"], found["service"]
     assert (model.source, model.sha256, model.quantization) == (LLAMA.source, LLAMA.sha256, "Q4_K_M")
@@ -84,7 +84,7 @@ def test_deploy_takes_its_source_from_the_catalog(run):
 
 
 def test_flags_win_over_the_catalog(run):
-    """A context and a digest of the command line replace the catalog's, and --source replaces all of it."""
+    """Flags replace the catalog's context and digest; --source replaces the whole entry."""
     done = run("deploy", "qwen3-embedding-0.6b", "--context-size", "512", "--dry-run")
     model, service = yaml.safe_load_all(done.stdout)
     assert (service["spec"]["contextSize"], service["spec"]["mode"]) == (512, "embedding")
@@ -96,7 +96,7 @@ def test_flags_win_over_the_catalog(run):
 
 
 def test_a_name_that_is_nowhere_is_guessed(run):
-    """Without a source the name has to be in the catalog; a mistyped one is a usage error with the right one."""
+    """A mistyped name without a source is a usage error with a suggestion."""
     done = run("deploy", "llama-3.1-8", "--dry-run")
     assert (done.exit_code, "did you mean llama-3.1-8b" in done.output) == (2, True)
 
@@ -114,7 +114,7 @@ RECORDED = {
 @pytest.mark.parametrize("context", [4096, 32768])
 @pytest.mark.parametrize(("name", "file"), RECORDED.items())
 def test_memory_is_that_of_a_recorded_file(name, file, context, layers):
-    """On the CPU and on a GPU, at a short and a long context, the estimate is within 1.5 % of the recorded file's."""
+    """The estimate is within 1.5 % of the recorded file's, on CPU and GPU, at short and long contexts."""
     demand = Demand(context=context, device_layers=layers)
     mine, recorded = (estimate(shape, demand).total_bytes for shape in (shape_of(entries()[name]), golden_shape(file)))
     assert mine == pytest.approx(recorded, rel=0.015)
@@ -122,7 +122,7 @@ def test_memory_is_that_of_a_recorded_file(name, file, context, layers):
 
 @pytest.mark.parametrize("entry", entries().values(), ids=lambda each: each.name)
 def test_a_shape_accounts_for_its_file(entry):
-    """The tensors hold what the file holds, near what their types take, of an architecture that the estimate knows."""
+    """The tensors match the file's size and types, of an architecture that the estimate knows."""
     shape = shape_of(entry)
     assert is_known(shape)
     held = sum(each.size_bytes for each in shape.tensors)

@@ -32,7 +32,7 @@ def lines(shape, memory_gib, **demand):
 
 
 def test_the_demo_fits_everywhere():
-    """The parts stand in a table with their total, and the verdict names the budget it was held against."""
+    """A table lists the parts and their total, and the verdict names the budget."""
     done = run(DEMO, "--memory", "16Gi", "--accelerator", "cpu")
     assert done.exit_code == 0, done.output
     table = done.output.splitlines()
@@ -42,8 +42,7 @@ def test_the_demo_fits_everywhere():
     assert table[-1] == "Largest context that fits: 512 tokens, the trained context."
 
 
-def test_what_does_not_fit_exits_with_1():
-    """A script can ask: too little memory is exit status 1."""
+def test_model_that_does_not_fit_exits_with_1():
     done = run(DEMO, "--memory", "64Mi")
     assert done.exit_code == 1
     assert "It does not fit" in done.output
@@ -58,7 +57,7 @@ def test_json_has_bytes():
 
 
 def test_a_context_beyond_the_trained_one_is_reported():
-    """What no request can use takes no memory, and the sentence names both figures."""
+    """The context is reduced to the trained one, and the sentence names both figures."""
     done = run(DEMO, "--memory", "16Gi", "--accelerator", "cpu", "-c", "2000000")
     assert done.exit_code == 0, done.output
     assert "context 512 tokens, 1 slot, f16 cache" in done.output.splitlines()
@@ -68,7 +67,7 @@ def test_a_context_beyond_the_trained_one_is_reported():
 
 
 def test_the_context_that_would_fit_is_named():
-    """Too long a context is answered with the longest that fits, and with a cache type that makes room for it."""
+    """A context that is too long gets the longest that fits, and a cache type that makes it fit."""
     text = lines(decoder(), 16, context=65536)
     assert "It does not fit, by" in text
     assert "Largest context that fits: 45568 tokens." in text
@@ -76,20 +75,20 @@ def test_the_context_that_would_fit_is_named():
 
 
 def test_weights_that_are_too_large():
-    """Where no context helps, it says so and offers none."""
+    """If no context fits, none is offered."""
     text = lines(decoder(), 4, context=4096)
     assert "No context fits" in text
 
 
 def test_doubts_are_reported():
-    """An architecture that is not known is named, and the figures are called high."""
+    """An unknown architecture is named, and the figures are called high."""
     text = lines(decoder("brandnew"), 64, context=4096)
     assert "brandnew is unknown" in text
     assert "rather too high than too low" in text
 
 
-def test_windows_make_the_difference():
-    """Gemma 3 has its checkpoints and its smaller cache in the table."""
+def test_sliding_windows_are_sized():
+    """The table has the checkpoints of Gemma 3."""
     text = lines(golden_shape("gemma3-4b Q4_K_M"), 64, context=32768)
     assert "context checkpoints" in text
 
@@ -103,14 +102,14 @@ def test_windows_make_the_difference():
     ],
 )
 def test_a_wrong_flag_is_named(args, words):
-    """A value that cannot be read, or means what nobody asks for, is told with the way to write it."""
+    """An invalid or ambiguous value is refused with the right form."""
     done = run(DEMO, *args)
     assert done.exit_code == 2
     assert words in done.output
 
 
 def test_an_mlx_folder(tmp_path):
-    """A folder with safetensors is sized by its config, and its name is its title."""
+    """A folder with safetensors is sized by its config and titled by its name."""
     folder(tmp_path)
     done = run(tmp_path, "--memory", "64Gi", "--context", "8192")
     assert done.exit_code == 0, done.output
@@ -119,12 +118,12 @@ def test_an_mlx_folder(tmp_path):
 
 
 def test_a_missing_file():
-    """A model that is nowhere is exit status 3."""
+    """A missing model exits with 3."""
     assert run("/nowhere/model.gguf").exit_code == 3
 
 
-def test_what_the_gpu_does_not_take_does_not_fit():
-    """Within the budget, and more than the GPU may hold: the verdict names the GPU and what sets its limit."""
+def test_model_beyond_the_gpu_limit_does_not_fit():
+    """It is within the memory budget; the verdict names the GPU's limit and its source."""
     shape, budget = decoder(), host_budget(64 * GIB, device_limit_bytes=4 * GIB)
     verdict = assess("Model", shape, needs(shape, context=4096), budget)
     assert verdict.estimate.total_bytes < budget.limit_bytes
@@ -134,8 +133,8 @@ def test_what_the_gpu_does_not_take_does_not_fit():
     assert "It fits" in "\n".join(as_lines(assess("Model", shape, needs(shape, context=4096), host_budget(64 * GIB))))
 
 
-def test_on_this_mac_the_gpu_is_asked(monkeypatch):
-    """The limit counts on this machine and for Metal only; another machine's is not known."""
+def test_gpu_limit_of_this_mac_is_used(monkeypatch):
+    """It applies to Metal on this machine only."""
     monkeypatch.setattr(fit_module, "device_limit_here", lambda: 1 << 20)
     monkeypatch.setattr(fit_module, "_memory", lambda text: 16 * GIB)
     asked = ("-o", "json", "--accelerator")

@@ -52,7 +52,7 @@ def web():
 
 
 def test_a_local_file_is_described():
-    """The facts of the header stand line by line, with the units that people use."""
+    """The header's facts are printed one per line, in common units."""
     done = run(DEMO)
     assert done.exit_code == 0, done.output
     for words in (
@@ -65,7 +65,7 @@ def test_a_local_file_is_described():
 
 
 def test_a_remote_file_gives_the_same_facts(web):
-    """Of a URL only the header is asked for, in at most three requests, and the facts are the same."""
+    """Only the header of a URL is requested, in at most three requests."""
     url, asked = web
     local, remote = (json.loads(run(source, "-o", "json").output) for source in (DEMO, f"{url}/demo.gguf"))
     assert remote == local
@@ -76,7 +76,7 @@ def test_a_remote_file_gives_the_same_facts(web):
 
 
 def test_newer_tensor_types_have_the_names_of_the_gguf_package(monkeypatch):
-    """A type that our table lacks is a number, and a name where the installed package has one."""
+    """A tensor type missing from LLMKube's table is named by the gguf package, else numbered."""
     monkeypatch.setattr("gguf.constants.GGMLQuantizationType", enum.IntEnum("Kind", {"Q9_9": 250}))
     facts = attrs.evolve(read_header(DEMO), newer_tensor_types=(249, 250))
     types = "tensor types 249, 250 (Q9_9), which a newer engine may support"
@@ -84,7 +84,7 @@ def test_newer_tensor_types_have_the_names_of_the_gguf_package(monkeypatch):
 
 
 def test_facts_can_be_data():
-    """-o yaml has the names of status.gguf, and the built-in model can be named as in a Model."""
+    """`-o yaml` uses the names of status.gguf, and the built-in model is named as in a Model."""
     facts = yaml.safe_load(run("builtin://demo", "-o", "yaml").output)
     assert (facts["modelName"], facts["contextLength"], facts["layerCount"]) == ("LLMKube demo", 512, 4)
 
@@ -101,7 +101,7 @@ def test_facts_can_be_data():
         (__file__, 1, "is not a valid GGUF file"),
     ],
 )
-def test_what_cannot_be_inspected_is_reported(name, code, words):
-    """Each kind of mistake has its sentence and its exit code."""
+def test_inspection_errors_are_reported(name, code, words):
+    """Each error has its sentence and its exit code."""
     done = run(name)
     assert (done.exit_code, words in done.output) == (code, True), done.output

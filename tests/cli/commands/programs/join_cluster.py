@@ -1,4 +1,4 @@
-"""The embedded API server with what `llmkube agent join` needs beyond it: roles, policies, and tokens of accounts."""
+"""The embedded API server with the extras of `llmkube agent join`: roles, policies and tokens of accounts."""
 
 import base64
 import datetime
@@ -54,15 +54,15 @@ def token_of(namespace, account, issued=0.0, life=604800.0, serial=0):
 
 @attrs.define(eq=False)
 class JoinCluster:
-    """Answers as long as a test lasts, over any number of event loops; issues tokens, and knows who shows one.
+    """An API server that outlives event loops, issues tokens, and checks the token of each request.
 
     Attributes:
-        tokens: Those that it has issued, with the seconds that were asked for.
-        refused: Tokens that count no longer.
-        away: Whether nothing is there.
-        silent: Whether it does not answer.
-        servers: The URLs that it was asked at.
-        nodes: The Nodes of the cluster; None where they may not be listed.
+        tokens: Issued tokens with their requested seconds.
+        refused: Tokens that are no longer valid.
+        away: Whether connections are refused.
+        silent: Whether requests hang.
+        servers: URLs that clients connected to.
+        nodes: The Nodes of the cluster; None if listing them is forbidden.
     """
 
     store: Store = attrs.field(factory=Store)
@@ -75,7 +75,7 @@ class JoinCluster:
 
     @asynccontextmanager
     async def open_client(self, config=None):
-        """Stand in for `k8s.client.open_client`."""
+        """Replace `k8s.client.open_client`."""
         if config is not None:
             self.servers.append(config.server)
         if self.away:
@@ -88,10 +88,8 @@ class JoinCluster:
             async with httpx.AsyncClient(transport=transport, base_url="http://apiserver", timeout=None) as http:
                 try:
                     yield Client(http)
-                except (
-                    LLMKubeError,
-                    trio.TooSlowError,
-                ) as error:  # past the server's own nursery, which a real client does not have
+                except (LLMKubeError, trio.TooSlowError) as error:
+                    # raised outside the server's nursery, which a real client does not have
                     failure = error
         if failure is not None:
             raise failure

@@ -1,4 +1,4 @@
-"""`llmkube agent` and its commands, as far as they need no cluster."""
+"""`llmkube agent` and its subcommands, without a cluster."""
 
 import os
 import sys
@@ -18,8 +18,8 @@ def run(*args):
     return CliRunner().invoke(agent, args)
 
 
-def test_the_line_of_sudoers_is_for_who_runs_the_agent(monkeypatch):
-    """Without --user it is for who asks, and nothing else is printed, so that it can be written to a file."""
+def test_sudoers_line_is_for_the_calling_user(monkeypatch):
+    """Nothing else is printed, so that the output can be written to a file."""
     monkeypatch.setattr("os.getuid", lambda: 501)
     assert run("sudoers").output == sudoers_rule(501)
 
@@ -28,8 +28,7 @@ def test_the_line_of_sudoers_is_for_who_runs_the_agent(monkeypatch):
     ("uid", "args", "words"),
     [(0, [], "--user"), (501, ["--user", "root"], "root needs no"), (501, ["--user", "no-such"], "--user no-such")],
 )
-def test_a_line_of_sudoers_for_nobody_is_refused(monkeypatch, uid, args, words):
-    """Root needs none, and a user that does not exist gets none; the sentence says what to give."""
+def test_sudoers_line_for_root_or_an_unknown_user_is_refused(monkeypatch, uid, args, words):
     monkeypatch.setattr("os.getuid", lambda: uid)
     result = run("sudoers", *args)
     assert result.exit_code != 0
@@ -38,7 +37,7 @@ def test_a_line_of_sudoers_for_nobody_is_refused(monkeypatch, uid, args, words):
 
 
 def test_power_is_refused_where_it_cannot_be_measured(monkeypatch, tmp_path, kubeconfig):
-    """A host that is no Mac says so at the start, instead of measuring nothing for ever."""
+    """A host other than a Mac refuses the flag at the start."""
     monkeypatch.setattr(sys, "platform", "linux")
     args = ("--apple-power-enabled", "--llama-server", sys.executable, "--state-dir", str(tmp_path))
     result = run(*args, "--kubeconfig", str(kubeconfig))
@@ -47,7 +46,6 @@ def test_power_is_refused_where_it_cannot_be_measured(monkeypatch, tmp_path, kub
 
 
 def test_a_linux_host_without_counters_reports_it_at_the_start(monkeypatch, tmp_path, kubeconfig):
-    """What --power-enabled cannot read is named before anything is started."""
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(sources, "read_counters", read_counters)
     args = ("--power-enabled", "--llama-server", sys.executable, "--state-dir", str(tmp_path))
@@ -62,12 +60,12 @@ def read_counters(folder, now):
 
 @pytest.fixture(name="kubeconfig")
 def there(tmp_path):
-    """A cluster that is named."""
+    """A kubeconfig of an unreachable cluster."""
     return kubeconfig(tmp_path / "kubeconfig", "https://192.0.2.1:6443")
 
 
-def test_only_the_token_of_the_cluster_that_is_served_stays(tmp_path):
-    """Older ones of other joins are removed, not the one of a join that still writes, nor one that no join has made."""
+def test_tokens_of_previous_clusters_are_removed(tmp_path):
+    """Newer tokens stay, and so does a file that no join has written."""
     servers = ("https://a", "https://b", "https://c")
     old, mine, newer = (token_path(tmp_path, JoinRecord(host="box", server=server), b"") for server in servers)
     for seconds, file in enumerate((old, record_path(old), mine, record_path(mine), newer)):

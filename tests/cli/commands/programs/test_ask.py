@@ -8,7 +8,7 @@ from llmkube.programs.failures import CommandError
 
 
 class Gateway:
-    """Answers with the scripted responses in turn."""
+    """A gateway that returns the scripted responses in turn."""
 
     def __init__(self, *responses):
         self.responses = list(responses)
@@ -28,7 +28,7 @@ def refusal(status, message):
 
 
 async def test_the_question_is_put_at_temperature_0():
-    """The request is an ordinary chat completion for the model, so its answer is always the same."""
+    """The answer is then always the same."""
     gateway = Gateway(answer(" It is. "))
     assert await ask(gateway, "http://gw", "default/chat", "What?") == "It is."
     messages = [{"role": "user", "content": "What?"}]
@@ -36,14 +36,14 @@ async def test_the_question_is_put_at_temperature_0():
     assert gateway.asked == [("POST", "http://gw/v1/chat/completions", "application/json", body)]
 
 
-async def test_not_yet_is_asked_again(autojump_clock):
-    """404, 502 and 503 are what a gateway says before it knows better; the question is put again."""
+async def test_temporary_errors_are_retried(autojump_clock):
+    """A gateway returns 404, 502 and 503 until it knows the model."""
     gateway = Gateway(refusal(404, "no such model"), refusal(503, "loading"), refusal(502, "gone"), answer("yes"))
     assert await ask(gateway, "http://gw", "chat", "What?") == "yes"
 
 
 async def test_a_refusal_is_reported():
-    """Any other status ends the wait with the engine's own words."""
+    """Another status ends the wait with the engine's message."""
     with pytest.raises(CommandError, match="rejected with status 400: context is too small"):
         await ask(Gateway(refusal(400, "context is too small")), "http://gw", "chat", "What?")
     with pytest.raises(CommandError, match="rejected with status 500: oops"):
@@ -61,7 +61,6 @@ async def test_a_refusal_is_reported():
         b'{"choices": [{"message": {"content": null}}]}',
     ],
 )
-def test_what_is_no_answer_is_refused(body):
-    """An answer without a text is an error and not an empty line."""
+def test_response_without_an_answer_is_refused(body):
     with pytest.raises(CommandError, match="not a chat completion"):
         read_answer(body)

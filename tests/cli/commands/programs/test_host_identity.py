@@ -1,4 +1,4 @@
-"""What is taken over of an administrator's configuration, and which names are free."""
+"""Parts of an administrator's configuration that a join copies, and free host names."""
 
 import base64
 import json
@@ -27,8 +27,8 @@ RECORD = JoinRecord(host="box", server="https://x")
 DURATION = 20
 
 
-def test_what_proves_the_administrator_is_left_out(tmp_path):
-    """The authority comes along, wherever it stands; certificate and key do not."""
+def test_administrators_credentials_are_left_out(tmp_path):
+    """The certificate authority is copied; the client's certificate and key are not."""
     ca = tmp_path / "ca.crt"
     ca.write_bytes(b"pem")
     for pem in (b"pem", ca):
@@ -44,15 +44,13 @@ def test_what_proves_the_administrator_is_left_out(tmp_path):
         assert document["users"] == [{"name": "host", "user": {"tokenFile": "host-1.token"}}]
 
 
-def test_a_server_that_is_believed_anyway_stays_one(tmp_path):
-    """An administrator without an authority makes a host without one."""
+def test_insecure_tls_is_kept(tmp_path):
     taken = portable_tls(TlsSettings(insecure=True), "admin")
     named = kubeconfig_of("https://x", taken, "ml", tmp_path / "t")["clusters"][0]["cluster"]
     assert named == {"server": "https://x", "insecure-skip-tls-verify": True}
 
 
 def test_an_authority_that_cannot_be_read_is_reported(tmp_path):
-    """Before anything is made in the cluster."""
     with pytest.raises(UserError, match="certificate authority of admin cannot be read"):
         portable_tls(TlsSettings(ca=tmp_path / "none"), "admin")
 
@@ -70,23 +68,27 @@ class Leases:
         assert (kind, str(key)) == (Lease, "llmkube-system/box")
         if self.error is not None:
             raise self.error
-        noted = {"inference.llmkube.dev/machine": self.machine, "inference.llmkube.dev/address": "10.0.0.7"}
+        annotations = {"inference.llmkube.dev/machine": self.machine, "inference.llmkube.dev/address": "10.0.0.7"}
         version = str(int(min(trio.current_time(), self.until) // 5))
-        metadata = {"name": "box", "namespace": "llmkube-system", "resourceVersion": version, "annotations": noted}
+        metadata = {
+            "name": "box",
+            "namespace": "llmkube-system",
+            "resourceVersion": version,
+            "annotations": annotations,
+        }
         return decode(Lease, {"metadata": metadata, "spec": {"leaseDurationSeconds": DURATION}})
 
 
 @pytest.mark.parametrize("own", ["", "elsewhere (2)"])
 async def test_the_name_of_a_living_machine_is_refused(autojump_clock, own):
-    """It is told with its address, and with the two ways on."""
+    """The error names machine and address, and both fixes."""
     begun = trio.current_time()
     with pytest.raises(CommandError, match=r"mini \(1\) at 10\.0\.0\.7 serves under it; choose another.*--overwrite"):
         await check_name_is_free(Leases("mini (1)", begun + 1000), RECORD, own)
     assert trio.current_time() - begun <= 6
 
 
-async def test_the_name_of_a_machine_that_has_fallen_silent_is_free(autojump_clock):
-    """After the length of its Lease, and not before."""
+async def test_name_is_free_after_its_lease_expires(autojump_clock):
     begun = trio.current_time()
     await check_name_is_free(Leases("mini (1)"), RECORD, "here (2)")
     assert DURATION <= trio.current_time() - begun < DURATION + 2
@@ -102,14 +104,14 @@ async def test_the_name_of_a_machine_that_has_fallen_silent_is_free(autojump_clo
     ],
 )
 async def test_a_name_that_no_other_machine_has_is_free_at_once(autojump_clock, leases):
-    """This machine's own, under whatever name it had then; one without a Lease; one that may not be read."""
+    """The Lease is this machine's own, has no machine, does not exist, or may not be read."""
     begun = trio.current_time()
     await check_name_is_free(leases, RECORD, "mini-at-home (1)")
     assert trio.current_time() == begun
 
 
 def test_a_command_to_paste_has_one_word_for_each_of_its_values(tmp_path):
-    """A folder with a space, as every Mac has, and a name that a shell would read as more, stay one argument each."""
+    """Folders with spaces and names with shell characters stay one argument each."""
     folder = tmp_path / "Application Support" / "llmkube"
     record = JoinRecord(host="box", server="https://api", namespace="x; touch pwned", lease_namespace="$(y)")
     words = shlex.split(agent_command(record, folder, named_folder=True))
@@ -127,26 +129,17 @@ ADMIN = {
 }
 
 
-def granted(folder, **said):
+def granted(folder, **flags):
     path = folder / "admin"
     path.write_text(json.dumps(ADMIN))
-    whole = {
-        "kubeconfig": path,
-        "context": None,
-        "server": None,
-        "networks": ("10.0.0.7/32",),
-        "namespace": None,
-        "all_namespaces": False,
-        "secrets": (),
-        "lease_namespace": "llmkube-system",
-        "allow_from": (),
-        "overwrite": False,
-    }
-    return resolve_grant(whole | said, "box", folder)[1]
+    whole = {"kubeconfig": path, "networks": ("10.0.0.7/32",), "lease_namespace": "llmkube-system", "overwrite": False}
+    whole |= {"context": None, "server": None, "namespace": None, "all_namespaces": False}
+    whole |= {"secrets": (), "allow_from": ()}
+    return resolve_grant(whole | flags, "box", folder)[1]
 
 
-def test_what_is_not_given_is_the_context_s(tmp_path):
-    """Server and namespace are, unless the command line names others; -A is no namespace."""
+def test_missing_flags_default_to_the_context(tmp_path):
+    """Server and namespace default to the context's; -A means no namespace."""
     record = granted(tmp_path)
     assert (record.server, record.namespace) == ("https://inner:6443", "ml")
     record = granted(tmp_path, server="https://outer", namespace="other")

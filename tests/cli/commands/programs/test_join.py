@@ -1,4 +1,4 @@
-"""`llmkube agent join` on an API server in memory; that a host works with it is in tests/envtest/test_real_agent.py."""
+"""`llmkube agent join` on an API server in memory; tests/envtest/test_real_agent.py runs a joined host."""
 
 import base64
 import datetime
@@ -51,7 +51,7 @@ def run(tmp_path, cluster):
 
 
 def granted(cluster, *plurals):
-    """Return where the host `box` has these: namespaces, and an empty text for the whole cluster."""
+    """Return the namespaces in which the host `box` has these; an empty text is the whole cluster."""
 
     async def get():
         async with cluster.open_client() as client:
@@ -62,7 +62,7 @@ def granted(cluster, *plurals):
 
 
 def listed(cluster, kind, **where):
-    """Return the objects of a kind by their names."""
+    """Return the objects of a kind by name."""
 
     async def get():
         async with cluster.open_client() as client:
@@ -72,7 +72,7 @@ def listed(cluster, kind, **where):
 
 
 def kept(folder):
-    """Return what the host keeps: the kubeconfig, and the token that it names."""
+    """Return the host's kubeconfig and token file; check that both are private."""
     document = json.loads((folder / "host.kubeconfig").read_text())
     token = folder / document["users"][0]["user"]["tokenFile"]
     for file in (folder / "host.kubeconfig", token, token.with_suffix(".json")):
@@ -83,28 +83,23 @@ def kept(folder):
 JOIN = ("join", "--name", "box", "--network", "10.0.0.7/32", "-n", "default")
 
 
-def test_a_host_is_given_its_account_and_keeps_nothing_of_the_administrator(run, cluster, tmp_path):
-    """Server, authority and namespace are taken over; the credential is the account's own."""
+def test_host_gets_its_own_account_and_no_administrator_credentials(run, cluster, tmp_path):
+    """Server, authority and namespace are copied; the credential is the account's own."""
     done = run(*JOIN, "--server", "https://outer:6443")
     assert done.exit_code == 0, done.output
     document, token = kept(tmp_path / "state")
-    assert document["clusters"][0]["cluster"] == {
-        "server": "https://outer:6443",
-        "certificate-authority-data": "cGVt",
-    }
+    assert document["clusters"][0]["cluster"] == {"server": "https://outer:6443", "certificate-authority-data": "cGVt"}
     assert document["contexts"][0]["context"]["namespace"] == "default"
     assert list(cluster.tokens) == [token.read_text()]
     assert "llmkube-agent-box" in done.output
     for file in (tmp_path / "state").iterdir():
         assert ADMIN_TOKEN not in file.read_text()
-    assert (
-        listed(cluster, ServiceAccount)["llmkube-agent-box"].metadata.annotations["inference.llmkube.dev/addresses"]
-        == "10.0.0.7/32"
-    )
+    annotations = listed(cluster, ServiceAccount)["llmkube-agent-box"].metadata.annotations
+    assert annotations["inference.llmkube.dev/addresses"] == "10.0.0.7/32"
 
 
-def test_what_was_granted_is_kept_for_the_next_join(run, tmp_path):
-    """The command that the agent tells grants the same again, Secrets among it."""
+def test_grant_is_recorded_for_the_next_join(run, tmp_path):
+    """The recorded command grants the same rights again, including Secrets."""
     done = run(*JOIN, "--network", "fd00::/64", "--secret", "hf", "--secret", "*", "--lease-namespace", "hosts")
     assert done.exit_code == 0, done.output
     _, token = kept(tmp_path / "state")
@@ -116,8 +111,8 @@ def test_what_was_granted_is_kept_for_the_next_join(run, tmp_path):
     assert "--server https://inner:6443" in command
 
 
-def test_a_token_never_meets_another_server(run, tmp_path):
-    """Each API server has a token file of its own: an agent that runs goes on with the one that it was started for."""
+def test_token_is_never_sent_to_another_server(run, tmp_path):
+    """Each API server has its own token file: a running agent keeps the one that it started with."""
     assert run(*JOIN).exit_code == 0
     _, first = kept(tmp_path / "state")
     before = first.read_text()
@@ -131,7 +126,7 @@ def test_a_token_never_meets_another_server(run, tmp_path):
 
 
 def test_a_missing_namespace_leaves_nothing_behind(run, cluster, tmp_path):
-    """The sentence names it and what makes it; there is no account, and no file."""
+    """The error names it and the command that creates it; no account and no file is left."""
     done = run("join", "--name", "box", "--network", "10.0.0.7/32", "-n", "ml")
     assert done.exit_code == 3
     assert "namespace ml not found, nothing was changed" in done.output
@@ -145,7 +140,7 @@ GRANT = ("--name", "box", "--network", "10.0.0.7/32", "-n", "default", "--secret
 
 
 def test_a_host_joins_with_a_token_of_an_hour(run, cluster, tmp_path):
-    """It asks for a token of its own, keeps what an administrator's join leaves, and nothing of the hour's."""
+    """The host requests its own token, keeps what an administrator's join keeps, and nothing of the join token."""
     made = run("join-token", *GRANT, "--server", "https://outer:6443", state="")
     assert made.exit_code == 0, made.output
     (line,) = made.stdout.splitlines()
@@ -169,8 +164,8 @@ def test_a_host_joins_with_a_token_of_an_hour(run, cluster, tmp_path):
     assert attrs.evolve(read_record(tmp_path / "other" / token.name), by_token=True) == read_record(token)
 
 
-def test_a_token_without_a_name_makes_one_up(run, cluster):
-    """Two of them are two hosts."""
+def test_token_without_a_name_generates_one(run, cluster):
+    """Two tokens are for two hosts."""
     for _ in range(2):
         assert run("join-token", "--network", "10.0.0.7/32", state="").exit_code == 0
     names = [name for name in listed(cluster, ServiceAccount) if name.startswith("llmkube-agent-host-")]
@@ -178,7 +173,7 @@ def test_a_token_without_a_name_makes_one_up(run, cluster):
 
 
 def test_a_join_token_s_line_comes_from_a_file_and_can_name_another_address(run, cluster, tmp_path):
-    """The API server may have another address for the host than the administrator thought."""
+    """The host may reach the API server at another address than the administrator."""
     (tmp_path / "line").write_text(run("join-token", *GRANT, state="").stdout)
     done = run("join", "--token-file", str(tmp_path / "line"), "--server", "https://10.0.0.1:6443")
     assert done.exit_code == 0, done.output
@@ -187,7 +182,7 @@ def test_a_join_token_s_line_comes_from_a_file_and_can_name_another_address(run,
 
 
 def test_networks_that_need_no_key_are_added_to_the_host_s_settings(run, cluster, tmp_path):
-    """Those that the administrator has put into the join token, and the host's own; what stands there stays."""
+    """Networks of the join token and of the host's flags are added; other settings are kept."""
     (tmp_path / "state").mkdir(mode=0o700)
     settings = tmp_path / "state" / "config.toml"
     settings.write_text("[agent]\nport = 9091  # mine\n")
@@ -204,7 +199,7 @@ def test_networks_that_need_no_key_are_added_to_the_host_s_settings(run, cluster
 @pytest.mark.parametrize("by_token", [False, True])
 @pytest.mark.parametrize("place", [("-n", "default"), ("-A",)])
 def test_a_host_that_may_not_list_nodes_is_given_their_networks(run, cluster, tmp_path, by_token, place):
-    """By the administrator, who may: as they are now. A host of all namespaces follows them itself."""
+    """The administrator's join lists them; a host of all namespaces watches the Nodes itself."""
     spec, status = {"podCIDRs": ["10.244.0.0/24"]}, {"addresses": [{"type": "InternalIP", "address": "10.0.0.1"}]}
     cluster.nodes = [{"metadata": {"name": "n", "resourceVersion": "1"}, "spec": spec, "status": status}]
     grant = ("--name", "box", "--network", "10.0.0.7/32", *place)
@@ -220,8 +215,8 @@ def test_a_host_that_may_not_list_nodes_is_given_their_networks(run, cluster, tm
 
 
 @pytest.mark.parametrize("command", ["join", "join-token"])
-def test_a_network_that_is_none_is_refused(run, cluster, command):
-    """By the name of the flag, before anything is asked."""
+def test_invalid_network_is_refused(run, cluster, command):
+    """The error names the flag, before any request."""
     done = run(command, *GRANT, "--allow-from", "everyone", state="state" if command == "join" else "")
     assert done.exit_code != 0
     assert "--allow-from" in done.output
@@ -229,7 +224,7 @@ def test_a_network_that_is_none_is_refused(run, cluster, command):
 
 
 def test_settings_that_cannot_be_edited_stop_a_join_before_it_asks(run, cluster, tmp_path):
-    """No account is made for a host whose config.toml is wrong."""
+    """No account is created for a host with an invalid config.toml."""
     (tmp_path / "state").mkdir(mode=0o700)
     (tmp_path / "state" / "config.toml").write_text("[agent")
     done = run(*JOIN, "--allow-from", "10.1.0.0/16")
@@ -239,7 +234,7 @@ def test_settings_that_cannot_be_edited_stop_a_join_before_it_asks(run, cluster,
 
 
 def test_the_api_server_s_answer_to_a_join_token_is_reported(run, cluster, tmp_path):
-    """One that is away is named with the way out, and a token that counts no longer with the command for another."""
+    """An unreachable server is reported with the fix, an invalid token with the command for a new one."""
     line = run("join-token", *GRANT, state="").stdout
     cluster.away = True
     done = run("join", "--token-file", "-", input=line)
@@ -255,31 +250,30 @@ def test_the_api_server_s_answer_to_a_join_token_is_reported(run, cluster, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (("--name", "box", "-n", "ml"), "--token-file excludes -n, --name:"),
         (("--network", "10.0.0.0/8"), "--token-file excludes --network:"),
         ((), "the file has no join token"),
     ],
 )
-def test_a_join_token_decides_what_its_administrator_has(run, cluster, args, said):
-    """What contradicts it, or is none, is refused before anything is asked."""
+def test_flags_that_contradict_a_join_token_are_refused(run, cluster, args, message):
+    """They and an invalid token are refused before any request."""
     done = run("join", "--token-file", "-", *args, input="hello")
     assert done.exit_code != 0
-    assert said in done.output
+    assert message in done.output
     assert "hello" not in done.output
     assert cluster.servers == []
 
 
 def test_a_token_file_that_is_not_there_is_named(run, tmp_path):
-    """By its path."""
     done = run("join", "--token-file", str(tmp_path / "none"))
     assert done.exit_code != 0
     assert f"--token-file {tmp_path / 'none'}: cannot be read" in done.output
 
 
-def test_a_join_elsewhere_takes_back_what_was_granted_before(run, cluster):
-    """The host has roles where it serves now, and nowhere else; those of another installation's host stay."""
+def test_new_join_revokes_the_previous_grant(run, cluster):
+    """The host has roles only where it serves now; hosts of another lease namespace keep theirs."""
     box = ("join", "--name", "box", "--network", "10.0.0.7/32")
 
     async def make_namespace():
@@ -297,7 +291,7 @@ def test_a_join_elsewhere_takes_back_what_was_granted_before(run, cluster):
 
 
 def test_another_name_is_another_identity(run, cluster, tmp_path):
-    """An agent that runs under the first name never shows the token of the second."""
+    """An agent that runs under the first name never uses the token of the second."""
     assert run(*JOIN).exit_code == 0
     _, first = kept(tmp_path / "state")
     before = first.read_text()
@@ -309,8 +303,7 @@ def test_another_name_is_another_identity(run, cluster, tmp_path):
     assert first.read_text() == before
 
 
-def test_a_disk_that_takes_nothing_is_reported(run, cluster, tmp_path):
-    """By the folder's name, and with the way out."""
+def test_unusable_state_directory_is_reported(run, cluster, tmp_path):
     (tmp_path / "state").write_text("a file in the way")
     done = run(*JOIN)
     assert done.exit_code == 1
@@ -319,7 +312,6 @@ def test_a_disk_that_takes_nothing_is_reported(run, cluster, tmp_path):
 
 
 def test_a_silent_api_server_is_reported(run, cluster, monkeypatch):
-    """After the time that commands give it."""
     cluster.silent = True
     monkeypatch.setattr(target_cluster, "ANSWER_SECONDS", 0.1)
     done = run(*JOIN)
@@ -328,7 +320,7 @@ def test_a_silent_api_server_is_reported(run, cluster, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         ((), "--network"),
         (("--network", "10.0.0.0/8", "-A", "-n", "ml"), "exclude each other"),
@@ -337,11 +329,11 @@ def test_a_silent_api_server_is_reported(run, cluster, monkeypatch):
         (("--network", "10.0.0.0/8", "--name", "box", "-A", "--secret", "*"), "every Secret of the cluster"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(run, cluster, args, said):
-    """Nothing is asked of a cluster."""
+def test_invalid_flags_are_refused(run, cluster, args, message):
+    """No request is sent."""
     done = run("join", *args)
     assert done.exit_code != 0
-    assert said in done.output
+    assert message in done.output
     assert cluster.servers == []
 
 
@@ -355,21 +347,21 @@ WHOLE = JoinToken(
 
 
 def line_of(**changed):
-    """The line with something else in it."""
-    said = json.loads(base64.urlsafe_b64decode(encode_join_token(WHOLE).removeprefix(PREFIX) + "=="))
+    """Return a join token with these fields changed."""
+    document = json.loads(base64.urlsafe_b64decode(encode_join_token(WHOLE).removeprefix(PREFIX) + "=="))
     for name, value in changed.items():
-        if name in said["record"]:
-            said["record"][name] = value
+        if name in document["record"]:
+            document["record"][name] = value
         else:
-            said[name] = value
-    return PREFIX + base64.urlsafe_b64encode(json.dumps(said).encode()).decode()
+            document[name] = value
+    return PREFIX + base64.urlsafe_b64encode(json.dumps(document).encode()).decode()
 
 
 @pytest.mark.parametrize(
     "tls", [TlsSettings(), TlsSettings(ca=b"\xff"), TlsSettings(insecure=True), WHOLE.identity.tls]
 )
 def test_a_token_is_read_back(tls):
-    """As it was made, on one line, whatever white space a terminal puts around it."""
+    """It is one line, and survives whitespace that a terminal adds."""
     made = attrs.evolve(WHOLE, identity=attrs.evolve(WHOLE.identity, tls=tls))
     line = encode_join_token(made)
     assert line.split() == [line]
@@ -378,7 +370,7 @@ def test_a_token_is_read_back(tls):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "has no join token"),
         ("eyJhbGciOi", "has no join token"),
@@ -392,7 +384,7 @@ def test_a_token_is_read_back(tls):
         (line_of(host="mini"), "damaged or incomplete"),
         (line_of(server="file:///x"), "damaged or incomplete"),
         (line_of(lease_namespace="../x"), "damaged or incomplete"),
-        # what stands in it is printed as a command, which its owner pastes into a shell
+        # its values are printed in a command that users paste into a shell
         (line_of(namespace="x; touch pwned"), "damaged or incomplete"),
         (line_of(networks=["$(touch pwned)"]), "damaged or incomplete"),
         (line_of(secrets=["`touch pwned`"]), "damaged or incomplete"),
@@ -407,15 +399,15 @@ def test_a_token_is_read_back(tls):
         (line_of(ca="*"), "damaged or incomplete"),
     ],
 )
-def test_what_is_no_join_token_is_refused(text, said):
-    """The sentence says what it is instead, and nothing that stands in it."""
-    with pytest.raises(JoinTokenError, match=said) as caught:
+def test_invalid_join_token_is_refused(text, message):
+    """The error names the problem, and repeats nothing of the token."""
+    with pytest.raises(JoinTokenError, match=message) as caught:
         decode_join_token(text, NOW)
     assert caught.value.__cause__ is None
     assert len(text) <= len(PREFIX) + 3 or text[len(PREFIX) :][:20] not in str(caught.value)
 
 
-def test_one_that_has_ended_is_reported_with_its_end():
-    """By this machine's clock, and with the command that makes another."""
+def test_expired_join_token_is_reported():
+    """It expires by this machine's clock; the error has the command for a new one."""
     with pytest.raises(JoinTokenError, match=r"expired at 2026-01-01 01:00 UTC.*llmkube agent join-token --name box"):
         decode_join_token(encode_join_token(WHOLE), NOW + datetime.timedelta(hours=1))

@@ -25,14 +25,14 @@ ACCEPTED = ("Accepted", "True", "Accepted", "")
 
 
 class Gateway:
-    """Answers every question."""
+    """A gateway that answers every question."""
 
     async def request(self, method, url, *, headers, body):
         return Response.json(200, {"choices": [{"message": {"content": f"to {json.loads(body)['model']}: yes"}}]})
 
 
 class World:
-    """A cluster with the demo's objects, a visit to it, and a hand that writes statuses."""
+    """A cluster with the demo's objects, an `up` session on it, and a writer of statuses."""
 
     def __init__(self, client, caches):
         self.client = client
@@ -52,7 +52,7 @@ async def world():
 
 
 async def refusal(world, **before):
-    """Ask in vain; return what is said then."""
+    """Ask a question that fails; return the error message."""
     with pytest.raises(CommandError) as refused, errors_as_messages():  # a nursery raises groups
         await world.session.answer(DEMO, "What?", **before)
     assert refused.value.exit_code is ExitCode.FAILED
@@ -60,7 +60,7 @@ async def refusal(world, **before):
 
 
 async def test_a_question_is_answered_step_by_step(autojump_clock, world, capsys):
-    """Each step is told as it ends, then the answer, both tables and the times are printed."""
+    """Completed steps are shown, then the answer, both tables and the times are printed."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(world.session.answer, DEMO, "What?")
         await trio.sleep(1)
@@ -91,15 +91,15 @@ async def test_a_question_is_answered_step_by_step(autojump_clock, world, capsys
 
 
 async def test_a_failure_ends_the_wait(autojump_clock, world):
-    """What no waiting cures ends with the reason and the engine's words, as soon as it is known."""
+    """A permanent failure ends the wait at once with its reason and the engine's output."""
     await world.report(InferenceService, ("Loaded", "False", "CrashLoopBackOff", "2 failures\nerror: no memory"))
     failure, _, what_to_do = (await refusal(world)).rpartition("\n")
     assert failure.endswith("cannot be served: CrashLoopBackOff: 2 failures\nerror: no memory")
     assert what_to_do == "What to do: `llmkube logs demo` shows the engine's log"
 
 
-async def test_yesterdays_failure_is_not_believed(autojump_clock, world):
-    """A failure that was there before the agent started does not end the wait while the agent is getting there."""
+async def test_earlier_failure_does_not_end_the_wait(autojump_clock, world):
+    """A failure from before the agent's start gets time to clear."""
     await world.report(InferenceService, ("Loaded", "False", "CrashLoopBackOff", "2 failures"))
     old = world.session.health_of(DEMO)
     assert old.failing
@@ -110,8 +110,7 @@ async def test_yesterdays_failure_is_not_believed(autojump_clock, world):
         await world.report(InferenceService, ACCEPTED, ("Loaded", "True", "Loaded", ""), phase="Ready")
 
 
-async def test_yesterdays_failure_is_believed_in_the_end(autojump_clock, world):
-    """The same failure still there after some seconds is today's as well."""
+async def test_earlier_failure_that_persists_ends_the_wait(autojump_clock, world):
     await world.report(InferenceService, ("Accepted", "False", "Invalid", "spec.extraArgs: no"))
     old = world.session.health_of(DEMO)
     began = trio.current_time()
@@ -120,7 +119,7 @@ async def test_yesterdays_failure_is_believed_in_the_end(autojump_clock, world):
 
 
 async def test_a_deleted_service_ends_the_wait(autojump_clock, world):
-    """Deleting the service while its answer is awaited is told, and not waited out."""
+    """Deleting the service during the wait is reported at once."""
     async with trio.open_nursery() as nursery:
 
         async def answer():
@@ -132,7 +131,7 @@ async def test_a_deleted_service_ends_the_wait(autojump_clock, world):
 
 
 async def test_staying_reports_every_change_of_phase(autojump_clock, world, capsys):
-    """Without a question the usage is printed, then one line per change until the visit ends."""
+    """Without a question the usage is printed, then one line per change until the session ends."""
     with trio.move_on_after(10):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(world.session.report_changes)
@@ -154,7 +153,7 @@ async def test_staying_reports_every_change_of_phase(autojump_clock, world, caps
 
 
 def test_the_usage_can_be_pasted():
-    """Every line is a command that a shell takes as it is, whatever the paths contain."""
+    """Every line is a valid shell command, whatever the paths contain."""
     text = usage(PLACE, "demo")
     assert "Nothing is served" not in text
     assert "Nothing is served yet" in usage(PLACE, None)
@@ -170,7 +169,7 @@ def test_the_times_add_up():
 
 
 def test_the_next_commands_can_be_pasted(monkeypatch):
-    """Three commands, with the path by which this program was called where it is not on PATH."""
+    """Three commands are printed, with this program's path if it is not on PATH."""
     monkeypatch.setattr("sys.argv", ["/a b/.venv/bin/llmkube"])
     lines = next_steps("demo", "builtin://demo", 'What is "it"?').splitlines()
     assert [shlex.split(line) for line in lines[1:]] == [

@@ -1,6 +1,6 @@
-"""What `llmkube router explain` prints of a router, a request, and why.
+"""Output of `llmkube router explain`.
 
-An explanation says what `decide` did, of each rule and of each backend.
+An explanation covers what `decide` did with each rule and each backend.
 """
 
 import json
@@ -34,29 +34,7 @@ spec:
   defaultRoute: cloud-opus
   mcpServer: { enabled: true }
 """
-
-
-@pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "router.yaml"
-    path.write_text(ROUTER)
-    return str(path)
-
-
-def run(*arguments, **more):
-    result = CliRunner().invoke(router, ["explain", *arguments], **more)
-    return result.exit_code, result.output
-
-
-def test_a_decision_is_reported_with_all_that_led_to_it(file):
-    """Facts, each rule, the backends in their order, and why each other was left out."""
-    code, text = run(
-        "-f", file, "-H", "X-LLMKube-Classification: PII", "-H", "x-llmkube-task-complexity: complex", "--model", "gpt"
-    )
-    assert code == 0
-    assert (
-        text
-        == """\
+EXPLANATION = """\
 Router default/hybrid-router
 Request
   model gpt
@@ -75,7 +53,27 @@ Left out
 Warning: spec.defaultRoute: cloud-opus is not local: a request of class phi that no rule matches is refused
 Without effect: spec.mcpServer
 """
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "router.yaml"
+    path.write_text(ROUTER)
+    return str(path)
+
+
+def run(*arguments, **more):
+    result = CliRunner().invoke(router, ["explain", *arguments], **more)
+    return result.exit_code, result.output
+
+
+def test_decision_is_explained(file):
+    """Facts, rules, backends in their order, and the reason for each excluded backend are printed."""
+    code, text = run(
+        "-f", file, "-H", "X-LLMKube-Classification: PII", "-H", "x-llmkube-task-complexity: complex", "--model", "gpt"
     )
+    assert code == 0
+    assert text == EXPLANATION
 
 
 def test_a_refusal_is_reported_with_its_reason(file):
@@ -87,21 +85,21 @@ def test_a_refusal_is_reported_with_its_reason(file):
     assert "local-mac: permitted, but no rule and no default route selects it" in text
 
 
-def test_the_same_for_programs(file, tmp_path):
-    """As JSON, with a body from a file that --model wins over, and repeated headers joined."""
+def test_explanation_can_be_json(file, tmp_path):
+    """The body comes from a file, --model wins over it, and repeated headers are joined."""
     body = tmp_path / "body.json"
     body.write_text('{"model": "a", "messages": [{"content": [{"type": "image_url"}]}]}')
     arguments = ("-f", file, "--body", str(body), "--model", "b", "-o", "json")
     code, text = run(*arguments, "-H", "x-llmkube-capabilities: chat", "-H", "x-llmkube-capabilities: tools")
-    said = json.loads(text)
+    explanation = json.loads(text)
     assert code == 0
-    assert said["request"][:4] == ["model b", "class none", "region none", "needs chat, tools"]
-    assert (said["order"], said["reason"], said["rule"]) == ([], "NotPermitted", None)
-    assert set(said["leftOut"]) == {"local-mac", "cloud-opus"}
+    assert explanation["request"][:4] == ["model b", "class none", "region none", "needs chat, tools"]
+    assert (explanation["order"], explanation["reason"], explanation["rule"]) == ([], "NotPermitted", None)
+    assert set(explanation["leftOut"]) == {"local-mac", "cloud-opus"}
 
 
 def test_a_compiled_config_is_explained_alike(tmp_path):
-    """The file that a router's pod has mounted, from standard input as well."""
+    """The config that a router's pod has mounted, also from standard input."""
     found = compiled("backends: [{ name: mac, inferenceServiceRef: { name: phi } }]\ndefaultRoute: mac\n")
     written = encode_config(found.config).decode()
     path = tmp_path / "config.json"
@@ -117,8 +115,8 @@ def test_a_router_on_standard_input(file):
     assert run("-f", "-", input=ROUTER) == run("-f", file)
 
 
-def test_what_was_measured_and_drawn_can_be_given(tmp_path):
-    """Latency, load and the draw are what the data path has; here they are options."""
+def test_measurements_and_pick_are_options(tmp_path):
+    """Latency, load and the random pick of the data path are options here."""
     path = tmp_path / "router.yaml"
     path.write_text(
         ROUTER.replace("taskComplexity: complex", "latencySLOMs: 100").replace(
@@ -132,7 +130,7 @@ def test_what_was_measured_and_drawn_can_be_given(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("-H", "hunter2"), "--header: number 1 is not a header; write 'NAME: VALUE'"),
         (("--load", "nobody=1"), "--load: 'nobody' is not a backend; use one of local-mac, cloud-opus"),
@@ -143,16 +141,16 @@ def test_what_was_measured_and_drawn_can_be_given(tmp_path):
         (("--pick", "1"), "is not in the range 0<=x<1"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(file, arguments, said):
-    """By the option, with the value and the way out; a header without a colon may be a key, and is not repeated."""
+def test_invalid_options_are_refused(file, arguments, message):
+    """The error names option, value and fix; a header without a colon may be a key and is not repeated."""
     code, text = run("-f", file, *arguments)
     assert code != 0
-    assert said in text
+    assert message in text
     assert "hunter2" not in text
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "found 0 ModelRouters; give a file with one"),
         (f"{ROUTER}---{ROUTER}", "found 2 ModelRouters; give a file with one"),
@@ -165,24 +163,23 @@ def test_what_cannot_be_meant_is_refused(file, arguments, said):
         (": :", "router.yaml"),
     ],
 )
-def test_a_file_that_no_router_could_run_by_is_refused(tmp_path, text, said):
-    """With the file, the field, the value and the way out."""
+def test_invalid_file_is_refused(tmp_path, text, message):
+    """The error names file, field, value and fix."""
     path = tmp_path / "router.yaml"
     path.write_text(text)
     code, output = run("-f", str(path))
     assert code == 1
-    assert said in output
+    assert message in output
 
 
 def test_a_file_that_is_not_there_is_reported(tmp_path):
-    """In one sentence."""
     code, text = run("-f", str(tmp_path / "none.yaml"))
     assert code == 1
     assert "cannot be read" in text
 
 
 def test_each_rule_and_each_backend_is_accounted_for():
-    """For generated routers: what is neither tried nor copied to has a reason, and one rule at most decides."""
+    """In generated routers each unused backend has a reason, and at most one rule decides."""
     dice = random.Random(9)
     seen = set()
     for _ in range(1500):

@@ -1,4 +1,4 @@
-"""What a router alone runs by: where the services of its ModelRouter answer."""
+"""URLs of the services of a standalone router."""
 
 from pathlib import Path
 
@@ -26,7 +26,6 @@ def config_with(folder: Path, service: str):
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:8081/v1", "http://10.1.2.3/v1", "http://mac.local:8081/v1"])
 def test_a_service_answers_at_the_configured_url(tmp_path, url):
-    """At an address of these networks."""
     assert config_with(tmp_path, f"phi={url}").backends["mac"].base_url == url
 
 
@@ -39,7 +38,7 @@ def test_a_service_answers_at_the_configured_url(tmp_path, url):
         ("phi=http://8.8.8.8/v1", "declare an external backend"),
     ],
 )
-def test_what_is_no_service_of_these_networks_is_refused(tmp_path, service, words):
-    """A service is local: what is sensitive would go wherever it is said to be."""
+def test_service_outside_these_networks_is_refused(tmp_path, service, words):
+    """A service must be local, since it receives sensitive data."""
     with pytest.raises(UserError, match=words):
         config_with(tmp_path, service)

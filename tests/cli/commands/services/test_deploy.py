@@ -14,35 +14,37 @@ BASE = ("deploy", "chat", "--source", "builtin://demo", "--no-wait")
 
 @pytest.fixture
 def deploy(run):
-    """Deploy into an empty cluster, and give what is there afterwards."""
+    """Deploy into an empty cluster; return the result and the objects afterwards."""
 
     def deploy(*args, **kwargs):
         found = {}
 
-        async def look(client):
+        async def collect(client):
             for kind in (Model, InferenceService):
                 for each in (await client.list(kind)).items:
                     found[kind.RESOURCE.kind, str(each.key)] = each
 
-        done = run(*args, demo=False, after=look, **kwargs)
+        done = run(*args, demo=False, after=collect, **kwargs)
         return done, found
 
     return deploy
 
 
 def test_both_objects_are_created(deploy):
-    """A Model and an InferenceService of the name are there, with what the flags say and nothing else."""
-    flags = (
-        "--context-size",
-        "512",
+    """Both objects have the name, and exactly the given settings."""
+    flags = ("--context-size", "512", "--no-flash-attention", "--extra-arg=--mlock", "--env", "A=b=c")
+    flags += (
         "--parallel",
         "2",
-        "--no-flash-attention",
-        "--extra-arg=--mlock",
-        "--env",
-        "A=b=c",
+        "--sha256",
+        "ab" * 32,
+        "--secret",
+        "hub",
+        "--memory-budget",
+        "24Gi",
+        "--accelerator",
+        "cpu",
     )
-    flags += ("--sha256", "ab" * 32, "--secret", "hub", "--memory-budget", "24Gi", "--accelerator", "cpu")
     done, found = deploy(*BASE, *flags)
     assert done.exit_code == 0, done.output
     assert done.output == "Model default/chat created\nInferenceService default/chat created\n"
@@ -56,7 +58,7 @@ def test_both_objects_are_created(deploy):
 
 @pytest.mark.parametrize(("text", "key"), [("chat-keys", "api-key"), ("chat-keys/keys.txt", "keys.txt")])
 def test_clients_get_keys_from_a_secret(deploy, text, key):
-    """The service names the Secret; without a KEY the schema's counts."""
+    """The service names the Secret; the default key is the schema's."""
     done, found = deploy(*BASE, "--api-key-secret", text)
     assert done.exit_code == 0, done.output
     ref = found["InferenceService", "default/chat"].spec.api_key_secret_ref
@@ -64,15 +66,15 @@ def test_clients_get_keys_from_a_secret(deploy, text, key):
 
 
 @pytest.mark.parametrize("text", ["", "/k", "a/", "a/b/c"])
-def test_what_names_no_secret_is_a_usage_error(deploy, text):
-    """Nothing is applied; an empty name is no way to say that there are no keys."""
+def test_invalid_secret_name_is_a_usage_error(deploy, text):
+    """Nothing is applied; an empty name does not mean that there are no keys."""
     done, found = deploy(*BASE, "--api-key-secret", text)
     assert (done.exit_code, found) == (2, {})
     assert "is not NAME or NAME/KEY" in done.output
 
 
 def test_the_same_again_changes_nothing(deploy):
-    """A second deployment with the same flags is `unchanged`; one flag less takes its setting back."""
+    """The same flags report `unchanged`; omitting a flag removes its setting."""
     before = []
 
     async def earlier(client):
@@ -89,8 +91,8 @@ def test_the_same_again_changes_nothing(deploy):
     assert found["InferenceService", "default/chat"].spec.context_size is None
 
 
-def test_what_was_scaled_stays_scaled(deploy):
-    """A deployment that says nothing about replicas leaves what `scale` or an autoscaler wrote."""
+def test_scaled_replicas_are_kept(deploy):
+    """Without --replicas the value of `scale` or an autoscaler is kept."""
 
     async def earlier(client):
         request = deploy_module._read("chat", flags_of())
@@ -104,7 +106,7 @@ def test_what_was_scaled_stays_scaled(deploy):
 
 
 def test_a_refused_service_leaves_no_model_behind(deploy):
-    """When the API server refuses either object, nothing at all is created, and the sentence names the field."""
+    """If the API server refuses either object, nothing is created, and the error names the field."""
     done, found = deploy(*BASE, "--accelerator", "cpu", "--image", "")
     assert (done.exit_code, "spec.image" in done.output) == (1, True), done.output
     assert found == {}
@@ -114,7 +116,7 @@ def test_a_refused_service_leaves_no_model_behind(deploy):
 
 
 def test_a_model_that_exists_can_be_served(deploy):
-    """--model makes a service only, and flags of the Model are refused beside it."""
+    """--model creates a service only, and excludes flags of the Model."""
     done, found = deploy("deploy", "chat", "--model", "other", "--no-wait")
     assert done.output == "InferenceService default/chat created\n"
     assert found["InferenceService", "default/chat"].spec.model_ref == "other"
@@ -139,7 +141,7 @@ def test_a_model_that_exists_can_be_served(deploy):
     ],
 )
 def test_wrong_flags_are_usage_errors(deploy, args, words):
-    """Each mistake is one sentence with flag, value and what would do, before anything is asked or written."""
+    """Each error names flag, value and a valid form, before any request."""
     done, found = deploy(*args)
     assert (done.exit_code, words in done.output) == (2, True), done.output
     assert found == {}
@@ -156,7 +158,7 @@ def test_a_dry_run_writes_nothing(deploy):
 
 
 def test_the_accelerator_is_what_live_hosts_serve(deploy):
-    """Without --accelerator a Lease decides; a dead one does not."""
+    """Without --accelerator a current Lease decides; an expired one does not."""
 
     async def live(client):
         await announce(client, "cpu", "metal")
@@ -183,12 +185,12 @@ def test_the_accelerator_is_what_live_hosts_serve(deploy):
     ],
 )
 def test_the_best_accelerator_is_chosen(served, gpu, platform, chosen):
-    """What a live host serves comes first, a GPU before the CPU; without hosts this machine's own."""
+    """Live hosts come first, a GPU before the CPU; without hosts this machine's own is used."""
     assert choose_accelerator(served, gpu=gpu, platform=platform) == chosen
 
 
-def test_a_runtime_of_pods_runs_on_nothing_of_hosts():
-    """`--runtime generic` beside a Mac chooses the CPU of a node, and with --gpu its GPU; llamacpp the Mac."""
+def test_runtime_of_pods_ignores_hosts():
+    """`--runtime generic` next to a Mac chooses a node's CPU, with --gpu its GPU; llamacpp uses the Mac."""
     assert choose_accelerator({"metal"}, gpu=False, in_pods=True) == "cpu"
     assert choose_accelerator({"metal"}, gpu=True, in_pods=True) == "cuda"
     assert "generic" in deploy_module._POD_RUNTIMES
@@ -196,7 +198,6 @@ def test_a_runtime_of_pods_runs_on_nothing_of_hosts():
 
 
 def test_a_path_may_have_spaces(deploy, tmp_path):
-    """A file in a folder with spaces is a source like any other, for the command and for the API server."""
     file = tmp_path / "Application Support" / "my model.gguf"
     file.parent.mkdir()
     file.touch()
@@ -206,7 +207,7 @@ def test_a_path_may_have_spaces(deploy, tmp_path):
 
 
 def test_paths_become_absolute(tmp_path):
-    """What looks like a path, or is a file here, is made absolute; a repository or a URL stays as it is."""
+    """Paths and local files become absolute; repositories and URLs stay."""
     (tmp_path / "m.gguf").touch()
     for text in ("./m.gguf", "m.gguf", "x/../m.gguf" if (tmp_path / "x").mkdir() is None else ""):
         assert absolute_source(text, tmp_path) == f"{tmp_path}/m.gguf"
@@ -217,7 +218,7 @@ def test_paths_become_absolute(tmp_path):
 
 
 def flags_of(**given):
-    """What click hands over for `--source builtin://demo --accelerator cpu` and the flags given."""
+    """Return click's parameters for `--source builtin://demo --accelerator cpu` and the given flags."""
     flags = {field.parameter: None for field in deploy_module.FLAGS}
     flags |= {"source": "builtin://demo", "model_name": None, "accelerator": "cpu", "gpu": False, "env": ()}
     flags["api_key_secret"] = None

@@ -7,14 +7,14 @@ from llmkube.k8s.fields import WireField
 
 
 @pytest.mark.parametrize("field", FLAGS, ids=lambda each: each.flag)
-def test_every_flag_stands_for_a_field(field):
-    """Each path leads to a field of its kind, so a renamed field breaks here and not at a user's."""
+def test_every_flag_sets_a_field(field):
+    """Each path leads to a field of its kind, so a renamed field fails here."""
     assert isinstance(field.slot, WireField)
     assert field.slot.key == field.path.rpartition(".")[2]
 
 
 def test_only_what_was_given_is_set():
-    """A switch that was turned off and a number that is 0 are given; what was left out is not."""
+    """A switch turned off and a number 0 are set; omitted flags are not."""
     seen = {}
 
     @click.command()
@@ -27,7 +27,7 @@ def test_only_what_was_given_is_set():
     assert seen == {"spec.jinja": False, "spec.replicas": 0, "spec.extraArgs": ["-a", "b"]}
 
 
-def test_blocks_are_made_on_the_way():
+def test_nested_fields_are_created():
     """Setting a deep field keeps its neighbours."""
     obj = {"spec": {"a": 1}}
     put(obj, "spec.b.c", 2)

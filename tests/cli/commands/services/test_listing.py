@@ -27,15 +27,15 @@ def test_both_kinds_are_listed(run):
 
 
 def test_namespaces_are_respected(run):
-    """-n looks into one namespace, -A into all and says which."""
+    """-n selects a namespace; -A selects all and adds a column."""
     assert run("list", "-n", "other").output == "No Models and no InferenceServices in other.\n"
     assert run("list", "mdl", "-n", "other").output == "No Models in other.\n"
     assert run("list", "-A").output.splitlines()[1].startswith("default    demo")
 
 
 @pytest.mark.parametrize("word", ["mdl", "models", "Model"])
-def test_one_kind_can_be_asked_for(run, word):
-    """A kind's name, short or long, leaves the other one out; a wrong one is a usage error that lists them."""
+def test_one_kind_can_be_listed(run, word):
+    """A short or long name selects the kind; an unknown one is a usage error with the list."""
     shown = run("list", word).output
     assert "ACCELERATOR" in shown
     assert "READY" not in shown
@@ -45,7 +45,7 @@ def test_one_kind_can_be_asked_for(run, word):
 
 
 def test_wide_adds_columns(run):
-    """`-o wide` has all columns of the plain table, and more of them."""
+    """`-o wide` appends columns to the plain table."""
     plain, wide = (run("list", "isvc", *args).output.splitlines()[0].split() for args in ((), ("-o", "wide")))
     assert wide[: len(plain)] == plain
     assert wide[len(plain) :] == ["ENDPOINT", "RUNTIME", "CONTEXT", "SLOTS", "PRIORITY", "MESSAGE"]
@@ -70,7 +70,7 @@ def objects(models=(), services=()):
 
 
 def test_a_watched_table_appends_what_changed():
-    """Into a pipe go the table, then each changed row; a turn of the other kind begins with its headings."""
+    """A pipe gets the table, then each changed row; a change of kind repeats the headings."""
     log = _Page((Model, InferenceService), "default", "").log()
     first = log.updates(objects([model()], [service(phase="Creating")]), NOW)
     assert [line.split()[0] for line in first if line] == ["NAME", "chat", "NAME", "chat"]
@@ -85,14 +85,14 @@ def test_a_watched_table_appends_what_changed():
 
 
 def test_watched_data_is_appended_per_object():
-    """With -o json each new version of an object is a document of its own."""
+    """Each new version of an object is printed as a document of its own."""
     log = _Page((InferenceService,), "default", "name").log()
     assert log.updates(objects(services=[service()]), NOW) == ["inferenceservice.inference.llmkube.dev/chat"]
     assert log.updates(objects(services=[service()]), NOW) == []
 
 
 async def test_a_watch_sees_every_change(autojump_clock):
-    """What a watch prints follows the cluster: a new phase, and the end of the object."""
+    """The watch prints a new phase and the deletion of the object."""
     async with open_demo() as (client, caches):
         page = _Page((InferenceService,), None, "")
         log = page.log()

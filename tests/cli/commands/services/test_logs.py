@@ -26,14 +26,14 @@ async def report_from(client, host):
 
 
 def test_the_file_on_this_machine_is_printed(run, state):
-    """`logs NAME` prints the engine's file, `--tail` its end, byte for byte."""
+    """`logs NAME` prints the engine's file byte for byte, `--tail` its last lines."""
     assert run("logs", "demo").output == "one\ntwo\nthree\n"
     assert run("logs", "demo", "--tail", "1").output == "three\n"
     assert run("logs", "demo", "--tail", "0").output == ""
 
 
 def test_another_hosts_service_is_pointed_to(run, state):
-    """Without a file here, the host that runs it is named, and the command to run there."""
+    """Without a local file, the error names the host and the command to run there."""
     (state / "logs" / "default" / "demo.log").unlink()
     done = run("logs", "demo", prepare=lambda client: report_from(client, "mac"))
     assert done.exit_code == 1
@@ -43,7 +43,7 @@ def test_another_hosts_service_is_pointed_to(run, state):
 
 
 def test_the_log_of_a_service_that_moved_has_a_note(run, state):
-    """A file here of a service that another host reports about is shown, with a note."""
+    """A local file of a service that runs elsewhere is printed with a note."""
     done = run("logs", "demo", prepare=lambda client: report_from(client, "mac"))
     assert done.exit_code == 0
     assert done.stderr == "default/demo runs on mac; this log is from this machine\n"
@@ -51,8 +51,8 @@ def test_the_log_of_a_service_that_moved_has_a_note(run, state):
     assert run("logs", "demo", prepare=lambda client: report_from(client, "here")).stderr == ""
 
 
-def test_a_deleted_services_last_words_can_be_read(run, state):
-    """The log of a service that is gone is still there to read; one that never was exits with 3."""
+def test_log_of_a_deleted_service_can_be_read(run, state):
+    """A service that never had a log exits with 3."""
     done = run("logs", "demo", demo=False)
     assert (done.exit_code, done.stdout) == (0, "one\ntwo\nthree\n")
     assert "not found; printing the log of its last engine" in done.stderr
@@ -60,9 +60,9 @@ def test_a_deleted_services_last_words_can_be_read(run, state):
 
 
 def test_the_log_needs_no_api_server(run, state, monkeypatch):
-    """While the API server does not answer, the file here is printed all the same."""
+    """The local file is printed although the API server does not answer."""
 
-    async def refuse(*_args):  # noqa: ASYNC124 - stands in for one
+    async def refuse(*_args):  # noqa: ASYNC124 - stub for a request
         raise TransportError("connection refused")
 
     monkeypatch.setattr(logs, "get_service", refuse)
@@ -72,7 +72,7 @@ def test_the_log_needs_no_api_server(run, state, monkeypatch):
 
 
 def test_a_temporary_state_directory_is_found(tmp_path, monkeypatch):
-    """The kubeconfig that `llmkube up --ephemeral` prints leads to the logs beside it; --state-dir wins."""
+    """The kubeconfig of `llmkube up --ephemeral` leads to its logs; --state-dir wins."""
     monkeypatch.setenv("LLMKUBE_STATE_DIR", str(tmp_path / "state"))
     (tmp_path / "llmkube-x" / "logs").mkdir(parents=True)
     where = ClusterFlags(kubeconfig=str(tmp_path / "llmkube-x" / "kubeconfig"))
@@ -82,14 +82,14 @@ def test_a_temporary_state_directory_is_found(tmp_path, monkeypatch):
 
 
 def test_an_engine_that_never_started_is_explained(state):
-    """A service of this host without a log is not sent to another one."""
+    """The user is not sent to another host."""
     text = missing_log_text(Key("prod", "demo"), ["here"], [state])
     assert "its engine has not started yet, or its agent uses another --state-dir" in text
     assert "run `llmkube logs demo -n prod` there" in missing_log_text(Key("prod", "demo"), ["mac"], [state])
 
 
-def test_what_only_pods_have_is_refused_for_a_file(run, state):
-    """A host's file has every run of its engine; a flag that would be ignored is an error."""
+def test_flags_for_pods_are_refused_for_a_file(run, state):
+    """A host's file has all runs; a flag without effect is an error."""
     for flags in (("--previous",), ("-c", "drain")):
         done = run("logs", "demo", *flags)
         assert (done.exit_code, done.stdout) == (1, "")

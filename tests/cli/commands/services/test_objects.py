@@ -44,7 +44,7 @@ def test_status_of_a_model(run):
 
 
 def test_status_without_its_model(run):
-    """A service whose Model is missing is shown, and the gap is told."""
+    """The service is shown with what it waits for."""
 
     async def orphan(client):
         body = {"apiVersion": InferenceService.RESOURCE.api_version, "kind": "InferenceService"}
@@ -57,8 +57,8 @@ def test_status_without_its_model(run):
 
 
 @pytest.mark.parametrize("args", [["status", "chat"], ["delete", "chat"], ["delete", "model/chat", "--wait"]])
-def test_what_is_not_there_exits_with_3(run, args):
-    """An object that does not exist has an exit code of its own, and the error says where it was looked for."""
+def test_missing_object_exits_with_3(run, args):
+    """The error names the namespace that was searched."""
     done = run(*args)
     assert done.exit_code == 3
     assert "chat in namespace default; see `llmkube list -A`" in done.output
@@ -80,13 +80,13 @@ def test_delete_reports_what_it_did(run, args, line):
 
 
 def test_several_names_are_deleted_at_once(run):
-    """One wrong name does not save the others, and still decides the exit code."""
+    """An unknown name does not stop the others, and sets the exit code."""
     left = []
 
-    async def look(client):
+    async def collect(client):
         left.extend(each.key.name for each in (await client.list(InferenceService)).items)
 
-    done = run("delete", "nope", "demo", "demo", after=look)
+    done = run("delete", "nope", "demo", "demo", after=collect)
     assert done.exit_code == 3
     assert done.output.startswith("InferenceService demo deleted\nError: there is no InferenceService nope ")
     assert left == []
@@ -103,10 +103,10 @@ def test_with_model_spares_a_shared_model(run, shared):
             body |= {"metadata": {"name": "other"}, "spec": {"modelRef": "demo"}}
             await Applier(client).apply_all([Manifest("x", body)], lambda _: None)
 
-    async def look(client):
+    async def collect(client):
         left.extend(each.key.name for each in (await client.list(Model)).items)
 
-    done = run("delete", "demo", "--with-model", "--wait", prepare=share, after=look)
+    done = run("delete", "demo", "--with-model", "--wait", prepare=share, after=collect)
     assert done.exit_code == 0, done.output
     if shared:
         assert left == ["demo"]
@@ -120,13 +120,13 @@ def test_with_model_spares_a_shared_model(run, shared):
 
 
 def test_scale_writes_replicas_and_nothing_else(run):
-    """`scale` sets spec.replicas and says from where to where."""
+    """`scale` sets spec.replicas and prints the old and the new value."""
     seen = []
 
-    async def look(client):
+    async def collect(client):
         seen.append((await client.get(InferenceService, Key("default", "demo"))).spec)
 
-    done = run("scale", "demo", "0", after=look)
+    done = run("scale", "demo", "0", after=collect)
     assert (done.exit_code, done.output) == (0, "InferenceService demo scaled from 1 to 0\n")
     assert (seen[0].replicas, seen[0].context_size) == (0, 512)
     assert run("scale", "demo", "1").output == "InferenceService demo already has 1 replica\n"
@@ -143,13 +143,13 @@ def test_scale_writes_replicas_and_nothing_else(run):
     ],
 )
 def test_mistakes_have_their_exit_codes(run, args, code, words):
-    """A wrong name and a wrong number are told apart by the exit code and named in the sentence."""
+    """An unknown name exits with 3, an invalid value with 2."""
     done = run(*args)
     assert (done.exit_code, words in done.output) == (code, True), done.output
 
 
 def test_scaling_beyond_the_hosts_is_reported(run):
-    """On one host the second process has no place, and `scale` says so."""
+    """A host runs one replica, and `scale` reports the shortage."""
 
     async def on_a_host(client):
         await write_status(client, phase="Ready", conditions=[LOADED | {"message": "x"}])
@@ -191,7 +191,7 @@ def test_status_names_the_reporting_host(run):
 
 
 def test_a_finalizer_can_outlast_the_wait(run):
-    """When somebody holds the object, `delete --wait` gives up after --timeout with 4."""
+    """If a finalizer holds the object, `delete --wait` exits with 4 after --timeout."""
 
     async def hold(client):
         await client.patch(Model, Key("default", "demo"), {"metadata": {"finalizers": ["example.org/hold"]}})
@@ -202,7 +202,7 @@ def test_a_finalizer_can_outlast_the_wait(run):
 
 
 def test_a_silent_server_times_out(monkeypatch):
-    """An API server that says nothing ends an object command with 4."""
+    """A silent API server ends the command with 4."""
 
     @asynccontextmanager
     async def open_cluster(kubeconfig, context):
@@ -227,21 +227,21 @@ DEMO = Key("default", "demo")
 
 
 def test_each_restart_is_another_spec(run):
-    """The annotation of the pods gets a time, and the next restart another one, also within the same second."""
+    """Each restart writes a new time into the pods' annotation, also within the same second."""
     seen = []
 
-    async def look(client):
+    async def collect(client):
         seen.append((await client.get(InferenceService, DEMO)).spec.pod_annotations)
 
     for _ in range(2):
-        done = run("restart", "demo", "--no-wait", after=look)
+        done = run("restart", "demo", "--no-wait", after=collect)
         assert (done.exit_code, done.output) == (0, "InferenceService default/demo is restarting\n")
     assert seen[0].keys() == {"kubectl.kubernetes.io/restartedAt"}
     assert seen[0] != seen[1]
 
 
-def test_what_is_stopped_or_not_there_is_not_restarted(run):
-    """A stopped service says what starts it, an unknown one where it was looked for."""
+def test_stopped_or_missing_service_is_not_restarted(run):
+    """The error for a stopped service has the command that starts it; a missing one exits with 3."""
 
     async def stop(client):
         await client.patch(InferenceService, DEMO, {"spec": {"replicas": 0}})

@@ -1,4 +1,4 @@
-"""The logs of pods, by an API server in memory and a script in the place of the kubelet."""
+"""Logs of pods, with an API server in memory and scripted kubelets."""
 
 import random
 from contextlib import asynccontextmanager
@@ -32,7 +32,7 @@ def text(*pieces):
 
 
 class Kubelets(httpx.AsyncBaseTransport):
-    """Answers for logs by pod, each call the next answer; everything else is the API server's."""
+    """Log responses scripted by pod; everything else goes to the API server."""
 
     def __init__(self, server, logs):
         self.server = server
@@ -50,7 +50,7 @@ class Kubelets(httpx.AsyncBaseTransport):
 
 
 class Shown:
-    """What a user sees."""
+    """Output and notes of a command."""
 
     def __init__(self):
         self.out, self.notes = b"", []
@@ -61,7 +61,7 @@ class Shown:
 
 @asynccontextmanager
 async def logs_of(options=None, **answers):
-    """Logs of the service chat, where the pods named have these answers; pods are made by `pod`."""
+    """Open logs of the service chat with these responses by pod; `make_pod` creates the pods."""
     server = ApiServer(Store(), workloads=True, utcnow=lambda: NOW, rng=random.Random(7))
     await server.ensure_namespaces()
     async with open_transport(server.handle) as transport:
@@ -75,7 +75,7 @@ async def logs_of(options=None, **answers):
 
 
 async def refusal_of(logs):
-    """The sentence in which a command ends."""
+    """Return the error message of a failed run."""
     with pytest.raises(CommandError) as refused, errors_as_messages():
         await logs.run()
     return refused.value.message
@@ -99,7 +99,7 @@ async def set_status(client, name, state, *, restarts=0, phase="Running", **stat
 
 
 async def test_the_engine_s_log_is_shown_as_it_is():
-    """One pod: its engine's container by the annotation, byte for byte, with the lines that were asked for."""
+    """The annotated engine container is read, byte for byte, with the requested lines."""
     async with logs_of(Options(lines=5), chat_a=[text(b"one\ntw", b"o\nthree")]) as (logs, shown, kubelets, client):
         await make_pod(client, "chat-a")
         await logs.run()
@@ -108,7 +108,7 @@ async def test_the_engine_s_log_is_shown_as_it_is():
 
 
 async def test_with_several_pods_each_line_names_its_pod():
-    """Lines of two pods are told apart; one that cannot be read costs the other nothing, and is explained."""
+    """Lines of two pods are prefixed; an unreadable log is explained and does not affect the other pod."""
     broken = httpx.Response(500, json=status_object(500, "InternalError", "dial tcp 10.0.0.9:10250: no route to host"))
     async with logs_of(chat_a=[text(b"a1\na2\n")], chat_b=[broken]) as (logs, shown, _, client):
         await make_pod(client, "chat-a")
@@ -121,7 +121,7 @@ async def test_with_several_pods_each_line_names_its_pod():
 
 
 @pytest.mark.parametrize(
-    ("state", "status", "said"),
+    ("state", "status", "message"),
     [
         (
             {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "x:y"'}},
@@ -146,16 +146,16 @@ async def test_with_several_pods_each_line_names_its_pod():
         ),
     ],
 )  # fmt: skip
-async def test_a_container_that_has_not_run_is_explained(state, status, said):
-    """Where there is no log yet, the sentence says what the pod waits for, and asks no kubelet."""
+async def test_a_container_that_has_not_run_is_explained(state, status, message):
+    """The error names what the pod waits for, and no kubelet is queried."""
     async with logs_of() as (logs, _, kubelets, client):
         await make_pod(client, "chat-a", state, phase="Pending", **status)
-        assert said in await refusal_of(logs)
+        assert message in await refusal_of(logs)
     assert kubelets.asked == []
 
 
 async def test_a_crash_loop_shows_what_the_last_run_wrote():
-    """A container that waits to be started again has a log: that of its last run."""
+    """A container between restarts has the log of its last run."""
     async with logs_of(chat_a=[text(b"out of memory\n")]) as (logs, shown, _, client):
         ended = {"terminated": {"exitCode": 1, "startedAt": "2026-01-01T00:00:00Z"}}
         waiting = {"name": "llama-server", "restartCount": 3, "lastState": ended,
@@ -167,7 +167,7 @@ async def test_a_crash_loop_shows_what_the_last_run_wrote():
 
 
 @pytest.mark.parametrize(
-    ("code", "reason", "options", "said"),
+    ("code", "reason", "options", "message"),
     [
         (403, "Forbidden", Options(), "you may not get pods/log in namespace default: "),
         (403, "Forbidden", Options(follow=True), "you may not get pods/log in namespace default"),
@@ -175,16 +175,16 @@ async def test_a_crash_loop_shows_what_the_last_run_wrote():
         (404, "NotFound", Options(), "pod chat-a was deleted"),
     ],
 )
-async def test_a_refusal_names_what_is_missing(code, reason, options, said):
-    """The right that a user lacks, the run that there never was."""
+async def test_a_refusal_names_what_is_missing(code, reason, options, message):
+    """The error names the missing right, or the previous run that does not exist."""
     refusal = httpx.Response(code, json=status_object(code, reason, "the server's words"))
     async with logs_of(options, chat_a=[refusal]) as (logs, _, _kubelets, client):
         await make_pod(client, "chat-a")
-        assert said in await refusal_of(logs)
+        assert message in await refusal_of(logs)
 
 
 async def test_another_container_is_named_or_refused():
-    """`-c` reads that one; a name that the pod does not have is answered with those that it has."""
+    """`-c` selects a container; an unknown name is answered with the existing ones."""
     async with logs_of(Options(container="drain", previous=True), chat_a=[text(b"x\n")]) as (logs, _, kubelets, client):
         await make_pod(client, "chat-a")
         await logs.run()
@@ -195,17 +195,14 @@ async def test_another_container_is_named_or_refused():
 
 
 async def test_without_pods_the_status_is_pointed_to():
-    """A service that is scaled to zero has nothing to read."""
+    """A service scaled to zero has no logs."""
     async with logs_of() as (logs, _, _kubelets, _client):
         assert "has no pods; see `llmkube status chat`" in await refusal_of(logs)
 
 
 async def test_a_restart_a_broken_connection_and_a_new_pod_are_followed(autojump_clock):
-    """A new run is read from its beginning, the same one from where its stream broke; a pod that comes is joined."""
-    answers = {
-        "chat_a": [text(b"a1\n"), text(b"a2\n"), text(b"b1\n", None)],
-        "chat_b": [text(b"c1\n", None)],
-    }
+    """A new run is read from its start, a broken stream from where it broke, and a new pod is added."""
+    answers = {"chat_a": [text(b"a1\n"), text(b"a2\n"), text(b"b1\n", None)], "chat_b": [text(b"c1\n", None)]}
     async with logs_of(Options(follow=True, lines=1), **answers) as (logs, shown, kubelets, client):
         await make_pod(client, "chat-a")
         async with trio.open_nursery() as nursery:
@@ -223,7 +220,7 @@ async def test_a_restart_a_broken_connection_and_a_new_pod_are_followed(autojump
 
 
 async def test_what_a_followed_pod_waits_for_is_reported_once(autojump_clock):
-    """While an image is pulled, the same sentence does not come every two seconds."""
+    """The same sentence is not repeated at every poll."""
     async with logs_of(Options(follow=True), chat_a=[text(b"up\n", None)]) as (logs, shown, _, client):
         await make_pod(client, "chat-a", {"waiting": {"reason": "ContainerCreating"}}, phase="Pending")
         async with trio.open_nursery() as nursery:
@@ -237,7 +234,7 @@ async def test_what_a_followed_pod_waits_for_is_reported_once(autojump_clock):
 
 
 def test_lines_are_cut_wherever_pieces_end():
-    """A line without an end is shown with one, and one that never ends piece by piece."""
+    """An unterminated line gets a line end, and an endless one is cut."""
     splitter = LineSplitter()
     assert splitter.feed(b"a") == []
     assert splitter.feed(b"b\n\nc") == [b"ab\n", b"\n"]
@@ -247,7 +244,7 @@ def test_lines_are_cut_wherever_pieces_end():
 
 
 def test_a_service_in_pods_is_read_by_the_command(run, monkeypatch, tmp_path):
-    """`llmkube logs` reads pods where there are some, and says so where a host has a log as well."""
+    """`llmkube logs` reads pods if there are any, and mentions a host's log as well."""
     monkeypatch.setenv("LLMKUBE_STATE_DIR", str(tmp_path / "state"))
 
     async def serve_from_pods(client):
@@ -256,7 +253,7 @@ def test_a_service_in_pods_is_read_by_the_command(run, monkeypatch, tmp_path):
 
     asked = []
 
-    async def show(self):  # noqa: ASYNC124 - stands in for one that asks
+    async def show(self):  # noqa: ASYNC124 - stub for a request
         asked.append((self.service, self.selector, self.options))
 
     monkeypatch.setattr(PodLogs, "run", show)

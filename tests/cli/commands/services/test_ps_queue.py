@@ -1,4 +1,4 @@
-"""`llmkube queue`: who waits for what others have."""
+"""`llmkube queue`, and the memory of local engines."""
 
 import os
 
@@ -31,8 +31,8 @@ async def three(client):
     await service("mac", "batch", phase="Creating", conditions=short)(client)
 
 
-def test_the_line_for_gpus_comes_first_and_in_its_order(run):
-    """Places in the line decide; what waits for memory has none, and says what it waits for."""
+def test_gpu_queue_comes_first_and_in_order(run):
+    """A service that waits for memory has no position, and shows what it waits for."""
     done = run("queue", prepare=three)
     head, *rows = done.output.splitlines()
     assert head.split() == ["NAME", "QUEUE", "WAITING", "FOR", "PRIORITY", "SINCE"]
@@ -41,13 +41,13 @@ def test_the_line_for_gpus_comes_first_and_in_its_order(run):
 
 
 def test_nothing_waits(run):
-    """A service that only loads is no one that waits for others."""
+    """A loading service does not wait for others."""
     assert run("queue").output == "Nothing waits in default.\n"
     assert run("queue", "-A").output == "Nothing waits in any namespace.\n"
 
 
 async def test_status_finds_the_memory_of_an_engine_that_runs_here(tmp_path):
-    """The memory of a journalled process is told in words; one that has ended, or is another's, has none."""
+    """A journalled process has a memory text; ended and unknown ones have none."""
     kept = FileJournal(tmp_path / "journal", trio.CapacityLimiter(1))
     await kept.write(entry(attrs.evolve(ENGINE, pid=os.getpid(), started=start_of(os.getpid()))))
     assert memory_of([tmp_path / "elsewhere", tmp_path], CHAT).endswith("iB in use on this machine")

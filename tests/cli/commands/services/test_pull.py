@@ -17,7 +17,7 @@ def found():
     return {}
 
 
-def look(found, name):
+def read_spec(found, name):
     async def after(client):
         found[name] = (await client.get(Model, Key("default", name))).spec
 
@@ -25,11 +25,11 @@ def look(found, name):
 
 
 def test_up_on_this_machine_gets_the_file_into_its_store(run, monkeypatch, tmp_path, found):
-    """With an `llmkube up` here the file is fetched into the store that it serves from, with its digest."""
+    """With a local `llmkube up` the file is fetched into its store and checked by its digest."""
     fetched = []
     monkeypatch.setattr(pull_module, "_local_up", lambda where: tmp_path)
     monkeypatch.setattr(pull_module.preload, "callback", lambda **flags: fetched.append(flags))
-    done = run("pull", "llama-3.1-8b", prepare=partial(announce_cpu), after=look(found, "llama-3.1-8b"))
+    done = run("pull", "llama-3.1-8b", prepare=partial(announce_cpu), after=read_spec(found, "llama-3.1-8b"))
     assert done.exit_code == 0, done.output
     spec = found["llama-3.1-8b"]
     assert (spec.prefetch, spec.hardware.accelerator, spec.quantization) == (None, "cpu", "Q4_K_M")
@@ -42,17 +42,17 @@ async def announce_cpu(client):
     await announce(client, "cpu")
 
 
-def test_another_host_fetches_when_it_is_asked_to(run, monkeypatch, found):
-    """What a host elsewhere serves is not claimed to be fetched."""
+def test_remote_host_fetches_on_demand(run, monkeypatch, found):
+    """The file is not reported as fetched."""
     monkeypatch.setattr(pull_module, "_local_up", lambda where: None)
-    done = run("pull", SOURCE, prepare=announce_cpu, after=look(found, "qwen3-8b"))
+    done = run("pull", SOURCE, prepare=announce_cpu, after=read_spec(found, "qwen3-8b"))
     assert done.exit_code == 0, done.output
     assert done.stdout == "No file was fetched: mac fetches it when a service needs it\n"
     assert found["qwen3-8b"].source == SOURCE
 
 
 def test_pods_get_a_job_and_the_wait_ends_with_its_failure(run, found):
-    """Without a host that serves it the Model is prefetched, and what the Job says ends the command."""
+    """Without a matching host the Model is prefetched, and the Job's failure ends the command."""
 
     async def failing(client):
         body = {
@@ -66,29 +66,28 @@ def test_pods_get_a_job_and_the_wait_ends_with_its_failure(run, found):
         body = {"metadata": body["metadata"], "status": {"phase": "Failed", "conditions": stamped}}
         await client.apply(Model, body, field_manager="llmkube-controller", subresource="status")
 
-    done = run("pull", SOURCE, "--name", "m", "--accelerator", "cuda", prepare=failing, after=look(found, "m"))
+    done = run("pull", SOURCE, "--name", "m", "--accelerator", "cuda", prepare=failing, after=read_spec(found, "m"))
     assert done.exit_code == 1
     assert "Model default/m cannot be fetched: AccessDenied: 401 for this file" in done.output
     assert found["m"].prefetch is True
 
 
 def test_a_model_of_ollamas_library_is_left_to_the_host(run, monkeypatch, tmp_path, found):
-    """Its Ollama pulls it when a service asks for it; this command fetches nothing into a store."""
+    """Its Ollama pulls it on demand; nothing is fetched into a store."""
     monkeypatch.setattr(pull_module, "_local_up", lambda where: tmp_path)
-    done = run("pull", "ollama://llama3.2", prepare=announce_cpu, after=look(found, "llama3.2"))
+    done = run("pull", "ollama://llama3.2", prepare=announce_cpu, after=read_spec(found, "llama3.2"))
     assert done.exit_code == 0, done.output
     assert "Ollama on the machine that serves it pulls it" in done.output
     assert found["llama3.2"].source == "ollama://llama3.2"
 
 
 def test_a_wait_that_is_too_long_prints_what_continues(run):
-    """After --timeout the command ends with 4; the fetch does not."""
+    """After --timeout the command exits with 4; the fetch continues."""
     done = run("pull", SOURCE, "--name", "m", "--accelerator", "cuda", "--timeout", "0.3")
     assert done.exit_code == 4
     assert "watch it with `llmkube status model/m --watch`" in done.output
 
 
 def test_a_file_of_the_host_is_not_fetched(run, tmp_path):
-    """A path in place."""
     done = run("pull", str(tmp_path / "m.gguf"), "--accelerator", "cpu")
     assert (done.exit_code, "in place" in done.output) == (0, True)

@@ -1,4 +1,4 @@
-"""The wait of `deploy` and `restart`, for services in pods as for those on hosts, and what Ctrl-C says."""
+"""Waits of `deploy` and `restart` for services in pods and on hosts, and the output at Ctrl-C."""
 
 import pytest
 import trio
@@ -9,10 +9,13 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
 
 CHAT = Key("default", "demo")
+ENDPOINT = "http://demo.default.svc.cluster.local:8080/v1/chat/completions"
+AVAILABLE = condition("Available", True, "InferenceReady")
+NOT_READY = condition("Available", False, "NoReadyReplicas", "no pod is ready")
 
 
 async def in_pods(client, *conditions, **status):
-    """What the controller writes about a service whose pods it makes: no agent says anything."""
+    """Write the status of a service in pods as the controller does, without an agent."""
     stamped = [each | {"observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:00:00Z"} for each in conditions]
     body = {
         "metadata": {"name": "demo", "namespace": "default"},
@@ -22,7 +25,7 @@ async def in_pods(client, *conditions, **status):
 
 
 def redeployed(run, *conditions, args=(), **status):
-    """Deploy the demo again, unchanged, while its pods do as the conditions say."""
+    """Deploy the unchanged demo again while its status has these conditions."""
     model = ("deploy", "demo", "--model", "demo", "--context-size", "512", "--extra-arg=--threads=1")
 
     async def prepare(client):
@@ -32,19 +35,10 @@ def redeployed(run, *conditions, args=(), **status):
 
 
 def test_deploy_succeeds_for_pods(run):
-    """A service whose pods are ready is Ready for `deploy`, without any word of an agent."""
-    done = redeployed(
-        run,
-        condition("Available", True, "InferenceReady"),
-        phase="Ready",
-        modelReady=True,
-        readyReplicas=1,
-        endpoint="http://demo.default.svc.cluster.local:8080/v1/chat/completions",
-    )
+    """Ready pods make the service Ready for `deploy`, without an agent."""
+    done = redeployed(run, AVAILABLE, phase="Ready", modelReady=True, readyReplicas=1, endpoint=ENDPOINT)
     assert done.exit_code == 0, done.output
-    assert done.stdout == (
-        "InferenceService default/demo is Ready at http://demo.default.svc.cluster.local:8080/v1/chat/completions\n"
-    )
+    assert done.stdout == f"InferenceService default/demo is Ready at {ENDPOINT}\n"
     assert "Talk to it: llmkube chat demo\n" in done.stderr
 
 
@@ -58,37 +52,25 @@ def test_deploy_succeeds_for_pods(run):
     ],
 )
 def test_deploy_reports_why_pods_fail(run, monkeypatch, reason, words, advice):
-    """What the kubelet or the controller says about pods ends the wait, with what would help."""
+    """Failures reported by the kubelet or the controller end the wait with advice."""
     monkeypatch.setattr("llmkube.cli.view.readiness.STALE_SECONDS", 0.2)
-    done = redeployed(
-        run,
-        condition("Available", False, "NoReadyReplicas", "no pod is ready"),
-        condition("Degraded", True, reason, words),
-        phase="Failed",
-        modelReady=True,
-    )
+    done = redeployed(run, NOT_READY, condition("Degraded", True, reason, words), phase="Failed", modelReady=True)
     assert done.exit_code == 1
     assert f"cannot be served: {reason}: {words}" in done.stderr
     assert advice in done.stderr
 
 
 def test_a_wait_for_a_gpu_is_reported_and_is_no_failure(run):
-    """A service in the queue for GPUs is waited for until the time is over, in the controller's words."""
-    done = redeployed(
-        run,
-        condition("Available", False, "NoReadyReplicas", "no pod is ready"),
-        condition("Progressing", True, "WaitingForGPU", "1 pod waits for a GPU"),
-        phase="WaitingForGPU",
-        modelReady=True,
-        args=("--timeout", "0.5"),
-    )
+    """A service queued for GPUs is waited for until the timeout, in the controller's words."""
+    queued = condition("Progressing", True, "WaitingForGPU", "1 pod waits for a GPU")
+    done = redeployed(run, NOT_READY, queued, phase="WaitingForGPU", modelReady=True, args=("--timeout", "0.5"))
     assert done.exit_code == 4
     assert "is not Ready after 0.5 s: 1 pod waits for a GPU" in done.stderr
     assert "watch it with `llmkube status demo --watch`" in done.stderr
 
 
 def test_a_stopped_service_is_no_success(run):
-    """Deploying what was scaled to 0 fails and says what starts it, unless --replicas 0 was the wish."""
+    """Deploying a service scaled to 0 fails with the fix, unless --replicas 0 is given."""
 
     async def stop(client):
         await client.patch(InferenceService, CHAT, {"spec": {"replicas": 0}})
@@ -100,26 +82,19 @@ def test_a_stopped_service_is_no_success(run):
     assert (
         "InferenceService default/demo is Stopped, as set in its spec; start it: `llmkube scale demo 1`" in done.stderr
     )
-    wished = run(*model, "--replicas", "0", prepare=stop)
-    assert (wished.exit_code, wished.stdout) == (0, "InferenceService default/demo is Stopped\n")
+    requested = run(*model, "--replicas", "0", prepare=stop)
+    assert (requested.exit_code, requested.stdout) == (0, "InferenceService default/demo is Stopped\n")
 
 
 def test_the_next_step_is_one_that_the_service_offers(run):
-    """A service of embeddings is not to be talked to."""
-    done = redeployed(
-        run,
-        condition("Available", True, "InferenceReady"),
-        phase="Ready",
-        modelReady=True,
-        endpoint="http://x",
-        mode="embedding",
-    )
+    """An embedding service offers no chat."""
+    done = redeployed(run, AVAILABLE, phase="Ready", modelReady=True, endpoint="http://x", mode="embedding")
     assert "Talk to it" not in done.output
     assert "It serves embedding" in done.stderr
 
 
 def test_ctrl_c_prints_what_continues(run, monkeypatch):
-    """Ctrl-C during the wait says that the deployment goes on, how to follow it and how to end it."""
+    """Ctrl-C prints that the deployment continues, how to watch it and how to end it."""
 
     async def interrupted(*_args, **_kwargs):
         await trio.lowlevel.checkpoint()
@@ -135,7 +110,6 @@ def test_ctrl_c_prints_what_continues(run, monkeypatch):
 
 
 def test_nothing_is_printed_about_what_was_not_started(capsys):
-    """Ctrl-C before anything was applied prints nothing."""
     with pytest.RaisesGroup(KeyboardInterrupt), print_on_interrupt():
         raise BaseExceptionGroup("x", [KeyboardInterrupt()])
     assert capsys.readouterr().err == ""

@@ -1,4 +1,4 @@
-"""`llmkube run`: from a name to an answer, as people are used to."""
+"""`llmkube run`: from a name to an answer."""
 
 import pytest
 
@@ -12,7 +12,7 @@ DEMO = Key("default", "demo")
 
 @pytest.fixture
 def steps(monkeypatch):
-    """What `run` does, in order; nothing is deployed or asked in earnest."""
+    """Calls that `run` makes, in order; nothing is deployed or asked."""
     done = []
     monkeypatch.setattr(
         run_module.chat, "callback", lambda **flags: done.append(("chat", flags["name"], flags["prompt"]))
@@ -28,15 +28,13 @@ def steps(monkeypatch):
     return done
 
 
-def test_what_is_served_is_asked(run, steps):
-    """A service of the name is waited for and asked; nothing is deployed."""
+def test_existing_service_is_asked(run, steps):
+    """The service is waited for; nothing is deployed."""
     assert run("run", "demo", "Hello?").exit_code == 0
     assert steps == [("wait", "demo", 1), ("chat", "demo", "Hello?")]
 
 
-def test_what_is_stopped_is_started(run, steps):
-    """A service that was scaled to 0 is started first."""
-
+def test_stopped_service_is_started(run, steps):
     async def stop(client):
         await client.patch(InferenceService, DEMO, {"spec": {"replicas": 0}})
 
@@ -45,7 +43,6 @@ def test_what_is_stopped_is_started(run, steps):
 
 
 def test_a_name_of_the_catalog_is_deployed(run, steps):
-    """What no service is called is deployed from the catalog."""
     assert run("run", "llama-3.1-8b", "Hello?").exit_code == 0
     assert steps == [("deploy", "llama-3.1-8b", None), ("chat", "llama-3.1-8b", "Hello?")]
 
@@ -60,7 +57,7 @@ def test_a_source_is_deployed_under_its_files_name(run, steps):
 
 
 def test_another_source_of_the_same_name_is_not_asked(run, steps):
-    """Where the name is taken by another source, nothing is asked, and the sentence says how to name the new one."""
+    """If another source has the name, nothing is asked, and the error explains how to name the new service."""
 
     async def other(client):
         await client.patch(Model, DEMO, {"spec": {"source": "/models/other.gguf", "sha256": None}})
@@ -71,7 +68,7 @@ def test_another_source_of_the_same_name_is_not_asked(run, steps):
 
 
 def test_a_name_that_is_nowhere_is_guessed(run, steps):
-    """A mistyped name deploys nothing and says which one may have been meant."""
+    """A mistyped name deploys nothing and gets a suggestion."""
     done = run("run", "lama-3.1-8b", "Hello?")
     assert (done.exit_code, steps) == (3, [])
     assert "did you mean llama-3.1-8b" in done.output

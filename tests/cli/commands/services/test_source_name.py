@@ -1,4 +1,4 @@
-"""What a service is called when only its source was named."""
+"""Names of services that were given only a source."""
 
 import re
 
@@ -25,7 +25,7 @@ from llmkube.cli.object_names import looks_like_source, name_for
     ],
 )
 def test_a_source_has_a_name(source, name):
-    """The file or the repository names it, without quantization, part and suffix, as Kubernetes takes names."""
+    """The name is the file's or repository's without quantization, part and suffix, valid in Kubernetes."""
     assert name_for(source) == name
     assert re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", name)
 

@@ -33,7 +33,7 @@ async def test_the_last_lines_come_first(tmp_path, monkeypatch, block_bytes):
 
 
 async def test_what_is_appended_comes_once(tmp_path):
-    """A followed file gives each new byte once, across a truncation in place and a replacement."""
+    """A followed file yields each new byte once, across truncation and replacement."""
     path = tmp_path / "x.log"
     path.write_bytes(b"old\n")
     async with open_log(path, 0) as log:
@@ -51,14 +51,14 @@ async def test_what_is_appended_comes_once(tmp_path):
 
 
 async def test_a_missing_file_is_an_os_error(tmp_path):
-    """Opening what is not there fails where the caller can say what it means."""
+    """The caller decides what a missing file means."""
     with pytest.raises(FileNotFoundError):
         async with open_log(tmp_path / "x.log", None):
             pass
 
 
-async def test_a_file_that_goes_between_two_looks_ends_nothing(tmp_path, monkeypatch):
-    """A successor that is renamed away before it is opened is waited for, and no descriptor is closed twice."""
+async def test_file_that_vanishes_between_two_reads_is_waited_for(tmp_path, monkeypatch):
+    """The replacement vanishes before it is opened; no descriptor is closed twice."""
     path = tmp_path / "x.log"
     path.write_bytes(b"one\n")
     async with open_log(path, None) as log:

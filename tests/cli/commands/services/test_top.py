@@ -1,4 +1,4 @@
-"""`llmkube top` and `ps`: an engine of this machine, one behind a slice, and one that says nothing."""
+"""`llmkube top` and `ps`: a local engine, one behind a slice, and one without figures."""
 
 import contextlib
 from functools import partial
@@ -35,7 +35,7 @@ async def a_slice(client, *, ready=True):
 
 
 class Engine:
-    """Answers /metrics with ten more tokens at each look."""
+    """An engine whose /metrics has ten more tokens at each request."""
 
     def __init__(self, status=200):
         self.asked = []
@@ -61,7 +61,7 @@ def engine(monkeypatch):
 
 
 def test_an_engine_behind_a_slice_is_asked_at_its_address(run, engine):
-    """Its figures and its host's memory are shown; that of its process is known on its own host alone."""
+    """Its figures and its host's memory are shown; process memory is known only on its own host."""
     done = run("top", "--interval", "0.1", prepare=a_slice, env={"COLUMNS": "80", "NO_COLOR": "1"})
     assert done.exit_code == 0, done.output
     assert {url for url, _ in engine.asked} == {"http://192.0.2.7:4711/metrics"}
@@ -75,14 +75,14 @@ def test_an_engine_behind_a_slice_is_asked_at_its_address(run, engine):
 
 
 def test_an_engine_that_refuses_has_no_figures(run, engine):
-    """An engine that asks this machine for a key that it does not have reads <none>, and not 0."""
+    """An engine that requires an unknown key shows <none>, not 0."""
     engine.status = 401
     done = run("top", "--interval", "0.1", prepare=a_slice)
     assert done.output.splitlines()[1].split() == ["demo", "mac", *["<none>"] * 5]
 
 
 def test_an_engine_of_this_machine_is_asked_with_its_key(run, engine, monkeypatch):
-    """The agent's journal has port and key, and the kernel its memory."""
+    """Port and key come from the agent's journal, memory from the kernel."""
     record = EngineRecord("cookie", "127.0.0.1", 5123, pid=42, api_key="secret")
     monkeypatch.setattr(top_module, "local_engine", lambda folders, key: record)
     monkeypatch.setattr(top_module, "bytes_of", lambda pid: {42: 3 << 30}[pid])
@@ -93,13 +93,12 @@ def test_an_engine_of_this_machine_is_asked_with_its_key(run, engine, monkeypatc
 
 
 def test_nothing_runs(run, monkeypatch):
-    """Without an engine both commands say so."""
     assert run("top", "--interval", "0.1").output == "No engine is running in default.\n"
     assert run("ps", "-A").output == "Nothing is running in any namespace.\n"
 
 
 def test_ps_shows_what_runs_with_memory_and_host(run, monkeypatch):
-    """A row has the file's size, the engine's memory where it is this machine's, and the host."""
+    """A row has file size, host, and the engine's memory if it is local."""
     done = run("ps", prepare=a_slice)
     head, row = done.output.splitlines()
     assert head.split() == ["NAME", "PHASE", "SIZE", "MEMORY", "RUNS", "ON", "CONTEXT", "HOST", "AGE"]
@@ -144,7 +143,7 @@ SGLANG = SGLANG.replace("num_requests_waiting", "num_queue_reqs")
 
 
 @pytest.mark.parametrize("text", [LLAMA, VLLM, TGI, SGLANG], ids=["llama.cpp", "vllm", "tgi", "sglang"])
-def test_rates_are_what_grew_between_two_looks(text):
+def test_rates_are_computed_from_two_samples(text):
     """Ten tokens in two seconds are five per second, whatever the engine calls them."""
     before = parse_metrics(text.format(generated=10, prompt=100), 1.0)
     now = parse_metrics(text.format(generated=20, prompt=104), 3.0)
@@ -158,16 +157,16 @@ def test_mlx_lm_has_no_figures_of_prompts_and_queues():
     assert load_between(before, now) == EngineLoad(generated=5.0, running=2)
 
 
-def test_a_first_look_and_a_restart_have_no_rate():
-    """Without an earlier look there is no rate, and a counter that went back belongs to another engine."""
+def test_first_sample_and_restart_have_no_rate():
+    """Without an earlier sample there is no rate, and a counter that went back is another engine's."""
     first = parse_metrics(LLAMA.format(generated=10, prompt=1), 1.0)
     assert load_between(None, first) == EngineLoad(running=2, waiting=1)
     again = parse_metrics(LLAMA.format(generated=3, prompt=1), 2.0)
     assert load_between(first, again) == EngineLoad(generated=None, prompt=0.0, running=2, waiting=1)
 
 
-def test_what_gives_no_answer_is_not_zero():
-    """An engine without these metrics has no figures, and no zeros either; what is no exposition is refused."""
+def test_missing_metrics_are_not_zero():
+    """An engine without these metrics has no figures rather than zeros; an invalid exposition is refused."""
     assert load_between(None, parse_metrics("other 1\n", 1.0)) == EngineLoad()
     with pytest.raises(ValueError, match=r".+"):
         parse_metrics("<html>no metrics</html>\n", 1.0)

@@ -12,7 +12,7 @@ PAGE = Path(__file__).parents[4] / "docs" / "crds.md"
 
 
 def test_the_page_matches_the_classes():
-    """docs/crds.md is what `make manifests` would write now: if this fails, run it."""
+    """docs/crds.md is the output of `make manifests`: run it if this fails."""
     assert PAGE.read_text(encoding="utf-8") == reference()
 
 
@@ -24,7 +24,7 @@ def test_the_command_prints_the_page():
 
 @pytest.mark.parametrize("crd", all_crds(), ids=lambda crd: crd["spec"]["names"]["kind"])
 def test_every_field_has_a_line(crd):
-    """Each field of the schema stands in its kind's section once, except inside conditions and parts of pods."""
+    """Each field appears once in its kind's section, except inside conditions and parts of pods."""
     kind = crd["spec"]["names"]["kind"]
     section = reference().partition(f"\n## {kind}\n")[2].partition("\n## ")[0]
     listed = re.findall(r"^\| `((?:spec|status)\.[^`]*)` \|.*\|.*\|.*\|.*\|", section, re.MULTILINE)
@@ -67,8 +67,8 @@ def paths(schema, path):
         ("spec.autoscaling.maxReplicas", False),
     ],
 )
-def test_what_takes_effect_is_asked(path, honoured):
-    """A field has its mark exactly if the planner of hosts does something with it."""
+def test_effective_fields_are_marked(path, honoured):
+    """A field is marked exactly if the planner of hosts uses it."""
     assert honoured_on_hosts(path) is honoured
     line = next(line for line in reference().splitlines() if f"| `{path.removeprefix('Model.')}` |" in line)
     assert line.endswith("| yes |" if honoured else "|  |")

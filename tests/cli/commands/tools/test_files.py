@@ -23,7 +23,7 @@ def refused(tmp_path, text):
 
 
 def test_files_folders_and_stdin_come_in_order(tmp_path):
-    """Sources keep the order given; a folder's manifests come by name, and its other files are left alone."""
+    """Sources keep their order; a folder's manifests come by name, and its other files are ignored."""
     folder = tmp_path / "folder"
     folder.mkdir()
     for name in ("b.yml", "a.yaml", "c.json", "notes.txt"):
@@ -35,7 +35,7 @@ def test_files_folders_and_stdin_come_in_order(tmp_path):
 
 
 def test_documents_are_numbered_and_empty_ones_skipped(tmp_path):
-    """A leading separator or a comment is no document of its own, but the numbers stay those of the file."""
+    """Leading separators and comments are no documents; document numbers are those of the file."""
     found = load(write(tmp_path / "x.yaml", f"---\n# nothing\n---\n{GOOD}---\n---\n{GOOD}"))
     assert [each.where.rpartition(", ")[2] for each in found] == ["document 2", "document 4"]
 
@@ -47,34 +47,24 @@ def test_lists_are_unrolled(tmp_path):
     assert [each.title for each in load(write(tmp_path / "x.json", text))] == ["A a"]
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("yes", True),
-        ("12:30", "12:30"),
-        ("2024-01-01", "2024-01-01"),
-        ("1e3", 1000.0),
-        ("007", "007"),
-        ("-3", -3),
-        ("1.5", 1.5),
-        ("1.2.3", "1.2.3"),
-        ("~", None),
-    ],
-)
+SCALARS = {"yes": True, "1e3": 1000.0, "-3": -3, "1.5": 1.5, "~": None}
+SCALARS |= {text: text for text in ("12:30", "2024-01-01", "007", "1.2.3")}
+
+
+@pytest.mark.parametrize(("text", "value"), SCALARS.items())
 def test_scalars_are_read_as_kubectl_reads_them(tmp_path, text, value):
-    """No date and no base-60 number appears where somebody wrote a text."""
+    """Texts are not read as dates or base-60 numbers."""
     (found,) = load(write(tmp_path / "x.yaml", f"{GOOD}data: {{value: {text}}}\n"))
     assert found.body["data"]["value"] == value
 
 
 def test_keys_are_texts(tmp_path):
-    """JSON objects have only texts for keys, so a key that looks like a boolean or a number stays as written."""
+    """Keys that look like booleans or numbers stay texts, as in JSON."""
     (found,) = load(write(tmp_path / "x.yaml", f"{GOOD}data: {{on: a, 1: b}}\n"))
     assert found.body["data"] == {"on": "a", "1": "b"}
 
 
 def test_merge_keys_still_merge(tmp_path):
-    """Anchors and `<<` work as everywhere."""
     (found,) = load(write(tmp_path / "x.yaml", f"{GOOD}x: &x {{a: 1, b: 2}}\ndata: {{<<: *x, b: 3}}\n"))
     assert found.body["data"] == {"a": 1, "b": 3}
 
@@ -95,13 +85,13 @@ def test_merge_keys_still_merge(tmp_path):
         ("a: \x01", "document 1: is not YAML (ReaderError)"),
     ],
 )
-def test_what_is_no_manifest_is_refused(tmp_path, text, problem):
-    """The sentence names the document, the field or line, and what to write."""
+def test_invalid_manifest_is_refused(tmp_path, text, problem):
+    """The error names the document, the field or line, and what to write."""
     assert refused(tmp_path, text) == [problem]
 
 
 def test_our_own_kinds_are_checked_by_type(tmp_path):
-    """A number where a Model has a text is refused with the field's path before anything is applied."""
+    """A wrong type is refused with the field's path before anything is applied."""
     text = "apiVersion: inference.llmkube.dev/v1alpha1\nkind: Model\nmetadata: {name: a}\nspec: {source: 7}\n"
     (problem,) = refused(tmp_path, text)
     assert problem.startswith("document 1: spec.source")
@@ -117,20 +107,19 @@ def test_all_problems_are_reported_at_once(tmp_path):
 
 
 def test_a_folder_without_manifests_is_an_error(tmp_path):
-    """Naming the wrong folder does not silently apply nothing."""
+    """A wrong folder does not silently apply nothing."""
     with pytest.raises(ManifestError, match=r"has no \.yaml, \.yml or \.json file"):
         load(tmp_path)
 
 
 def test_text_that_is_not_utf8_is_an_error(tmp_path):
-    """A binary file is refused by name."""
     (tmp_path / "x.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ManifestError, match="is not UTF-8 text"):
         load(tmp_path / "x.yaml")
 
 
 def test_the_demo_is_a_model_and_its_service():
-    """The demo's manifests are a Model with the built-in source and a service that refers to it, as in the examples."""
+    """They are those of examples/demo.yaml."""
     model, service = (each.body for each in demo_manifests())
     example = Path(__file__).parents[4] / "examples" / "demo.yaml"
     assert [each.body for each in load_manifests([str(example)], str)] == [model, service]
@@ -139,7 +128,7 @@ def test_the_demo_is_a_model_and_its_service():
 
 
 def test_bytes_on_standard_input_are_no_manifest():
-    """What is no UTF-8 is told in the same words wherever it comes from."""
+    """The error is that of a file."""
 
     def read():
         return b"\xff".decode()

@@ -1,4 +1,4 @@
-"""Manual pages: one for each command, in what man(7) understands."""
+"""Manual pages for each command, in the markup of man(7)."""
 
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ from llmkube.cli.main import COMMANDS, cli
 
 
 def test_every_command_has_a_page_with_its_options():
-    """The overview and each command, those of groups too, have a page that names its flags."""
+    """The overview, commands and subcommands have pages with their flags."""
     found = dict(pages(cli, "llmkube"))
     assert {"llmkube", *(f"llmkube-{name}" for name in COMMANDS)} <= found.keys()
     assert {"llmkube-up-start", "llmkube-catalog-info", "llmkube-cache-prune", "llmkube-agent-join"} <= found.keys()
@@ -24,7 +24,7 @@ def test_every_command_has_a_page_with_its_options():
 
 
 def test_the_pages_are_written(tmp_path):
-    """The command says how many there are, and where."""
+    """Their number and folder are printed."""
     done = CliRunner().invoke(cli, ["man", str(tmp_path / "man 1")])
     assert done.exit_code == 0, done.output
     written = list((tmp_path / "man 1").glob("*.1"))
@@ -32,7 +32,7 @@ def test_the_pages_are_written(tmp_path):
 
 
 def test_no_line_of_a_text_is_a_macro():
-    """A backslash, a dash and a full stop at the beginning are printed as they stand."""
+    """Backslashes, dashes and leading full stops are printed literally."""
 
     @click.command("x", help=".first\\second -- third")
     def command():
@@ -43,7 +43,6 @@ def test_no_line_of_a_text_is_a_macro():
 
 
 def test_groff_finds_no_fault(tmp_path):
-    """Groff reads the longest page without a warning."""
     program = shutil.which("groff")
     if program is None:
         pytest.skip("groff (package groff-base) is not on this machine")

@@ -1,4 +1,4 @@
-"""What `llmkube migrate --check` says on a terminal, and that it changes nothing."""
+"""`llmkube migrate --check` and `llmkube convert`: findings, output and exit codes."""
 
 import pytest
 import yaml
@@ -16,7 +16,7 @@ PLAIN = [
 ]  # fmt: skip
 
 
-def said(tmp_path, bodies):
+def check(tmp_path, bodies):
     file = tmp_path / "all.yaml"
     file.write_text(yaml.safe_dump_all(bodies))
     result = CliRunner().invoke(migrate, ["--check", "-f", str(file)])
@@ -24,8 +24,8 @@ def said(tmp_path, bodies):
 
 
 def test_a_plain_service_lists_what_changes_and_how_to_keep_it(tmp_path):
-    """Its context and its name, each with the words that keep it, and nothing is refused."""
-    code, text = said(tmp_path, PLAIN)
+    """Context and name are listed, each with the setting that keeps it, and nothing is refused."""
+    code, text = check(tmp_path, PLAIN)
     assert code == 0
     assert "InferenceService default/llama-3.1-70b" in text
     assert "context: 2048 tokens there, at most 4096 here" in text
@@ -34,25 +34,25 @@ def test_a_plain_service_lists_what_changes_and_how_to_keep_it(tmp_path):
     assert "2 objects, 2 findings. Nothing was changed." in text
 
 
-def test_what_people_run_lists_its_image_priority_and_what_is_refused(tmp_path):
-    """A class that the operator has not allowed is refused by its field; the exit code says that something is."""
+def test_common_shapes_list_priorities_and_refusals(tmp_path):
+    """A priority class that is not allowed is refused by its field, and the exit code is 1."""
     bodies = [body for shape in SHAPES for body in shape.manifests()]
-    code, text = said(tmp_path, [*bodies, POOL])
+    code, text = check(tmp_path, [*bodies, POOL])
     assert code == 1
     assert text.count("spec.priorityClassName") == 2
     assert "workloads.allow.priorityClasses" in text
     assert "llmkube-high there, which preempts ordinary pods; llmkube-service-high here" in text
     assert "ModelPool ai/pool\n  left alone: members are not swapped here" in text
-    assert "context: " not in text  # all of them say it
+    assert "context: " not in text  # every shape sets its context
 
 
 def test_slots_and_context_of_pods_are_compared(tmp_path):
-    """What the fields leave open there is open no more here."""
+    """Fields that are unset there need a value here."""
     model = {**PLAIN[0], "spec": {**PLAIN[0]["spec"], "hardware": {"accelerator": "cuda"}}}
-    _, text = said(tmp_path, [model, PLAIN[1]])
+    _, text = check(tmp_path, [model, PLAIN[1]])
     assert 'to keep it: spec.extraArgs: ["--ctx-size", "0"]' in text
     assert "to keep it: spec.parallelSlots: 4" in text
-    assert "disruption" not in text  # what loads is protected here as well
+    assert "disruption" not in text  # loading pods are protected here too
 
 
 def grouped(runtime, weights, accelerator="cuda"):
@@ -67,8 +67,8 @@ def grouped(runtime, weights, accelerator="cuda"):
 
 
 def test_a_model_over_several_nodes_lists_what_it_needs(tmp_path):
-    """VLLM's is served once the cluster has the kind: nothing is refused, and what to install is named."""
-    code, text = said(tmp_path, grouped("vllm", "safetensors"))
+    """A vLLM group is served once LeaderWorkerSet is installed: nothing is refused."""
+    code, text = check(tmp_path, grouped("vllm", "safetensors"))
     assert code == 0
     assert "multiNode: a LeaderWorkerSet here" in text
     assert "to keep it: install https://lws.sigs.k8s.io" in text
@@ -82,32 +82,31 @@ def test_a_model_over_several_nodes_lists_what_it_needs(tmp_path):
         ("llamacpp", "gguf", "metal", "a model cannot span several machines here"),
     ],
 )
-def test_a_group_that_cannot_be_is_refused_by_its_field(tmp_path, runtime, weights, accelerator, words):
-    """The field and the way out, before anything is moved."""
-    code, text = said(tmp_path, grouped(runtime, weights, accelerator))
+def test_unsupported_group_is_refused_by_its_field(tmp_path, runtime, weights, accelerator, words):
+    """The error names the field and the reason."""
+    code, text = check(tmp_path, grouped(runtime, weights, accelerator))
     assert code == 1
     assert "refused: spec.multiNode" in " ".join(text.split())
     assert words in " ".join(text.split())
 
 
 def test_without_check_nothing_is_done():
-    """There is no other half of the command."""
+    """The command can only check."""
     result = CliRunner().invoke(migrate, [])
     assert result.exit_code == 2
     assert "--check is required" in result.output
 
 
 @pytest.mark.parametrize("kind", GO_ONLY_KINDS)
-def test_a_kind_that_only_they_have_is_named_with_its_effect(kind):
-    """It is left alone, and what takes its place is said."""
+def test_unsupported_kind_is_named_with_its_replacement(kind):
+    """The object is unchanged, and the message names the replacement."""
     body = {"apiVersion": "inference.llmkube.dev/v1alpha1", "kind": kind, "metadata": {"name": "x"}, "spec": {}}
     [found] = findings([body])
     assert (found.subject, found.outcome) == (f"{kind} default/x", UNCHANGED)
     assert ":" in found.message
 
 
-def test_other_objects_are_none_of_ours():
-    """A Deployment in the same file is passed over."""
+def test_other_objects_are_skipped():
     assert not list(findings([{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "x"}}]))
 
 
@@ -127,7 +126,7 @@ def convert(text, *args):
 
 
 def test_a_model_and_a_service_are_printed():
-    """An old manifest on standard input comes out as two objects, and other objects stay as they are."""
+    """An old manifest becomes two objects; other objects stay unchanged."""
     done = convert(f"{OLD}---\n{OTHER}")
     assert done.exit_code == 0, done.output
     model, service, other = yaml.safe_load_all(done.stdout)
@@ -137,7 +136,7 @@ def test_a_model_and_a_service_are_printed():
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("", "spec.model.name: a/b-GGUF may have several files"),
         ("  vram: 3\n", "spec.vram: 3 dropped, because inference.llmkube.dev/v1alpha1 has no such field"),
@@ -145,16 +144,16 @@ def test_a_model_and_a_service_are_printed():
         ("  vllmConfig: {speculative: {tokens: 3}}\n", "spec.vllmConfig.speculative.tokens: is not a field of the"),
     ],
 )
-def test_what_needs_a_look_is_reported_on_standard_error(line, said):
-    """Each remark names the document and the field, and none of them is among the objects."""
+def test_remarks_are_printed_on_stderr(line, message):
+    """Each remark names document and field, and is not printed among the objects."""
     done = convert(OLD + line)
     assert done.exit_code == 0
-    assert f"standard input, document 1: {said}" in done.stderr
-    assert said not in done.stdout
+    assert f"standard input, document 1: {message}" in done.stderr
+    assert message not in done.stdout
 
 
 def test_a_manifest_without_a_model_fails_and_the_others_are_printed():
-    """One document that cannot be converted makes the exit code 1, and does not hold the others back."""
+    """A document that cannot be converted sets exit code 1; the others are printed."""
     done = convert(f"{OLD.replace('huggingface', 'ollama')}---\n{OLD}")
     assert done.exit_code == 1
     assert "standard input, document 1: spec.model.source: 'ollama' is neither huggingface nor" in done.stderr
@@ -162,7 +161,7 @@ def test_a_manifest_without_a_model_fails_and_the_others_are_printed():
 
 
 def test_a_file_is_read(tmp_path):
-    """A file is named in the remarks as the user named it."""
+    """Remarks name the file as the user did."""
     file = tmp_path / "old.yaml"
     file.write_text(OLD)
     done = CliRunner().invoke(cli, ["convert", "-f", str(file)])

@@ -7,7 +7,7 @@ from llmkube.cli.main import cli
 
 @pytest.mark.parametrize("program", ["agent", "controller"])
 def test_the_manifests_can_be_applied(program):
-    """Each program's rights are printed as whole objects: an account, its roles, and a binding for each role."""
+    """Each program's rights are complete objects: account, roles and bindings."""
     done = CliRunner().invoke(cli, ["rbac", program, "-A"])
     assert done.exit_code == 0
     kinds = [one["kind"] for one in yaml.safe_load_all(done.output)]
@@ -39,7 +39,7 @@ def test_s2_an_agent_is_of_one_namespace_and_reads_no_secret_unless_asked():
 
 
 def test_a_host_has_an_account_that_renews_its_own_token_and_names_its_networks():
-    """The account is named after the host, carries its networks, and may ask for tokens of itself alone."""
+    """The account is named after the host, carries its networks, and may request tokens only for itself."""
     found = printed("agent", "--host", "box", "--network", "192.168.1.0/24", "--network", "fd00::/64")
     (account,) = (one for one in found if one["kind"] == "ServiceAccount")
     assert account["metadata"]["name"] == "llmkube-agent-box"
@@ -56,7 +56,7 @@ def test_a_host_has_an_account_that_renews_its_own_token_and_names_its_networks(
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (("agent", "-A", "--secret", "*"), "every Secret of the cluster"),
         (("agent", "-A", "-n", "ml"), "exclude each other"),
@@ -68,9 +68,9 @@ def test_a_host_has_an_account_that_renews_its_own_token_and_names_its_networks(
         (("policies", "-n", "ml"), "for all hosts"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(args, said):
-    """The sentence names the option, and nothing is printed that could be applied."""
+def test_invalid_flags_are_refused(args, message):
+    """The error names the option, and no manifest is printed."""
     done = CliRunner().invoke(cli, ["rbac", *args])
     assert done.exit_code != 0
-    assert said in done.output
+    assert message in done.output
     assert "apiVersion" not in done.output

@@ -1,4 +1,4 @@
-"""launchd as its documents and its users describe it: `bootout` does not wait, and what is not over answers 5 or 37."""
+"""A model of launchd by its documentation: `bootout` does not wait, and a job in transition answers 5 or 37."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ STATE = Path("/Users/ada/Library/Application Support/llmkube")
 
 
 def job(*, daemon=False, added=None, config=None):
-    """The agent's job for ada."""
+    """Return the agent's job for ada."""
     return agent_job(ADA, STATE, config or AgentConfig(), added or AddedSettings(), daemon=daemon)
 
 
@@ -23,9 +23,9 @@ class LaunchdModel:
     """One domain with at most one job of ours.
 
     Attributes:
-        end_seconds: How long a job takes to end after it was asked to.
+        end_seconds: Time that a job takes to exit after `bootout`.
         session: Whether the domain's user is logged in.
-        calls: What was asked, verb by verb.
+        calls: Names of the subcommands that were called.
     """
 
     end_seconds: float = 0.0

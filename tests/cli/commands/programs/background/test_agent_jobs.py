@@ -1,4 +1,4 @@
-"""The agent's job: what its settings make of it, and what stays of the one before."""
+"""The agent's launchd job: its content by its settings, and what a reinstall keeps."""
 
 import plistlib
 import subprocess
@@ -23,13 +23,13 @@ from llmkube.supervisor.values.settings import AgentSettings
 
 
 def test_launchd_waits_longer_than_the_engines_take():
-    """Else it would kill the agent in the middle of a drain: 30 s, the engines' grace, and what is withdrawn."""
+    """ExitTimeOut covers the drain, the engines' grace period and the withdrawal of endpoints."""
     assert plistlib.loads(plist_text(job()))["ExitTimeOut"] == 90
     assert plistlib.loads(plist_text(job(config=AgentConfig(drain_seconds=300.0))))["ExitTimeOut"] == 360
 
 
-def test_what_an_owner_has_added_stays():
-    """The guide has `--host-ip` written into the file: a reinstall keeps it, whichever way it is written."""
+def test_added_flags_are_kept():
+    """A reinstall keeps flags and variables that the owner added to the property list."""
     content = plistlib.loads(plist_text(job()))
     content["ProgramArguments"] += ["--host-ip", "192.168.1.50", "--memory-fraction=0.9", "--apple-power-enabled"]
     content["EnvironmentVariables"]["HTTPS_PROXY"] = "http://proxy:3128"
@@ -38,33 +38,25 @@ def test_what_an_owner_has_added_stays():
     assert dict(added.environ) == {"HTTPS_PROXY": "http://proxy:3128"}
     again = plistlib.loads(plist_text(job(added=added)))
     assert again["ProgramArguments"][-3:] == list(added.arguments)
-    assert added_flags(plistlib.dumps(again), set()) == added  # once more, and nothing is there twice
+    assert added_flags(plistlib.dumps(again), set()) == added  # idempotent
     assert plistlib.loads(plist_text(job(added=added)))["EnvironmentVariables"]["HTTPS_PROXY"] == "http://proxy:3128"
 
 
-def test_what_is_set_again_replaces_what_stood_there():
-    """A flag of `install` goes into config.toml, which an old flag in the file would outrank."""
+def test_flag_of_install_replaces_the_old_one():
+    """A flag of `install` goes to config.toml, which an old flag in the property list would override."""
     content = plistlib.loads(plist_text(job()))
     content["ProgramArguments"] += ["--host-ip", "192.168.1.50"]
     assert added_flags(plistlib.dumps(content), {"host_ip"}).arguments == ()
 
 
 def test_the_go_agent_s_job_of_the_same_name_is_taken_over():
-    """Its flags have one dash or two; those that we have stay, the others are named."""
+    """Known flags are kept, with one dash or two; the others are reported."""
     old = {
         "Label": "com.llmkube.metal-agent",
         "ProgramArguments": [
-            "/usr/local/bin/llmkube-metal-agent",
-            "-namespace",
-            "default",
-            "--model-store=/Users/ada/models",
-            "--port",
-            "9090",
-            "--apple-power-enabled=true",
-            "--omlx-bin",
-            "/opt/homebrew/bin/omlx",
-            "--omlx-startup-timeout",
-            "120s",
+            *("/usr/local/bin/llmkube-metal-agent", "-namespace", "default", "--model-store=/Users/ada/models"),
+            *("--port", "9090", "--apple-power-enabled=true", "--omlx-bin", "/opt/homebrew/bin/omlx"),
+            *("--omlx-startup-timeout", "120s"),
         ],
     }
     added = added_flags(plistlib.dumps(old), set())
@@ -80,13 +72,12 @@ def test_the_go_agent_s_job_of_the_same_name_is_taken_over():
 
 @pytest.mark.parametrize("content", [b"", b"<plist>", b"[]", b"\x00\x01"])
 def test_a_file_that_is_no_job_is_refused(content):
-    """It is left where it is."""
     with pytest.raises(ValueError, match="not a property list of a job"):
         added_flags(content, set())
 
 
-def test_settings_of_an_install_are_written_as_toml_has_them():
-    """Paths as seen from anywhere, numbers as numbers; a job of launchd gets no variable of the terminal."""
+def test_install_settings_have_toml_types():
+    """Paths are absolute, numbers are numbers; a launchd job gets no variables of the terminal."""
     flags = {"host_ip": "192.168.1.50", "port": "9191", "model_store": "models", "accelerator": ("metal",)}
     environ = {"LLMKUBE_LOG_LEVEL": "debug", "KUBECONFIG": "/Users/ada/lab:/Users/ada/.kube/config", "PATH": "/bin"}
     config = resolve(AgentConfig, flags=flags, environ=environ)
@@ -102,33 +93,26 @@ def test_settings_of_an_install_are_written_as_toml_has_them():
 
 
 def test_launchd_waits_longer_than_the_agent_takes_at_most():
-    """The grace of an engine on Metal is part of that."""
+    """That includes the grace period of an engine on Metal."""
     config = AgentConfig()
     settings = AgentSettings("m", Path("/s"), Path("/s"), "x", metal=True, drain_seconds=config.drain_seconds)
     assert stop_seconds(settings) > stop_seconds(attrs.evolve(settings, metal=False))
     assert exit_seconds_of(config) > stop_seconds(settings) + 5
 
 
-TYPES = {  # launchd.plist(5)
-    "Label": str,
-    "ProgramArguments": list,
-    "EnvironmentVariables": dict,
-    "WorkingDirectory": str,
+TEXTS = ("Label", "WorkingDirectory", "ProcessType", "StandardOutPath", "StandardErrorPath", "UserName")
+TYPES = dict.fromkeys(TEXTS, str) | {"ProgramArguments": list, "EnvironmentVariables": dict, "KeepAlive": dict}
+TYPES |= {
     "RunAtLoad": bool,
-    "KeepAlive": dict,
+    "AbandonProcessGroup": bool,
     "ThrottleInterval": int,
     "ExitTimeOut": int,
-    "ProcessType": str,
-    "AbandonProcessGroup": bool,
-    "StandardOutPath": str,
-    "StandardErrorPath": str,
-    "UserName": str,
-}
+}  # launchd.plist(5)
 
 
 @pytest.mark.parametrize("daemon", [False, True])
 def test_the_keys_are_launchd_s_and_their_values_of_its_types(daemon):
-    """A key that launchd does not know, or a value of another type, it would ignore in silence."""
+    """Unknown keys and wrong types would be ignored silently."""
     content = plistlib.loads(plist_text(job(daemon=daemon)))
     for key, value in content.items():
         assert type(value) is TYPES[key], key
@@ -143,13 +127,13 @@ def test_the_keys_are_launchd_s_and_their_values_of_its_types(daemon):
 
 
 def test_where_the_files_are():
-    """An agent of a login, and a daemon of the machine."""
+    """An agent of a login and a system daemon have different files."""
     assert job().file == Path("/Users/ada/Library/LaunchAgents/com.llmkube.metal-agent.plist")
     assert job(daemon=True).file == Path("/Library/LaunchDaemons/com.llmkube.metal-agent.plist")
 
 
 def test_folders_that_macos_keeps_from_jobs():
-    """A terminal may read them, and a job of launchd may not."""
+    """A terminal may read them, but a launchd job may not."""
     home = Path("/Users/ada")
     assert guarded_folder(home / "Documents" / "llmkube" / ".venv", home) == home / "Documents"
     assert guarded_folder(Path("/Volumes/big/models"), home) == Path("/Volumes")
@@ -157,7 +141,7 @@ def test_folders_that_macos_keeps_from_jobs():
 
 
 def test_the_template_in_the_tree_is_what_install_writes():
-    """`launchd/` shows a reader each step: its file is the installer's, with ada in it."""
+    """The file in `launchd/` is the installer's output for ada."""
     root = Path(__file__).parents[5]
     written = subprocess.run(
         [sys.executable, root / "tests" / "mac" / "launchd_template.py"], check=True, capture_output=True

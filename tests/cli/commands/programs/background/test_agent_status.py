@@ -1,4 +1,4 @@
-"""`llmkube agent status --watch`, as a program: lines in a pipe, in place on a terminal, and quiet at Ctrl-C."""
+"""`llmkube agent status --watch` in a pipe and on a terminal, power lines, and cordons."""
 
 import datetime
 import fcntl
@@ -36,7 +36,7 @@ from llmkube.supervisor.values.cordon import Cordon, cordon_path, cordon_text
 
 @contextmanager
 def watching(folder, **streams):
-    """The program, which ends with the block whatever happens."""
+    """Run the program; it is killed when the block ends."""
     command = [sys.executable, "-m", "llmkube", "agent", "status", "--watch", "--state-dir", str(folder)]
     environ = os.environ | {"HOME": str(folder), "TERM": "xterm", "NO_COLOR": "1"}
     environ = {name: value for name, value in environ.items() if name not in {"COLUMNS", "LINES"}}
@@ -49,10 +49,10 @@ def watching(folder, **streams):
 
 
 def end(process):
-    """Press Ctrl-C; return what the program says and its code."""
+    """Press Ctrl-C; return stderr and the exit code."""
     process.send_signal(signal.SIGINT)
-    said = process.stderr.read()
-    return said, process.wait(timeout=60)
+    errors = process.stderr.read()
+    return errors, process.wait(timeout=60)
 
 
 @pytest.fixture
@@ -63,19 +63,19 @@ def folder(tmp_path):
 
 
 async def test_an_agent_that_does_not_answer_is_reported(folder):
-    """It holds its folder and says nothing: it is stopped, hangs, or is not well. Without a port nobody is asked."""
+    """An agent that holds its folder but does not answer is unhealthy; without a port it is not queried."""
     port = free_port()
     with hold_lock(folder / ENGINES_LOCK):
-        said = await _read_state(folder, current_user(), port)
-        assert said["agent"].startswith("running")
-        assert said["healthz"] == f"not healthy on port {port}"
+        state = await _read_state(folder, current_user(), port)
+        assert state["agent"].startswith("running")
+        assert state["healthz"] == f"not healthy on port {port}"
         assert "healthz" not in await _read_state(folder, current_user(), 0)
     assert "healthz" not in await _read_state(folder, current_user(), port)
 
 
 @pytest.mark.ci
 def test_a_pipe_gets_a_line_for_each_change(folder):
-    """It stays also while no agent runs; Ctrl-C ends it with 130 and without a word."""
+    """The program continues while no agent runs; Ctrl-C exits with 130 and no output."""
     with watching(folder, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == f"agent       not running on {folder}\n"
         cordon_path(folder).write_text(cordon_text(Cordon()))
@@ -88,7 +88,7 @@ def test_a_pipe_gets_a_line_for_each_change(folder):
 
 @pytest.mark.ci
 def test_a_terminal_of_80_columns_is_redrawn_in_place(tmp_path):
-    """What changes replaces what stood there, no line is wider than the terminal, and Ctrl-C is quiet."""
+    """Changes are redrawn in place, no line exceeds the terminal, and Ctrl-C prints nothing."""
     folder = tmp_path / ("x" * 90)
     folder.mkdir(mode=0o700)
     master, slave = pty.openpty()
@@ -133,7 +133,7 @@ llmkube_metal_agent_service_energy_joules_total{name="chat",namespace="ns"} 1000
 
 
 @pytest.mark.parametrize(
-    ("exposition", "said"),
+    ("exposition", "lines"),
     [
         (
             MAC,
@@ -142,39 +142,33 @@ llmkube_metal_agent_service_energy_joules_total{name="chat",namespace="ns"} 1000
                 "draws": "30.0 W, 1.9 J per token  ns/chat\n0.0 W                    ns/embed",
             },
         ),
-        (
-            RAPL,
-            {"power": "50.0 W (package 50.0)"},
-        ),
+        (RAPL, {"power": "50.0 W (package 50.0)"}),
         (
             'llmkube_metal_agent_apple_power_gpu_watts 31.5\nllmkube_metal_agent_power_problem{reason="Stalled"} 1.0\n',
             {"power": "gpu 31.5 W; other domains are not measured: Stalled"},
         ),
-        (
-            DEAD,
-            {"power": "not measured: NotPermitted; see `llmkube agent logs`"},
-        ),
+        (DEAD, {"power": "not measured: NotPermitted; see `llmkube agent logs`"}),
         ("", {}),
         ("llmkube_metal_agent_cordoned 0.0\nnonsense {{ 1\nllmkube_metal_agent_apple_power_cpu_watts x\n", {}),
     ],
-    ids=["a Mac", "Linux", "a part that stands still", "a source that has died", "no metrics", "no power"],
+    ids=["a Mac", "Linux", "a stalled domain", "a failed source", "no metrics", "no power"],
 )
-def test_power_is_reported_of_the_host_and_of_each_service(exposition, said):
-    """A line for each; why it is not measured; nothing where no source was asked for."""
-    assert power_lines(exposition) == said
+def test_power_is_reported_of_the_host_and_of_each_service(exposition, lines):
+    """Host and services have a line each; a failed measurement gives its cause; without metrics there is none."""
+    assert power_lines(exposition) == lines
 
 
 @pytest.mark.parametrize(
-    ("joules", "said"), [(0.04321, "0.043"), (1.0, "1"), (9.4, "9.4"), (99.6, "100"), (4321.0, "4321")]
+    ("joules", "text"), [(0.04321, "0.043"), (1.0, "1"), (9.4, "9.4"), (99.6, "100"), (4321.0, "4321")]
 )
-def test_joules_are_two_digits_and_no_exponent(joules, said):
-    """A large model on a processor takes hundreds of joules per token."""
+def test_joules_are_two_digits_and_no_exponent(joules, text):
+    """Large models on a CPU take hundreds of joules per token."""
     series = f'llmkube_metal_agent_service_joules_per_token{{name="chat",namespace="ns"}} {joules}\n'
-    assert power_lines(series)["draws"] == f"{said} J per token  ns/chat"
+    assert power_lines(series)["draws"] == f"{text} J per token  ns/chat"
 
 
 def test_a_line_per_change_has_no_figures():
-    """Watts change all the time; that they are not measured any more is a change."""
+    """Watts change all the time; a failed measurement is a change."""
     assert without_figures({"agent": "runs", **power_lines(MAC)}) == {"agent": "runs"}
     assert without_figures(power_lines(DEAD)) == power_lines(DEAD)
 
@@ -183,8 +177,8 @@ def run(command, folder, *words):
     return CliRunner().invoke(command, ["--state-dir", str(folder), *words])
 
 
-def test_what_is_typed_is_what_the_agent_reads(tmp_path):
-    """With an end and without; `uncordon` takes it back, also when nothing was said."""
+def test_cordon_is_read_by_the_agent(tmp_path):
+    """With and without an end; `uncordon` removes it, also if there is none."""
     folder = tmp_path / "state"
     read = CordonFile(cordon_path(folder))
     assert run(cordon, folder).exit_code == 0
@@ -201,8 +195,8 @@ def test_what_is_typed_is_what_the_agent_reads(tmp_path):
 
 
 @pytest.mark.parametrize("words", ["0", "3s", "59s", "-1h", "1000000h", "2x", "soon", "9999d", "nan", ""])
-def test_a_time_that_is_none_changes_nothing(tmp_path, words):
-    """The sentence names the flag."""
+def test_invalid_time_changes_nothing(tmp_path, words):
+    """The error names the flag."""
     done = run(cordon, tmp_path / "state", "--for", words)
     assert done.exit_code != 0
     assert "--for" in str(done.output) + str(done.exception)
@@ -210,13 +204,13 @@ def test_a_time_that_is_none_changes_nothing(tmp_path, words):
 
 
 def test_the_shortest_time_is_one_in_which_an_agent_can_end_its_engines(tmp_path):
-    """A cordon that is over before the agent has looked would be a word without effect."""
+    """A shorter cordon would expire before the agent acts on it."""
     assert run(cordon, tmp_path, "--for", "60s").exit_code == 0
 
 
 @contextmanager
 def engine_of(folder):
-    """A process that an agent of this folder could have left."""
+    """Run a process like an engine that an agent of this folder left behind."""
     words = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"]
     environ = os.environ | {OWNER_VARIABLE: str(folder)}
     with subprocess.Popen(words, env=environ, stdout=subprocess.PIPE) as process:
@@ -227,8 +221,8 @@ def engine_of(folder):
             process.kill()
 
 
-def test_engines_that_nobody_ends_are_reported(tmp_path):
-    """Without an agent the command does not say that the memory is back while an engine of a killed one holds it."""
+def test_engines_without_an_agent_are_reported(tmp_path):
+    """The command does not claim that memory is free while an engine of a killed agent holds it."""
     with engine_of(tmp_path) as process:
         done = run(cordon, tmp_path)
     assert done.exit_code == ExitCode.FAILED
@@ -240,7 +234,7 @@ def test_engines_that_nobody_ends_are_reported(tmp_path):
 
 @pytest.mark.parametrize("over", ["", cordon_text(Cordon(datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)))])
 async def test_a_cordon_that_has_ended_is_not_waited_for(tmp_path, over):
-    """Its engines stay: `uncordon` was typed elsewhere meanwhile, or the time is over."""
+    """`uncordon` was run meanwhile, or the time is over: the engines keep running."""
     if over:
         cordon_path(tmp_path).write_text(over)
     with (
@@ -253,7 +247,7 @@ async def test_a_cordon_that_has_ended_is_not_waited_for(tmp_path, over):
 
 
 async def test_engines_that_outlast_the_timeout_are_reported(tmp_path):
-    """With the code for it."""
+    """The exit code is that of a timeout."""
     cordon_path(tmp_path).write_text(cordon_text(Cordon()))
     with (
         engine_of(tmp_path),
@@ -265,6 +259,6 @@ async def test_engines_that_outlast_the_timeout_are_reported(tmp_path):
 
 
 def test_a_file_that_is_no_cordon_is_reported(tmp_path):
-    """`status` names the file, and what removes it."""
+    """`status` names the command that removes the file."""
     cordon_path(tmp_path).write_text('{"until": "noon"}')
     assert "`llmkube agent uncordon` removes it" in cordon_sentence(tmp_path)

@@ -1,4 +1,4 @@
-"""Whether macOS keeps a job from its own network is judged by what the job itself gets."""
+"""macOS local network access, assessed by the job's own connection attempts."""
 
 import errno
 
@@ -22,7 +22,7 @@ ARP = """\
 
 
 def test_the_api_server_is_tried_first_and_the_router_never():
-    """The router is reached in any case; a neighbour that never answered, or none of this network, tells nothing."""
+    """The router proves nothing, nor does a neighbour that never answered or is on another network."""
     assert lan_peers(("192.168.1.10", 6443), ARP, "192.168.1.1") == (("192.168.1.10", 6443), ("192.168.1.20", 9))
     assert lan_peers(("api.example.com", 443), "", "") == ()
     assert lan_peers(("127.0.0.1", 6443), "", "") == ()
@@ -40,12 +40,12 @@ def test_the_api_server_is_tried_first_and_the_router_never():
         ([], "unknown"),
     ],
 )
-def test_one_that_gets_through_is_enough_and_one_that_is_off_proves_nothing(errors, verdict):
-    """A machine that sleeps gives the same errno as a refusal of macOS."""
+def test_one_connection_suffices_and_one_failure_proves_nothing(errors, verdict):
+    """A sleeping machine gives the same errno as a refusal by macOS."""
     assert assess(errors) == verdict
 
 
-async def test_what_was_found_is_left_for_commands(tmp_path):
+async def test_result_is_recorded_for_commands(tmp_path):
     """`llmkube agent install` and `status` read it."""
 
     async def dial(peer):
@@ -57,5 +57,5 @@ async def test_what_was_found_is_left_for_commands(tmp_path):
 
 
 async def test_a_port_that_refuses_is_reached():
-    """On a real socket: the machine is there, and says no."""
+    """On a real socket: the machine answers with a refusal."""
     assert assess([await dial_tcp(("127.0.0.1", 1))]) == "reached"

@@ -1,4 +1,4 @@
-"""A job is loaded and unloaded although launchctl waits for nothing."""
+"""Jobs are loaded and unloaded although launchctl does not wait."""
 
 import pytest
 import trio
@@ -30,7 +30,7 @@ def job(model, *, domain="gui/501", exit_seconds=90.0):
 
 
 def test_what_launchd_prints_of_a_job():
-    """Pid, starts and the last end are read; what is missing is missing."""
+    """Pid, runs and last exit are read; missing ones are empty."""
     state = parse_job_state(RUNNING)
     assert (state.pid, state.runs, state.last_exit) == (812, 3, "78: EX_CONFIG")
     state = parse_job_state("x = {\n\tstate = spawn scheduled\n\truns = 9\n\tlast exit code = (never exited)\n}")
@@ -39,7 +39,7 @@ def test_what_launchd_prints_of_a_job():
 
 
 async def test_a_reinstall_waits_until_the_old_job_has_ended(autojump_clock):
-    """`bootout` returns at once; the new job is loaded only when the old one is gone, however long that takes."""
+    """`bootout` returns at once; the new job is loaded only after the old one is gone."""
     model = LaunchdModel(end_seconds=70.0, loaded=True)
     await job(model).load("/x/new.plist")
     assert (model.loaded, model.file, model.ends_at) == (True, "new.plist", None)
@@ -49,7 +49,7 @@ async def test_a_reinstall_waits_until_the_old_job_has_ended(autojump_clock):
 
 
 async def test_a_job_that_a_login_loads_meanwhile_gives_way(autojump_clock):
-    """Between our look and our `bootstrap` a login has loaded the old file: it gives way to ours."""
+    """A login loads the old file between the check and `bootstrap`; the new file replaces it."""
     model = LaunchdModel(end_seconds=1.0)
     real = model.call
     raced = []
@@ -64,7 +64,7 @@ async def test_a_job_that_a_login_loads_meanwhile_gives_way(autojump_clock):
 
 
 async def test_without_a_login_the_error_has_the_fix(autojump_clock):
-    """`bootstrap` without its user's login answers 5 for ever."""
+    """Without a login `bootstrap` always fails with 5."""
     with pytest.raises(UserError, match=r"5: Input/output error.*logged in at this Mac's screen.*--daemon"):
         await job(LaunchdModel(session=False)).load("/x/new.plist")
     with pytest.raises(UserError) as caught:
@@ -73,13 +73,12 @@ async def test_without_a_login_the_error_has_the_fix(autojump_clock):
 
 
 async def test_a_job_that_never_ends_is_reported(autojump_clock):
-    """Launchd itself kills after `ExitTimeOut`; half a minute later this gives up, and says which job."""
+    """The error comes 30 s after launchd's own `ExitTimeOut`, and names the job."""
     with pytest.raises(UserError, match=f"gui/501/{LABEL} not unloaded within 120 s"):
         await job(LaunchdModel(end_seconds=1e9, loaded=True)).unload()
 
 
-async def test_unloading_nothing_asks_for_nothing(autojump_clock):
-    """A job that is not loaded is not booted out."""
+async def test_unloaded_job_is_not_booted_out(autojump_clock):
     model = LaunchdModel()
     await job(model).unload()
     assert model.calls == ["print"]

@@ -1,4 +1,4 @@
-"""The log of a job: small, and found where guides look, whatever another user has put there."""
+"""The log of a job stays small and is found where the guides say, also in shared folders."""
 
 import os
 
@@ -10,7 +10,7 @@ from waiting import until
 
 
 async def test_a_log_that_has_grown_is_copied_and_truncated_in_place(tmp_path):
-    """Launchd holds it open with O_APPEND, and goes on writing at its new end."""
+    """Launchd keeps it open with O_APPEND, and writes at its new end."""
     log = tmp_path / "metal-agent.log"
     held = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
@@ -27,8 +27,7 @@ async def test_a_log_that_has_grown_is_copied_and_truncated_in_place(tmp_path):
     assert (tmp_path / "link").readlink() == log
 
 
-def test_the_link_is_made_and_mended_but_nothing_else_is_replaced(tmp_path):
-    """A file that is no link stays what it is, and is not written to."""
+def test_link_is_created_and_repaired_and_a_file_is_kept(tmp_path):
     log, link = tmp_path / "log", tmp_path / "link"
     assert point_link(link, log)
     assert link.readlink() == log
@@ -43,7 +42,7 @@ def test_the_link_is_made_and_mended_but_nothing_else_is_replaced(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a file of another user")
 def test_another_user_s_link_is_not_followed(tmp_path):
-    """In a folder for all, another user's link of that name leads wherever he likes."""
+    """In a shared folder another user's link could lead anywhere."""
     link = tmp_path / "link"
     link.symlink_to("/etc/passwd")
     os.lchown(link, 12345, 12345)

@@ -1,4 +1,4 @@
-"""Failed starts in a row are counted, and end the trying."""
+"""Consecutive failed starts are counted and limited; a changed Python is reported."""
 
 import contextlib
 
@@ -33,7 +33,7 @@ def fail(folder, boot="one", why="no llama-server"):
 
 
 def test_failures_add_up_and_a_good_end_forgets_them(tmp_path):
-    """The reason of the last one is kept for `status`."""
+    """The last reason is kept for `status`."""
     fail(tmp_path)
     fail(tmp_path, why="no kubeconfig")
     assert read_failed_starts(tmp_path, "one") == FailedStarts("one", 2, "no kubeconfig")
@@ -42,8 +42,8 @@ def test_failures_add_up_and_a_good_end_forgets_them(tmp_path):
     assert read_failed_starts(tmp_path, "one").count == 0
 
 
-def test_a_killed_start_counts(tmp_path):
-    """The count is written before anything is tried, so that a SIGKILL is not forgotten."""
+def test_killed_start_is_counted(tmp_path):
+    """The count is written before the attempt, so that a SIGKILL is counted."""
     seen = []
     with contextlib.suppress(KeyboardInterrupt), counted_start(tmp_path, "one"):
         seen.append(read_failed_starts(tmp_path, "one").count)
@@ -52,16 +52,16 @@ def test_a_killed_start_counts(tmp_path):
     assert read_failed_starts(tmp_path, "one").count == 1
 
 
-def test_a_new_boot_begins_again(tmp_path):
-    """The machine may have been what was wrong; and a file that is none counts for nothing."""
+def test_count_restarts_at_boot(tmp_path):
+    """A damaged file has no count."""
     fail(tmp_path)
     assert read_failed_starts(tmp_path, "two").count == 0
     failed_starts_path(tmp_path).write_text("{")
     assert read_failed_starts(tmp_path, "one").count == 0
 
 
-async def test_a_minute_of_service_forgets(tmp_path, autojump_clock):
-    """A crash a day later is a first one."""
+async def test_count_is_reset_after_a_minute_of_service(tmp_path, autojump_clock):
+    """A later crash is then a first failure."""
     fail(tmp_path)
     await reset_once_stable(tmp_path)
     assert trio.current_time() >= 60
@@ -73,7 +73,7 @@ async def test_a_minute_of_service_forgets(tmp_path, autojump_clock):
 
 
 def test_the_agent_gives_up_with_0_after_its_limit(tmp_path):
-    """Launchd starts again what ends otherwise, for ever; without a limit each start says what is wrong."""
+    """Launchd restarts a job with any other exit code."""
     state = tmp_path / "state"
     env = {"HOME": str(tmp_path), "NO_COLOR": "1"}
     args = ["agent", f"--state-dir={state}", "--llama-server=/nowhere/llama-server", "--start-limit=2"]
@@ -94,7 +94,7 @@ INSTALLED = Interpreter("/v/bin/python", f"{CELLAR}/3.12.3/bin/python3.12", "3.1
 
 
 @pytest.mark.parametrize(
-    ("now", "said"),
+    ("now", "message"),
     [
         ({}, ""),
         ({"program": "", "version": ""}, "/v/bin/python, the Python 3.12.3 of the job, no longer exists"),
@@ -103,11 +103,11 @@ INSTALLED = Interpreter("/v/bin/python", f"{CELLAR}/3.12.3/bin/python3.12", "3.1
         ({"program": f"{CELLAR}/3.12.3_1/bin/python3.12"}, "links to /opt/homebrew/Cellar/python@3.12/3.12.3_1/"),
     ],
 )
-def test_what_has_become_of_it(now, said):
-    """A sentence says what has changed, what it costs and what to do; of the same one nothing is said."""
+def test_changed_interpreter_is_reported(now, message):
+    """The sentence names the change, its effect and the fix; an unchanged interpreter gives none."""
     sentence = compare_interpreters(INSTALLED, attrs.evolve(INSTALLED, **now))
-    assert said in sentence
-    assert ("run `llmkube agent install` again" in sentence) is bool(said)
+    assert message in sentence
+    assert ("run `llmkube agent install` again" in sentence) is bool(message)
 
 
 def program(path, line):
@@ -117,7 +117,7 @@ def program(path, line):
 
 
 def test_an_interpreter_reports_its_version(tmp_path):
-    """Of a link that leads nowhere, of a program that fails and of one that says something else nothing is made up."""
+    """A broken link, a failing program and another program have no version."""
     path = program(tmp_path / "python", "echo Python 3.12.9")
     assert interpreter_at(path) == Interpreter(path, path, "3.12.9")
     link = tmp_path / "link"
@@ -129,8 +129,8 @@ def test_an_interpreter_reports_its_version(tmp_path):
     assert interpreter_at(own.path) == own
 
 
-def test_it_is_recorded_and_compared(tmp_path, monkeypatch):
-    """After an upgrade behind the same path the news says both versions; without a record there are none."""
+def test_interpreter_is_recorded_and_compared(tmp_path, monkeypatch):
+    """An upgrade behind the same path reports both versions; without a record nothing is reported."""
     assert interpreter_problem(tmp_path) == ""
     path = program(tmp_path / "python", "echo Python 3.12.9")
     monkeypatch.setattr(module.sys, "executable", path)

@@ -1,4 +1,4 @@
-"""The unit that runs `llmkube up` at login, as systemd itself reads it."""
+"""The systemd unit that runs `llmkube up` at login."""
 
 import os
 import shutil
@@ -22,15 +22,14 @@ def unit():
 
 
 def test_words_keep_their_spaces_quotes_and_signs():
-    """A path with spaces, quotes, per cent and dollar signs is one argument, and nothing in it is expanded."""
+    """A path with spaces, quotes, percent and dollar signs stays one argument without expansion."""
     lines = dict(line.split("=", 1) for line in unit().splitlines() if "=" in line)
     assert lines["ExecStart"].endswith('"/home/a b/100%% \\"mine\\"/$$HOME"')
     assert lines["StandardOutput"] == "append:/home/a b/100%%/up.log"
     assert (lines["KillSignal"], lines["TimeoutStopSec"]) == ("SIGINT", "60")
 
 
-def test_systemd_reads_the_unit(tmp_path):
-    """systemd-analyze finds no fault in it."""
+def test_systemd_analyze_accepts_the_unit(tmp_path):
     program = shutil.which("systemd-analyze")
     if program is None:
         pytest.skip("systemd-analyze (package systemd) is not on this machine")
@@ -44,7 +43,7 @@ def test_systemd_reads_the_unit(tmp_path):
 
 
 def test_units_lie_where_systemd_looks(tmp_path):
-    """XDG_CONFIG_HOME counts if it is absolute, else the user's .config."""
+    """An absolute XDG_CONFIG_HOME is used, else ~/.config."""
     place = "systemd/user/llmkube-up.service"
     assert unit_path({"HOME": "/h"}) == unit_path({"HOME": "/h", "XDG_CONFIG_HOME": "x"})
     assert str(unit_path({"HOME": "/h"})) == f"/h/.config/{place}"
@@ -53,7 +52,7 @@ def test_units_lie_where_systemd_looks(tmp_path):
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A home, a systemctl that notes what it is asked, and whether a service manager answers."""
+    """A home with a systemctl that records its arguments, and fails if the file `dead` exists."""
     tools = tmp_path / "bin"
     tools.mkdir()
     program = tools / "systemctl"
@@ -72,7 +71,7 @@ def invoke(*args):
 
 
 def test_install_runs_it_now_and_at_login(machine):
-    """The unit has the flags that were given, is enabled and started; uninstall stops it and takes it away."""
+    """The unit has the given flags, is enabled and started; `uninstall` stops and removes it."""
     done = invoke("install", "--gateway-port", "9000", "--no-insecure-lan", "--accelerator", "cpu")
     assert done.exit_code == 0, done.output
     text = unit_path({"HOME": str(machine)}).read_text()
@@ -95,7 +94,7 @@ def test_install_runs_it_now_and_at_login(machine):
 
 
 def test_without_a_service_manager_nothing_is_written(machine):
-    """Where no user's systemd answers, its words are told and no unit is left."""
+    """If the user's systemd is unreachable, its error is printed and no unit is left."""
     (machine / "dead").touch()
     done = invoke("install")
     assert done.exit_code == 1
@@ -103,8 +102,8 @@ def test_without_a_service_manager_nothing_is_written(machine):
     assert not unit_path({"HOME": str(machine)}).exists()
 
 
-def test_without_systemd_the_way_out_is_named(monkeypatch, tmp_path):
-    """A machine without systemctl hears how to run it in the background."""
+def test_without_systemd_the_fix_is_named(monkeypatch, tmp_path):
+    """The error names `llmkube up start` instead."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="in the background with `llmkube up start`"):
         systemctl("daemon-reload")

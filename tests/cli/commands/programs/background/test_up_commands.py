@@ -1,4 +1,4 @@
-"""`llmkube up start`, `stop`, `status` and `logs`, as far as they need no engine."""
+"""`llmkube up start`, `stop`, `status` and `logs`, without an engine."""
 
 import os
 import sys
@@ -21,7 +21,7 @@ def invoke(*args, state):
 
 
 def test_what_runs_is_reported_with_its_addresses(tmp_path):
-    """`status` has pid and addresses of what runs; `start` starts no second one, and says the same."""
+    """`status` prints pid and addresses; `start` prints them too and starts no second process."""
     state = tmp_path / "st ate"
     with hold_state_dir(state, ENGINES_LOCK, SERVER_LOCK):
         (state / LOG).write_text(f"old\n{ADDRESSES.replace('127.0.0.1', '127.0.0.9')}\nx\n{ADDRESSES}\nmore\n")
@@ -35,8 +35,7 @@ def test_what_runs_is_reported_with_its_addresses(tmp_path):
         )
 
 
-def test_what_does_not_run(tmp_path):
-    """`status`, `stop` and `logs` exit with 3 where there is nothing, and say what there would be."""
+def test_commands_exit_with_3_if_nothing_runs(tmp_path):
     state = tmp_path / "state"
     for command, words in (("status", "is not running"), ("stop", "is not running"), ("logs", "not found")):
         done = invoke(command, state=state)
@@ -44,7 +43,7 @@ def test_what_does_not_run(tmp_path):
 
 
 def test_logs_are_those_of_the_background(tmp_path):
-    """The last lines of the file are printed, without what would steer a terminal."""
+    """The last lines of the file are printed without control characters."""
     state = tmp_path / "state"
     with hold_state_dir(state):
         (state / LOG).write_text("one\ntwo\x1b[2J\nthree\n")
@@ -53,14 +52,14 @@ def test_logs_are_those_of_the_background(tmp_path):
 
 @pytest.mark.ci
 def test_a_start_that_fails_reports_why(tmp_path):
-    """What the program in the background said last is the error of `start`."""
+    """The last error of the background program is the error of `start`."""
     done = invoke("start", "--llama-server", str(tmp_path / "nowhere"), state=tmp_path / "state")
     assert done.exit_code == 1
     assert "llmkube up exited: --llama-server" in done.output
 
 
 def test_flags_are_passed_on(tmp_path):
-    """Every flag that was given reaches the program that runs later, paths as seen from anywhere."""
+    """Given flags reach the program that runs later, with absolute paths."""
     flags = {"gateway_port": "9000", "accelerator": ("cpu", "metal"), "insecure_lan": True, "llama_server": "bin/x"}
     words = command_line({**flags, "state_dir": "ignored", "listen": None}, tmp_path)
     assert words[:6] == [sys.executable, "-m", "llmkube", "up", "--state-dir", str(tmp_path)]
@@ -75,7 +74,7 @@ def test_flags_are_passed_on(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "Kubernetes x\n", "no"])
 def test_without_addresses_nothing_is_reported(tmp_path, text):
-    """A program that has not got so far has no addresses."""
+    """A program that is still starting has no addresses."""
     (tmp_path / LOG).write_text(text)
     assert addresses_in(tmp_path / LOG) == ""
     assert addresses_in(tmp_path / "nowhere") == ""
