@@ -1,9 +1,9 @@
 """Read a header from pieces of a file, without I/O: the reader returns which piece it needs next.
 
 ```
- HeaderReader.wanted ── Range ──▶ a file, or an HTTP Range request
+ HeaderReader.next_range ── Range ──▶ a file, or an HTTP Range request
         ▲                              │
-        └────────── feed(data) ◀───────┘        until `wanted` is None: then `header` has the result
+        └────────── feed(data) ◀───────┘        until `next_range` is None: then `header` has the result
 ```
 
 A file is refused by the rules of llama.cpp's `gguf_init_from_file`, before an engine is started for it. In addition,
@@ -113,7 +113,7 @@ Steps = Generator[Range, bytes, None]
 
 
 class HeaderReader:
-    """A reader of one header; feed it until `wanted` is None.
+    """A reader of one header; feed it until `next_range` is None.
 
     Every call either makes progress or raises; all calls together take less than a second and 64 MiB, whatever the
     content.
@@ -124,13 +124,13 @@ class HeaderReader:
         limit_bytes: The end of the range in which the reader may request pieces.
 
     Attributes:
-        wanted: The piece that is needed next; None when the header is complete.
-        header: The result, once `wanted` is None.
+        next_range: The piece that is needed next; None when the header is complete.
+        header: The result, once `next_range` is None.
     """
 
     def __init__(self, name: str, size_bytes: int | None, *, limit_bytes: int = MAX_HEADER_BYTES) -> None:
         self.header: Header | None = None
-        self.wanted: Range | None = None
+        self.next_range: Range | None = None
         self._name = name
         self._size = size_bytes
         self._limit = limit_bytes
@@ -157,9 +157,9 @@ class HeaderReader:
 
     def _advance(self, data: bytes | None) -> None:
         try:
-            self.wanted = next(self._steps) if data is None else self._steps.send(data)
+            self.next_range = next(self._steps) if data is None else self._steps.send(data)
         except StopIteration:
-            self.wanted = None
+            self.next_range = None
 
     # -- the window onto the file ---------------------------------------------------------------------------------
 
