@@ -170,7 +170,7 @@ def refusal(
         return SourceRefusedError(f"{message}: the bucket is in {region}; set AWS_REGION to {region}")
     if status in _RETRYABLE:
         wait = wait_seconds(headers, now)
-        when = "" if wait is None else f"; it asks to wait {wait:.0f} s"
+        when = "" if wait is None else f"; it requests a pause of {wait:.0f} s"
         if status in (429, 503) or wait is not None:
             return ThrottledError(f"{message}{when}", wait_seconds=wait)
         return FetchError(message)
@@ -190,7 +190,7 @@ def _denied(request: RangeRequest, message: str, status: int) -> AccessDeniedErr
         return AccessDeniedError(f"{message}: {cause}; {ACCESS_ADVICE}")
     if request.server == "bucket":
         # Without permission to list, a bucket sends the same response for an object that does not exist.
-        cause = "the key may not read it, or there is no such object" if request.credential else "a key is required"
+        cause = "the key may not read it, or no such object exists" if request.credential else "a key is required"
         return AccessDeniedError(f"{message}: {cause}; {BUCKET_ADVICE}")
     if request.server == "registry":
         if request.credential and status == 401:
@@ -203,7 +203,7 @@ def _denied(request: RangeRequest, message: str, status: int) -> AccessDeniedErr
 
 
 def wait_seconds(headers: Headers, now: datetime.datetime) -> float | None:
-    """Return the pause that the server asks for: `Retry-After` in either form, else the `t` of `RateLimit`; or None.
+    """Return the pause that the server requests: `Retry-After` in either form, else the `t` of `RateLimit`; or None.
 
     A date is compared with the response's own Date, if it has one, so that two clocks are not compared.
     """
@@ -218,7 +218,7 @@ def wait_seconds(headers: Headers, now: datetime.datetime) -> float | None:
 
 
 def other_region(headers: Headers) -> str:
-    """Return the bucket's actual region when S3 was asked in another one, or ""."""
+    """Return the bucket's region if the request was sent to another one, or ""."""
     region = headers.get("x-amz-bucket-region", "").strip()
     return region if _REGION.fullmatch(region) else ""
 
@@ -257,7 +257,7 @@ def interpret_part(request: RangeRequest, headers: Headers) -> ReadBody | Restar
         raise RangeError(f"{request.shown}: bytes {request.offset}- were requested, the server sent {text[:80]!r}")
     length = content_length(headers)
     if length is not None and length != end - start + 1:
-        raise RangeError(f"{request.shown}: the server sent {length} bytes as {text[:80]!r}")
+        raise RangeError(f"{request.shown}: the server sent {length} bytes with Content-Range {text[:80]!r}")
     total = request.total_bytes if total is None else total
     if total is None:
         raise RangeError(f"{request.shown}: the server does not state the size of the file ({text[:80]!r})")

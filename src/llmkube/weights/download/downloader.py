@@ -98,7 +98,7 @@ class Downloader:
             registry: For a source in a registry; without it, that must be public. Not called if the store has the file.
             policy: The addresses that the source may resolve to.
             progress: Called in this task with the latest state; some may be skipped.
-            namespace: Of the Model; None for the owner of the store.
+            namespace: Namespace of the Model; None for the owner of the store.
             fresh: Check with the server whether the stored file is still current, and fetch it if it is not.
 
         Raises:

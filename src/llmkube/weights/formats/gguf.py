@@ -26,7 +26,7 @@ from llmkube.weights.formats.shape import GGUFFacts, Shape, vocabulary_of
 
 _PART: Final = re.compile(r"(?P<name>.+)-00001-of-(?P<count>[0-9]{5})\.gguf")
 MAX_PARTS: Final = 256
-"""The most files of one model that are read; the largest models in use have under a hundred."""
+"""Maximum number of files of one model that are read; the largest models in use have under a hundred."""
 
 _SCALAR_KINDS: Final = (fmt.UINT16, fmt.UINT32, fmt.INT32)
 _PER_LAYER: Final = (fmt.UINT32, fmt.INT32, fmt.BOOL)

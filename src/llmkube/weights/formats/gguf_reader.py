@@ -23,7 +23,7 @@ from llmkube.weights.formats import gguf_format as fmt
 from llmkube.weights.formats.shape import Tensor
 
 MAX_SHOWN: Final = 80
-"""The most bytes of a key or a name in an error."""
+"""Maximum bytes of a key or a name in an error."""
 
 
 @attrs.frozen
@@ -83,19 +83,19 @@ def escaped(name: bytes) -> str:
 
 
 MAX_HEADER_BYTES: Final = 256 << 20
-"""No header is longer: the largest vocabularies in use take about 20 MiB."""
+"""A longer header is refused: the largest vocabularies in use take about 20 MiB."""
 MAX_KEYS: Final = 1 << 16
 """Real files have a few dozen."""
 MAX_TENSORS: Final = 1 << 16
 """The largest models, with each expert a tensor of its own, have under fifty thousand."""
 MAX_SKIPPED_STRINGS: Final = 1 << 21
-"""In all arrays together; the largest vocabularies with their merges have under a million."""
+"""Limit of all arrays together; the largest vocabularies with their merges have under a million."""
 MAX_KEY_BYTES: Final = 1 << 16
 """The format's limit; engines allow more."""
 MAX_VALUE_BYTES: Final = 1 << 16
-"""Of a longer value, only the kind is retained."""
+"""A longer value is skipped, and only its kind is retained."""
 MAX_RETAINED_BYTES: Final = 1 << 20
-"""All retained values together."""
+"""Limit of all retained values together."""
 
 _DIGESTED_BYTES: Final = 64  # for longer keys, only the hash is stored
 _START_BYTES: Final = 24
@@ -144,7 +144,7 @@ class HeaderReader:
         self._advance(None)
 
     def feed(self, data: bytes) -> None:
-        """Process the piece that was wanted; it may be longer; a shorter one means that the file ends there.
+        """Process the piece at `next_range`, which may be longer; a shorter one means that the file ends there.
 
         Raises:
             NotGGUFError: No engine could load this file, or the header exceeds a bound.
@@ -335,7 +335,7 @@ class HeaderReader:
             tensors.append(Tensor(name.decode("utf-8", "replace"), type_name, sizes, tensor_bytes))
             by_type[kind] += tensor_bytes
             if kind in fmt.NEWER_TENSOR_TYPES:
-                expected = -1  # only an engine that knows this type can tell where the next one begins
+                expected = -1  # the size of an unknown type, and so the start of the next tensor, is unknown
             elif expected < 0:
                 expected = offset
             if 0 <= expected != offset:
