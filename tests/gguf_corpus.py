@@ -377,9 +377,9 @@ def judge(data, size, piece_bytes=4096):
     """Return LLMKube's verdict on a case: its facts or None, and why not."""
     try:
         reader = HeaderReader("FILE", size)
-        while (wanted := reader.wanted) is not None:
-            length = min(max(wanted.length, piece_bytes), size - wanted.offset)
-            reader.feed(data[wanted.offset : wanted.offset + length].ljust(length, b"\0"))
+        while (needed := reader.next_range) is not None:
+            length = min(max(needed.length, piece_bytes), size - needed.offset)
+            reader.feed(data[needed.offset : needed.offset + length].ljust(length, b"\0"))
         return facts_of(reader), ""
     except NotGGUFError as error:
         return None, str(error)

@@ -1,4 +1,4 @@
-"""Error classes of the project: each tells whether the input or the environment is at fault, and so whether to retry.
+"""Error classes of the project: each shows whether the input or the environment is at fault, and so whether to retry.
 
 ```
 LLMKubeError

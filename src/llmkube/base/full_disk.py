@@ -1,4 +1,4 @@
-"""Detect a full disk, and tell the user how to fix it."""
+"""Detect a full disk, and suggest a fix."""
 
 import contextlib
 import errno

@@ -28,7 +28,7 @@ def file_stem(name: str) -> str:
 
 
 def sync(descriptor: int) -> None:
-    """Flush a file's content or a folder's entries, so that they survive a power cut; blocks for milliseconds.
+    """Flush a file's content or a folder's entries, so that they survive a power failure; blocks for milliseconds.
 
     On macOS, fsync leaves data in the drive's cache, to be written in any order; F_FULLFSYNC writes it (fsync(2)).
     Some network file systems do not support that: there fsync has to suffice.
@@ -50,7 +50,7 @@ def write_private(path: Path, content: str | bytes, *, durable: bool = True) -> 
     Args:
         path: The file, in a folder that exists.
         content: Text is written as UTF-8.
-        durable: Whether this also holds after a power cut, which costs a sync (milliseconds).
+        durable: Whether this also holds after a power failure, which costs a sync (milliseconds).
 
     Raises:
         OSError: The write failed; the old file is unchanged.

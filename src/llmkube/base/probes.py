@@ -47,9 +47,9 @@ async def run_probes(
 def probes_handler(ready: ReadinessCheck, registry: CollectorRegistry) -> Handler:
     """Serve `/healthz`, `/readyz` and `/metrics`, without waiting for anything.
 
-    `/healthz` only shows that the process answers: a failed liveness probe causes a restart, which fixes no failure
-    outside. `/readyz` is 503 with the reason while `ready`, called each time, returns False. `/metrics` is in
-    Prometheus text format, or in OpenMetrics for a client that accepts it.
+    `/healthz` only shows that the process answers: a failed liveness probe causes a restart, which does not help if
+    a dependency has failed. `/readyz` is 503 with the reason while `ready`, called each time, returns False.
+    `/metrics` is in Prometheus text format, or in OpenMetrics for a client that accepts it.
     """
 
     def answer(path: str, accept: str) -> Response:

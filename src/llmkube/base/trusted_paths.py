@@ -157,7 +157,7 @@ def _entry_weakness(path: Path, trusted: Collection[int], closed: bool) -> str:
         target = resolve_links(path)
         weakness = next((text for step in target.steps if (text := step.weakness(trusted))), "")
         if weakness or target.found is None:
-            return f"{path.name} in it is a link out of it: {weakness}" if weakness else ""
+            return f"its symlink {path.name} leads out of it: {weakness}" if weakness else ""
         found, closed = target.found, False
     if found.st_uid not in trusted:
         return f"{path.name} in it belongs to another user (uid {found.st_uid})"

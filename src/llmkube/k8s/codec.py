@@ -58,7 +58,7 @@ def decode(kind: type[W], data: Mapping[str, Any]) -> W:
         decoded: W = _converter.get_structure_hook(kind)(data, kind)
     except _Mismatch as mismatch:
         path = "".join(reversed(mismatch.path)).removeprefix(".")
-        message = f"expected {mismatch.expected}, got {_shown(mismatch.value)}{_object_suffix(kind, data)}"
+        message = f"expected {mismatch.expected}, got {_format_value(mismatch.value)}{_object_suffix(kind, data)}"
         raise DecodeError(message, field=path) from None
     return decoded
 
@@ -69,7 +69,7 @@ def encode(obj: Any) -> dict[str, Any]:
     return encoded
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Return the value as the user wrote it, shortened to one line."""
     if isinstance(value, _Absent):
         return "nothing"
@@ -128,7 +128,7 @@ def _structure_object(cls: Any, converter: cattrs.Converter) -> _Hook:
             elif key not in type_meta:
                 unknown[key] = value
             elif value != type_meta[key]:
-                raise _at(f".{key}", _Mismatch(_shown(type_meta[key]), value))
+                raise _at(f".{key}", _Mismatch(_format_value(type_meta[key]), value))
         if not required.keys() <= values.keys():
             raise _missing(required, values)
         wire = WireForm(unknown, frozenset(values)) if unknown else _wire(tuple(values))

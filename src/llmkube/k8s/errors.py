@@ -40,7 +40,7 @@ class ApiError(LLMKubeError):
         reason: The machine-readable reason of the server's `Status` ("NotFound"), or empty.
         message: The server's message.
         status: The whole `Status` object, or empty.
-        retry_after_seconds: The delay that the server asks for, or None.
+        retry_after_seconds: The delay that the server requests, or None.
     """
 
     def __init__(

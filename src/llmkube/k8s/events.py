@@ -42,16 +42,16 @@ PERMISSIONS: Final = (Permission(Event, frozenset({"create", "patch"})),)
 EventType = Literal["Normal", "Warning"]
 
 MAX_PENDING: Final = 256
-"""The most Events that may be pending."""
+"""Maximum number of pending Events."""
 
 MAX_PENDING_PER_OBJECT: Final = 16
-"""The most pending Events about one object; beyond it, the oldest is dropped."""
+"""Maximum number of pending Events about one object; beyond it, the oldest is dropped."""
 
 MAX_REMEMBERED: Final = 1024
-"""The most Events whose count can still rise, and objects whose writes are limited; the oldest are forgotten."""
+"""Maximum number of remembered series, and of objects with rate limits; the oldest are forgotten."""
 
 MAX_MESSAGES_PER_REASON: Final = 5
-"""The most messages with the same reason that an object may have as separate Events."""
+"""Maximum number of separate Events for messages with the same reason about one object."""
 
 BURST: Final = 10
 REFILL_SECONDS: Final = 30.0
@@ -90,7 +90,7 @@ def _reference(obj: Object) -> ObjectReference:
     )
 
 
-def _shown(about: ObjectReference) -> str:
+def _object_name(about: ObjectReference) -> str:
     return f"{about.kind} {Key(about.namespace, about.name)}"
 
 
@@ -201,7 +201,7 @@ class EventRecorder:
 
     def _drop(self, series: Series) -> None:
         self.dropped += self._take(series).count
-        _log.debug("event dropped", about=_shown(series.about), reason=series.reason, dropped=self.dropped)
+        _log.debug("event dropped", about=_object_name(series.about), reason=series.reason, dropped=self.dropped)
 
     def _take(self, series: Series) -> _PendingEvent:
         pending = self._pending.pop(series)
@@ -237,12 +237,12 @@ class EventRecorder:
             self._discard(series)
             return
         except ExternalError as error:
-            _log.info("event not written; it will be retried", about=_shown(series.about), error=str(error))
+            _log.info("event not written; it will be retried", about=_object_name(series.about), error=str(error))
             raise
         except trio.TooSlowError as slow:
             raise ExternalError(f"event not written: no answer within {WRITE_SECONDS:g} s") from slow
         except ApiError as refused:
-            _log.warning("event refused", about=_shown(series.about), reason=series.reason, error=str(refused))
+            _log.warning("event refused", about=_object_name(series.about), reason=series.reason, error=str(refused))
             self._discard(series)
             return
         _remember(self._written, series, written)

@@ -46,7 +46,7 @@ CONFIRM_SECONDS: Final = 10.0
 """The wait before a suspect list is confirmed: long enough for a starting server to load its data."""
 
 DELETION_GAP_SECONDS: Final = 5.0
-"""Deletions within this time of each other are one loss; `kubectl delete --all` sends 50 a second."""
+"""Deletions no further apart than this are assessed together; `kubectl delete --all` sends 50 a second."""
 
 RECHECK_SECONDS: Final = (15, 30, 60, 60, 120)
 """The intervals of further lists after a suspect one has been accepted."""
@@ -79,8 +79,8 @@ class Cache(Generic[T]):
         self.refusal = ""
         self.unconfirmed: set[Key] = set()
         self.confirm_at = 0.0
-        self._before_loss: frozenset[Key] = frozenset()  # the objects before the current run of deletions
-        self._loss_ends_at = 0.0
+        self._before_deletions: frozenset[Key] = frozenset()  # the objects before the current run of deletions
+        self._deletions_end_at = 0.0
         self._position = ""
         self._versions: dict[Key, str] = {}  # every object that exists, readable or not
         self._objects: dict[Key, T] = {}
@@ -135,7 +135,7 @@ class Cache(Generic[T]):
         return len(lost) * 2 > len(self._versions) or is_older(listing.resource_version, self._position)
 
     def must_confirm(self, event: WatchEvent[T], buffered: Callable[[], Iterable[WatchEvent[T]]], now: float) -> bool:
-        """Return whether a deletion must be confirmed, because it and others near it remove more than half; record it.
+        """Return whether a list must confirm a deletion, as recent ones together remove more than half; record it.
 
         Args:
             event: A DELETED event, not applied yet.
@@ -146,12 +146,12 @@ class Cache(Generic[T]):
         if key not in self._versions or is_older(event.resource_version, self._versions[key]):
             return False  # known already
         if not self.unconfirmed:
-            if now >= self._loss_ends_at:
-                self._before_loss = frozenset(self._versions)
-            self._loss_ends_at = now + DELETION_GAP_SECONDS
+            if now >= self._deletions_end_at:
+                self._before_deletions = frozenset(self._versions)
+            self._deletions_end_at = now + DELETION_GAP_SECONDS
             final_types = {key: "DELETED"} | {one.key: one.type for one in buffered() if one.type != "BOOKMARK"}
             left = {one for one in self._versions if final_types.get(one) != "DELETED"}
-            if not is_mass_deletion(len(self._before_loss - left), len(self._before_loss)):
+            if not is_mass_deletion(len(self._before_deletions - left), len(self._before_deletions)):
                 return False
             self.confirm_at = now + CONFIRM_SECONDS
         self.unconfirmed.add(key)
@@ -278,7 +278,7 @@ async def run_reflector(
         _log.warning(
             "watch interrupted",
             kind=kind.RESOURCE.kind,
-            error=str(problem or "the server ended it immediately"),
+            error=str(problem or "the server closed it immediately"),
             failures=failures,
             retry_seconds=round(delay_seconds, 1),
         )

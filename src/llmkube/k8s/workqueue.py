@@ -125,20 +125,20 @@ async def run_workers(
 
     Args:
         queue: The keys.
-        handle: Handles one key; returns the seconds after which to handle it again, or None. After an ExternalError the
+        handle: Handles one key; returns the seconds after which to requeue it, or None. After an ExternalError the
             key is retried with back-off; any other error is a bug and propagates.
         workers: The number of keys that may be handled at a time.
     """
 
     async def work(key: K) -> None:
         try:
-            again_seconds = await handle(key)
+            requeue_seconds = await handle(key)
         except ExternalError:
             queue.retry_nowait(key)
             return
         queue.forget(key)
-        if again_seconds is not None:
-            queue.add_after(key, again_seconds)
+        if requeue_seconds is not None:
+            queue.add_after(key, requeue_seconds)
 
     await run_each(queue, work, workers=workers)
 

@@ -193,7 +193,7 @@ class StalledError(FetchError):
 
 
 class ThrottledError(FetchError):
-    """The server asks for a pause (429, 503).
+    """The server requests a pause (429, 503).
 
     Attributes:
         wait_seconds: The length of the pause; None if the server did not state it.

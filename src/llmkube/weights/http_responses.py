@@ -135,7 +135,7 @@ class RangeRequest:
 
 
 def interpret(
-    asked: RangeRequest, status: int, headers: Headers, *, redirected: bool, now: datetime.datetime
+    request: RangeRequest, status: int, headers: Headers, *, redirected: bool, now: datetime.datetime
 ) -> ReadBody | Restart | AlreadyComplete:
     """Return how to proceed after a response to a request for a file.
 
@@ -144,33 +144,33 @@ def interpret(
         FetchError: A retry may succeed.
     """
     if status == 200:
-        _refuse_encoding(asked, headers)
+        _refuse_encoding(request, headers)
         total = content_length(headers)
-        if None not in (total, asked.total_bytes) and asked.offset == 0 and total != asked.total_bytes:
-            raise WrongSizeError(f"{asked.shown} should have {asked.total_bytes} bytes, the server sends {total}")
+        if None not in (total, request.total_bytes) and request.offset == 0 and total != request.total_bytes:
+            raise WrongSizeError(f"{request.shown} should have {request.total_bytes} bytes, the server sends {total}")
         framed = total is not None or "chunked" in headers.get("transfer-encoding", "").lower()
-        return ReadBody(0, asked.total_bytes if total is None else total, Validator.of(headers), framed)
-    if status == 206 and asked.offset:
-        return interpret_part(asked, headers)
-    if status == 416 and asked.offset:
-        found = _CONTENT_RANGE.fullmatch(headers.get("content-range", "").strip())
-        if found and found[1] is None and found[3] == str(asked.offset) and asked.total_bytes in (None, asked.offset):
+        return ReadBody(0, request.total_bytes if total is None else total, Validator.of(headers), framed)
+    if status == 206 and request.offset:
+        return interpret_part(request, headers)
+    if status == 416 and request.offset:
+        found, start = _CONTENT_RANGE.fullmatch(headers.get("content-range", "").strip()), request.offset
+        if found and found[1] is None and found[3] == str(start) and request.total_bytes in (None, start):
             return AlreadyComplete()
         return Restart("the server's file is shorter than the part that was downloaded before")
-    raise refusal(asked, status, headers, redirected=redirected, now=now)
+    raise refusal(request, status, headers, redirected=redirected, now=now)
 
 
 def refusal(
-    asked: RangeRequest, status: int, headers: Headers, *, redirected: bool, now: datetime.datetime
+    request: RangeRequest, status: int, headers: Headers, *, redirected: bool, now: datetime.datetime
 ) -> SourceNotFoundError | AccessDeniedError | SourceRefusedError | FetchError:
     """Return the error for a status without a file."""
-    hub_message = _hub_message(headers) if asked.server == "hub" else ""
-    message = f"{asked.shown}: the server answered {status}{hub_message}"
-    if asked.server == "bucket" and status == 400 and (region := other_region(headers)):
+    hub_message = _hub_message(headers) if request.server == "hub" else ""
+    message = f"{request.shown}: the server answered {status}{hub_message}"
+    if request.server == "bucket" and status == 400 and (region := other_region(headers)):
         return SourceRefusedError(f"{message}: the bucket is in {region}; set AWS_REGION to {region}")
     if status in _RETRYABLE:
         wait = wait_seconds(headers, now)
-        when = "" if wait is None else f"; it asks to wait {wait:.0f} s"
+        when = "" if wait is None else f"; it requests a pause of {wait:.0f} s"
         if status in (429, 503) or wait is not None:
             return ThrottledError(f"{message}{when}", wait_seconds=wait)
         return FetchError(message)
@@ -178,22 +178,22 @@ def refusal(
         # A signed link has expired, or a mirror is broken: the source may return another one.
         return FetchError(f"{message} after a redirect")
     if status in (401, 403):
-        return _denied(asked, message, status)
+        return _denied(request, message, status)
     if status in (404, 410):
         return SourceNotFoundError(f"{message}: no such file; check the name and the revision")
     return SourceRefusedError(f"{message}, which is not a file; open the URL in a browser to see the response")
 
 
-def _denied(asked: RangeRequest, message: str, status: int) -> AccessDeniedError | FetchError:
-    if asked.server == "hub":
-        cause = "the token that was sent has no permission to read it" if asked.credential else "a token is required"
+def _denied(request: RangeRequest, message: str, status: int) -> AccessDeniedError | FetchError:
+    if request.server == "hub":
+        cause = "the token that was sent has no permission to read it" if request.credential else "a token is required"
         return AccessDeniedError(f"{message}: {cause}; {ACCESS_ADVICE}")
-    if asked.server == "bucket":
+    if request.server == "bucket":
         # Without permission to list, a bucket sends the same response for an object that does not exist.
-        cause = "the key may not read it, or there is no such object" if asked.credential else "a key is required"
+        cause = "the key may not read it, or no such object exists" if request.credential else "a key is required"
         return AccessDeniedError(f"{message}: {cause}; {BUCKET_ADVICE}")
-    if asked.server == "registry":
-        if asked.credential and status == 401:
+    if request.server == "registry":
+        if request.credential and status == 401:
             return FetchError(f"{message}: the registry rejected the token that it had issued")
         return AccessDeniedError(f"{message}: access denied; {REGISTRY_ADVICE}")
     return AccessDeniedError(
@@ -203,7 +203,7 @@ def _denied(asked: RangeRequest, message: str, status: int) -> AccessDeniedError
 
 
 def wait_seconds(headers: Headers, now: datetime.datetime) -> float | None:
-    """Return the pause that the server asks for: `Retry-After` in either form, else the `t` of `RateLimit`; or None.
+    """Return the pause that the server requests: `Retry-After` in either form, else the `t` of `RateLimit`; or None.
 
     A date is compared with the response's own Date, if it has one, so that two clocks are not compared.
     """
@@ -218,7 +218,7 @@ def wait_seconds(headers: Headers, now: datetime.datetime) -> float | None:
 
 
 def other_region(headers: Headers) -> str:
-    """Return the bucket's actual region when S3 was asked in another one, or ""."""
+    """Return the bucket's region if the request was sent to another one, or ""."""
     region = headers.get("x-amz-bucket-region", "").strip()
     return region if _REGION.fullmatch(region) else ""
 
@@ -240,39 +240,39 @@ def range_total(headers: Headers) -> int | None:
     return _number(found[3]) if found else None
 
 
-def interpret_part(asked: RangeRequest, headers: Headers) -> ReadBody | Restart:
+def interpret_part(request: RangeRequest, headers: Headers) -> ReadBody | Restart:
     """Return how to proceed after a 206 for a range, which may begin at 0.
 
     Raises:
         SourceRefusedError: The part is compressed.
         RangeError: It is not the requested part, or the server does not state which.
     """
-    _refuse_encoding(asked, headers)
+    _refuse_encoding(request, headers)
     text = headers.get("content-range", "").strip()
     found = _CONTENT_RANGE.fullmatch(text)
     if found is None or found[1] is None:
-        raise RangeError(f"{asked.shown}: the server sent a part without a valid Content-Range ({text[:80]!r})")
+        raise RangeError(f"{request.shown}: the server sent a part without a valid Content-Range ({text[:80]!r})")
     start, end, total = int(found[1]), int(found[2]), _number(found[3])
-    if start != asked.offset or end < start or (total is not None and end >= total):
-        raise RangeError(f"{asked.shown}: bytes {asked.offset}- were requested, the server sent {text[:80]!r}")
+    if start != request.offset or end < start or (total is not None and end >= total):
+        raise RangeError(f"{request.shown}: bytes {request.offset}- were requested, the server sent {text[:80]!r}")
     length = content_length(headers)
     if length is not None and length != end - start + 1:
-        raise RangeError(f"{asked.shown}: the server sent {length} bytes as {text[:80]!r}")
-    total = asked.total_bytes if total is None else total
+        raise RangeError(f"{request.shown}: the server sent {length} bytes with Content-Range {text[:80]!r}")
+    total = request.total_bytes if total is None else total
     if total is None:
-        raise RangeError(f"{asked.shown}: the server does not state the size of the file ({text[:80]!r})")
-    validator = Validator.of(headers)
-    if not asked.validator.agrees(validator) or asked.total_bytes not in (None, total):
+        raise RangeError(f"{request.shown}: the server does not state the size of the file ({text[:80]!r})")
+    received, known = Validator.of(headers), request.validator
+    if not known.agrees(received) or request.total_bytes not in (None, total):
         return Restart("the file on the server has changed since the download began")
-    merged = Validator(validator.etag or asked.validator.etag, validator.last_modified or asked.validator.last_modified)
-    return ReadBody(asked.offset, total, merged)
+    merged = Validator(received.etag or known.etag, received.last_modified or known.last_modified)
+    return ReadBody(request.offset, total, merged)
 
 
-def _refuse_encoding(asked: RangeRequest, headers: Headers) -> None:
+def _refuse_encoding(request: RangeRequest, headers: Headers) -> None:
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity"):
         raise SourceRefusedError(
-            f"{asked.shown}: the server compresses the file ({encoding[:40]!r}) despite the request's headers; "
+            f"{request.shown}: the server compresses the file ({encoding[:40]!r}) despite the request's headers; "
             "turn compression off for .gguf files there"
         )
 

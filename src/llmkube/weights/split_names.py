@@ -6,7 +6,7 @@ from typing import Final
 from llmkube.weights.errors import SourceError
 
 MAX_PARTS: Final = 128
-"""The most parts of one split model; each is an open file during the download."""
+"""Maximum number of parts of one split model; each is an open file during the download."""
 
 _PART: Final = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII | re.DOTALL)
 

@@ -140,7 +140,7 @@ def _host_and_port(text: str, default_port: int) -> tuple[str, int]:
         port = rest[1:]
         try:
             if "%" in host:
-                raise BadUrlError("its address has a zone")
+                raise BadUrlError("its IPv6 address has a zone")
             return ipaddress.IPv6Address(host).compressed, _port(port, default_port)
         except ipaddress.AddressValueError as exc:
             raise BadUrlError("its IPv6 address is malformed") from exc

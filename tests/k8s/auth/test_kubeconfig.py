@@ -154,7 +154,7 @@ def test_a_plugin_receives_the_cluster_on_request(tmp_path):
         ({"cluster": {"proxy-url": "http://p", "tls-server-name": "k"}}, "proxy-url"),
         ({"context": {"cluster": "prod"}}, "cluster 'prod'"),
         ({"context": {"user": "root"}}, "user 'root'"),
-        ({"context": {"cluster": None}}, "names no cluster"),
+        ({"context": {"cluster": None}}, "the context has no cluster"),
         ({"contexts": None}, "context 'dev'"),
         ({"contexts": "none"}, "cannot be read|context 'dev'"),
         ({"current-context": None}, "current-context"),

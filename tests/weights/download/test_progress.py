@@ -19,8 +19,8 @@ MINUTE = datetime.timedelta(minutes=1)
             "downloading: 1.0 MiB of 4.0 MiB (25 %), 1.0 MiB/s, 3.00 s left",
         ),
         (
-            Progress("waiting", seconds_left=52.0, note="x asked for a pause", since=NOON, until=NOON + MINUTE),
-            "waiting since 2026-01-01T12:00:00Z: x asked for a pause; next attempt at 2026-01-01T12:01:00Z",
+            Progress("waiting", seconds_left=52.0, note="x requested a pause", since=NOON, until=NOON + MINUTE),
+            "waiting since 2026-01-01T12:00:00Z: x requested a pause; next attempt at 2026-01-01T12:01:00Z",
         ),
         (
             Progress("waiting", note="another download of the same file is under way", since=NOON),

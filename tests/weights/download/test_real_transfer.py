@@ -135,7 +135,7 @@ async def test_tls_goes_by_name_and_the_dial_by_address(tmp_path, nursery, certi
                 assert (await get()).path.read_bytes() == DATA
                 assert requests[0].host == "files.example"
             else:
-                with pytest.raises(FetchError, match=f"no TLS with {host}"):
+                with pytest.raises(FetchError, match=f"TLS handshake with {host} failed"):
                     await get()
                 assert requests == []
     assert names == [host]

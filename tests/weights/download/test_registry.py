@@ -392,7 +392,7 @@ def test_manifests_that_lead_to_no_model_are_refused(body, error, message):
     [
         (SOURCE, ["a.gguf", "b.gguf"], AmbiguousSourceError, r"set spec\.files to one of them: a\.gguf \(1 B\)"),
         (SOURCE, ["a-00001-of-00002.gguf"], SourceNotFoundError, r"has no a-00002-of-00002\.gguf"),
-        (SOURCE, ["a.gguf", "a.gguf"], AmbiguousSourceError, r"has several models a\.gguf; push them"),
+        (SOURCE, ["a.gguf", "a.gguf"], AmbiguousSourceError, r"has several models named a\.gguf; push them"),
         (SOURCE, ["", ""], AmbiguousSourceError, "has several models without a name"),
         (SOURCE + "#c.gguf", ["a.gguf"], SourceNotFoundError, r"has no c\.gguf; it has a\.gguf"),
     ],

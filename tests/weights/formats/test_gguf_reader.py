@@ -17,11 +17,11 @@ def test_the_pieces_do_not_matter(pieces, known):
     """However the file is cut into pieces, each as long as wanted or longer, the facts are the same."""
     reader = HeaderReader("demo", len(DEMO_BYTES) if known else None)
     for extra in pieces * 1000:
-        if (wanted := reader.wanted) is None:
+        if (needed := reader.next_range) is None:
             break
-        assert wanted.length > 0
-        reader.feed(DEMO_BYTES[wanted.offset : wanted.offset + wanted.length + extra])
-    assert reader.wanted is None
+        assert needed.length > 0
+        reader.feed(DEMO_BYTES[needed.offset : needed.offset + needed.length + extra])
+    assert reader.next_range is None
     found = facts_of(reader)
     assert found.architecture == DEMO_FACTS.architecture
     assert (found == DEMO_FACTS) == (known or found.size_bytes == DEMO_FACTS.size_bytes)
@@ -31,9 +31,9 @@ def test_what_is_not_needed_is_not_asked_for():
     """A long array of numbers is stepped over: the next piece begins behind it."""
     data = header(ARCHITECTURE, array_head("x", F32, 100_000))
     reader = HeaderReader("f", None)
-    while (wanted := reader.wanted) is not None and wanted.offset < len(data):
-        reader.feed(data[wanted.offset : wanted.offset + wanted.length])
-    assert wanted is None or wanted == Range(len(data) + 400_000, 8)
+    while (needed := reader.next_range) is not None and needed.offset < len(data):
+        reader.feed(data[needed.offset : needed.offset + needed.length])
+    assert needed is None or needed == Range(len(data) + 400_000, 8)
 
 
 def test_an_early_end_is_an_end():

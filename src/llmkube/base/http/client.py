@@ -245,7 +245,7 @@ class HttpClient:
         """Send a request with an encoded head, and return when the head of the response has arrived.
 
         The caller has to call `release_nowait`, and to close the connection if that returns False. With `switching`,
-        the request asks for another protocol, which 101 accepts.
+        the request has an `Upgrade` header, which 101 accepts.
 
         Raises:
             ConnectError: No connection.

@@ -49,7 +49,7 @@ async def dial(host: str, port: int) -> trio.SocketStream:
 
 
 def connect_failure(error: OSError) -> str:
-    """Return the reason of the failure for each address; Trio's own message only says that all attempts failed."""
+    """Return the reason of the failure for each address; Trio's own message has no reasons."""
     attempts = error.__cause__.exceptions if isinstance(error.__cause__, ExceptionGroup) else ()
     return "; ".join(_attempt_failure(each) for each in attempts) or str(error)
 

@@ -40,7 +40,7 @@ class Exchange(Protocol):
     def stream(self, status: int, headers: Headers) -> AbstractAsyncContextManager[SendChunk]:
         """Stream a response: the head is sent on entry, each chunk as it comes, the clean end on exit.
 
-        An exception in the block closes the connection, so that a client never takes half a response for a whole one.
+        On an exception the connection is closed, so that a client never takes a truncated response for a complete one.
         With a Content-Length in `headers`, the body is sent without chunks and must have exactly that length.
         """
         ...

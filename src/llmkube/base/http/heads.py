@@ -234,7 +234,7 @@ class FinalHeadReader:
 
     Args:
         limits: Limits on the size of a head.
-        switching: The request asked for another protocol: 101 is a final response.
+        switching: The request has an `Upgrade` header: 101 is a final response.
     """
 
     def __init__(self, limits: Limits, *, switching: bool = False) -> None:

@@ -176,7 +176,7 @@ class WebSocket(trio.abc.Channel[bytes | str]):
         try:
             while True:
                 await trio.lowlevel.checkpoint()  # so that many small frames do not starve other tasks
-                self._raise_end()
+                self._raise_if_closed()
                 event = next(self._frames.events(), None)
                 if event is None:
                     await self._read_more()
@@ -258,7 +258,7 @@ class WebSocket(trio.abc.Channel[bytes | str]):
         self._end = end
         self._ended.set()
 
-    def _raise_end(self) -> None:
+    def _raise_if_closed(self) -> None:
         end, peer = self._end, self._connection.peer
         if isinstance(end, HttpError):
             raise end

@@ -178,7 +178,7 @@ def _find(files: Sequence[KubeconfigFile], section: str, name: str) -> Section:
     """Return one entry of `clusters`, `contexts` or `users`; the first file that has it wins."""
     read = ", ".join(str(file.path) for file in files)
     if not name:
-        raise ConfigError(f"kubeconfig {read}: the context names no {section}")
+        raise ConfigError(f"kubeconfig {read}: the context has no {section}")
     for file in files:
         if (found := file.named(section).get(name)) is None:
             continue
@@ -343,4 +343,4 @@ def load_config(
         return read_kubeconfig(str(home), context)
     if environ.get("KUBERNETES_SERVICE_HOST"):
         return read_service_account(service_account, environ)
-    raise ConfigError(f"no cluster: no --kubeconfig, KUBECONFIG is not set, {home} does not exist, not in a pod")
+    raise ConfigError(f"no cluster: --kubeconfig and KUBECONFIG are not set, {home} does not exist, not in a pod")

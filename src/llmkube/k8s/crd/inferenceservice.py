@@ -210,7 +210,7 @@ class AccelerationStatus(Wired):
 
 @attrs.frozen(kw_only=True)
 class ServingEngine(Wired):
-    """Engine that serves on a host, as it was started; a newer spec may ask for another."""
+    """Engine that serves on a host, as it was started; it may differ from a newer spec."""
 
     runtime: str = field("Runtime of the engine, such as llamacpp, mlx-lm or ollama.", "")
     build: str = field(

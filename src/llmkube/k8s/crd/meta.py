@@ -31,7 +31,7 @@ POSITIVE: Final = Rule("self.matches('^[0-9.]*[1-9]')", "must be more than 0")
 
 @attrs.frozen(kw_only=True)
 class OwnerReference(Wired):
-    """Reference to the owner of an object, which the garbage collector deletes after its last owner."""
+    """Reference to an owner; the garbage collector deletes the object after its last owner."""
 
     api_version: str = field("API group and version of the owner.", REQUIRED)
     kind: str = field("Kind of the owner.", REQUIRED)

@@ -97,7 +97,7 @@ class ModelStatus(Wired):
     cache_key: str = field("Key of the source that size and gguf are for; its folder in a shared cache.", "")
     cache_volume: str = field("UID of the PersistentVolumeClaim that holds the weights; a new claim is empty.", "")
     staged_files: tuple[str, ...] = field("Fetched files, if there are several.", ())
-    accelerator_ready: bool | None = field("Whether something in the cluster can serve the accelerator.")
+    accelerator_ready: bool | None = field("Whether a host or node in the cluster can serve the accelerator.")
     source_etag: str = field("ETag of the source when it was last checked.", "", name="sourceETag")
     source_content_length: int | None = field("Length of the source when it was last checked.", format="int64")
     last_revalidated: str | None = field("When the source was last compared with the fetched file.", format="date-time")

@@ -16,7 +16,7 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import ACCELERATORS_ANNOTATION, CORDON_ANNOTATION, HOST_LABEL, MEMORY_FREE_ANNOTATION
 
 DEFAULT_LEASE_SECONDS: Final = 40.0
-"""The duration of a Lease that has none."""
+"""The duration of a Lease without `leaseDurationSeconds`."""
 
 
 _MAX_DIGITS: Final = 19

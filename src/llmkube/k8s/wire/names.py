@@ -31,7 +31,7 @@ ACCELERATORS_ANNOTATION: Final = "inference.llmkube.dev/accelerators"
 """Annotation on a host's Lease: the accelerators that it serves, comma-separated."""
 
 MACHINE_ANNOTATION: Final = "inference.llmkube.dev/machine"
-"""Annotation on a host's Lease: the identity of the machine, which tells apart two machines of one name."""
+"""Annotation on a host's Lease: the identity of the machine, which distinguishes two machines of one name."""
 
 AGENT_VERSION_ANNOTATION: Final = "inference.llmkube.dev/agent-version"
 """Annotation on a host's Lease: the version of its agent."""

@@ -17,7 +17,7 @@ class Meaning(enum.Enum):
     """Nothing is wrong."""
 
     STOPPED = enum.auto()
-    """Nothing runs, as the spec asks."""
+    """Nothing runs, as the spec requests."""
 
     WAITING = enum.auto()
     """In progress: wait."""

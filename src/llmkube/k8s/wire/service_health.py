@@ -48,7 +48,7 @@ class State(enum.Enum):
     """It serves requests."""
 
     STOPPED = enum.auto()
-    """Nothing runs, as its spec asks: start it."""
+    """Nothing runs, as its spec requests: start it."""
 
     WAITING = enum.auto()
     """It is starting, or recovers by itself: wait."""
@@ -259,8 +259,8 @@ def _controller_health(service: InferenceService, available: Condition | None) -
     degraded = current(service.status.conditions, DEGRADED, service.metadata.generation)
     if degraded is not None and degraded.status == "True":
         return _failing(degraded, done)
-    answers = available.status == "True"
-    return _health(unready_condition(service) or available, State.WAITING, 2 if done and answers else done)
+    is_available = available.status == "True"
+    return _health(unready_condition(service) or available, State.WAITING, 2 if done and is_available else done)
 
 
 def _failing(condition: Condition, done: int) -> Health:

@@ -98,14 +98,14 @@ class Downloader:
             registry: For a source in a registry; without it, that must be public. Not called if the store has the file.
             policy: The addresses that the source may resolve to.
             progress: Called in this task with the latest state; some may be skipped.
-            namespace: Of the Model; None for the owner of the store.
+            namespace: Namespace of the Model; None for the owner of the store.
             fresh: Check with the server whether the stored file is still current, and fetch it if it is not.
 
         Raises:
             WeightsError: The source, the digest or the file is wrong, or access is denied; see `weights.errors`.
             FetchError: The disk or the network failed. The received bytes are kept for the next call.
         """
-        wanted = sha256.lower() if sha256 is not None else None
+        expected = sha256.lower() if sha256 is not None else None
         bucket_access: BucketAccess | ExternalError = BucketAccess()
         if isinstance(source, BucketFile) and access is not None:
             try:
@@ -116,7 +116,7 @@ class Downloader:
         name, record = await self._find_record(source)
         if record is not None and server not in (None, record.server):
             record = None  # another server's
-        found = None if record is None else await self._find_stored(name, record, wanted, progress)
+        found = None if record is None else await self._find_stored(name, record, expected, progress)
         if found is not None and record is not None and not fresh and record.audience.admits(namespace):
             return found
         if not isinstance(bucket_access, BucketAccess):
@@ -125,7 +125,7 @@ class Downloader:
         login = await registry() if registry is not None and isinstance(source, ImageSource) else RegistryAccess()
         proof = _proof(source, secret, bucket_access, login)
         credential = await self._run_sync(self._store.keyed_digest, proof) if proof else ""
-        job = DownloadJob(source, wanted, secret, policy, bucket_access, credential, namespace is None, login)
+        job = DownloadJob(source, expected, secret, policy, bucket_access, credential, namespace is None, login)
         if found is not None and record is not None and not fresh:
             await self._check_access(job, record.audience, progress)
             await self._run_sync(index.extend_audience, self._store, name, record, namespace, credential)
@@ -192,16 +192,16 @@ class Downloader:
 
     async def _download(self, job: DownloadJob, progress: OnProgress) -> WeightsFile:
         source, resolver = job.source, self._resolver(job, progress)
-        wanted, meter = await resolver.resolve(), resolver.meter
+        requests, meter = await resolver.resolve(), resolver.meter
         async with AsyncExitStack() as stack:
-            parts = [await self._part(job, one, meter, stack) for one in wanted]
-            sizes = [one.size_bytes for one in wanted]
+            parts = [await self._part(job, one, meter, stack) for one in requests]
+            sizes = [one.size_bytes for one in requests]
             known = [size for size in sizes if size is not None]
             meter.total_bytes = sum(known) if len(known) == len(sizes) else 0
-            for number, (one, part) in enumerate(zip(wanted, parts, strict=True)):
+            for number, (one, part) in enumerate(zip(requests, parts, strict=True)):
                 if isinstance(part, Partial):
                     later = [
-                        _missing_bytes(w, p) for w, p in zip(wanted[number + 1 :], parts[number + 1 :], strict=True)
+                        _missing_bytes(w, p) for w, p in zip(requests[number + 1 :], parts[number + 1 :], strict=True)
                     ]
                     await self._transfer(one, part, sum(later), meter)
                 meter.finished_bytes += part.size_bytes
@@ -217,7 +217,7 @@ class Downloader:
                 versions=versions,
                 audience=audience,
                 choice=meter.chosen,
-                names=tuple(one.name for one in wanted if one.name),
+                names=tuple(one.name for one in requests if one.name),
             )
             return await self._run_sync(index.commit_record, self._store, name, record, parts)
 
@@ -228,26 +228,26 @@ class Downloader:
         found = await self._run_sync(index.find_blob, self._store, part.sha256, lambda audience: audience.public)
         return found is not None
 
-    async def _transfer(self, wanted: TransferRequest, part: Partial, later_bytes: int, meter: Meter) -> None:
+    async def _transfer(self, request: TransferRequest, part: Partial, later_bytes: int, meter: Meter) -> None:
         space = self._dependencies.space
         try:
-            if wanted.size_bytes is not None:
+            if request.size_bytes is not None:
                 # Before the first byte of a split model, all missing bytes must fit.
-                space.reserve(part, _missing_bytes(wanted, part) + later_bytes)
-            await Transfer(self._dependencies, wanted, part, meter, self._rejected, later_bytes).run()
+                space.reserve(part, _missing_bytes(request, part) + later_bytes)
+            await Transfer(self._dependencies, request, part, meter, self._rejected, later_bytes).run()
         finally:
             space.release(part)
 
     async def _part(
-        self, job: DownloadJob, wanted: TransferRequest, meter: Meter, stack: AsyncExitStack
+        self, job: DownloadJob, request: TransferRequest, meter: Meter, stack: AsyncExitStack
     ) -> Partial | index.BlobInfo:
         """Return the blob if the store has it, else the partial file, locked by us."""
         while True:
-            if wanted.sha256 is not None:
-                piece = await self._run_sync(index.find_blob, self._store, wanted.sha256, job.admits)
+            if request.sha256 is not None:
+                piece = await self._run_sync(index.find_blob, self._store, request.sha256, job.admits)
                 if piece is not None:
                     return piece
-            part = await self._run_sync(open_partial, self._store, wanted.key)
+            part = await self._run_sync(open_partial, self._store, request.key)
             if part is not None:
                 stack.push_async_callback(_close, self._dependencies.run_sync, part)
                 return part
@@ -331,7 +331,7 @@ def _proof(source: Remote, token: str | None, access: BucketAccess, login: Regis
     return "\0\0".join(words) if any(words) else ""
 
 
-def _missing_bytes(wanted: TransferRequest, part: Partial | index.BlobInfo) -> int:
-    if isinstance(part, index.BlobInfo) or wanted.size_bytes is None:
+def _missing_bytes(request: TransferRequest, part: Partial | index.BlobInfo) -> int:
+    if isinstance(part, index.BlobInfo) or request.size_bytes is None:
         return 0
-    return max(wanted.size_bytes - part.size_bytes - part.unhashed_bytes, 0)
+    return max(request.size_bytes - part.size_bytes - part.unhashed_bytes, 0)

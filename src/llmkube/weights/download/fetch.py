@@ -116,9 +116,9 @@ async def _use_folder(
     return WeightsFile(seen.path, seen.size_bytes, None, seen.identity)
 
 
-def _check_digest(path: Path, digest: str, wanted: str | None) -> None:
+def _check_digest(path: Path, digest: str, expected: str | None) -> None:
     """Refuse a file with another digest; the message has neither, so as not to reveal the content of local files."""
-    if wanted is not None and digest != wanted.lower():
+    if expected is not None and digest != expected.lower():
         raise DigestMismatchError(
             f"{path} does not have the digest of spec.sha256; replace the file, or correct the digest"
         )

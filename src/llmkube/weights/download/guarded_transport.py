@@ -71,7 +71,7 @@ class GuardedTransport:
         try:
             return await self.tls().wrap(stream, host, port)
         except (ssl.SSLError, trio.BrokenResourceError) as exc:
-            raise ConnectError(f"no TLS with {host}: {_describe(exc)}") from exc
+            raise ConnectError(f"TLS handshake with {host} failed: {_describe(exc)}") from exc
 
     async def _connect(self, host: str, port: int) -> trio.abc.Stream:
         addresses = await self._addresses(host, port)

@@ -27,13 +27,13 @@ _FOLDER_FILE: Final = re.compile(
     r"(?:model[\w.-]*\.safetensors|[\w][\w.-]*\.(?:json|jinja|model|tiktoken)|(?:merges|vocab)\.txt)", re.ASCII
 )
 MAX_FILES: Final = 160
-"""The most files of one folder; each is an open file during the download."""
+"""Maximum number of files of one folder; each is an open file during the download."""
 
 DEFAULT_QUANTIZATION: Final = "Q4_K_M"
 """The default quantization of llama.cpp, Ollama and the hub's own pages."""
 
 _WEIGHTS_TENTHS: Final = 9
-"""The most tenths of the memory for weights; the rest is for context and buffers."""
+"""Maximum share of the memory for weights, in tenths; the rest is for context and buffers."""
 
 
 @attrs.frozen
@@ -68,12 +68,12 @@ def parse_endpoint(text: str) -> WebUrl:
 def file_url(endpoint: WebUrl, file: HubFile) -> WebUrl:
     """Return the URL of one file (`/ORG/REPO/resolve/REVISION/PATH`)."""
     path = "/".join(urllib.parse.quote(part, safe="") for part in file.path.split("/"))
-    return _below(endpoint, f"{file.repository}/resolve/{urllib.parse.quote(file.revision, safe='')}/{path}")
+    return _hub_url(endpoint, f"{file.repository}/resolve/{urllib.parse.quote(file.revision, safe='')}/{path}")
 
 
 def listing_url(endpoint: WebUrl, repository: str, revision: str) -> WebUrl:
     """Return the URL of the list of a repository's files; `blobs` adds sizes and digests."""
-    found = _below(endpoint, f"api/models/{repository}/revision/{urllib.parse.quote(revision, safe='')}")
+    found = _hub_url(endpoint, f"api/models/{repository}/revision/{urllib.parse.quote(revision, safe='')}")
     return attrs.evolve(found, target=f"{found.target}?blobs=true")
 
 
@@ -200,7 +200,7 @@ def folder_entries(source: HubFolder, listing: Listing) -> tuple[HubEntry, ...]:
     return tuple(files[path] for path in sorted(files))
 
 
-def _below(endpoint: WebUrl, path: str) -> WebUrl:
+def _hub_url(endpoint: WebUrl, path: str) -> WebUrl:
     return attrs.evolve(endpoint, target=f"{endpoint.path.rstrip('/')}/{path}")
 
 

@@ -22,7 +22,7 @@ class Progress:
 
     Attributes:
         stage: The current stage. `resolving` queries the server for the files; `waiting` is a pause that the server
-            asked for or that follows a failure. Neither has bytes.
+            requested or that follows a failure. Neither has bytes.
         done_bytes: Bytes so far, over all parts.
         total_bytes: Bytes in total; 0 while unknown.
         rate: Bytes per second over the last seconds; None while unknown.
@@ -148,7 +148,7 @@ class Meter:
         self.progress(Progress("verifying", done_bytes, total_bytes))
 
     def waiting(self, seconds: float, note: str) -> None:
-        """Report a pause and its reason; the wait continues over attempts that receive no byte."""
+        """Report a pause and its reason; attempts that receive no byte do not reset the start of the wait."""
         self._rate.reset()
         now = self.utcnow()
         self._waiting_since = self._waiting_since or now

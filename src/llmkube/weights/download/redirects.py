@@ -67,7 +67,7 @@ class FileRequest:
     credential: Credential | Signer | None = None
     server: Server = "web"
 
-    def asked(
+    def ranged(
         self,
         offset: int = 0,
         validator: Validator = Validator(),  # noqa: B008 (a frozen value)
@@ -137,16 +137,16 @@ def as_fetch_errors(url: WebUrl) -> Generator[None, None, None]:
         raise FetchError(f"{url.shown}: {exc}") from exc
 
 
-def _headers(url: WebUrl, request: FileRequest, wanted: Mapping[str, str]) -> dict[str, str]:
+def _headers(url: WebUrl, request: FileRequest, extra: Mapping[str, str]) -> dict[str, str]:
     headers = {
         "Host": url.netloc,
         "User-Agent": f"llmkube/{__version__}",
         "Accept": "*/*",
         "Accept-Encoding": "identity",  # the digest, the size and ranges are those of the file itself
-        **wanted,
+        **extra,
     }
     if request.credential is not None and request.credential.origin == url.origin:
-        headers |= request.credential.headers(url, wanted)
+        headers |= request.credential.headers(url, extra)
     return headers
 
 

@@ -113,12 +113,12 @@ class Layer:
 
 def manifest_url(source: ImageSource, reference: str) -> WebUrl:
     """Return the URL of a manifest, by its tag or digest."""
-    return _below(source, f"manifests/{reference}")
+    return _registry_url(source, f"manifests/{reference}")
 
 
 def blob_url(source: ImageSource, layer: Layer) -> WebUrl:
     """Return the URL of a layer's bytes."""
-    return _below(source, f"blobs/sha256:{layer.sha256}")
+    return _registry_url(source, f"blobs/sha256:{layer.sha256}")
 
 
 def parse_challenge(shown: str, registry: WebUrl, header: str) -> Challenge:
@@ -175,7 +175,7 @@ def parse_manifest(source: ImageSource, reference: str, body: bytes) -> Sequence
         content = json.loads(body)
         if content.get("mediaType") in _INDEXES or "manifests" in content:
             return _single_digest(shown, content["manifests"])
-        layers = [(each, _layer(each)) for each in content["layers"]]
+        layers = [(each, _parse_layer(each)) for each in content["layers"]]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
         raise FetchError(f"{shown}: the registry's manifest cannot be decoded") from exc
     models = [layer for each, layer in layers if _is_model(each["mediaType"], layer.name)]
@@ -201,7 +201,7 @@ def choose_layers(source: ImageSource, layers: Sequence[Layer]) -> Sequence[Laye
     first = {part_names(layer.name)[0] for layer in layers}
     duplicates = [layer.name for layer in layers if by_name[layer.name].sha256 != layer.sha256]
     if duplicates:
-        which = duplicates[0] or "without a name"
+        which = f"named {duplicates[0]}" if duplicates[0] else "without a name"
         raise AmbiguousSourceError(f"{source.redacted} has several models {which}; push them with unique names")
     if not source.file and len(first) > 1:
         raise AmbiguousSourceError(f"{source.redacted} has several models; set spec.files to one of them: {listing}")
@@ -212,7 +212,7 @@ def choose_layers(source: ImageSource, layers: Sequence[Layer]) -> Sequence[Laye
     return [by_name[name] for name in names]
 
 
-def _below(source: ImageSource, path: str) -> WebUrl:
+def _registry_url(source: ImageSource, path: str) -> WebUrl:
     host = "registry-1.docker.io" if source.registry in _DOCKER_HUB else source.registry
     scheme = "http" if re.sub(r":\d+$", "", host) in _LOOPBACK else "https"
     try:
@@ -228,7 +228,7 @@ def _single_digest(shown: str, entries: Sequence[Mapping[str, Any]]) -> str:
     return str(digests[0])
 
 
-def _layer(content: Mapping[str, Any]) -> Layer:
+def _parse_layer(content: Mapping[str, Any]) -> Layer:
     found, size = _DIGEST.fullmatch(content["digest"]), content["size"]
     if found is None or type(size) is not int or size < 0 or not isinstance(content["mediaType"], str):
         raise ValueError("no descriptor")

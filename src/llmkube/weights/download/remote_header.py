@@ -80,29 +80,29 @@ async def read_remote_header(
     else:
         file, revision = source, source.revision
     pinned = attrs.evolve(file, revision=revision)
-    wanted = resolver.hub_file(pinned, hugging_face.HubEntry(file.path))
-    return await _read(attrs.evolve(wanted, shown=file.redacted), network)
+    request = resolver.hub_file(pinned, hugging_face.HubEntry(file.path))
+    return await _read(attrs.evolve(request, shown=file.redacted), network)
 
 
-async def _read(wanted: FileRequest, network: Network) -> GGUFFacts:
+async def _read(request: FileRequest, network: Network) -> GGUFFacts:
     reader: HeaderReader | None = None
-    asked = wanted.asked()
+    ranged = request.ranged()
     for length in REQUEST_BYTES:
-        if reader is not None and reader.wanted is not None:
-            asked = attrs.evolve(asked, offset=reader.wanted.offset)
-        end = asked.offset + length
-        headers = {"Range": f"bytes={asked.offset}-{end - 1}"}
-        async with open_response(network.open_transport(wanted.policy), wanted, headers) as response:
-            verdict = _interpret(asked, response, network.utcnow())
+        if reader is not None and reader.next_range is not None:
+            ranged = attrs.evolve(ranged, offset=reader.next_range.offset)
+        end = ranged.offset + length
+        headers = {"Range": f"bytes={ranged.offset}-{end - 1}"}
+        async with open_response(network.open_transport(request.policy), request, headers) as response:
+            verdict = _interpret(ranged, response, network.utcnow())
             total = response.linked_size if verdict.total_bytes is None else verdict.total_bytes
             if reader is None or verdict.offset == 0:
-                reader = HeaderReader(wanted.shown, total, limit_bytes=MAX_REMOTE_BYTES)
-            asked = attrs.evolve(asked, validator=verdict.validator, total_bytes=total)
-            with as_fetch_errors(wanted.url):
+                reader = HeaderReader(request.shown, total, limit_bytes=MAX_REMOTE_BYTES)
+            ranged = attrs.evolve(ranged, validator=verdict.validator, total_bytes=total)
+            with as_fetch_errors(request.url):
                 await _feed_body(response.body, verdict.offset, reader, end if response.status == 206 else None)
-        if reader.wanted is None:
+        if reader.next_range is None:
             return facts_of(reader)
-    raise RangeError(f"{wanted.shown}: the server sends parts that are shorter than requested")
+    raise RangeError(f"{request.shown}: the server sends parts that are shorter than requested")
 
 
 async def _feed_body(body: StreamedResponse, position: int, reader: HeaderReader, end: int | None) -> None:
@@ -110,32 +110,32 @@ async def _feed_body(body: StreamedResponse, position: int, reader: HeaderReader
     buffered = b""
     while chunk := await body.receive_some():
         buffered += chunk
-        wanted = reader.wanted
-        while wanted is not None and position + len(buffered) >= wanted.offset + wanted.length:
-            piece = buffered[wanted.offset - position :]
-            position, buffered = wanted.offset + len(piece), b""
+        needed = reader.next_range
+        while needed is not None and position + len(buffered) >= needed.offset + needed.length:
+            piece = buffered[needed.offset - position :]
+            position, buffered = needed.offset + len(piece), b""
             reader.feed(piece)
-            wanted = reader.wanted
-        if wanted is None or (end is not None and wanted.offset >= end):
+            needed = reader.next_range
+        if needed is None or (end is not None and needed.offset >= end):
             return
-        if wanted.offset > position:  # the reader skips some bytes, perhaps more than are buffered
-            skipped = min(len(buffered), wanted.offset - position)
+        if needed.offset > position:  # the reader skips some bytes, perhaps more than are buffered
+            skipped = min(len(buffered), needed.offset - position)
             position, buffered = position + skipped, buffered[skipped:]
-    if end is None and (wanted := reader.wanted) is not None:
-        reader.feed(buffered[wanted.offset - position :])  # the file ends here, so the reader raises
+    if end is None and (needed := reader.next_range) is not None:
+        reader.feed(buffered[needed.offset - position :])  # the file ends here, so the reader raises
 
 
-def _interpret(asked: RangeRequest, response: FileResponse, now: datetime.datetime) -> ReadBody:
+def _interpret(request: RangeRequest, response: FileResponse, now: datetime.datetime) -> ReadBody:
     """Return the position of the body in the file; raise if there is none."""
     status, headers = response.status, response.headers
-    if status == 416 and not asked.offset and range_total(headers) == 0:
-        raise NotGGUFError(f"{asked.shown} is empty")
+    if status == 416 and not request.offset and range_total(headers) == 0:
+        raise NotGGUFError(f"{request.shown} is empty")
     part = status == 206
     verdict = (
-        interpret_part(asked, headers)
+        interpret_part(request, headers)
         if part
-        else interpret(asked, status, headers, redirected=response.redirected, now=now)
+        else interpret(request, status, headers, redirected=response.redirected, now=now)
     )
     if not isinstance(verdict, ReadBody):
-        raise FetchError(f"{asked.shown}: the file on the server has changed while its header was read; try again")
+        raise FetchError(f"{request.shown}: the file on the server has changed while its header was read; try again")
     return verdict

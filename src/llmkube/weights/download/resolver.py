@@ -126,25 +126,25 @@ class Resolver:
         else:
             entries = hugging_face.entries_of(source, listing)
         self._refuse_one_digest_for_many(len(entries))
-        wanted = [self.hub_file(HubFile(name, entry.path, revision), entry) for entry in entries]
+        requests = [self.hub_file(HubFile(name, entry.path, revision), entry) for entry in entries]
         if isinstance(source, HubFolder):
-            return [attrs.evolve(one, name=entry.path) for one, entry in zip(wanted, entries, strict=True)]
-        return wanted
+            return [attrs.evolve(one, name=entry.path) for one, entry in zip(requests, entries, strict=True)]
+        return requests
 
     def hub_file(self, file: HubFile, entry: hugging_face.HubEntry) -> TransferRequest:
         """Return the request for one file of a repository, with its size and digest from the hub."""
-        asked = self.job.sha256
-        if asked is not None and entry.sha256 not in (None, asked):
+        expected = self.job.sha256
+        if expected is not None and entry.sha256 not in (None, expected):
             raise DigestMismatchError(
-                f"{file.redacted} has the digest {entry.sha256} at the hub, but spec.sha256 is {asked}; "
+                f"{file.redacted} has the digest {entry.sha256} at the hub, but spec.sha256 is {expected}; "
                 "correct the digest, or the source"
             )
-        wanted = self._request(file.redacted, hugging_face.file_url(self.endpoint, file), file.identity)
+        request = self._request(file.redacted, hugging_face.file_url(self.endpoint, file), file.identity)
         return attrs.evolve(
-            wanted,
+            request,
             credential=self._credential(),
             server="hub",
-            sha256=asked or entry.sha256,
+            sha256=expected or entry.sha256,
             size_bytes=entry.size_bytes,
         )
 
@@ -152,16 +152,16 @@ class Resolver:
         """Return the request for one part of a file on a web server, which may be the hub's."""
         at_hub = is_at_hub(source, self.endpoint)
         credential = Credential.basic(source.url, source.user_info) if source.user_info is not None else None
-        wanted = self._request(url.shown, url, str(url))
+        request = self._request(url.shown, url, str(url))
         credential = credential or (self._credential() if at_hub else None)
-        return attrs.evolve(wanted, credential=credential, server="hub" if at_hub else "web")
+        return attrs.evolve(request, credential=credential, server="hub" if at_hub else "web")
 
     def bucket_file(self, source: BucketFile, path: str) -> TransferRequest:
         """Return the request for one part of an object in a bucket."""
         url, part, auth = self.job.access.url(source.bucket, path), attrs.evolve(source, path=path), self.job.access
-        wanted = self._request(part.redacted, url, f"{auth.server} {part.identity}")
+        request = self._request(part.redacted, url, f"{auth.server} {part.identity}")
         signer = Signer(url.origin, auth, self.network.utcnow) if auth.key_id else None
-        return attrs.evolve(wanted, credential=signer, server="bucket")
+        return attrs.evolve(request, credential=signer, server="bucket")
 
     async def _resolve_image(self, source: ImageSource) -> Sequence[TransferRequest]:
         reference, credential = source.reference, None
@@ -213,7 +213,7 @@ class Resolver:
             if isinstance(answer, bytes):
                 return answer, credential
             credential = await self._login(source, url, answer)
-        raise AccessDeniedError(f"{shown}: the registry asks for a login repeatedly; {REGISTRY_ADVICE}")
+        raise AccessDeniedError(f"{shown}: the registry requires a login repeatedly; {REGISTRY_ADVICE}")
 
     async def _login(self, source: ImageSource, url: WebUrl, challenge: registry.Challenge) -> Credential:
         shown, auth = source.redacted, UserInfo(self.job.registry.user, self.job.registry.password)
@@ -254,20 +254,20 @@ class Resolver:
 
         return await self._send(request, read)
 
-    async def probe(self, wanted: TransferRequest) -> RemoteVersion:
+    async def probe(self, request: TransferRequest) -> RemoteVersion:
         """Request only the first bytes, and return the size, digest and version of a file; raise if it is missing."""
 
         async def read(response: FileResponse) -> RemoteVersion:  # noqa: ASYNC124 (only the head is read)
             if response.status not in (200, 206):
-                self._refuse(wanted, response)
+                self._refuse(request, response)
             size = (range_total if response.status == 206 else content_length)(response.headers)
             size = response.linked_size if size is None else size
             digest = response.linked_sha256 or linked_digest(response.headers)
-            if wanted.server == "registry":  # a blob is identified by its digest
-                digest = wanted.sha256
+            if request.server == "registry":  # a blob is identified by its digest
+                digest = request.sha256
             return RemoteVersion(size, digest, Validator.of(response.headers))
 
-        return await self._send(wanted, read, {"Range": "bytes=0-3"})
+        return await self._send(request, read, {"Range": "bytes=0-3"})
 
     async def _send(
         self, request: FileRequest, read: Callable[[FileResponse], Awaitable[T]], headers: Mapping[str, str] = {}
@@ -296,7 +296,7 @@ class Resolver:
 
     def _refuse(self, request: FileRequest, response: FileResponse) -> NoReturn:
         now = self.network.utcnow()
-        raise refusal(request.asked(), response.status, response.headers, redirected=response.redirected, now=now)
+        raise refusal(request.ranged(), response.status, response.headers, redirected=response.redirected, now=now)
 
 
 async def _read_body(response: FileResponse, url: WebUrl, limit_bytes: int, label: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Retries of downloads, and pauses that servers ask for."""
+"""Retries of downloads, and pauses that servers request."""
 
 import datetime
 import random
@@ -28,11 +28,11 @@ class DownloadLimits:
         head_seconds: From the request to the head of the response, including redirects.
         window_seconds: A body that receives fewer than `window_bytes` within this time has stalled. The total time is
             not limited: a large file over a slow line may take a day.
-        window_bytes: See above; also the minimum gain of an attempt that is progress.
+        window_bytes: See above; an attempt that receives fewer bytes has made no progress.
         tries: Consecutive attempts without progress before a download fails (the next fetch resumes it).
-        max_wait_seconds: The longest pause for which a download waits if a server asks for it; otherwise it fails.
+        max_wait_seconds: The longest requested pause for which a download waits; it fails if a server requests more.
         digest_tries: Downloads of a file that has another digest than the hub's.
-        checkpoint_seconds: The time between syncs: what a power cut may cost.
+        checkpoint_seconds: The time between syncs; a power failure loses at most this much progress.
         checkpoint_bytes: The same in bytes, so that the disk is used early and little is left to sync at the end.
         busy_poll_seconds: The interval of checks whether another process has released the same file.
         max_bytes: The largest accepted file.
@@ -54,7 +54,7 @@ class DownloadLimits:
 
 @attrs.define(eq=False)
 class OriginPauses:
-    """The pauses that origins asked for; they apply to all downloads."""
+    """The pauses that origins have requested; they apply to all downloads."""
 
     _until: dict[Origin, float] = attrs.field(factory=dict)
 
@@ -101,8 +101,8 @@ async def retry(
     """Retry until an attempt succeeds, a user error occurs, or `DownloadLimits.tries` attempts in a row fail.
 
     Args:
-        attempt: The operation; it is retried after a FetchError, but not with a full disk, which nothing here frees.
-        origin: The server, whose pauses are kept, also those that other downloads were asked for.
+        attempt: The operation; it is retried after a FetchError, except a full disk, which a retry cannot fix.
+        origin: The server; the pauses that it requested are observed, also those of other downloads.
         network: The clock, the random numbers and the limits.
         waiting: Called before each pause with its length and reason.
         has_progressed: Returns after a failure whether the attempt made progress nevertheless.
@@ -112,9 +112,9 @@ async def retry(
     while True:
         pause = pauses.seconds_left(origin)
         if pause > limits.max_wait_seconds:
-            raise ThrottledError(f"{origin[1]} asks to wait another {pause:.0f} s", wait_seconds=pause)
+            raise ThrottledError(f"{origin[1]} requests a pause of another {pause:.0f} s", wait_seconds=pause)
         if pause > 0:
-            waiting(pause, f"{origin[1]} asked for a pause")
+            waiting(pause, f"{origin[1]} requested a pause")
             await trio.sleep(pause)
         try:
             return await attempt()

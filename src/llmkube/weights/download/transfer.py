@@ -63,7 +63,7 @@ class Transfer:
     """
 
     dependencies: Dependencies
-    wanted: TransferRequest
+    request: TransferRequest
     partial: Partial
     meter: Meter
     rejected: dict[tuple[str, str], RejectedVersion]
@@ -85,15 +85,15 @@ class Transfer:
             await run_sync(self.partial.rehash)
             self.meter.verifying(self.partial.size_bytes, total)
         self._best_bytes = self.partial.size_bytes
-        self._expected = self.wanted.sha256
+        self._expected = self.request.sha256
         # The user's digest may be a mistake, and a file that was downloaded as a whole would be the same again; the
         # prefix of a resumed one may be corrupt on this disk. The hub's digest is not a mistake.
         user_limit = 2 if self.partial.size_bytes else 1
-        limit = user_limit if self.wanted.promised_by else limits.digest_tries
+        limit = user_limit if self.request.promised_by else limits.digest_tries
         for tries in range(1, limit + 1):
             await retry(
                 self._attempt,
-                origin=self.wanted.url.origin,
+                origin=self.request.url.origin,
                 network=self.dependencies,
                 waiting=self.meter.waiting,
                 has_progressed=self._has_progressed,
@@ -102,7 +102,7 @@ class Transfer:
             if self._expected in (None, found):
                 break
             error = self._mismatch(found, tries, final=tries == limit)
-            self.rejected[self.wanted.key, self._expected or ""] = RejectedVersion(self.partial.info.validator, error)
+            self.rejected[self.request.key, self._expected or ""] = RejectedVersion(self.partial.info.validator, error)
             await run_sync(bind(self.partial.begin, PartialInfo()))  # discard these bytes
             if tries == limit:
                 raise error
@@ -110,18 +110,18 @@ class Transfer:
             delay = limits.backoff.delay(tries, self.dependencies.rng)
             self.meter.waiting(delay, str(error))
             await trio.sleep(delay)
-            del self.rejected[self.wanted.key, self._expected or ""]
+            del self.rejected[self.request.key, self._expected or ""]
         await run_sync(self.partial.checkpoint)
 
     def _mismatch(self, found: str, tries: int, *, final: bool) -> DigestMismatchError:
-        wanted = self.wanted
+        request = self.request
         promise, advice = "the hub's is", "try another revision, or notify its owner"
-        if wanted.promised_by:
+        if request.promised_by:
             promise, advice = "spec.sha256 is", "correct the digest, or the source"
         times = "once" if tries == 1 else f"{tries} times"
         return DigestMismatchError(
-            f"{wanted.shown} has the digest {found}, but {promise} {self._expected} (downloaded {times}); {advice}",
-            field=wanted.promised_by,
+            f"{request.shown} has the digest {found}, but {promise} {self._expected} (downloaded {times}); {advice}",
+            field=request.promised_by,
             final=final,
         )
 
@@ -135,37 +135,37 @@ class Transfer:
     async def _attempt(self) -> None:
         partial = self.partial
         # An earlier process may have received all bytes but not the hub's digest, which is then requested again.
-        is_verifiable = self._expected is not None or self.wanted.server != "hub"
+        is_verifiable = self._expected is not None or self.request.server != "hub"
         if partial.size_bytes and partial.size_bytes == partial.info.total_bytes and is_verifiable:
             await trio.lowlevel.checkpoint()
             return
         resume = self._ranges and partial.size_bytes > 0 and partial.info.validator.if_range
         headers = {"Range": f"bytes={partial.size_bytes}-", "If-Range": str(resume)} if resume else {}
-        wanted = self.wanted
-        asked = wanted.asked(
+        request = self.request
+        ranged = request.ranged(
             partial.size_bytes if resume else 0,
             partial.info.validator,
-            wanted.size_bytes if wanted.size_bytes is not None or not resume else partial.info.total_bytes,
+            request.size_bytes if request.size_bytes is not None or not resume else partial.info.total_bytes,
         )
         limits = self.dependencies.limits
         with trio.move_on_after(limits.head_seconds) as scope:
-            async with open_response(self.dependencies.open_transport(wanted.policy), wanted, headers) as response:
-                await self._receive(response, asked, scope)
+            async with open_response(self.dependencies.open_transport(request.policy), request, headers) as response:
+                await self._receive(response, ranged, scope)
         if scope.cancelled_caught:
             raise StalledError(
-                f"{wanted.shown}: stalled at {partial.size_bytes} bytes: fewer than {limits.window_bytes} bytes "
+                f"{request.shown}: stalled at {partial.size_bytes} bytes: fewer than {limits.window_bytes} bytes "
                 f"were received within {limits.window_seconds:g} s"
             )
 
-    async def _receive(self, response: FileResponse, asked: RangeRequest, scope: trio.CancelScope) -> None:
-        run_sync, partial, wanted = self.dependencies.run_sync, self.partial, self.wanted
+    async def _receive(self, response: FileResponse, ranged: RangeRequest, scope: trio.CancelScope) -> None:
+        run_sync, partial, request = self.dependencies.run_sync, self.partial, self.request
         now = self.dependencies.utcnow()
-        if wanted.sha256 is None:
+        if request.sha256 is None:
             self._expected = response.linked_sha256
         try:
-            verdict = interpret(asked, response.status, response.headers, redirected=response.redirected, now=now)
+            verdict = interpret(ranged, response.status, response.headers, redirected=response.redirected, now=now)
             if self._expected is None and isinstance(verdict, ReadBody) and verdict.offset:
-                self._check_version(asked, response)
+                self._check_version(ranged, response)
         except RangeError:
             self._ranges = False  # no range support; the next attempt requests the whole file
             raise
@@ -174,7 +174,7 @@ class Transfer:
             return
         if isinstance(verdict, Restart):
             await run_sync(bind(partial.begin, PartialInfo()))
-            raise FetchError(f"{wanted.shown}: {verdict.reason}; starting from the beginning")
+            raise FetchError(f"{request.shown}: {verdict.reason}; starting from the beginning")
         total = self._check(verdict, response)
         info = PartialInfo(verdict.validator, total)
         if verdict.offset == 0:
@@ -188,53 +188,53 @@ class Transfer:
         elif partial.size_bytes < total:
             if verdict.offset == 0:
                 await run_sync(bind(partial.begin, PartialInfo()))
-                raise WrongSizeError(f"{wanted.shown}: the server ended the file before its {total} bytes")
-            raise FetchError(f"{wanted.shown}: the server sent only part of the requested range")
+                raise WrongSizeError(f"{request.shown}: the server ended the file before its {total} bytes")
+            raise FetchError(f"{request.shown}: the server sent only part of the requested range")
 
-    def _check_version(self, asked: RangeRequest, response: FileResponse) -> None:
+    def _check_version(self, ranged: RangeRequest, response: FileResponse) -> None:
         """Refuse a part without a digest to verify it, unless it has the strong ETag of the request.
 
         A server that supports If-Range sends the ETag (RFC 9110, 15.3.7); another one may send any version.
         """
-        wanted = asked.validator.if_range
-        if wanted.startswith('"') and not Validator.of(response.headers).etag:
-            raise RangeError(f"{asked.shown}: the server sent a part of an unknown version (no ETag)")
+        etag = ranged.validator.if_range
+        if etag.startswith('"') and not Validator.of(response.headers).etag:
+            raise RangeError(f"{ranged.shown}: the server sent a part of an unknown version (no ETag)")
 
     def _check(self, verdict: ReadBody, response: FileResponse) -> int | None:
         """Return the size of the file; raise problems that can be detected before the body is read."""
-        wanted = self.wanted
+        request = self.request
         promised = response.linked_sha256
-        if promised is not None and wanted.promised_by and promised != wanted.sha256:
+        if promised is not None and request.promised_by and promised != request.sha256:
             raise DigestMismatchError(
-                f"{wanted.shown} has the digest {promised} at the hub, but spec.sha256 is {wanted.sha256}; "
+                f"{request.shown} has the digest {promised} at the hub, but spec.sha256 is {request.sha256}; "
                 "correct the digest, or the source"
             )
-        before = self.rejected.get((wanted.key, self._expected or ""))
+        before = self.rejected.get((request.key, self._expected or ""))
         if before is not None:
             if before.validator == verdict.validator:
                 raise before.error
-            del self.rejected[wanted.key, self._expected or ""]
+            del self.rejected[request.key, self._expected or ""]
         total = self._total(verdict, response)
         if total == 0:
-            raise NotGGUFError(f"{wanted.shown} is empty")
+            raise NotGGUFError(f"{request.shown} is empty")
         return total
 
     def _total(self, verdict: ReadBody, response: FileResponse) -> int | None:
-        wanted, limit = self.wanted, self.dependencies.limits.max_bytes
+        request, limit = self.request, self.dependencies.limits.max_bytes
         total = verdict.total_bytes
         if response.linked_size is not None:
             if total not in (None, response.linked_size):
                 raise WrongSizeError(
-                    f"{wanted.shown} should have {response.linked_size} bytes, the server sends {total}"
+                    f"{request.shown} should have {response.linked_size} bytes, the server sends {total}"
                 )
             total = response.linked_size
         if not verdict.framed and self._expected is None and total is None:
             raise SourceRefusedError(
-                f"{wanted.shown}: the server does not state the size of the file, so a broken connection looks like "
+                f"{request.shown}: the server does not state the size of the file, so a broken connection looks like "
                 "its end; set spec.sha256, or use another server"
             )
         if total is not None and total > limit:
-            raise WrongSizeError(f"{wanted.shown} has {total} bytes; more than {limit} are not supported")
+            raise WrongSizeError(f"{request.shown} has {total} bytes; more than {limit} are not supported")
         return total
 
     def _reserve_space(self, total: int | None) -> None:
@@ -245,8 +245,8 @@ class Transfer:
         """Receive and write concurrently; errors of either side are raised as they are, not in a group."""
         ring, limits = RingBuffer(), self.dependencies.limits
         limit = limits.max_bytes if total is None else total
-        start, is_gguf = self.partial.size_bytes, not self.wanted.name
-        receiver = BodyReceiver(self.wanted.url, self.wanted.shown, start, limit, limits, ring, is_gguf=is_gguf)
+        start, is_gguf = self.partial.size_bytes, not self.request.name
+        receiver = BodyReceiver(self.request.url, self.request.shown, start, limit, limits, ring, is_gguf=is_gguf)
         writer = DiskWriter(self.dependencies, self.partial, ring, bind(self._on_written, total))
         disk_failure: FetchError | None = None
 

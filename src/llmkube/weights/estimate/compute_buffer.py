@@ -17,7 +17,7 @@ from llmkube.weights.estimate.layers import Cells, layers_of
 from llmkube.weights.formats.shape import Shape
 
 _MAX_EXPERTS: Final = 64
-"""The most experts per token: a header may claim any number."""
+"""Maximum number of experts per token: a header may claim any number."""
 
 
 @attrs.frozen

@@ -30,7 +30,7 @@ _HOST_TENSORS: Final = ("token_embd", "token_types", "position_embd", "per_layer
 _MAX_PATTERN_LENGTH: Final = 256
 _MAX_REPEATS: Final = 8
 _MAX_MATCH_COST: Final = 100_000_000
-"""The most matching steps of a pattern over all tensors, about a second. A pattern that needs more is an attack."""
+"""Maximum matching steps of a pattern over all tensors, about a second; a pattern that needs more is ignored."""
 
 
 @attrs.frozen

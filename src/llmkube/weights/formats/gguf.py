@@ -26,7 +26,7 @@ from llmkube.weights.formats.shape import GGUFFacts, Shape, vocabulary_of
 
 _PART: Final = re.compile(r"(?P<name>.+)-00001-of-(?P<count>[0-9]{5})\.gguf")
 MAX_PARTS: Final = 256
-"""The most files of one model that are read; the largest models in use have under a hundred."""
+"""Maximum number of files of one model that are read; the largest models in use have under a hundred."""
 
 _SCALAR_KINDS: Final = (fmt.UINT16, fmt.UINT32, fmt.INT32)
 _PER_LAYER: Final = (fmt.UINT32, fmt.INT32, fmt.BOOL)
@@ -65,8 +65,8 @@ def _read(path: Path, opener: Callable[[Path], int]) -> HeaderReader:
             if not stat.S_ISREG(found.st_mode):
                 raise NotGGUFError(f"{path} is not a regular file")
             reader = HeaderReader(str(path), found.st_size)
-            while (wanted := reader.wanted) is not None:
-                reader.feed(os.pread(descriptor, max(wanted.length, PIECE_BYTES), wanted.offset))
+            while (piece := reader.next_range) is not None:
+                reader.feed(os.pread(descriptor, max(piece.length, PIECE_BYTES), piece.offset))
         finally:
             os.close(descriptor)
     except OSError as exc:
@@ -100,7 +100,7 @@ def facts_of(reader: HeaderReader) -> GGUFFacts:
         NotGGUFError: The model loader of engines would refuse it, whatever the architecture.
     """
     header = reader.header
-    assert header is not None, "the reader has been fed until it wanted nothing more"
+    assert header is not None, "the reader has been fed until `next_range` is None"
     values = _Values(reader, header)
     values.check(fmt.GENERAL)
     parts = _split_count(values)
@@ -225,8 +225,8 @@ def _check_tokenizer(values: _Values) -> None:
     for key, kinds in fmt.TOKEN_ARRAYS.items():
         value = values.get(key)
         if value is not None and (value.kind not in kinds or value.count is None or value.count < tokens.count):
-            wanted = fmt.VALUE_NAMES[kinds[0]]
-            raise refuse(f"{key} is of type {value.title}; each of {tokens.count} tokens needs a {wanted}")
+            expected = fmt.VALUE_NAMES[kinds[0]]
+            raise refuse(f"{key} is of type {value.title}; each of {tokens.count} tokens needs a {expected}")
 
 
 def _split_count(values: _Values) -> int:

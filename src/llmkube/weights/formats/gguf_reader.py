@@ -1,9 +1,9 @@
 """Read a header from pieces of a file, without I/O: the reader returns which piece it needs next.
 
 ```
- HeaderReader.wanted ── Range ──▶ a file, or an HTTP Range request
+ HeaderReader.next_range ── Range ──▶ a file, or an HTTP Range request
         ▲                              │
-        └────────── feed(data) ◀───────┘        until `wanted` is None: then `header` has the result
+        └────────── feed(data) ◀───────┘        until `next_range` is None: then `header` has the result
 ```
 
 A file is refused by the rules of llama.cpp's `gguf_init_from_file`, before an engine is started for it. In addition,
@@ -23,7 +23,7 @@ from llmkube.weights.formats import gguf_format as fmt
 from llmkube.weights.formats.shape import Tensor
 
 MAX_SHOWN: Final = 80
-"""The most bytes of a key or a name in an error."""
+"""Maximum bytes of a key or a name in an error."""
 
 
 @attrs.frozen
@@ -83,19 +83,19 @@ def escaped(name: bytes) -> str:
 
 
 MAX_HEADER_BYTES: Final = 256 << 20
-"""No header is longer: the largest vocabularies in use take about 20 MiB."""
+"""A longer header is refused: the largest vocabularies in use take about 20 MiB."""
 MAX_KEYS: Final = 1 << 16
 """Real files have a few dozen."""
 MAX_TENSORS: Final = 1 << 16
 """The largest models, with each expert a tensor of its own, have under fifty thousand."""
 MAX_SKIPPED_STRINGS: Final = 1 << 21
-"""In all arrays together; the largest vocabularies with their merges have under a million."""
+"""Limit of all arrays together; the largest vocabularies with their merges have under a million."""
 MAX_KEY_BYTES: Final = 1 << 16
 """The format's limit; engines allow more."""
 MAX_VALUE_BYTES: Final = 1 << 16
-"""Of a longer value, only the kind is retained."""
+"""A longer value is skipped, and only its kind is retained."""
 MAX_RETAINED_BYTES: Final = 1 << 20
-"""All retained values together."""
+"""Limit of all retained values together."""
 
 _DIGESTED_BYTES: Final = 64  # for longer keys, only the hash is stored
 _START_BYTES: Final = 24
@@ -113,7 +113,7 @@ Steps = Generator[Range, bytes, None]
 
 
 class HeaderReader:
-    """A reader of one header; feed it until `wanted` is None.
+    """A reader of one header; feed it until `next_range` is None.
 
     Every call either makes progress or raises; all calls together take less than a second and 64 MiB, whatever the
     content.
@@ -124,13 +124,13 @@ class HeaderReader:
         limit_bytes: The end of the range in which the reader may request pieces.
 
     Attributes:
-        wanted: The piece that is needed next; None when the header is complete.
-        header: The result, once `wanted` is None.
+        next_range: The piece that is needed next; None when the header is complete.
+        header: The result, once `next_range` is None.
     """
 
     def __init__(self, name: str, size_bytes: int | None, *, limit_bytes: int = MAX_HEADER_BYTES) -> None:
         self.header: Header | None = None
-        self.wanted: Range | None = None
+        self.next_range: Range | None = None
         self._name = name
         self._size = size_bytes
         self._limit = limit_bytes
@@ -144,7 +144,7 @@ class HeaderReader:
         self._advance(None)
 
     def feed(self, data: bytes) -> None:
-        """Process the piece that was wanted; it may be longer; a shorter one means that the file ends there.
+        """Process the piece at `next_range`, which may be longer; a shorter one means that the file ends there.
 
         Raises:
             NotGGUFError: No engine could load this file, or the header exceeds a bound.
@@ -157,9 +157,9 @@ class HeaderReader:
 
     def _advance(self, data: bytes | None) -> None:
         try:
-            self.wanted = next(self._steps) if data is None else self._steps.send(data)
+            self.next_range = next(self._steps) if data is None else self._steps.send(data)
         except StopIteration:
-            self.wanted = None
+            self.next_range = None
 
     # -- the window onto the file ---------------------------------------------------------------------------------
 
@@ -335,7 +335,7 @@ class HeaderReader:
             tensors.append(Tensor(name.decode("utf-8", "replace"), type_name, sizes, tensor_bytes))
             by_type[kind] += tensor_bytes
             if kind in fmt.NEWER_TENSOR_TYPES:
-                expected = -1  # only an engine that knows this type can tell where the next one begins
+                expected = -1  # the size of an unknown type, and so the start of the next tensor, is unknown
             elif expected < 0:
                 expected = offset
             if 0 <= expected != offset:

@@ -223,7 +223,7 @@ def _remove_abandoned(incoming: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync a folder, so that its names survive a power cut."""
+    """Sync a folder, so that its entries survive a power failure."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         sync(fd)

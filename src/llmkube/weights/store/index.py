@@ -28,7 +28,7 @@ from llmkube.weights.store.partial import Partial
 
 @attrs.frozen
 class Audience:
-    """The users of a record's weights for whom the source need not be asked again.
+    """The users that may use a record's weights without another request to the source.
 
     Attributes:
         public: All Models: the source served a request without a credential.
@@ -89,7 +89,7 @@ class Record:
         pieces: The file, or the parts of a split model in order.
         fetched_at: The time of the fetch, in RFC 3339.
         server: The server, if the source does not determine it (`BucketAccess.server`).
-        audience: The users for whom the source need not be asked again.
+        audience: The users that may use the weights without another request to the source.
         versions: The server's version of each piece; empty if unknown.
         choice: The chosen quantization, for people; empty if there was no choice.
         names: The names of the pieces in the folder for an engine; empty if it loads a file.

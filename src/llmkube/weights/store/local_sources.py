@@ -126,7 +126,7 @@ class LocalSources:
             if found is None:
                 raise WeightsNotFoundError.at(path, _missing_detail(resolved))
             for step in resolved.steps:
-                # The host's owner vouches for the path to a listed folder; below, only its owner and root are trusted.
+                # The operator trusts the path to a listed folder; below it, only the folder's owner and root are.
                 below = step.folder == folder or folder in step.folder.parents
                 if weakness := step.weakness(trusted if below else None):
                     raise WeightsNotFoundError.at(path, weakness)

@@ -1,7 +1,7 @@
 """An incomplete file in the store: a download can be resumed, and never mixes two versions.
 
 Next to the bytes is a metadata file with their version, the size of the whole, and the number of bytes that are synced.
-After a power cut only the synced bytes are used: a file system may have kept the length and lost the content.
+After a power failure only the synced bytes are used: a file system may have kept the length and lost the content.
 All functions block on the disk.
 """
 
@@ -99,7 +99,7 @@ class Partial:
         self.size_bytes += done
 
     def checkpoint(self) -> None:
-        """Sync the present bytes, so that they survive a power cut; bytes appended meanwhile are not included."""
+        """Sync the present bytes, so that they survive a power failure; bytes appended meanwhile are not included."""
         size_bytes = self.size_bytes
         try:
             sync(self._fd)
