@@ -210,7 +210,7 @@ async def _restart_after_sleep(watch: Task, wakes: Mailbox[float]) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch)
             await wakes.wait_newer(version)
-            nursery.cancel_scope.cancel(reason="the host has slept")
+            nursery.cancel_scope.cancel(reason="the machine has slept")
 
 
 async def _reapply_after_membership_changes(services: Services) -> None:

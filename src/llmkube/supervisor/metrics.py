@@ -129,9 +129,9 @@ def memory_families(memory: Callable[[], MemoryView | None]) -> Iterable[Metric]
     if view is None:
         return
     for name, text, value in (
-        ("memory_budget_bytes", "Memory budget for all engines of this host.", view.budget.limit_bytes),
+        ("memory_budget_bytes", "Memory budget for all engines of this machine.", view.budget.limit_bytes),
         ("memory_free_bytes", "Memory that is available for one more model.", view.free_bytes),
-        ("system_memory_bytes", "Total memory of the host.", view.sample.total_bytes),
+        ("system_memory_bytes", "Total memory of this machine.", view.sample.total_bytes),
         ("system_memory_available_bytes", "Memory that is available to programs.", view.sample.available_bytes),
         ("memory_unreturned_bytes", "Memory that exited engines have left wired.", view.unreturned_bytes),
         ("memory_pressure_level", "0 normal, 1 warning, 2 critical, -1 unknown.", PRESSURE[view.level]),
@@ -180,7 +180,7 @@ def power_families(power: Callable[[], PowerView]) -> Iterable[Metric]:
         for domain, watts in view.watts.items():
             yield _value(f"apple_power_{domain}_watts", "Power, estimated by macOS.", watts)
     else:
-        drawn = _gauge("power_watts", "Power of the host's processors.", ("domain",))
+        drawn = _gauge("power_watts", "Power of this machine's processors.", ("domain",))
         for domain, watts in view.watts.items():
             drawn.add_metric((domain,), watts)
         yield drawn

@@ -75,7 +75,7 @@ def find_program(settings: AgentSettings, runtime: HostRuntime) -> str:
     command = runtime.program.command
     found = shutil.which(command, path=os.pathsep.join([os.environ.get("PATH", os.defpath), *HOMEBREW]))
     if found is None:
-        raise EngineNotFoundError(f"no {command} on this host; {runtime.program.remedy}")
+        raise EngineNotFoundError(f"no {command} on this machine; {runtime.program.remedy}")
     return str(Path(found).absolute())
 
 

@@ -73,7 +73,7 @@ class DarwinMemory:
         try:
             return self.read_sample(trio.current_time())
         except (OSError, ValueError) as exc:
-            return Sample(0, 0, Level.UNKNOWN, why=f"this host's memory cannot be read: {exc}")
+            return Sample(0, 0, Level.UNKNOWN, why=f"this machine's memory cannot be read: {exc}")
 
     async def footprint(self, pids: Sequence[int]) -> Mapping[int, int]:
         """Return the physical footprint of each process tree; uses a thread, since it takes milliseconds."""

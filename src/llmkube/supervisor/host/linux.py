@@ -356,7 +356,7 @@ class LinuxMemory:
         try:
             return self.read_sample(trio.current_time())
         except (OSError, ValueError, KeyError) as exc:
-            return Sample(0, 0, Level.UNKNOWN, why=f"this host's memory cannot be read: {exc}")
+            return Sample(0, 0, Level.UNKNOWN, why=f"this machine's memory cannot be read: {exc}")
 
     async def footprint(self, pids: Sequence[int]) -> Mapping[int, int]:
         """Return the memory of each process tree, measured in a thread."""

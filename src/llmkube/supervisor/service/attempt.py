@@ -288,7 +288,7 @@ class Attempt:
         """Stop the engine if this host no longer has the address that it listens on."""
         if self._host and not self.context.status_manager.host_address.value.serves(self._host):
             self.context.log.info("address lost; restarting", hostIP=self._host)
-            self.scope.cancel(reason=f"this host no longer has the address {self._host}")
+            self.scope.cancel(reason=f"this machine no longer has the address {self._host}")
 
     # -- memory ---------------------------------------------------------------------------------------------------
 

@@ -286,9 +286,9 @@ class StatusManager:
         """Release a service that this host no longer serves: delete its endpoint, and report that once if it reports.
 
         Args:
-            why: Predicate of the message, after "host NAME"; "" for "no longer serves it".
+            why: Predicate of the message, after the host's name; "" for "no longer serves it".
         """
-        why = f"host {self.settings.host_name} {why or 'no longer serves it'}"
+        why = f"{self.settings.host_name} {why or 'no longer serves it'}"
         self.update(Facts.with_view, ServiceView(Reason.RELEASED, why))
         for slot in self._endpoint_slots():
             self.applier.delete_nowait(slot)
