@@ -118,8 +118,8 @@ async def _run_shielded(
     client: Client, settings: AgentSettings, ports: Ports, stop: trio.Event, task_status: trio.TaskStatus[AgentView]
 ) -> None:
     services, credential = Services(client, settings, ports), CredentialMonitor(settings.token_file)
-    # A cancellation would reach the applier together with the services that still have to write through it. The support
-    # is therefore shielded; the services are cancelled from here, and from then on the shield has a deadline.
+    # A cancellation would stop the applier at once, although services still write through it while they stop. So the
+    # supporting tasks are shielded; the services are cancelled here, and from then on the shield has a deadline.
     with trio.CancelScope(shield=True) as support:
         async with trio.open_nursery() as outer:
             await _start_support(outer, services, credential)

@@ -117,10 +117,10 @@ def credential_families(credential: Callable[[], HostCredential]) -> Iterable[Me
 
 def cordon_families(cordon: Callable[[], Cordon | None]) -> Iterable[Metric]:
     """Yield whether the host is cordoned, and the end of the cordon if it has one."""
-    now = cordon()
-    yield _value("cordoned", "1 while the host is cordoned by its owner, else 0.", now is not None)
-    if now is not None and now.until is not None:
-        yield _value("cordon_end_timestamp_seconds", "End of the cordon.", now.until.timestamp())
+    current = cordon()
+    yield _value("cordoned", "1 while the host is cordoned by its owner, else 0.", current is not None)
+    if current is not None and current.until is not None:
+        yield _value("cordon_end_timestamp_seconds", "End of the cordon.", current.until.timestamp())
 
 
 def memory_families(memory: Callable[[], MemoryView | None]) -> Iterable[Metric]:

@@ -49,9 +49,9 @@ RETRY: Final = Backoff(base_seconds=0.5, cap_seconds=30.0)
 
 @attrs.frozen
 class ClaimLeases:
-    """The Leases that are claims, in the API server.
+    """Read and write the Leases that are claims.
 
-    Every method raises `LLMKubeError` if the API server does not answer, or refuses for another reason than a race.
+    Every method raises `LLMKubeError` if the API server does not answer, or refuses for any reason but a race.
 
     Attributes:
         client: Client of the API server.
@@ -146,7 +146,7 @@ class ClaimManager:
         rng: Adds jitter to delays.
         has_file: Returns whether a Model's file is on this host already.
         desired: Returns the desired state of a service here; None if the service does not belong here.
-        enqueue: Has a service reconciled; called when its claims have changed.
+        enqueue: Queues a service for a reconcile; called when its claims have changed.
         name_confirmed: Set once it is certain that no other machine uses this host's name.
         renewed: Set once this host's own Lease exists: a claim is valid only while its holder's Lease is renewed.
     """
@@ -218,7 +218,7 @@ class ClaimManager:
 
         Args:
             key: The service's key.
-            unlisted: Whether no list has the service, so that a read has to confirm first that it is gone.
+            unlisted: Whether the service was missing from a list, so that a read has to confirm that it is gone.
         """
         if key in self._services or self._ours(key) or self._orphans(key):
             service = self._services.setdefault(key, _ServiceClaim())

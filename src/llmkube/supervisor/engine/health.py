@@ -109,20 +109,20 @@ class Engine:
 
     async def counters(self) -> ProbeResult | None:
         """Return its requests and decode counters; each query may take `ANSWER_SECONDS`. None: this host cannot ask."""
-        asked = self.queries
-        reply = await self._get(asked.metrics_path or self.plan.ready_path)
+        queries = self.queries
+        reply = await self._get(queries.metrics_path or self.plan.ready_path)
         if reply == "unasked":
             return None
         if reply == "gone":
             return ProbeResult("gone")
-        metrics = _numbers(reply, asked) if asked.metrics_path else {}
+        metrics = _metrics(reply, queries) if queries.metrics_path else {}
         work: int | None = None
-        if metrics.keys() & asked.work:
-            work = int(sum(metrics.get(name, 0.0) for name in asked.work))
+        if metrics.keys() & queries.work:
+            work = int(sum(metrics.get(name, 0.0) for name in queries.work))
         tokens = metrics.get(self._token_metric)
         if work == 0:
             return ProbeResult(
-                "ok", work=0, counters=tuple(metrics.get(name, 0.0) for name in asked.progress), tokens=tokens
+                "ok", work=0, counters=tuple(metrics.get(name, 0.0) for name in queries.progress), tokens=tokens
             )
         late = reply == "late"
         slots = b"" if late else await self._slots()
@@ -131,7 +131,7 @@ class Engine:
         counters = None
         if work is not None and (metrics or slots):
             # Not every build counts batches; slots show the progress of a prompt, in fields that differ by build.
-            counters = (*(metrics.get(name, 0.0) for name in asked.progress), float(zlib.crc32(slots)))
+            counters = (*(metrics.get(name, 0.0) for name in queries.progress), float(zlib.crc32(slots)))
         if work is None:
             work = await self._proxied_requests()
         health = "ok" if metrics else await ask(self.http, self.ready_url)
@@ -189,10 +189,10 @@ class Engine:
 
     async def in_flight(self) -> int:
         """Return the number of requests in progress or queued; 0 if unknown."""
-        asked = self.queries
-        metrics = _numbers(await self._get(asked.metrics_path), asked) if asked.metrics_path else {}
-        if metrics.keys() & asked.work:
-            return int(sum(metrics.get(name, 0.0) for name in asked.work))
+        queries = self.queries
+        metrics = _metrics(await self._get(queries.metrics_path), queries) if queries.metrics_path else {}
+        if metrics.keys() & queries.work:
+            return int(sum(metrics.get(name, 0.0) for name in queries.work))
         return _busy_slots(await self._slots()) or await self._proxied_requests() or 0
 
     async def model_names(self) -> frozenset[str]:
@@ -335,12 +335,12 @@ async def watch_load(read_stats: ReadStats, report: Callable[[EngineStats], Awai
     return stalled
 
 
-def _numbers(reply: _Reply, asked: EngineQueries) -> dict[str, float]:
+def _metrics(reply: _Reply, queries: EngineQueries) -> dict[str, float]:
     """Return an engine's metrics by name; none for anything but a 200."""
     if not isinstance(reply, Response) or reply.status != 200:
         return {}
     numbers: dict[str, float] = {}
-    for name, value in asked.metric.findall(reply.body):
+    for name, value in queries.metric.findall(reply.body):
         try:
             numbers[name.decode("ascii")] = float(value) + numbers.get(name.decode("ascii"), 0.0)
         except ValueError:

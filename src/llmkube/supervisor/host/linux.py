@@ -246,7 +246,7 @@ def read_pressure(paths: Sequence[Path]) -> Pressure:
 
 @contextmanager
 def open_triggers(paths: Sequence[Path]) -> Iterator[Callable[[], Awaitable[None]]]:
-    """Yield a function that waits until programs stall, according to any of these files.
+    """Yield a function that waits until any of these pressure files reports a stall.
 
     It sleeps forever if no file accepts a trigger: the kernel does not support it, or permission is missing.
     """

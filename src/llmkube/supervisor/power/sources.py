@@ -97,8 +97,8 @@ class Rapl:
     Attributes:
         rng: Random numbers for the back-off.
         folder: The folder with the counters.
-        name: The name that selects the names of the metrics.
-        domains: The domains that it measures.
+        name: Selects the metric names.
+        domains: Measured domains.
     """
 
     rng: random.Random

@@ -92,10 +92,10 @@ class Facts:
         published: Generation of the `Published` condition; None if publishing never had a problem.
         pressure: Memory pressure of the host.
         evicted: The last eviction, until an engine serves again.
-        waits: Reasons of the current wait for memory for which there are Events.
+        waits: Reasons of the current wait for memory that Events have reported.
         restarts: Number of engines that have failed.
         replace_failures: Number of successors that have failed while an older engine served.
-        failure: The last failure of either kind.
+        failure: The last failure, of an engine or a successor.
         loads: Number of engines that have started to serve.
     """
 

@@ -103,7 +103,7 @@ class RunningEngine:
             return await health.ask(self.http, self.public.ready_url) == "ok"
         return False
 
-    async def loaded(self, status: EngineStatus) -> Failure | None:
+    async def wait_loaded(self, status: EngineStatus) -> Failure | None:
         """Wait until clients get answers from this engine; return a failure if the load failed.
 
         Args:

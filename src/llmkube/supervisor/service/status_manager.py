@@ -164,7 +164,7 @@ P = ParamSpec("P")
 
 @attrs.define(eq=False)
 class StatusManager:
-    """Holds the facts of one service, and passes what follows from them to the applier and the recorder of Events.
+    """Holds the facts of one service; applies its objects and emits its Events when the facts change.
 
     Attributes:
         facts: The newest facts.
@@ -174,7 +174,7 @@ class StatusManager:
         utcnow: The wall clock, for the times in conditions.
         changed: Its version grows whenever the snapshot has changed.
         host_address: The address at which this host is reached.
-        reports_status: Whether this host writes the objects' status; of several hosts that run replicas, one does.
+        reports_status: Whether this host writes the objects' status; of the hosts that run replicas, only one does.
         tokens: The last token count that its engine reported.
     """
 
@@ -252,7 +252,7 @@ class StatusManager:
         if not adopting:
             self.update(Facts.with_view, ServiceView(Reason.PENDING, "the agent has started to manage this service"))
 
-    def follow(self, desired: Desired) -> None:
+    def set_desired(self, desired: Desired) -> None:
         """Set a newer desired state; objects with another uid do not have this agent's status yet."""
         before = self.facts.desired
         if desired.model.metadata.uid != before.model.metadata.uid:

@@ -104,7 +104,7 @@ def _choose_on_same_machine(seen: NetworkView) -> HostAddress:
         return HostAddress(seen.lan, seen.lan, why, "", seen.own)
     problem = (
         "no address found: the API server is on this machine, "
-        f"{names} do not resolve here, and there is no network; give an address with --host-ip"
+        f"{names} do not resolve here, and there is no network; set an address with --host-ip"
     )
     return HostAddress(None, problem=problem, own=seen.own)
 

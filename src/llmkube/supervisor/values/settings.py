@@ -21,8 +21,8 @@ END_SLACK_SECONDS = 5.0
 
 
 METAL_GRACE_SECONDS = 30.0
-"""Grace of an engine on Metal: the kernel may keep memory that the GPU wired for a killed process (oMLX issue 2184).
-A process that exited by itself took 4 s to release 373 GiB."""
+"""Grace period of an engine on Metal: the kernel may keep memory that the GPU wired for a killed process (oMLX issue
+2184). A process that exited by itself took 4 s to release 373 GiB."""
 
 
 EVERYWHERE = ("0.0.0.0/0", "::/0")
