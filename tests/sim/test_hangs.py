@@ -149,7 +149,7 @@ async def stalled_load(world):
     assert len(world.machine.spawned) == 1
     world.machine.default = Script()
     await world.until(world.ready_addresses, 1, seconds=40)
-    assert "no log line, no byte read" in await event_message(world, "LoadStalled")
+    assert "no log line, no disk read" in await event_message(world, "LoadStalled")
 
 
 async def intruder(world):

@@ -62,7 +62,7 @@ class RunningService:
 
     Attributes:
         replan: Its version grows when the service has to be planned again.
-        scope: Cancelling it stops the service in order.
+        scope: Cancelling it stops the service gracefully.
         status_manager: Reports the service.
         runner: Keeps its engine in line with the target.
     """
@@ -280,7 +280,7 @@ class Services:
         )
         missing = [(name, cache.refusal) for name, cache in kinds if not cache.synced.is_set()]
         if not missing:
-            return "" if self.synced() else "waiting until it is certain that no other machine uses this host's name"
+            return "" if self.synced() else "checking that no other machine uses this machine's name"
         refused = [f"cannot list {name}: {refusal}" for name, refusal in missing if refusal]
         return "; ".join(refused) or "waiting for the first list from the API server"
 

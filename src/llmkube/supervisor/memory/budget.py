@@ -118,7 +118,7 @@ def own_cap(hardware: Hardware | None, total_bytes: int) -> Cap | None:
         path = "Model.spec.hardware.memoryBudget"
         limit = parse_bytes(hardware.memory_budget, field=path)
         if limit == 0:
-            raise UserError("a budget of 0 lets no model run; remove it or set one such as 24Gi", field=path)
+            raise UserError("with a budget of 0 no model can run; remove it or set one such as 24Gi", field=path)
         return Cap(limit, path)
     if hardware.memory_fraction is not None:
         path = "Model.spec.hardware.memoryFraction"

@@ -159,7 +159,7 @@ class EngineJournal:
             return False
         return True
 
-    async def record_served(self) -> None:
+    async def set_served(self) -> None:
         """Record that this launch has served and that no newer plan could start since."""
         if self.fallback is None:
             self.fallback = self.launch
@@ -270,7 +270,7 @@ class Attempt:
         finally:
             self.ended.set()
             if self._waiting is not None:
-                self._waiting.cancel(reason="the engine has ended")
+                self._waiting.cancel(reason="the engine has exited")
         self._report_started()
 
     def _report_started(self) -> None:

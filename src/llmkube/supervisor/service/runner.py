@@ -313,7 +313,7 @@ class Runner:
     async def _set_fallback(self, current: Attempt) -> None:
         """Make the launch that serves the fallback, since the newest plan could not start."""
         self.fallback = current.launch
-        await current.journal.record_served()
+        await current.journal.set_served()
 
     def _postpone(self, failure: Failure) -> float:
         """Count a failure of the newest plan; return the delay in seconds until it is tried again."""

@@ -1,4 +1,4 @@
-"""Hold the facts of a service, and write the objects and Events that follow from them.
+"""Hold the facts of a service, and write the objects and Events that result from them.
 
 The status manager decides nothing. It waits only during a stop, until "not ready" has reached the API server.
 

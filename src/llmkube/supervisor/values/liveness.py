@@ -303,7 +303,7 @@ def _silent(watch: Liveness, limits: Limits) -> bool:
 def _hung(watch: Liveness, limits: Limits) -> str:
     """Return the missing activity and its duration if the engine hangs; else ""."""
     if watch.stopped_samples >= 2:
-        return f"the process is stopped (state T) for {watch.stopped_seconds:.0f} s"
+        return f"the process has been stopped (state T) for {watch.stopped_seconds:.0f} s"
     still = watch.still_seconds >= limits.still_seconds
     if still or watch.low_cpu_seconds >= limits.low_cpu_seconds:
         inactivity = (
@@ -365,7 +365,7 @@ def step_load(load: Load, stats: EngineStats, now: float, limits: Limits = DEFAU
     if stopped >= 2 and load.still_seconds > 0:
         return load, "the process is stopped (state T)"
     if load.still_seconds >= limits.load_stall_seconds:
-        return load, f"no log line, no byte read, no memory and no CPU time for {load.still_seconds:.0f} s"
+        return load, f"no log line, no disk read, no new memory and no CPU time for {load.still_seconds:.0f} s"
     return load, ""
 
 

@@ -17,7 +17,7 @@ from llmkube.weights.download.hugging_face import ENDPOINT
 from llmkube.weights.ollama_model import AllowedModels
 
 END_SLACK_SECONDS = 5.0
-"""Time after the grace in which an engine is certainly gone."""
+"""Time after the grace period within which an engine is certainly gone."""
 
 
 METAL_GRACE_SECONDS = 30.0
@@ -151,7 +151,7 @@ class AgentSettings:
 
     @property
     def longest_grace_seconds(self) -> float:
-        """The longest grace of any engine of this host."""
+        """Longest grace period of any engine on this host."""
         return max(self.grace_seconds, self.metal_grace_seconds) if self.metal else self.grace_seconds
 
     @property
