@@ -271,7 +271,7 @@ def rest_is_a_hang(watch, verdict, limits):
 
 
 def no_tokens(watch, verdict, limits):
-    return {"ask": liveness.Probe.COUNTERS} if verdict.ask is liveness.Probe.TOKEN else {}
+    return {"probe": liveness.Probe.COUNTERS} if verdict.probe is liveness.Probe.TOKEN else {}
 
 
 def port_unseen(watch, stats, now, limits, original=liveness.step):

@@ -318,7 +318,7 @@ def kept(*looks, suspected=40):
     seen = UnreturnedMemory(GIB)
     for number, (others, settled) in enumerate(looks):
         if number == 1:
-            seen.suspect(suspected * GIB)
+            seen.record_unreleased(suspected * GIB)
         seen.update(int(others * GIB), settled=settled)
     return seen.size_bytes / GIB
 
@@ -347,6 +347,6 @@ def test_leaked_wired_memory(looks, wanted):
 def test_without_an_earlier_sample_no_leak_is_known():
     """An agent that starts on a Mac with leaked memory has nothing to compare with."""
     seen = UnreturnedMemory(GIB)
-    seen.suspect(40 * GIB)
+    seen.record_unreleased(40 * GIB)
     seen.update(43 * GIB, settled=True)
     assert seen.size_bytes == 0

@@ -200,7 +200,7 @@ class ClaimManager:
         service = self._services.setdefault(key, _ServiceClaim())
         service.wanted, service.running = True, running
         if isinstance(decision, HeldSlot):
-            if claims.surplus(self._ours(key), decision):
+            if claims.claims_to_release(self._ours(key), decision):
                 self._queue.add_nowait(key)
             return True
         self._queue.add_nowait(key)
@@ -291,7 +291,7 @@ class ClaimManager:
                 elif isinstance(decision := self._decide(desired), FreeSlot):
                     return await self._acquire(desired, service, decision)
                 else:
-                    for claim in claims.surplus(self._ours(key), decision):
+                    for claim in claims.claims_to_release(self._ours(key), decision):
                         await self._delete(claim)
         except (LLMKubeError, trio.TooSlowError) as error:
             message = str(error) or "no answer"
@@ -304,7 +304,7 @@ class ClaimManager:
         if service.unlisted and self._ours(key) and await self._leases.is_selected(key):
             log.warning("list lacks a service that exists", name=key.name, namespace=key.namespace)
             return  # the reflector lists again, since it does not trust a list that lacks many objects
-        for claim in claims.surplus(self._ours(key), None):
+        for claim in claims.claims_to_release(self._ours(key), None):
             await self._delete(claim)
         await self._delete_orphans(key)
         if not service.wanted:  # it may have come back meanwhile

@@ -66,13 +66,13 @@ async def wait_ready(http: HttpClient, url: str) -> None:
     The first polls follow each other closely, since a small model loads faster than the regular interval.
     """
     pause, started_at = FIRST_POLL_SECONDS, trio.current_time()
-    while await ask(http, url) != "ok":
+    while await probe(http, url) != "ok":
         await trio.sleep(pause)
         cap = max(POLL_CAP_SECONDS, min((trio.current_time() - started_at) / 100, LONG_POLL_CAP_SECONDS))
         pause = min(pause * 1.5, cap)
 
 
-async def ask(http: HttpClient, url: str) -> Health:
+async def probe(http: HttpClient, url: str) -> Health:
     """Probe once: `ok`, `busy` (it listens, but sent no 200 in time) or `gone` (nothing listens, or it hung up)."""
     reply = await _get(http, url)
     if reply == "gone":
@@ -134,7 +134,7 @@ class Engine:
             counters = (*(metrics.get(name, 0.0) for name in queries.progress), float(zlib.crc32(slots)))
         if work is None:
             work = await self._proxied_requests()
-        health = "ok" if metrics else await ask(self.http, self.ready_url)
+        health = "ok" if metrics else await probe(self.http, self.ready_url)
         return ProbeResult(health, late=late, work=work, counters=counters, tokens=tokens)
 
     async def _slots(self) -> bytes:
@@ -313,9 +313,9 @@ async def watch(
             if verdict.reachable != reachable:
                 reachable = verdict.reachable
                 on_reachable(reachable)
-            if verdict.ask is not Probe.NOTHING and not pending.asking:
+            if verdict.probe is not Probe.NOTHING and not pending.asking:
                 pending.asking = True
-                nursery.start_soon(pending.run, verdict.ask)
+                nursery.start_soon(pending.run, verdict.probe)
         nursery.cancel_scope.cancel(reason="the engine hangs")
     return hung
 

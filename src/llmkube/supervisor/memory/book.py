@@ -81,7 +81,7 @@ class UnreturnedMemory:
     _max_bytes: int = 0
     _usual_bytes: int | None = None  # wired memory of other programs while nothing is unreturned
 
-    def suspect(self, size_bytes: int) -> None:
+    def record_unreleased(self, size_bytes: int) -> None:
         """Add memory of an exited engine whose release was not seen in time."""
         self._max_bytes += size_bytes
 
@@ -269,7 +269,7 @@ class Book:
                 left = sample.available_bytes if each.is_exiting else 0
                 resident, peak = max(held, reserved), max(each.peak_bytes, held)
                 self.records.change(each, measured=True, resident_bytes=resident, peak_bytes=peak, host_free_bytes=left)
-        self.unreturned.suspect(self._releases.update(sample, now))
+        self.unreturned.record_unreleased(self._releases.update(sample, now))
         if sample.level is Level.UNKNOWN:
             return
         if sample.wired_bytes is not None:
