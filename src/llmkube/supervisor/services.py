@@ -383,7 +383,7 @@ class Services:
             if desired is None and running is None and self.synced():
                 self.claims.release(key, unlisted=service is None)
             if running is not None:
-                running.scope.cancel(reason="deleted, another host's, or the host is cordoned")
+                running.scope.cancel(reason="deleted, or no longer served here")
         elif running is None:
             self._start(key, desired, nursery)
         elif not running.scope.cancel_called and not desired.has_same_spec(running.desired):

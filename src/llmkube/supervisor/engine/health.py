@@ -45,7 +45,7 @@ RECHECK_SECONDS = 4.0
 """Time after which a stopped process is sampled again: it may have been stopped for a moment only."""
 
 Health = Literal["ok", "busy", "gone"]
-_Reply = Response | Literal["gone", "late", "odd", "unasked"]
+_Reply = Response | Literal["gone", "late", "odd", "unsent"]
 ReadStats = Callable[[], Awaitable[EngineStats | None]]
 ReadStatsNowait = Callable[[], EngineStats | None]
 
@@ -108,10 +108,10 @@ class Engine:
         return self.url + self.plan.ready_path
 
     async def counters(self) -> ProbeResult | None:
-        """Return its requests and decode counters; each query may take `ANSWER_SECONDS`. None: this host cannot ask."""
+        """Return its requests and decode counters; each query may take `ANSWER_SECONDS`. None if no query can be sent."""
         queries = self.queries
         reply = await self._get(queries.metrics_path or self.plan.ready_path)
-        if reply == "unasked":
+        if reply == "unsent":
             return None
         if reply == "gone":
             return ProbeResult("gone")
@@ -151,7 +151,7 @@ class Engine:
             return None
 
     async def one_token(self) -> ProbeResult | None:
-        """Request one token; any response below 500 is a success. None: this host cannot ask."""
+        """Request one token; any response below 500 is a success. None if no request can be sent."""
         try:
             status = await self._request_token()
         except MALFORMED_RESPONSE:
@@ -372,12 +372,12 @@ async def _get(http: HttpClient, url: str, credentials: Headers = NO_HEADERS) ->
         except MALFORMED_RESPONSE:
             return "odd"
         except HttpError as error:
-            return "unasked" if _is_resource_exhaustion(error) else "gone"
+            return "unsent" if _is_resource_exhaustion(error) else "gone"
     return "late"
 
 
 def _is_resource_exhaustion(error: BaseException | None) -> bool:
-    """Whether the error, or its cause, is that this host has run out of a resource."""
+    """Whether the error, or its cause, is that this machine has run out of a resource."""
     if isinstance(error, BaseExceptionGroup):
         return any(map(_is_resource_exhaustion, error.exceptions))
     if error is None or (isinstance(error, OSError) and error.errno in LOCAL_CONNECT_ERRNOS):
