@@ -108,7 +108,7 @@ class Engine:
         return self.url + self.plan.ready_path
 
     async def counters(self) -> ProbeResult | None:
-        """Return its requests and decode counters; each query may take `ANSWER_SECONDS`. None if no query can be sent."""
+        """Return its requests and decode counters; each query may take `ANSWER_SECONDS`. None if none can be sent."""
         queries = self.queries
         reply = await self._get(queries.metrics_path or self.plan.ready_path)
         if reply == "unsent":
@@ -364,7 +364,7 @@ async def _get(http: HttpClient, url: str, credentials: Headers = NO_HEADERS) ->
     """Return the response, or why there is none.
 
     `late`: none within `ANSWER_SECONDS`. `gone`: nothing listens, or the response is incomplete. `odd`: the response is
-    too large, or not HTTP. `unasked`: this host has no file descriptor or memory left for the request.
+    too large, or not HTTP. `unsent`: this machine has no file descriptor or memory left for the request.
     """
     with trio.move_on_after(ANSWER_SECONDS):
         try:
