@@ -59,7 +59,7 @@ async def test_a_stopped_engine_is_withdrawn_and_replaced(tmp_path):
         assert not first.is_running()
         assert await chat(f"http://{address}:{seen[-1][2]}") == ANSWER
         events = (await cluster.client.list(Event, namespace=DEMO.namespace)).items
-        assert any("the process is stopped (state T)" in one.message for one in events if one.reason == "Hung")
+        assert any("the process has been stopped (state T)" in one.message for one in events if one.reason == "Hung")
     (failed,) = logs(agent, "inference service failed")
     assert failed["reason"] == "Hung"
 

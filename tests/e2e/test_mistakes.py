@@ -130,7 +130,7 @@ async def test_a_service_of_ollama_without_an_ollama(tmp_path):
         code, _, err = await run_program(tmp_path, *deploy, kubeconfig=up.state / "kubeconfig")
     assert code == 1
     failure, advice = " ".join(err.split()).partition("Error: ")[2].split(" What to do: ")
-    assert "EngineNotFound: no ollama on this host; install Ollama (https://ollama.com/download)" in failure
+    assert "EngineNotFound: no ollama on this machine; install Ollama (https://ollama.com/download)" in failure
     assert advice.startswith("install the program that is named above on the host")
 
 

@@ -60,7 +60,7 @@ async def test_an_engine_that_exits_by_itself_is_not_suspected(autojump_clock, o
 @pytest.mark.soak
 async def test_mutant_kept_memory_is_not_suspected(autojump_clock, on_metal, monkeypatch):
     """Without the sum of wired memory nothing is reported."""
-    monkeypatch.setattr(UnreturnedMemory, "suspect", lambda self, size_bytes: None)
+    monkeypatch.setattr(UnreturnedMemory, "record_unreleased", lambda self, size_bytes: None)
     with pytest.RaisesGroup(AssertionError, flatten_subgroups=True):
         async with pressed_world(USUAL, other=4.0, metal=True) as world:
             await check_reports(world)

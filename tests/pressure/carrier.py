@@ -176,7 +176,7 @@ class Carrier:
     def add(self, engine):
         """Add a service."""
         self.engines[engine.name] = engine
-        self.ledger.follow(engine.key, engine.spec)
+        self.ledger.set_spec(engine.key, engine.spec)
         process = None
         if engine.adopted:
             process = Process(engine, trio.current_time() - engine.load_seconds)
@@ -193,7 +193,7 @@ class Carrier:
         """Edit the objects of a service."""
         for field, value in changes.items():
             setattr(self.engines[name], field, value)
-        self.ledger.follow(self.engines[name].key, self.engines[name].spec)
+        self.ledger.set_spec(self.engines[name].key, self.engines[name].spec)
 
     def crash(self, name):
         """Kill the process of a service."""
@@ -234,7 +234,7 @@ class Carrier:
                     with trio.move_on_after(engine.load_seconds):
                         await crashed.wait()
                 if not crashed.is_set():
-                    self.ledger.loaded(allocation)
+                    self.ledger.record_loaded(allocation)
                     self.record(engine.name, "ready")
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(self._work, engine, allocation)
@@ -251,7 +251,7 @@ class Carrier:
     async def _work(self, engine, allocation):
         while True:
             if not engine.idle:
-                allocation.worked()
+                allocation.record_activity()
             await trio.sleep(10)
 
     def notified(self, evict):

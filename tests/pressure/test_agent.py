@@ -32,7 +32,7 @@ async def test_a_browser_opens_and_closes(autojump_clock, world):
     await trio.sleep(60)
     word, sentence = await why(world, "draft")
     assert word == "Evicted"
-    assert "this host has only" in sentence
+    assert "this machine has only" in sentence
     assert (await world.condition("MemoryPressure", "chat"))[:2] == ("False", "Normal")
     assert await world.ready_addresses("draft") == 0
     world.machine.memory.other = 8
@@ -73,7 +73,7 @@ async def test_a_model_that_can_never_fit_is_not_downloaded(autojump_clock):
         await serve(world, "huge", 60)
         await world.until(why, lambda one: one[0] == "InsufficientMemory", world, "huge", seconds=30)
         _, sentence = await why(world, "huge")
-        assert "more than all models on this host may take together: 48.0 GiB" in sentence
+        assert "more than all models on this machine may use together: 48.0 GiB" in sentence
         assert sentence.endswith("its file is not downloaded")
         await trio.sleep(4000)
         assert not world.machine.files

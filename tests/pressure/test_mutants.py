@@ -102,15 +102,15 @@ def equals_displaced(monkeypatch):
 
 def edits_unheard(monkeypatch):
     """Apply an edit of priority or protection only at the next start."""
-    original, seen = Book.follow, set()
+    original, seen = Book.set_spec, set()
 
-    def follow(self, key, spec, now):
+    def set_spec(self, key, spec, now):
         if key in seen:
             return ()
         seen.add(key)
         return original(self, key, spec, now)
 
-    monkeypatch.setattr(Book, "follow", follow)
+    monkeypatch.setattr(Book, "set_spec", set_spec)
 
 
 def nothing_measured(monkeypatch):

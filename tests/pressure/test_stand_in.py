@@ -333,7 +333,7 @@ MUTANTS = {
     "what stands in is called the newest": (Facts, "with_unplanned", forgotten, the_newest_is_invalid),
     "a newer edit waits for what stands in": (Runner, "_end_when_superseded", never, another_edit_meanwhile),
     "a suspension is no end": (Runner, "_stop_all", remembered, a_suspension),
-    "the journal does not know that it served": (EngineJournal, "keep", do_nothing, both_die_while_no_agent_runs),
+    "the journal does not know that it served": (EngineJournal, "set_served", do_nothing, both_die_while_no_agent_runs),
     "the journal forgets it for the newest": (
         EngineJournal,
         "save",

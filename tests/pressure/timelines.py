@@ -344,7 +344,7 @@ TIMELINES = (
         "a model that fits no host like this",
         engines=(E("huge", 60),),
         ends="",
-        messages={"huge": "more than all models on this host may take together"},
+        messages={"huge": "more than all models on this machine may use together"},
     ),
     Timeline(
         "a limit for the device is set",

@@ -200,7 +200,7 @@ class SimChild:
             state, round(self.cpu_seconds, 2), len(self.script.words) + self.answered, listening=not self.closed
         )
 
-    def worked(self):
+    def record_activity(self):
         self.worked_at.append(trio.current_time())
 
     def memory_kills(self):
@@ -472,7 +472,7 @@ class Machine:
             return HostFacts()
         return HostFacts(64 << 30, self.free_bytes)
 
-    async def look(self):
+    async def find_address(self):
         await trio.sleep(self.look_seconds)
         return None if self.no_descriptors else self.reach
 

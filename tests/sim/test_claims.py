@@ -133,14 +133,14 @@ async def test_an_agent_that_starts_alone_does_not_overwrite_the_status_of_the_o
         host, other = await world.serve_on_one_of_two()
         await host.die()
         await world.until(world.live, [other.name], "chat")
-        await world.until(fetched, f"the file is on host {other.name}", world)
+        await world.until(fetched, f"the file is on {other.name}", world)
         host.cut_off()
         await host.start_agent()
         await trio.sleep(60)
         assert len(world.live("chat")) == 2, "it serves the last known services"
         host.cut_off(False)
         for _ in range(600):
-            assert await fetched(world) == f"the file is on host {other.name}"
+            assert await fetched(world) == f"the file is on {other.name}"
             await trio.sleep(0.1)
         assert world.live("chat") == [other.name]
 
@@ -155,7 +155,7 @@ async def test_a_late_write_of_another_host_is_overwritten_at_once(autojump_cloc
         for pause in (3.0, 40.0):
             await write_status(world, Model, {"conditions": late})
             await trio.sleep(pause)
-            assert await fetched(world) == f"the file is on host {serving.name}"
+            assert await fetched(world) == f"the file is on {serving.name}"
 
 
 async def fetched(world):
@@ -378,7 +378,7 @@ async def test_a_service_that_is_no_longer_selected_reports_it(autojump_clock):
             await world.until(world.phase, "Pending", name, seconds=30)
             assert (await world.condition("Loaded", name))[:2] == ("False", "Released")
             words = (await world.condition("Available", name))[2]
-            assert words == "host sim no longer serves it, and no other host has claimed it"
+            assert words == "sim no longer serves it, and no other host has claimed it"
         assert await world.slices("serves") == []
         await world.add_host("mini", selector=parse_selector("team=web"))
         await world.until(world.phase, "Ready", "serves")

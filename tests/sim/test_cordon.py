@@ -38,7 +38,7 @@ async def test_requests_finish_and_only_the_cordon_is_left(autojump_clock):
         await trio.sleep(10)
         assert await world.claims() == {}
         end = world.machine.cordon.end
-        assert (await world.condition())[1:] == ("Released", f"host sim is cordoned {end}")
+        assert (await world.condition())[1:] == ("Released", f"sim is cordoned {end}")
         lease = await world.client.get(Lease, Key(world.settings.lease_namespace, "sim"))
         assert lease.metadata.annotations[CORDON_ANNOTATION] == end
         assert await world.phase() == "Pending"

@@ -149,7 +149,7 @@ async def stalled_load(world):
     assert len(world.machine.spawned) == 1
     world.machine.default = Script()
     await world.until(world.ready_addresses, 1, seconds=40)
-    assert "no log line, no byte read" in await event_message(world, "LoadStalled")
+    assert "no log line, no disk read" in await event_message(world, "LoadStalled")
 
 
 async def intruder(world):
@@ -271,7 +271,7 @@ def rest_is_a_hang(watch, verdict, limits):
 
 
 def no_tokens(watch, verdict, limits):
-    return {"ask": liveness.Probe.COUNTERS} if verdict.ask is liveness.Probe.TOKEN else {}
+    return {"probe": liveness.Probe.COUNTERS} if verdict.probe is liveness.Probe.TOKEN else {}
 
 
 def port_unseen(watch, stats, now, limits, original=liveness.step):

@@ -154,7 +154,7 @@ MUTANTS = {
         "a stop does not wait for requests": (health.Engine, "wait_idle", do_nothing)
     },
     adoption.test_an_edit_that_restarts_nothing_is_known_to_the_next_agent: {
-        "the journal does not follow the spec": (EngineJournal, "follow", do_nothing)
+        "the journal does not follow the spec": (EngineJournal, "save_desired", do_nothing)
     },
     partial(adoption.test_a_suspension_in_the_last_moments_of_an_agent_is_carried_out, online=False): {
         "a suspension is not taken over first": (services, "run_service", planned_first(services.run_service))

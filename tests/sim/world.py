@@ -332,7 +332,7 @@ class Host:
                     rng,
                     machine.match_processes(self.settings),
                     facts=machine.facts,
-                    look=machine.look if machine.reach else None,
+                    address=machine.find_address if machine.reach else None,
                     memory=machine.memory,
                     learned=machine.learned,
                     client_keys=partial(client_keys_of, partial(client.get, Secret)),

@@ -13,15 +13,15 @@ def test_a_file_that_breaks_changes_nothing(tmp_path):
     """The last valid content applies, until the file is valid again, or removed."""
     path = tmp_path / "cordon.json"
     host = HostCordon(CordonFile(path), lambda: NOON, frozenset({"metal"}), lambda: False, lambda: None)
-    assert not host.look()
+    assert not host.refresh()
     assert host.serves == {"metal"}
     path.write_text(cordon_text(Cordon()))
-    assert host.look()
+    assert host.refresh()
     assert host.serves == frozenset()
     path.write_text("half of")
     os.utime(path, (1, 1))
-    assert not host.look()
+    assert not host.refresh()
     assert host.serves == frozenset()
     path.unlink()
-    assert host.look()
+    assert host.refresh()
     assert host.serves == {"metal"}

@@ -16,18 +16,18 @@ from llmkube.supervisor.values.ports import HostFacts
 async def test_this_machine_can_be_scanned():
     """A real query gives an own address or a problem, and never raises, in any network."""
     for server in ("https://127.0.0.1:6443", "https://192.0.2.1:6443", "https://[::1]:6443", "https://no-such.invalid"):
-        host_address = await LocalNetwork(server).look()
+        host_address = await LocalNetwork(server).find_address()
         assert (host_address.address is None) == bool(host_address.problem)
         assert host_address.address is None or is_usable(host_address.address)
-    assert (await LocalNetwork("https://127.0.0.1", "203.0.113.9").look()).problem
+    assert (await LocalNetwork("https://127.0.0.1", "203.0.113.9").find_address()).problem
 
 
 async def test_an_address_that_cannot_be_read_is_unknown():
     """Without a descriptor for the query the network is unknown: neither lost nor a problem."""
     network = LocalNetwork("https://192.0.2.1:6443")
     with no_descriptors():
-        assert await network.look() is None
-    assert await network.look() is not None
+        assert await network.find_address() is None
+    assert await network.find_address() is not None
 
 
 def test_an_ipv6_address_that_stays_is_preferred(monkeypatch):
@@ -59,8 +59,8 @@ async def test_names_are_not_resolved_with_every_scan(monkeypatch):
 
     monkeypatch.setattr(trio.socket, "getaddrinfo", getaddrinfo)
     network = LocalNetwork("https://localhost:6443")
-    before = await network.look()
-    assert await network.look() == before
+    before = await network.find_address()
+    assert await network.find_address() == before
     assert asked == ["localhost", *NAMES_FOR_NODES]
 
 

@@ -118,8 +118,8 @@ async def _run_shielded(
     client: Client, settings: AgentSettings, ports: Ports, stop: trio.Event, task_status: trio.TaskStatus[AgentView]
 ) -> None:
     services, credential = Services(client, settings, ports), CredentialMonitor(settings.token_file)
-    # A cancellation would reach the applier together with the services that still have to write through it. The support
-    # is therefore shielded; the services are cancelled from here, and from then on the shield has a deadline.
+    # A cancellation would stop the applier at once, although services still write through it while they stop. So the
+    # supporting tasks are shielded; the services are cancelled here, and from then on the shield has a deadline.
     with trio.CancelScope(shield=True) as support:
         async with trio.open_nursery() as outer:
             await _start_support(outer, services, credential)
@@ -210,7 +210,7 @@ async def _restart_after_sleep(watch: Task, wakes: Mailbox[float]) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch)
             await wakes.wait_newer(version)
-            nursery.cancel_scope.cancel(reason="the host has slept")
+            nursery.cancel_scope.cancel(reason="the machine has slept")
 
 
 async def _reapply_after_membership_changes(services: Services) -> None:

@@ -20,7 +20,7 @@ _REFUSED: Final = "the API server refuses this host's credential: it has expired
 
 @attrs.define(eq=False)
 class CredentialMonitor:
-    """Holds the state of the credential, which tasks that talk to the API server update.
+    """Holds the state of the credential; tasks that send requests to the API server update it.
 
     Attributes:
         token: File of a token that `llmkube agent join` wrote; None for a credential of another kind.
@@ -63,7 +63,7 @@ class CredentialMonitor:
         self.value.put_nowait(HostCredential(state, problem, command, self.value.value.expires_at))
 
     def _command(self) -> str:
-        """Return the command of the join record."""
+        """Return the command that gives this host a new token."""
         if self.token is None:
             return ""
         record = read_record(self.token)  # each time: an administrator may have granted more since this agent started

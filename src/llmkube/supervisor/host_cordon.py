@@ -79,7 +79,7 @@ class HostCordon:
         """End of the cordon, for people; "" while the host serves."""
         return "" if self.current is None else self.current.end
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Read the cordon; return whether it has changed."""
         try:
             self._order, self._problem = self.read(), ""
@@ -101,7 +101,7 @@ class HostCordon:
         """Check the cordon at its interval, and report changes; never return."""
         notified = False
         while True:
-            if self.look() or not notified or (self.current is not None and self.has_services()):
+            if self.refresh() or not notified or (self.current is not None and self.has_services()):
                 self.changed()
             notified = True
             await wait_tick(POLL_SECONDS)

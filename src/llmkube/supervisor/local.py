@@ -288,7 +288,7 @@ async def open_local_ports(
             downloads=downloader.active,
             facts=host_facts,
             machine=await trio.to_thread.run_sync(machine_of, settings.state_dir, limiter=limiter),
-            look=LocalNetwork(settings.api_server, settings.host_ip).look if settings.api_server else None,
+            address=LocalNetwork(settings.api_server, settings.host_ip).find_address if settings.api_server else None,
             memory=memory,
             learned=learned,
             client_keys=partial(client_keys_of, partial(client.get, Secret)),
@@ -298,9 +298,9 @@ async def open_local_ports(
 
 
 def _clean_up(journal: FileJournal, settings: AgentSettings) -> dict[Key, Entry]:
-    """End orphans, and return the entries that an earlier agent left; blocks for up to two graces."""
-    notes = StuckEngines(settings.state_dir / STUCK_FOLDER)
-    for folder in (settings.state_dir, notes.root, *journal.root.glob("*/")):
+    """End orphans, and return the entries that an earlier agent left; blocks for up to two grace periods."""
+    stuck_engines = StuckEngines(settings.state_dir / STUCK_FOLDER)
+    for folder in (settings.state_dir, stuck_engines.root, *journal.root.glob("*/")):
         remove_temporary_files(folder)
     entries = journal.read_all()
     earlier, orphans = match_processes(entries, settings, find_marked(OWNER_VARIABLE, str(settings.state_dir)))
@@ -313,7 +313,7 @@ def _clean_up(journal: FileJournal, settings: AgentSettings) -> dict[Key, Entry]
     remove_config_files(settings.state_dir, cookies)
     for process in end_all(orphans, grace_seconds=settings.longest_grace_seconds):
         if (stuck := stuck_engine_of(process)) is not None:
-            notes.record(stuck)
+            stuck_engines.record(stuck)
     return earlier
 
 

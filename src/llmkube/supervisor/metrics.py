@@ -117,10 +117,10 @@ def credential_families(credential: Callable[[], HostCredential]) -> Iterable[Me
 
 def cordon_families(cordon: Callable[[], Cordon | None]) -> Iterable[Metric]:
     """Yield whether the host is cordoned, and the end of the cordon if it has one."""
-    now = cordon()
-    yield _value("cordoned", "1 while the host is cordoned by its owner, else 0.", now is not None)
-    if now is not None and now.until is not None:
-        yield _value("cordon_end_timestamp_seconds", "End of the cordon.", now.until.timestamp())
+    current = cordon()
+    yield _value("cordoned", "1 while the host is cordoned by its owner, else 0.", current is not None)
+    if current is not None and current.until is not None:
+        yield _value("cordon_end_timestamp_seconds", "End of the cordon.", current.until.timestamp())
 
 
 def memory_families(memory: Callable[[], MemoryView | None]) -> Iterable[Metric]:
@@ -129,9 +129,9 @@ def memory_families(memory: Callable[[], MemoryView | None]) -> Iterable[Metric]
     if view is None:
         return
     for name, text, value in (
-        ("memory_budget_bytes", "Memory budget for all engines of this host.", view.budget.limit_bytes),
+        ("memory_budget_bytes", "Memory budget for all engines of this machine.", view.budget.limit_bytes),
         ("memory_free_bytes", "Memory that is available for one more model.", view.free_bytes),
-        ("system_memory_bytes", "Total memory of the host.", view.sample.total_bytes),
+        ("system_memory_bytes", "Total memory of this machine.", view.sample.total_bytes),
         ("system_memory_available_bytes", "Memory that is available to programs.", view.sample.available_bytes),
         ("memory_unreturned_bytes", "Memory that exited engines have left wired.", view.unreturned_bytes),
         ("memory_pressure_level", "0 normal, 1 warning, 2 critical, -1 unknown.", PRESSURE[view.level]),
@@ -180,7 +180,7 @@ def power_families(power: Callable[[], PowerView]) -> Iterable[Metric]:
         for domain, watts in view.watts.items():
             yield _value(f"apple_power_{domain}_watts", "Power, estimated by macOS.", watts)
     else:
-        drawn = _gauge("power_watts", "Power of the host's processors.", ("domain",))
+        drawn = _gauge("power_watts", "Power of this machine's processors.", ("domain",))
         for domain, watts in view.watts.items():
             drawn.add_metric((domain,), watts)
         yield drawn

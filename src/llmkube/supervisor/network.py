@@ -56,8 +56,8 @@ class LocalNetwork:
     given: str | None = None
     _cache: dict[str, _Resolved] = attrs.field(factory=dict)
 
-    async def look(self) -> HostAddress | None:
-        """Return this host's current address; None if it cannot be read because no descriptor is left."""
+    async def find_address(self) -> HostAddress | None:
+        """Return this host's current address; None if it cannot be read because no file descriptor is left."""
         try:
             own = own_addresses()
         except OSError:
@@ -92,7 +92,7 @@ def own_addresses() -> frozenset[str]:
     """Return the current addresses of this machine that others may reach.
 
     Raises:
-        OSError: They cannot be read because no descriptor is left.
+        OSError: They cannot be read because no file descriptor is left.
     """
     return usable(interface_addresses())
 

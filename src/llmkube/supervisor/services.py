@@ -62,7 +62,7 @@ class RunningService:
 
     Attributes:
         replan: Its version grows when the service has to be planned again.
-        scope: Cancelling it stops the service in order.
+        scope: Cancelling it stops the service gracefully.
         status_manager: Reports the service.
         runner: Keeps its engine in line with the target.
     """
@@ -77,9 +77,9 @@ class RunningService:
         """Its newest desired state."""
         return self.status_manager.facts.desired
 
-    def follow(self, desired: Desired) -> None:
+    def set_desired(self, desired: Desired) -> None:
         """Set a newer desired state."""
-        self.status_manager.follow(desired)
+        self.status_manager.set_desired(desired)
         self.replan.put_nowait(None)
 
 
@@ -242,11 +242,11 @@ class Services:
         self.services.expect(ports.earlier)
         self.running = RunningServices(Book(settings.memory_rules))
         self.host_address = Mailbox(
-            HostAddress(settings.advertise_address, settings.bind_address, seen=ports.look is None)
+            HostAddress(settings.advertise_address, settings.bind_address, seen=ports.address is None)
         )
         has_services, reconcile_all = lambda: bool(self.running.by_key), self.queue.add_all
         self.cordon = HostCordon(ports.cordon, ports.utcnow, settings.accelerators, has_services, reconcile_all)
-        self.cordon.look()  # before anything is started
+        self.cordon.refresh()  # before anything is started
         self.hosts = HostMonitor(self.client, settings.lease_namespace, reconcile_all)
         self.claims = ClaimManager(
             self.client,
@@ -280,7 +280,7 @@ class Services:
         )
         missing = [(name, cache.refusal) for name, cache in kinds if not cache.synced.is_set()]
         if not missing:
-            return "" if self.synced() else "waiting until it is certain that no other machine uses this host's name"
+            return "" if self.synced() else "checking that no other machine uses this machine's name"
         refused = [f"cannot list {name}: {refusal}" for name, refusal in missing if refusal]
         return "; ".join(refused) or "waiting for the first list from the API server"
 
@@ -383,12 +383,12 @@ class Services:
             if desired is None and running is None and self.synced():
                 self.claims.release(key, unlisted=service is None)
             if running is not None:
-                running.scope.cancel(reason="deleted, another host's, or the host is cordoned")
+                running.scope.cancel(reason="deleted, or no longer served here")
         elif running is None:
             self._start(key, desired, nursery)
         elif not running.scope.cancel_called and not desired.has_same_spec(running.desired):
-            running.follow(desired)
-            self.ledger.follow(key, _memory_spec(desired))
+            running.set_desired(desired)
+            self.ledger.set_spec(key, _memory_spec(desired))
         # A service that comes back while its task ends is added again by the end of that task.
 
     def _start(self, key: Key, desired: Desired, nursery: trio.Nursery, earlier: Entry | None = None) -> None:
@@ -410,7 +410,7 @@ class Services:
         runner = Runner(context, adoptable, fallback)
         # Added before its task runs for the first time, since it may be reconciled again in between.
         self.running.by_key[key] = running = RunningService(Mailbox(None), trio.CancelScope(), status_manager, runner)
-        self.ledger.follow(key, _memory_spec(desired))
+        self.ledger.set_spec(key, _memory_spec(desired))
         if earlier is not None and earlier.engine is not None:
             self.ledger.adopt(key, need_of(earlier.launch, None))
         self.running.update_memory_of(key)

@@ -163,7 +163,7 @@ def test_conditions_have_one_order_and_print_each_sentence_once():
         condition("Available", True, "InferenceReady", message),
         condition("Published", False, "NotStated", "") | {"status": "Unknown"},
         condition("Loaded", True, "Loaded", "loaded in 0.5 s"),
-        condition("Accepted", True, "Accepted", "the spec can be served on this host"),
+        condition("Accepted", True, "Accepted", "the spec can be served on this machine"),
     ]
     shown = [
         describe_service(StatusView(service("chat", *order, phase="Ready"), model("chat", FETCHED)), NOW)
@@ -187,10 +187,10 @@ def test_a_quantization_that_only_the_spec_has_is_shown():
 
 def test_a_choice_among_quantizations_is_reported_after_the_download():
     """`status` and `deploy` name the chosen file; without a choice they print nothing about it."""
-    fetched = condition("Fetched", True, "Fetched", "the file is on host mac: Q4_K_M, one of 4 in o/r")
+    fetched = condition("Fetched", True, "Fetched", "the file is on mac: Q4_K_M, one of 4 in o/r")
     found = model("chat", fetched, size="4.4 GiB")
     assert "\n  chosen       Q4_K_M, one of 4 in o/r\n" in describe_service(StatusView(service(), found), NOW)
     assert detail_of("fetch", service(), found) == "4.4 GiB, Q4_K_M, one of 4 in o/r"
-    plain = model("chat", condition("Fetched", True, "Fetched", "the file is on host mac"), size="4.4 GiB")
+    plain = model("chat", condition("Fetched", True, "Fetched", "the file is on mac"), size="4.4 GiB")
     assert "chosen" not in describe_service(StatusView(service(), plain), NOW)
     assert detail_of("fetch", service(), plain) == "4.4 GiB"

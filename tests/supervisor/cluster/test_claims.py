@@ -59,7 +59,7 @@ def test_decisions_of_a_host(slots, held, decision):
 def test_claims_that_a_host_releases(decision, given_up):
     """All without a service, all but the slot that it holds, and none while that slot is unknown."""
     ours = [claim(slot, "me") for slot in (0, 1, 3)]
-    assert [one.slot for one in claims.surplus(ours, decision)] == given_up
+    assert [one.slot for one in claims.claims_to_release(ours, decision)] == given_up
 
 
 def test_a_host_is_alive_to_itself():

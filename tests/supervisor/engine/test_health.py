@@ -317,7 +317,7 @@ async def test_an_invalid_response_is_a_response(error):
     engine = health.Engine(Odd(), "http://127.0.0.1:1", LaunchPlan((), (), "llamacpp", "chat"))
     assert await engine.counters() == ProbeResult("ok")
     assert await engine.one_token() == ProbeResult("busy", token=False)
-    assert await health.ask(Odd(), "http://127.0.0.1:1/x") == "busy"
+    assert await health.probe(Odd(), "http://127.0.0.1:1/x") == "busy"
     assert await engine.in_flight() == 0
 
 
@@ -366,7 +366,7 @@ async def test_a_refused_connection_is_gone(autojump_clock):
         raise ConnectError("refused")
 
     async with open_http_client(refuse) as http:
-        assert await health.ask(http, URL) == "gone"
+        assert await health.probe(http, URL) == "gone"
 
 
 VLLM = LaunchPlan(argv=("vllm",), env=(), runtime="vllm-metal", alias="chat")

@@ -170,7 +170,7 @@ async def played(program, *, always=False, works_at=(), until=1000.0):
     async with keeping_awake(assertion):
         for at in works_at:
             await trio.sleep_until(begun + at)
-            assertion.worked()
+            assertion.record_activity()
         await trio.sleep_until(begun + until)
     return program.seconds(begun)
 
@@ -204,7 +204,7 @@ async def test_one_that_dies_is_started_again_ever_more_slowly(autojump_clock, p
 @pytest.mark.soak
 async def test_mutant_one_that_dies_stays_dead(autojump_clock, monkeypatch):
     """Without the loop a Mac falls asleep during the next request."""
-    monkeypatch.setattr(keep_awake, "AGAIN", Backoff(base_seconds=1e6, cap_seconds=1e6))
+    monkeypatch.setattr(keep_awake, "RETRY", Backoff(base_seconds=1e6, cap_seconds=1e6))
     with pytest.raises(AssertionError):
         assert len(await played(Program(lives=300.0), always=True)) > 1
     monkeypatch.undo()

@@ -135,7 +135,7 @@ async def test_stalls_of_a_limited_group_are_its_own(host):
     sample = await host.open().sample()
     assert (sample.level, sample.why) == (
         Level.WARNING,
-        "programs waited for memory for 11 % of 10 s, 14.0 GiB of 60.0 GiB left",
+        "programs stalled on memory 11 % of the last 10 s, 14.0 GiB of 60.0 GiB left",
     )
 
 
@@ -180,7 +180,7 @@ async def test_what_cannot_be_read_is_unknown(host, name, text):
     else:
         path.write_text(text)
     sample = await memory.sample()
-    assert (sample.level, sample.why.partition(":")[0]) == (Level.UNKNOWN, "this host's memory cannot be read")
+    assert (sample.level, sample.why.partition(":")[0]) == (Level.UNKNOWN, "this machine's memory cannot be read")
     path.write_text(before)
     assert (await memory.sample()).level is Level.NORMAL
 

@@ -25,8 +25,8 @@ NORMAL, WARNING, CRITICAL = Level.NORMAL, Level.WARNING, Level.CRITICAL
         # stalls and swapping are used only when little memory is available
         (64, 32, {"some_percent": 90, "full_percent": 80}, NORMAL, ""),
         (64, 15, {"some_percent": 9.9, "full_percent": 9.9}, NORMAL, ""),
-        (64, 15, {"some_percent": 14.2}, WARNING, "programs waited for memory for 14 % of 10 s, 15.0 GiB"),
-        (64, 15, {"some_percent": 40, "full_percent": 20}, CRITICAL, "all programs waited for memory for 20 %"),
+        (64, 15, {"some_percent": 14.2}, WARNING, "programs stalled on memory 14 % of the last 10 s, 15.0 GiB"),
+        (64, 15, {"some_percent": 40, "full_percent": 20}, CRITICAL, "all programs stalled on memory 20 %"),
         (64, 5, {"some_percent": 40, "full_percent": 20}, CRITICAL, "all programs"),
         (64, 15, {"swap_out_bytes_per_second": 31e6}, NORMAL, ""),
         (64, 15, {"swap_out_bytes_per_second": 40 << 20}, WARNING, "40.0 MiB swapped out per second"),

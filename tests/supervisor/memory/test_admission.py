@@ -6,7 +6,7 @@ They select the engines that are evicted for a more important service.
 import attrs
 import pytest
 
-from llmkube.supervisor.memory.admission import cheapest, step
+from llmkube.supervisor.memory.admission import cheapest_set, step
 from llmkube.supervisor.memory.refusal import Block
 from supervisor.memory.requests import EMPTY, GIB, PRESSED, busy, holds, waits
 
@@ -99,5 +99,5 @@ def test_the_cheapest_set_has_no_unneeded_victim():
     """A set that is chosen from below loses each engine that is not needed for the sum."""
     small, large = holds("small", 3, "batch"), holds("large", 20, "low")
     held = {each.key: each for each in (small, large)}
-    chosen = cheapest(held.values(), lambda keys: sum(held[key].total_bytes for key in keys) >= 20 * GIB, 0.0)
+    chosen = cheapest_set(held.values(), lambda keys: sum(held[key].total_bytes for key in keys) >= 20 * GIB, 0.0)
     assert chosen == (large,)

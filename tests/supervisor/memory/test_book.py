@@ -42,7 +42,7 @@ def served(book, key, gib, now=0.0):
     """The reservation of an engine that has loaded."""
     (start,) = book.make_request(key, Need(gib * GIB), now)
     book.records.change(start.reservation, pid=hash(key))
-    book.loaded(book.records.newest(start.reservation), now)
+    book.record_loaded(book.records.newest(start.reservation), now)
     return book.records.newest(start.reservation)
 
 
@@ -62,9 +62,9 @@ def test_a_request_is_answered_at_once(gib, order):
 def test_a_models_own_budget_above_the_default_is_not_exceeded():
     """An engine of 52 GiB under its Model's 56Gi is within bounds, even once that is removed; a host's cap applies."""
     book = opened(available=64)
-    book.follow(A, MemorySpec(hardware=Hardware(memory_budget="56Gi")), 0.0)
+    book.set_spec(A, MemorySpec(hardware=Hardware(memory_budget="56Gi")), 0.0)
     served(book, A, 52)
-    book.follow(A, MemorySpec(), 2.0)
+    book.set_spec(A, MemorySpec(), 2.0)
     assert book.assess(Sample(TOTAL, 12 * GIB, Level.NORMAL)).over_bytes == 0
     book.observe(Sample(48 * GIB, 12 * GIB, Level.NORMAL), {}, 3.0)
     assert book.assess(Sample(48 * GIB, 12 * GIB, Level.NORMAL)).over_bytes == 4 * GIB
@@ -82,7 +82,7 @@ def test_a_more_important_request_evicts_another_engine():
     """The order names the reservation and the winner, and the winner gets the reason of its wait."""
     book = opened()
     victim = served(book, A, 40)
-    book.follow(B, MemorySpec("high"), 1.0)
+    book.set_spec(B, MemorySpec("high"), 1.0)
     reported, leave = book.make_request(B, Need(40 * GIB), 1.0)
     assert isinstance(reported, ReportRefusal)
     assert reported.key == B
@@ -182,7 +182,7 @@ class BookMachine(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from(KEYS), priority=st.sampled_from(["low", "normal", "high"]), protected=st.booleans())
     def edit(self, key, priority, protected):
-        self.carry_out(self.book.follow(key, MemorySpec(priority, protected), self.now))
+        self.carry_out(self.book.set_spec(key, MemorySpec(priority, protected), self.now))
 
     @rule(key=st.sampled_from(KEYS), cause=st.sampled_from([Cause.CRITICAL, Cause.WARNING, Cause.IDLE]))
     def evict(self, key, cause):
@@ -197,7 +197,7 @@ class BookMachine(RuleBasedStateMachine):
     def load(self, data):
         one = data.draw(st.sampled_from(sorted(self.held)))
         self.book.records.change(self.held[one], pid=one)
-        self.book.loaded(self.held[one], self.now)
+        self.book.record_loaded(self.held[one], self.now)
         self.book.take_over(self.held[one], self.now)
 
     @precondition(lambda self: self.held)
@@ -265,7 +265,7 @@ def test_a_model_that_a_daemon_holds_frees_its_reservation(elsewhere, gone):
     book.observe(Sample(TOTAL, 50 * GIB, Level.NORMAL), {7: 60 << 20}, 2.0)
     loading = book.records.newest(start.reservation)
     assert (loading.resident_bytes, loading.reclaimable_bytes) == (60 << 20, 30 * GIB)
-    book.loaded(loading, 3.0)
+    book.record_loaded(loading, 3.0)
     book.observe(Sample(TOTAL, GIB >> 2, Level.CRITICAL), {7: 60 << 20}, 4.0)
     held = book.records.newest(start.reservation)
     assert (held.reclaimable_bytes, held.unused_bytes) == (
@@ -318,7 +318,7 @@ def kept(*looks, suspected=40):
     seen = UnreturnedMemory(GIB)
     for number, (others, settled) in enumerate(looks):
         if number == 1:
-            seen.suspect(suspected * GIB)
+            seen.record_unreleased(suspected * GIB)
         seen.update(int(others * GIB), settled=settled)
     return seen.size_bytes / GIB
 
@@ -347,6 +347,6 @@ def test_leaked_wired_memory(looks, wanted):
 def test_without_an_earlier_sample_no_leak_is_known():
     """An agent that starts on a Mac with leaked memory has nothing to compare with."""
     seen = UnreturnedMemory(GIB)
-    seen.suspect(40 * GIB)
+    seen.record_unreleased(40 * GIB)
     seen.update(43 * GIB, settled=True)
     assert seen.size_bytes == 0

@@ -230,7 +230,7 @@ async def watched(*, engine=False):
             admitted = ledger.admitted(Key("ns", "chat"), Need(GIB), scope=trio.CancelScope(), report=print)
             allocation = await stack.enter_async_context(admitted)
             ledger.started(allocation, 7)
-            ledger.loaded(allocation)
+            ledger.record_loaded(allocation)
         await trio.sleep(60)
         memory.looks = 0
         decided_at.clear()

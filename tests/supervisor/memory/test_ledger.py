@@ -212,7 +212,7 @@ async def test_an_edit_of_the_priority_applies_at_once(autojump_clock, ledger, n
     other = Service(ledger, B, 40, nursery)
     await wait_all_tasks_blocked()
     assert one.allocation is not None
-    ledger.follow(B, MemorySpec("high"))
+    ledger.set_spec(B, MemorySpec("high"))
     await wait_all_tasks_blocked()
     assert (one.allocation is None, other.allocation is not None) == (True, True)
     assert ledger.book.evictions == {Cause.DISPLACED: 1}

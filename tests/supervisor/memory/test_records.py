@@ -118,7 +118,7 @@ def test_another_model_does_not_need_the_peak_of_the_last_one():
 )
 def test_conditions_of_preemption(facts, policy, may):
     """Once in ten minutes, not for a service without work, and only if eviction is enabled."""
-    request = ServiceRecord(**facts).up_to_date(policy, Request(CHAT, Need(100)), 1000, 1000.0)
+    request = ServiceRecord(**facts).with_newest_spec(policy, Request(CHAT, Need(100)), 1000, 1000.0)
     assert request.may_displace is may
 
 
@@ -177,7 +177,7 @@ def test_an_edit_is_a_new_chance():
     """A new spec reaches every reservation, and other engines may be evicted for the service again."""
     record = ServiceRecord(displaced_at=5.0)
     record.reserve(ENGINE)
-    assert record.follow(MemorySpec("high"))
-    assert not record.follow(MemorySpec("high"))
+    assert record.set_spec(MemorySpec("high"))
+    assert not record.set_spec(MemorySpec("high"))
     assert record.engine(Role.SERVING).spec == MemorySpec("high")
     assert record.displaced_at == float("-inf")

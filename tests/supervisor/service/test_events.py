@@ -97,7 +97,7 @@ def test_an_eviction_reports_what_happens_to_requests():
 def test_the_endpoint_is_in_the_log():
     """The endpoint is logged once, with the address that clients use."""
     (loaded,) = events(FACTS, SERVING)
-    assert (loaded.message, loaded.type) == ("loaded in 3.0 s on host mac", "Normal")
+    assert (loaded.message, loaded.type) == ("loaded in 3.0 s on mac", "Normal")
     assert (loaded.log, dict(loaded.fields)) == ("registered endpoint", {"hostIP": "192.0.2.1", "port": 4711})
 
 
@@ -148,10 +148,10 @@ def test_the_conditions_of_a_service(facts, kind, statement):
     [
         (FACTS, None),
         (FACTS.with_fetch_progress("12 %"), (False, "Fetching", "12 %")),
-        (FACTS.with_file(WEIGHTS, HEADER), (True, "Fetched", "the file is on host mac")),
+        (FACTS.with_file(WEIGHTS, HEADER), (True, "Fetched", "the file is on mac")),
         (
             FACTS.with_file(attrs.evolve(WEIGHTS, choice="Q4_K_M, one of 4 in o/r"), HEADER),
-            (True, "Fetched", "the file is on host mac: Q4_K_M, one of 4 in o/r"),
+            (True, "Fetched", "the file is on mac: Q4_K_M, one of 4 in o/r"),
         ),
         (FACTS.without_file(ExternalError("gone")), (False, "FetchFailed", "gone")),
     ],

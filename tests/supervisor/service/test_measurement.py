@@ -22,7 +22,7 @@ class Allocation:
         self.reservation = self.held
         self.works = 0
 
-    def worked(self):
+    def record_activity(self):
         self.works += 1
 
 
@@ -33,7 +33,7 @@ class Child:
         self.reads = 0
         self.works = 0
 
-    def worked(self):
+    def record_activity(self):
         self.works += 1
 
     async def last_lines(self, _count):

@@ -112,7 +112,7 @@ def test_another_object_of_the_same_name_gets_the_whole_status():
     manager, applier = new_manager()
     manager.start(adopting=False)
     applier.take()
-    manager.follow(desired(uid="s2"))
+    manager.set_desired(desired(uid="s2"))
     assert applier.take() == [f"({STATUS})", STATUS, SERVICE, SLICE]
 
 

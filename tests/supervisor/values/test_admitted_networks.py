@@ -11,9 +11,9 @@ from llmkube.supervisor.values.settings import EVERYWHERE
     [
         (AdmittedNetworks(("10.1.0.0/16",), ("10.0.0.1/32",)), "", "10.0.0.1/32), --allow-from (10.1.0.0/16)"),
         (AdmittedNetworks(nodes=tuple(f"10.0.0.{each}/32" for each in range(9))), "", "10.0.0.7/32 and 1 more)"),
-        (AdmittedNetworks(("10.1.0.0/16",), problem="refused"), "", "this host, --allow-from (10.1.0.0/16); refused"),
-        (AdmittedNetworks(problem="refused"), "refused, and no --allow-from", "this host; refused"),
-        (AdmittedNetworks(), "no nodes, and no --allow-from", "this host"),
+        (AdmittedNetworks(("10.1.0.0/9",), problem="refused"), "", "this machine, --allow-from (10.1.0.0/9); refused"),
+        (AdmittedNetworks(problem="refused"), "refused, and no --allow-from", "this machine; refused"),
+        (AdmittedNetworks(), "no nodes, and no --allow-from", "this machine"),
         (AdmittedNetworks(EVERYWHERE), "", "every address"),
     ],
 )

@@ -39,11 +39,11 @@ class Engine:
         given, self._coming = self._coming, None
         shown = attrs.evolve(self.look, asked=given is not None, answer=given)
         self.watch, self.verdict = step(self.watch, shown, self.now)
-        if self.verdict.ask is not Probe.NOTHING:
-            self.asked.append((self.now, self.verdict.ask))
+        if self.verdict.probe is not Probe.NOTHING:
+            self.asked.append((self.now, self.verdict.probe))
             if self.answer is not None:
                 answer = self.answer() if callable(self.answer) else self.answer
-                token = self.verdict.ask is Probe.TOKEN
+                token = self.verdict.probe is Probe.TOKEN
                 self._coming = ProbeResult("ok" if self.token else "busy", token=self.token) if token else answer
         return self.verdict
 

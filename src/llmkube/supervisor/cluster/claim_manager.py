@@ -49,9 +49,9 @@ RETRY: Final = Backoff(base_seconds=0.5, cap_seconds=30.0)
 
 @attrs.frozen
 class ClaimLeases:
-    """The Leases that are claims, in the API server.
+    """Read and write the Leases that are claims.
 
-    Every method raises `LLMKubeError` if the API server does not answer, or refuses for another reason than a race.
+    Every method raises `LLMKubeError` if the API server does not answer, or refuses for any reason but a race.
 
     Attributes:
         client: Client of the API server.
@@ -146,7 +146,7 @@ class ClaimManager:
         rng: Adds jitter to delays.
         has_file: Returns whether a Model's file is on this host already.
         desired: Returns the desired state of a service here; None if the service does not belong here.
-        enqueue: Has a service reconciled; called when its claims have changed.
+        enqueue: Queues a service for a reconcile; called when its claims have changed.
         name_confirmed: Set once it is certain that no other machine uses this host's name.
         renewed: Set once this host's own Lease exists: a claim is valid only while its holder's Lease is renewed.
     """
@@ -200,7 +200,7 @@ class ClaimManager:
         service = self._services.setdefault(key, _ServiceClaim())
         service.wanted, service.running = True, running
         if isinstance(decision, HeldSlot):
-            if claims.surplus(self._ours(key), decision):
+            if claims.claims_to_release(self._ours(key), decision):
                 self._queue.add_nowait(key)
             return True
         self._queue.add_nowait(key)
@@ -218,7 +218,7 @@ class ClaimManager:
 
         Args:
             key: The service's key.
-            unlisted: Whether no list has the service, so that a read has to confirm first that it is gone.
+            unlisted: Whether the service was missing from a list, so that a read has to confirm that it is gone.
         """
         if key in self._services or self._ours(key) or self._orphans(key):
             service = self._services.setdefault(key, _ServiceClaim())
@@ -291,7 +291,7 @@ class ClaimManager:
                 elif isinstance(decision := self._decide(desired), FreeSlot):
                     return await self._acquire(desired, service, decision)
                 else:
-                    for claim in claims.surplus(self._ours(key), decision):
+                    for claim in claims.claims_to_release(self._ours(key), decision):
                         await self._delete(claim)
         except (LLMKubeError, trio.TooSlowError) as error:
             message = str(error) or "no answer"
@@ -304,7 +304,7 @@ class ClaimManager:
         if service.unlisted and self._ours(key) and await self._leases.is_selected(key):
             log.warning("list lacks a service that exists", name=key.name, namespace=key.namespace)
             return  # the reflector lists again, since it does not trust a list that lacks many objects
-        for claim in claims.surplus(self._ours(key), None):
+        for claim in claims.claims_to_release(self._ours(key), None):
             await self._delete(claim)
         await self._delete_orphans(key)
         if not service.wanted:  # it may have come back meanwhile

@@ -130,7 +130,7 @@ def decide(host: str, slots: int, claims: Iterable[Claim], alive: Collection[str
     return FreeSlot(free, by_slot.get(free))
 
 
-def surplus(ours: Sequence[Claim], decision: Decision | None) -> list[Claim]:
+def claims_to_release(ours: Sequence[Claim], decision: Decision | None) -> list[Claim]:
     """Return the claims that a host releases: all without a decision, else all but the one that it holds."""
     if decision is None:
         return list(ours)

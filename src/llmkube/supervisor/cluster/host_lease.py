@@ -203,9 +203,9 @@ class HostLease:
 
     async def refresh_address(self) -> None:
         """Update this host's address."""
-        if self.ports.look is None:
+        if self.ports.address is None:
             return
-        before, seen = self.host_address.value, await self.ports.look()
+        before, seen = self.host_address.value, await self.ports.address()
         if seen is None:
             return
         now = attrs.evolve(keep_last(before if before.why else None, seen), closed=self.closed())

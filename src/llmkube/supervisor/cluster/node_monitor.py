@@ -27,7 +27,7 @@ MIN_PREFIX: Final = {4: 16, 6: 48}
 """The shortest prefix of a pod CIDR that is admitted, by IP version; kube-controller-manager gives /24 and /64."""
 
 MAX_ADDRESSES: Final = 32
-"""Addresses that are read from one Node, whose status its kubelet writes."""
+"""Maximum number of addresses read from one Node: its kubelet may write any number."""
 
 _ADDRESS_TYPES: Final = frozenset({"InternalIP", "ExternalIP"})
 

@@ -68,8 +68,8 @@ class AdoptError(ExternalError):
 class OwnedProcess:
     """A running engine; the real implementation of `supervisor.values.ports.Child`.
 
-    `wait` returns its exit; it waits on a pidfd or kqueue, and so costs nothing while the engine runs. `worked` is
-    called when the engine has been seen to load or compute.
+    `wait` returns its exit; it waits on a pidfd or kqueue, and so costs nothing while the engine runs.
+    `record_activity` is called when a sample shows that the engine loads or computes.
     """
 
     pid: int
@@ -82,7 +82,7 @@ class OwnedProcess:
     _kills_before: int = attrs.field(factory=oom_kills)
     _engine: EngineProcess | None = None
     _oom_killed: int = 0
-    worked: Callable[[], None] = lambda: None
+    record_activity: Callable[[], None] = lambda: None
 
     async def last_lines(self, count: int) -> tuple[str, ...]:
         """Return the last lines that this attempt wrote, without those of earlier attempts in the same file."""
@@ -110,7 +110,7 @@ class OwnedProcess:
         """
         stats = await self.sampler.sample(self._engine_at(host, port), loading=loading)
         if stats is not None and loading:
-            self.worked()
+            self.record_activity()
         if stats is not None and stats.log_bytes > self._log_cap_bytes:
             await trio.to_thread.run_sync(rotate, self._log_path, self._log_cap_bytes)
         return stats
@@ -335,7 +335,7 @@ async def _end_family(child: OwnedProcess, cookie: str, number: signal.Signals) 
     while True:
         try:
             family = set(await child.sampler.cookies.marked_processes(cookie))
-        except OSError:  # no descriptor is left: processes that cannot be seen may still run
+        except OSError:  # no file descriptor is left: processes that cannot be listed may still run
             await trio.sleep(FAMILY_POLL_SECONDS)
             continue
         if not family:

@@ -45,7 +45,7 @@ RECHECK_SECONDS = 4.0
 """Time after which a stopped process is sampled again: it may have been stopped for a moment only."""
 
 Health = Literal["ok", "busy", "gone"]
-_Reply = Response | Literal["gone", "late", "odd", "unasked"]
+_Reply = Response | Literal["gone", "late", "odd", "unsent"]
 ReadStats = Callable[[], Awaitable[EngineStats | None]]
 ReadStatsNowait = Callable[[], EngineStats | None]
 
@@ -66,13 +66,13 @@ async def wait_ready(http: HttpClient, url: str) -> None:
     The first polls follow each other closely, since a small model loads faster than the regular interval.
     """
     pause, started_at = FIRST_POLL_SECONDS, trio.current_time()
-    while await ask(http, url) != "ok":
+    while await probe(http, url) != "ok":
         await trio.sleep(pause)
         cap = max(POLL_CAP_SECONDS, min((trio.current_time() - started_at) / 100, LONG_POLL_CAP_SECONDS))
         pause = min(pause * 1.5, cap)
 
 
-async def ask(http: HttpClient, url: str) -> Health:
+async def probe(http: HttpClient, url: str) -> Health:
     """Probe once: `ok`, `busy` (it listens, but sent no 200 in time) or `gone` (nothing listens, or it hung up)."""
     reply = await _get(http, url)
     if reply == "gone":
@@ -108,21 +108,21 @@ class Engine:
         return self.url + self.plan.ready_path
 
     async def counters(self) -> ProbeResult | None:
-        """Return its requests and decode counters; each query may take `ANSWER_SECONDS`. None: this host cannot ask."""
-        asked = self.queries
-        reply = await self._get(asked.metrics_path or self.plan.ready_path)
-        if reply == "unasked":
+        """Return its requests and decode counters; each query may take `ANSWER_SECONDS`. None if none can be sent."""
+        queries = self.queries
+        reply = await self._get(queries.metrics_path or self.plan.ready_path)
+        if reply == "unsent":
             return None
         if reply == "gone":
             return ProbeResult("gone")
-        metrics = _numbers(reply, asked) if asked.metrics_path else {}
+        metrics = _metrics(reply, queries) if queries.metrics_path else {}
         work: int | None = None
-        if metrics.keys() & asked.work:
-            work = int(sum(metrics.get(name, 0.0) for name in asked.work))
+        if metrics.keys() & queries.work:
+            work = int(sum(metrics.get(name, 0.0) for name in queries.work))
         tokens = metrics.get(self._token_metric)
         if work == 0:
             return ProbeResult(
-                "ok", work=0, counters=tuple(metrics.get(name, 0.0) for name in asked.progress), tokens=tokens
+                "ok", work=0, counters=tuple(metrics.get(name, 0.0) for name in queries.progress), tokens=tokens
             )
         late = reply == "late"
         slots = b"" if late else await self._slots()
@@ -131,10 +131,10 @@ class Engine:
         counters = None
         if work is not None and (metrics or slots):
             # Not every build counts batches; slots show the progress of a prompt, in fields that differ by build.
-            counters = (*(metrics.get(name, 0.0) for name in asked.progress), float(zlib.crc32(slots)))
+            counters = (*(metrics.get(name, 0.0) for name in queries.progress), float(zlib.crc32(slots)))
         if work is None:
             work = await self._proxied_requests()
-        health = "ok" if metrics else await ask(self.http, self.ready_url)
+        health = "ok" if metrics else await probe(self.http, self.ready_url)
         return ProbeResult(health, late=late, work=work, counters=counters, tokens=tokens)
 
     async def _slots(self) -> bytes:
@@ -151,7 +151,7 @@ class Engine:
             return None
 
     async def one_token(self) -> ProbeResult | None:
-        """Request one token; any response below 500 is a success. None: this host cannot ask."""
+        """Request one token; any response below 500 is a success. None if no request can be sent."""
         try:
             status = await self._request_token()
         except MALFORMED_RESPONSE:
@@ -189,10 +189,10 @@ class Engine:
 
     async def in_flight(self) -> int:
         """Return the number of requests in progress or queued; 0 if unknown."""
-        asked = self.queries
-        metrics = _numbers(await self._get(asked.metrics_path), asked) if asked.metrics_path else {}
-        if metrics.keys() & asked.work:
-            return int(sum(metrics.get(name, 0.0) for name in asked.work))
+        queries = self.queries
+        metrics = _metrics(await self._get(queries.metrics_path), queries) if queries.metrics_path else {}
+        if metrics.keys() & queries.work:
+            return int(sum(metrics.get(name, 0.0) for name in queries.work))
         return _busy_slots(await self._slots()) or await self._proxied_requests() or 0
 
     async def model_names(self) -> frozenset[str]:
@@ -313,9 +313,9 @@ async def watch(
             if verdict.reachable != reachable:
                 reachable = verdict.reachable
                 on_reachable(reachable)
-            if verdict.ask is not Probe.NOTHING and not pending.asking:
+            if verdict.probe is not Probe.NOTHING and not pending.asking:
                 pending.asking = True
-                nursery.start_soon(pending.run, verdict.ask)
+                nursery.start_soon(pending.run, verdict.probe)
         nursery.cancel_scope.cancel(reason="the engine hangs")
     return hung
 
@@ -335,12 +335,12 @@ async def watch_load(read_stats: ReadStats, report: Callable[[EngineStats], Awai
     return stalled
 
 
-def _numbers(reply: _Reply, asked: EngineQueries) -> dict[str, float]:
+def _metrics(reply: _Reply, queries: EngineQueries) -> dict[str, float]:
     """Return an engine's metrics by name; none for anything but a 200."""
     if not isinstance(reply, Response) or reply.status != 200:
         return {}
     numbers: dict[str, float] = {}
-    for name, value in asked.metric.findall(reply.body):
+    for name, value in queries.metric.findall(reply.body):
         try:
             numbers[name.decode("ascii")] = float(value) + numbers.get(name.decode("ascii"), 0.0)
         except ValueError:
@@ -364,7 +364,7 @@ async def _get(http: HttpClient, url: str, credentials: Headers = NO_HEADERS) ->
     """Return the response, or why there is none.
 
     `late`: none within `ANSWER_SECONDS`. `gone`: nothing listens, or the response is incomplete. `odd`: the response is
-    too large, or not HTTP. `unasked`: this host has no file descriptor or memory left for the request.
+    too large, or not HTTP. `unsent`: this machine has no file descriptor or memory left for the request.
     """
     with trio.move_on_after(ANSWER_SECONDS):
         try:
@@ -372,12 +372,12 @@ async def _get(http: HttpClient, url: str, credentials: Headers = NO_HEADERS) ->
         except MALFORMED_RESPONSE:
             return "odd"
         except HttpError as error:
-            return "unasked" if _is_resource_exhaustion(error) else "gone"
+            return "unsent" if _is_resource_exhaustion(error) else "gone"
     return "late"
 
 
 def _is_resource_exhaustion(error: BaseException | None) -> bool:
-    """Whether the error, or its cause, is that this host has run out of a resource."""
+    """Whether the error, or its cause, is that this machine has run out of a resource."""
     if isinstance(error, BaseExceptionGroup):
         return any(map(_is_resource_exhaustion, error.exceptions))
     if error is None or (isinstance(error, OSError) and error.errno in LOCAL_CONNECT_ERRNOS):

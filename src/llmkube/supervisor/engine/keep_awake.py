@@ -30,7 +30,7 @@ CAFFEINATE: Final = ("/usr/bin/caffeinate", "-i", "-s", "-w")
 HOLD_SECONDS: Final = 60.0
 """Time for which the assertion is held after an engine last worked: a conversation has pauses."""
 
-AGAIN: Final = Backoff(base_seconds=1.0, cap_seconds=300.0)
+RETRY: Final = Backoff(base_seconds=1.0, cap_seconds=300.0)
 """Delays before caffeinate is restarted after it exited too early."""
 
 STABLE_SECONDS: Final = 600.0
@@ -80,7 +80,7 @@ class PowerAssertion:
     _changed: trio.Event = attrs.field(factory=trio.Event)
     _rng: random.Random = attrs.field(factory=random.Random)
 
-    def worked(self) -> None:
+    def record_activity(self) -> None:
         """Record that the engine has just worked."""
         self._until = trio.current_time() + HOLD_SECONDS
         self._changed.set()
@@ -104,7 +104,7 @@ class PowerAssertion:
             if not has_exited:
                 continue
             failures = 1 if trio.current_time() - started_at >= STABLE_SECONDS else failures + 1
-            pause = AGAIN.delay(failures, self._rng)
+            pause = RETRY.delay(failures, self._rng)
             if failures == 1:  # repeated failures are not logged
                 log.warning("power assertion lost; this Mac may sleep", program=CAFFEINATE[0], why=why)
             await trio.sleep(pause)

@@ -75,7 +75,7 @@ def find_program(settings: AgentSettings, runtime: HostRuntime) -> str:
     command = runtime.program.command
     found = shutil.which(command, path=os.pathsep.join([os.environ.get("PATH", os.defpath), *HOMEBREW]))
     if found is None:
-        raise EngineNotFoundError(f"no {command} on this host; {runtime.program.remedy}")
+        raise EngineNotFoundError(f"no {command} on this machine; {runtime.program.remedy}")
     return str(Path(found).absolute())
 
 
@@ -160,7 +160,7 @@ class LocalEngines:
                 continue  # it has succeeded, or its task was cancelled
             self._inspections[runtime] = inspection = _Inspection()
             try:
-                self._known[identity] = await self._ask(path, known)
+                self._known[identity] = await self._query(path, known)
             except EngineNotFoundError as error:
                 inspection.error = error
                 raise
@@ -169,18 +169,18 @@ class LocalEngines:
                 inspection.done.set()
         return self._known[identity]
 
-    async def _ask(self, path: str, runtime: HostRuntime) -> EngineInfo:
+    async def _query(self, path: str, runtime: HostRuntime) -> EngineInfo:
         program = runtime.program
         try:
-            runs = path
+            executable = path
             if program.find_interpreter is not None:
-                runs = program.find_interpreter(await trio.to_thread.run_sync(read_head, path))
-            invocation = [[word.replace("{program}", runs) for word in words] for words in program.queries]
-            found = program.describe(runs, [await self._output(*words) for words in invocation])
+                executable = program.find_interpreter(await trio.to_thread.run_sync(read_head, path))
+            commands = [[word.replace("{program}", executable) for word in words] for words in program.queries]
+            info = program.describe(executable, [await self._output(*words) for words in commands])
         except ProgramError as error:
             raise EngineNotFoundError(f"{path}: {error}") from error
         fronts, wrappers = self.settings.fronts, self.settings.wrappers
-        return attrs.evolve(found, front=fronts.get(runtime.name, ()), wrapper=wrappers.get(runtime.name, ""))
+        return attrs.evolve(info, front=fronts.get(runtime.name, ()), wrapper=wrappers.get(runtime.name, ""))
 
     async def _output(self, program: str, *flags: str) -> str:
         invocation = " ".join((program, *flags))
@@ -269,8 +269,8 @@ class LocalEngines:
         if self.awake is None:
             return
         assertion = PowerAssertion(self.awake, always=self.settings.keep_awake)
-        child.worked = assertion.worked
-        assertion.worked()  # a started or adopted engine may be working
+        child.record_activity = assertion.record_activity
+        assertion.record_activity()  # a started or adopted engine may be working
         await stack.enter_async_context(keeping_awake(assertion))
 
     async def _add_proxy(

@@ -48,7 +48,7 @@ class StuckEngine:
 
 @attrs.frozen
 class StuckEngines:
-    """The records of stuck engines in one state directory; all methods block for some microseconds."""
+    """The records of stuck engines in one state directory; all methods block for a few microseconds."""
 
     root: Path
 

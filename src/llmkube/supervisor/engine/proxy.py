@@ -126,7 +126,7 @@ class EngineProxy:
             try:
                 self._process = await self._adopt(watches)
                 break
-            except OSError as error:  # no descriptor is left for the scan; a proxy that exists would have the port
+            except OSError as error:  # no file descriptor is left for the scan; a proxy that exists would have the port
                 log.warning("engine proxy scan failed; retrying", error=str(error))
             await trio.sleep(RETRY_SECONDS)
         while True:

@@ -49,14 +49,14 @@ WORKING_SET_SECONDS: Final = 5.0
 class DarwinMemory:
     """Memory of a Mac.
 
-    The kernel's level depends on the share of compressed memory, not on what is left. It ignores wired memory, which is
-    where models are. So the level is the worse of the kernel's and of one for the memory that can still be wired.
+    The kernel's level depends on the share of compressed memory, not on free memory. It ignores wired memory, which is
+    where models are. So the level is the worse of two: the kernel's, and one for the memory that can still be wired.
 
     Attributes:
-        thresholds: Those for the memory that can still be wired.
+        thresholds: Thresholds for the memory that can still be wired.
         wait_change: Returns when the kernel reports a change of level. It notifies the largest programs first, and
             others only if that did not help, so sample at intervals as well.
-        working_set_bytes: The limit of the GPU while none is set; None if unknown.
+        working_set_bytes: Metal's recommended limit for the GPU, used unless a sysctl sets one; None if unknown.
     """
 
     kernel: LibSystem
@@ -73,7 +73,7 @@ class DarwinMemory:
         try:
             return self.read_sample(trio.current_time())
         except (OSError, ValueError) as exc:
-            return Sample(0, 0, Level.UNKNOWN, why=f"this host's memory cannot be read: {exc}")
+            return Sample(0, 0, Level.UNKNOWN, why=f"this machine's memory cannot be read: {exc}")
 
     async def footprint(self, pids: Sequence[int]) -> Mapping[int, int]:
         """Return the physical footprint of each process tree; uses a thread, since it takes milliseconds."""
@@ -116,7 +116,7 @@ class DarwinMemory:
         )
 
     def device_limit(self, total_bytes: int) -> tuple[int | None, str]:
-        """Return the limit of the GPU in bytes, and its source; None if it is unknown."""
+        """Return the GPU's memory limit in bytes, and its source; None if unknown."""
         try:
             limit_mib = decode_integer(self.kernel.sysctl(DEVICE_LIMIT_NAME))
         except (OSError, ValueError):  # an Intel Mac, or a system older than this name

@@ -86,7 +86,7 @@ def decode_exit(flags: int, data: int) -> ExitEvent:
 
 
 async def wait_exit(events: Kqueue, pid: int, has_ended: Callable[[], bool]) -> ExitEvent:
-    """Wait until a process has exited; polls while the kernel hides it.
+    """Wait until a process has exited; polls once kqueue no longer finds it.
 
     Args:
         events: The source of exit events.

@@ -246,7 +246,7 @@ def read_pressure(paths: Sequence[Path]) -> Pressure:
 
 @contextmanager
 def open_triggers(paths: Sequence[Path]) -> Iterator[Callable[[], Awaitable[None]]]:
-    """Yield a function that waits until programs stall, according to any of these files.
+    """Yield a function that waits until any of these pressure files reports a stall.
 
     It sleeps forever if no file accepts a trigger: the kernel does not support it, or permission is missing.
     """
@@ -356,7 +356,7 @@ class LinuxMemory:
         try:
             return self.read_sample(trio.current_time())
         except (OSError, ValueError, KeyError) as exc:
-            return Sample(0, 0, Level.UNKNOWN, why=f"this host's memory cannot be read: {exc}")
+            return Sample(0, 0, Level.UNKNOWN, why=f"this machine's memory cannot be read: {exc}")
 
     async def footprint(self, pids: Sequence[int]) -> Mapping[int, int]:
         """Return the memory of each process tree, measured in a thread."""

@@ -61,18 +61,18 @@ class Signals:
 def assess_pressure(signals: Signals, thresholds: Thresholds) -> tuple[Level, str]:
     """Return the level and its reason for people; "" for NORMAL."""
     total, left = signals.total_bytes, signals.available_bytes
-    remaining = f"{format_bytes(left)} of {format_bytes(total)} left"
+    rest = f"{format_bytes(left)} of {format_bytes(total)} left"
     if left < thresholds.critical_bytes(total):
-        return Level.CRITICAL, remaining
+        return Level.CRITICAL, rest
     tight = left < thresholds.tight_share * total
     if tight and signals.full_percent >= thresholds.full_percent:
-        return Level.CRITICAL, f"all programs waited for memory for {signals.full_percent:.0f} % of 10 s, {remaining}"
+        return Level.CRITICAL, f"all programs stalled on memory {signals.full_percent:.0f} % of the last 10 s, {rest}"
     if left < thresholds.warning_bytes(total):
-        return Level.WARNING, remaining
+        return Level.WARNING, rest
     if tight and signals.some_percent >= thresholds.some_percent:
-        return Level.WARNING, f"programs waited for memory for {signals.some_percent:.0f} % of 10 s, {remaining}"
+        return Level.WARNING, f"programs stalled on memory {signals.some_percent:.0f} % of the last 10 s, {rest}"
     if tight and signals.swap_out_bytes_per_second >= thresholds.swap_out_bytes_per_second:
-        return Level.WARNING, f"{format_bytes(signals.swap_out_bytes_per_second)} swapped out per second, {remaining}"
+        return Level.WARNING, f"{format_bytes(signals.swap_out_bytes_per_second)} swapped out per second, {rest}"
     return Level.NORMAL, ""
 
 

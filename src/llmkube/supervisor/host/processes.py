@@ -31,7 +31,7 @@ OWNER_VARIABLE = "LLMKUBE_AGENT_STATE"
 """Set in every engine's environment to its agent's state directory."""
 
 COOKIE_VARIABLE = "LLMKUBE_ENGINE"
-"""Set in every engine's environment to a unique text."""
+"""Set to a unique value in each engine's environment."""
 
 
 def start_of(pid: int) -> str:
@@ -296,7 +296,7 @@ def _parents() -> dict[int, int]:
         return dict(_parents_by_psutil())
     try:
         pids = procfs.list_pids()
-    except OSError:  # no descriptor is left on this host; the caller tries again later
+    except OSError:  # no file descriptor is left; the caller tries again later
         return {}
     return {pid: parent for pid in pids if (parent := procfs.read_parent(pid)) is not None}
 

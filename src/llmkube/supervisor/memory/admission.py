@@ -32,13 +32,13 @@ def stoppable_for(request: Request, host: Capacity) -> tuple[Reservation, ...]:
     return _cheapest_for(request, host, [each for each in _stoppable(host) if each.spec.rank <= request.spec.rank])
 
 
-def cheapest(
+def cheapest_set(
     candidates: Iterable[Reservation], enough: Callable[[Sequence[Key]], bool], now: float
 ) -> tuple[Reservation, ...]:
     """Return the cheapest set of engines that is enough; none if all candidates together are not enough.
 
-    Candidates are added in ascending order of cost: priority, idle before busy, load time, size. Then every engine that
-    the sum does not need is dropped from the set again, the most expensive first.
+    Candidates are added in ascending order of cost: priority, idle before busy, load time, size. Then every engine
+    without which the set is still enough is removed again, the most expensive first.
     """
     chosen: list[Reservation] = []
     for each in sorted(candidates, key=lambda one: _cost(one, now)):
@@ -56,7 +56,7 @@ def cheapest(
 
 def _cheapest_for(request: Request, host: Capacity, candidates: list[Reservation]) -> tuple[Reservation, ...]:
     soon = host.after_exits()  # engines that are already exiting will be gone as well
-    return cheapest(candidates, lambda keys: find_refusal(request, soon.without(keys)) is None, host.now)
+    return cheapest_set(candidates, lambda keys: find_refusal(request, soon.without(keys)) is None, host.now)
 
 
 def _stoppable(host: Capacity) -> list[Reservation]:

@@ -81,7 +81,7 @@ class UnreturnedMemory:
     _max_bytes: int = 0
     _usual_bytes: int | None = None  # wired memory of other programs while nothing is unreturned
 
-    def suspect(self, size_bytes: int) -> None:
+    def record_unreleased(self, size_bytes: int) -> None:
         """Add memory of an exited engine whose release was not seen in time."""
         self._max_bytes += size_bytes
 
@@ -171,9 +171,9 @@ class Book:
 
     # -- services -------------------------------------------------------------------------------------------------
 
-    def follow(self, key: Key, spec: MemorySpec, now: float) -> Orders:
+    def set_spec(self, key: Key, spec: MemorySpec, now: float) -> Orders:
         """Update the spec of a service from its objects."""
-        return self.admit(now) if self.records[key].follow(spec) else ()
+        return self.admit(now) if self.records[key].set_spec(spec) else ()
 
     def adopt(self, key: Key, need: Need, now: float) -> None:
         """Reserve at once the memory of a running engine that an earlier agent started."""
@@ -210,7 +210,7 @@ class Book:
         """Return how to replace the engine of a service by one with another plan, or why not to do it yet."""
         if self.decision is None:
             return Strategy.RECREATE  # it is not known whether the host can hold both
-        request = self._up_to_date(self.records[key], Request(key, need, since=now), now)
+        request = self._with_newest_spec(self.records[key], Request(key, need, since=now), now)
         return admission.replacement(request, self.capacity(now))
 
     def permanent_refusal(self, key: Key, need: Need, now: float) -> Refusal | None:
@@ -220,11 +220,11 @@ class Book:
         record = self.records[key]
         request = record.make_request(self.rules.policy, Request(key, need, since=now))
         alone = Capacity(self.budget, self.budget.total_bytes, admit_unsized=self.rules.admit_unsized)
-        return find_refusal(self._up_to_date(record, request, now), alone)
+        return find_refusal(self._with_newest_spec(record, request, now), alone)
 
     # -- engines --------------------------------------------------------------------------------------------------
 
-    def loaded(self, reservation: Reservation, now: float) -> None:
+    def record_loaded(self, reservation: Reservation, now: float) -> None:
         """Record that the engine answers: its memory is allocated, and the next evicted service may return."""
         record, load_seconds = self.records.get(reservation.key), now - reservation.since
         if record is not None:
@@ -269,7 +269,7 @@ class Book:
                 left = sample.available_bytes if each.is_exiting else 0
                 resident, peak = max(held, reserved), max(each.peak_bytes, held)
                 self.records.change(each, measured=True, resident_bytes=resident, peak_bytes=peak, host_free_bytes=left)
-        self.unreturned.suspect(self._releases.update(sample, now))
+        self.unreturned.record_unreleased(self._releases.update(sample, now))
         if sample.level is Level.UNKNOWN:
             return
         if sample.wired_bytes is not None:
@@ -410,14 +410,14 @@ class Book:
         """Return the limit for all engines together once one of this service is among them."""
         return self.budget.for_model(self.records[key].spec.hardware).limit_bytes
 
-    def _up_to_date(self, record: ServiceRecord, request: Request, now: float) -> Request:
-        request = record.up_to_date(self.rules.policy, request, self._max_bytes(request.key), now)
+    def _with_newest_spec(self, record: ServiceRecord, request: Request, now: float) -> Request:
+        request = record.with_newest_spec(self.rules.policy, request, self._max_bytes(request.key), now)
         return attrs.evolve(request, may_displace=request.may_displace and not self.records.is_adopting)
 
     def _current_request(self, record: ServiceRecord, now: float) -> Request:
         """Return the request of a service with its newest spec."""
         assert record.request is not None, "only waiting services are passed"
-        request, dwell = self._up_to_date(record, record.request, now), 0.0
+        request, dwell = self._with_newest_spec(record, record.request, now), 0.0
         if request.returns:
             dwell = record.dwell_seconds(self.rules.policy, self._capacity_bytes(), self._reclaim_bytes)
         return attrs.evolve(request, dwell_seconds=dwell)

@@ -59,10 +59,10 @@ class Budget:
         if cap is None or cap.limit_bytes <= self.limit_bytes:
             return self
         if not self.by_default:
-            return attrs.evolve(self, source=f"{self.source}, which bounds the {cap}")
+            return attrs.evolve(self, source=f"{self.source}, which limits the {cap}")
         if cap.limit_bytes <= self.total_bytes:
             return attrs.evolve(self, limit_bytes=cap.limit_bytes, source=f"by {cap.field}")
-        source = f"all of this host's memory, which bounds the {cap}"
+        source = f"all of this machine's memory, which limits the {cap}"
         return attrs.evolve(self, limit_bytes=self.total_bytes, source=source)
 
     def __str__(self) -> str:
@@ -118,12 +118,12 @@ def own_cap(hardware: Hardware | None, total_bytes: int) -> Cap | None:
         path = "Model.spec.hardware.memoryBudget"
         limit = parse_bytes(hardware.memory_budget, field=path)
         if limit == 0:
-            raise UserError("a budget of 0 lets no model run; remove it or set one such as 24Gi", field=path)
+            raise UserError("with a budget of 0 no model can run; remove it or set one such as 24Gi", field=path)
         return Cap(limit, path)
     if hardware.memory_fraction is not None:
         path = "Model.spec.hardware.memoryFraction"
         if not 0 < hardware.memory_fraction <= 1:
-            problem = f"{hardware.memory_fraction:g} is not a share of the host's memory"
+            problem = f"{hardware.memory_fraction:g} is not a fraction of this machine's memory"
             raise UserError(f"{problem}; set a value greater than 0 and at most 1", field=path)
         return Cap(int(total_bytes * hardware.memory_fraction), path)
     return None

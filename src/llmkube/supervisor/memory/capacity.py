@@ -17,12 +17,12 @@ class Capacity:
 
     Attributes:
         available_bytes: Bytes that programs could still allocate.
-        floor_bytes: The part of them that is left to other programs.
+        floor_bytes: The part of them that is reserved for other programs.
         small_bytes: Needs up to this may use the floor.
         admitting: Whether memory is normal, and has been for long enough.
         calm_seconds: Seconds for which memory has been normal.
         reservations: Those of all engines.
-        releasing_bytes: Memory of exited engines whose release has not been seen.
+        releasing_bytes: Memory of exited engines whose release has not been measured yet.
         unreturned_bytes: Memory of exited engines that stays wired for no process.
         admit_unsized: Whether an engine with an unknown need is admitted.
         now: Monotonic time in seconds.

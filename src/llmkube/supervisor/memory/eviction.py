@@ -241,7 +241,7 @@ def _choose_victim(policy: Policy, observed: Observation, cause: Cause, now: flo
     gain = sum(each.reclaimable_bytes for each in worthwhile)
     if gain < missing:
         return Skip.CANNOT_HELP, (
-            f"no service is evicted: {format_bytes(missing)} must be freed, and all services that may be evicted hold "
+            f"no service is evicted: {format_bytes(missing)} must be freed, but all services that may be evicted hold "
             f"{format_bytes(gain)}; stop other programs, or services with eviction protection"
         )
     if cause is Cause.IDLE:

@@ -70,7 +70,7 @@ class Readings:
     def trusted(self) -> Sample:
         """The sample to decide on; its level is UNKNOWN if there was no plausible one for too long, or ever."""
         if self.good is None:
-            return Sample(0, 0, Level.UNKNOWN, why="this host's memory has not been read yet")
+            return Sample(0, 0, Level.UNKNOWN, why="this machine's memory has not been read yet")
         if self.missed > MAX_MISSED_SAMPLES:
             why = f"none of the last {self.missed} samples was plausible"
             return attrs.evolve(self.good, level=Level.UNKNOWN, why=why)

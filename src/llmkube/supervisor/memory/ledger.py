@@ -49,7 +49,7 @@ class Allocation:
         """Whether the engine must stop without waiting for its requests."""
         return self.expedited.is_set()
 
-    def worked(self) -> None:
+    def record_activity(self) -> None:
         """Record that the engine has just had work."""
         self._book.records.change(self._reservation, busy_at=trio.current_time())
 
@@ -68,7 +68,7 @@ class Ledger:
     """The tasks that hold memory, wait for it, and must release it.
 
     Attributes:
-        watched: Whether the host's memory is sampled; without that every engine is admitted at once.
+        watched: Whether the host's memory is sampled; if not, every engine is admitted at once.
         notified: Called with each eviction, before the scope is cancelled.
         sample_requested: Set to sample the host before the next interval.
         decided: Set, and replaced, at every decision.
@@ -138,9 +138,9 @@ class Ledger:
 
     # -- services and engines -------------------------------------------------------------------------------------
 
-    def follow(self, key: Key, spec: MemorySpec) -> None:
+    def set_spec(self, key: Key, spec: MemorySpec) -> None:
         """Update the spec of a service; an edit may admit a service that waits."""
-        self.carry_out(self.book.follow(key, spec, trio.current_time()))
+        self.carry_out(self.book.set_spec(key, spec, trio.current_time()))
 
     def adopt(self, key: Key, need: Need) -> None:
         """Reserve at once the memory of a running engine that an earlier agent started; `admitted` uses it."""
@@ -165,9 +165,9 @@ class Ledger:
         self.book.records.change(allocation.reservation, pid=pid)
         self.request_sample()
 
-    def loaded(self, allocation: Allocation) -> None:
+    def record_loaded(self, allocation: Allocation) -> None:
         """Record that the engine answers."""
-        self.book.loaded(allocation.reservation, trio.current_time())
+        self.book.record_loaded(allocation.reservation, trio.current_time())
         self.request_sample()
 
     def set_device_limit(self, limit_bytes: int) -> None:

@@ -35,7 +35,7 @@ class ServiceRecord:
         reported: The refusal that was reported last for this wait.
         evicted: Its last eviction; None once it is loaded again.
         estimated_bytes: The estimate for the evicted engine.
-        peak_bytes: The most that the evicted engine held.
+        peak_bytes: The most memory that the evicted engine used.
         relapses: Times in a row that its return has caused pressure again.
         capacity_bytes: Memory that all engines could have had when it was evicted.
         displaced_at: When others were last displaced for it.
@@ -59,7 +59,7 @@ class ServiceRecord:
         """Return the reservation of its engine in this role."""
         return next((each for each in self.reservations.values() if each.role is role), None)
 
-    def follow(self, spec: MemorySpec) -> bool:
+    def set_spec(self, spec: MemorySpec) -> bool:
         """Update the spec, and return whether it changed."""
         if spec == self.spec:
             return False
@@ -76,7 +76,7 @@ class ServiceRecord:
         margin = int(need.total_bytes * policy.margin_share) if returns else 0
         return attrs.evolve(request, need=need, dwell_seconds=float(returns), margin_bytes=margin)
 
-    def up_to_date(self, policy: Policy, request: Request, max_bytes: int, now: float) -> Request:
+    def with_newest_spec(self, policy: Policy, request: Request, max_bytes: int, now: float) -> Request:
         """Return a request with the newest spec, and its need capped at `max_bytes`."""
         rested = now - self.displaced_at >= policy.displace_seconds
         unused = self.evicted is not None and self.evicted.cause is Cause.IDLE  # displaces nothing: it has no users
@@ -108,7 +108,7 @@ class ServiceRecord:
     ) -> None:
         """Record an eviction for pressure: a relapse if the return of this engine has caused the pressure.
 
-        It has if the engine returned recently, and no other program has taken memory since.
+        The return is taken as the cause if it was recent, and no other program has taken memory since.
 
         Args:
             engine: The evicted engine.

@@ -72,10 +72,10 @@ def find_refusal(request: Request, host: Capacity) -> Refusal | None:
     budget = host.budget.for_model(request.spec.hardware)
     need, host = request.need, attrs.evolve(host, budget=budget)
     if not need.sized and not host.admit_unsized:
-        message = f"its memory need is unknown: {need.why}; --memory-check warn starts it on a guess"
+        message = f"its memory need is unknown: {need.why}; --memory-check warn starts it with an estimate"
         return Refusal(Block.UNSIZED, message)
     if host.level is Level.UNKNOWN:
-        return Refusal(Block.UNREADABLE, "this host's memory cannot be read; no engine starts until it can be")
+        return Refusal(Block.UNREADABLE, "this machine's memory cannot be read; no engine starts until it can be")
     if not need.sized:
         return _admission_refusal(request, host)
     needs = f"needs {format_bytes(need.total_bytes)}"
@@ -84,7 +84,7 @@ def find_refusal(request: Request, host: Capacity) -> Refusal | None:
         message = f"{needs}, more than its own budget of {cap[1]}"
         return Refusal(Block.OWN_BUDGET, message, cap[0])
     if need.total_bytes > budget.limit_bytes:
-        message = f"{needs}, more than all models on this host may take together: {budget}"
+        message = f"{needs}, more than all models on this machine may use together: {budget}"
         return Refusal(Block.HOST_BUDGET, message, budget.limit_bytes)
     on_device = f"needs {format_bytes(need.device_bytes)} on the device"
     limit = budget.device_limit_bytes
@@ -97,13 +97,13 @@ def find_refusal(request: Request, host: Capacity) -> Refusal | None:
 def _admission_refusal(request: Request, host: Capacity) -> Refusal | None:
     """Return the refusal if it is the wrong moment to start, independent of free memory."""
     if host.level is Level.CRITICAL:
-        return Refusal(Block.PRESSURE, "memory is critically short on this host; engines start once it is normal again")
+        return Refusal(Block.PRESSURE, "memory is critically low on this machine; engines start once it is normal")
     small = request.need.sized and request.need.total_bytes <= host.small_bytes
     if not host.admitting and not small:
         if host.level is Level.NORMAL:
-            message = "memory was short on this host; engines start once it has been normal for a while"
+            message = "memory was short on this machine; engines start once it has been normal for a while"
             return Refusal(Block.DWELL, message)
-        return Refusal(Block.PRESSURE, "memory is short on this host; engines start once it is normal again")
+        return Refusal(Block.PRESSURE, "memory is short on this machine; engines start once it is normal again")
     if request.returns:
         if host.calm_seconds < request.dwell_seconds:
             message = f"starts again once memory has been normal for {format_age(request.dwell_seconds)}"
@@ -130,7 +130,7 @@ def _shortage_refusal(request: Request, host: Capacity, needs: str, on_device: s
         return Refusal(Block.DEVICE_FULL, message, free_bytes=device_free)
     if need.total_bytes > headroom:
         available = format_bytes(max(0, headroom))
-        message = f"{needs}, but this host has only {available} available; other programs use the rest"
+        message = f"{needs}, but this machine has only {available} available; other programs use the rest"
         return Refusal(Block.HEADROOM, message, max(0, headroom), headroom)
     return None
 

@@ -154,7 +154,7 @@ class PowerView:
         joules: By domain, since the start of the agent.
         services: By key.
         problem: Why nothing is measured, or a domain is missing; None if everything is measured.
-        source: The name of the source, which selects the names of the metrics.
+        source: The source's name; selects the metric names.
     """
 
     watts: Mapping[str, float] = attrs.field(factory=dict)
@@ -177,8 +177,8 @@ class PowerMeter:
     """Integrate the samples of a source, and attribute their energy to engines.
 
     Attributes:
-        source: The name of the source, which selects the names of the metrics.
-        domains: The domains that it measures; the energy of each starts at zero.
+        source: The source's name; selects the metric names.
+        domains: Measured domains; the energy of each starts at zero.
         engines: Returns the services of this host, each with its engine.
         cpu_time: Reads processor time.
     """

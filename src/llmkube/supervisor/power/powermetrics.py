@@ -131,13 +131,13 @@ def sudoers_rule(uid: int) -> str:
 
 @attrs.define(eq=False)
 class Powermetrics:
-    """The source of a Mac; a sampler that exits or becomes silent is logged with its last output, and restarted.
+    """Source of a Mac: runs powermetrics, and restarts it if it exits or writes nothing; its last output is logged.
 
     Attributes:
         command: The command line.
         rng: Random numbers for the back-off.
-        name: The name that selects the names of the metrics.
-        domains: The domains that it measures.
+        name: Selects the metric names.
+        domains: Measured domains.
     """
 
     command: Sequence[str]

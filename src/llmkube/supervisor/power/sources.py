@@ -97,8 +97,8 @@ class Rapl:
     Attributes:
         rng: Random numbers for the back-off.
         folder: The folder with the counters.
-        name: The name that selects the names of the metrics.
-        domains: The domains that it measures.
+        name: Selects the metric names.
+        domains: Measured domains.
     """
 
     rng: random.Random
@@ -155,5 +155,5 @@ def power_source(platform: str, uid: int, rng: random.Random, *, folder: Path = 
         raise UserError(f"--power-enabled: {error.filename} is not readable; {fix}") from error
     except (OSError, ValueError) as error:
         problem = f"no readable RAPL counter in {folder} ({error})"
-        raise UserError(f"--power-enabled: {problem}; remove the flag on this host") from error
+        raise UserError(f"--power-enabled: {problem}; remove the flag on this machine") from error
     return Rapl(rng, folder)

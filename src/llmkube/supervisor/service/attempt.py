@@ -159,13 +159,13 @@ class EngineJournal:
             return False
         return True
 
-    async def keep(self) -> None:
+    async def set_served(self) -> None:
         """Record that this launch has served and that no newer plan could start since."""
         if self.fallback is None:
             self.fallback = self.launch
             await self._save_again()
 
-    async def follow(self) -> None:
+    async def save_desired(self) -> None:
         """Record the newest desired state, also if it restarts nothing (another priority, another uid)."""
         if self._entry is not None and self._entry.desired is not self.manager.facts.desired:
             await self._save_again()
@@ -188,15 +188,15 @@ def new_record(context: ServiceContext, plan: LaunchPlan) -> EngineRecord:
         ExternalError: This host does not have the address.
     """
     settings, engines = context.settings, context.ports.engines
-    cookie, reached = f"{context.ports.rng.getrandbits(64):016x}", context.status_manager.host_address.value.bind
+    cookie, address = f"{context.ports.rng.getrandbits(64):016x}", context.status_manager.host_address.value.bind
     clients_have_keys, takes_keys = bool(plan.keys_digest), HOST_RUNTIMES[plan.runtime].takes_keys
     is_open = takes_keys and settings.insecure_lan and not clients_have_keys
     is_direct = is_open or (takes_keys and (clients_have_keys or not settings.publishes))
-    host = reached if is_direct else LOOPBACK[ipaddress.ip_address(reached).version]
+    host = address if is_direct else LOOPBACK[ipaddress.ip_address(address).version]
     record = EngineRecord(cookie, host, engines.free_port(host), api_key="" if is_open else new_key())
     if is_direct:
         return record
-    return attrs.evolve(record, public_host=reached, public_port=engines.free_port(reached))
+    return attrs.evolve(record, public_host=address, public_port=engines.free_port(address))
 
 
 JOURNAL_RETRY_SECONDS: Final = 1.0
@@ -222,7 +222,7 @@ class Attempt:
         journal: Its entry for the next agent.
         child: Its process, while there is one.
         status: Its status.
-        scope: Cancelling it stops the engine in order.
+        scope: Cancelling it stops the engine gracefully.
         serves: Whether it has answered.
         ended: Set when the attempt is over and its process is gone.
         failure: Why it failed, if it did.
@@ -270,7 +270,7 @@ class Attempt:
         finally:
             self.ended.set()
             if self._waiting is not None:
-                self._waiting.cancel(reason="the engine has ended")
+                self._waiting.cancel(reason="the engine has exited")
         self._report_started()
 
     def _report_started(self) -> None:
@@ -288,7 +288,7 @@ class Attempt:
         """Stop the engine if this host no longer has the address that it listens on."""
         if self._host and not self.context.status_manager.host_address.value.serves(self._host):
             self.context.log.info("address lost; restarting", hostIP=self._host)
-            self.scope.cancel(reason=f"this host no longer has the address {self._host}")
+            self.scope.cancel(reason=f"this machine no longer has the address {self._host}")
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
@@ -380,7 +380,7 @@ class Attempt:
             yield child, record
 
     async def _rename_log(self, child: Child, record: EngineRecord) -> EngineRecord:
-        """Rename the log to that of the engine that leads; until then `next_log` in the journal marks the old name."""
+        """Give the log the service's usual name; until then `next_log` in the journal marks the old one."""
         await child.rename_log(self.context.log_path)
         record = attrs.evolve(record, next_log=False)
         self.journal.expect(record)
@@ -420,12 +420,12 @@ class Attempt:
             ):
                 if self.adoptable is None or not await running.answers_at_once():
                     self.status.set_view(view)
-                outcome.failure = await running.loaded(self.status)
+                outcome.failure = await running.wait_loaded(self.status)
                 metal_monitor = metal.MetalMonitor(child, launch, context.settings)
                 outcome.failure = outcome.failure or await metal_monitor.first_failure(engine)
                 if outcome.failure is None:
                     outcome.ready_at = trio.current_time()
-                    context.ledger.loaded(allocation)
+                    context.ledger.record_loaded(allocation)
                     if self.before is not None:
                         await self._take_over(running, allocation)
                     gpu_warning = await metal_monitor.load_warning(context.ledger.set_device_limit)
@@ -434,7 +434,7 @@ class Attempt:
                     message = f"loaded in {outcome.ready_at - started_at:.1f} s by {by}{gpu_warning}"
                     self.status.serve(attrs.evolve(view, reason=Reason.LOADED, message=message))
                     outcome.published = self.serves = True
-                    outcome.failure = await self._watched(running, allocation)
+                    outcome.failure = await self._watch(running, allocation)
             nursery.cancel_scope.cancel(reason="it hangs, has stalled, or does not own its port")
         return failure_of(
             outcome,
@@ -445,7 +445,7 @@ class Attempt:
             memory_short=context.ledger.book.is_short,
         )
 
-    async def _watched(self, running: RunningEngine, allocation: Allocation) -> Failure:
+    async def _watch(self, running: RunningEngine, allocation: Allocation) -> Failure:
         """Return when the engine hangs or its GPU has failed."""
         context, child, record, engine = self.context, running.child, running.record, running.engine
         context.log.info("started inference service", pid=child.pid, port=record.address[1])

@@ -120,7 +120,7 @@ async def _query_model(engine: Engine) -> ModelState:
 
 @attrs.define(eq=False)
 class Leader:
-    """The one of a service's engines that is reported."""
+    """The engine of a service whose status is reported."""
 
     engine: "EngineStatus | None" = None
 

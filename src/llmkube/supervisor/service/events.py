@@ -92,7 +92,7 @@ def _of_engines(before: Facts, after: Facts) -> Iterator[Event]:
     if after.loads > before.loads:
         view = after.view.value
         fields = {"hostIP": after.address or view.host, "port": view.port}
-        message = f"{view.message} on host {after.host}"
+        message = f"{view.message} on {after.host}"
         yield Event(Reason.LOADED, message, "Normal", log="registered endpoint", fields=fields)
         if before.evicted is not None:
             yield Event("Returned", f"Running again; before that: {before.evicted.why}", "Normal")
@@ -137,7 +137,7 @@ def _accepted(facts: Facts) -> Statement | None:
     problem, generation = facts.problem.value, facts.problem.generation
     if problem:
         return Statement(ACCEPTED, False, Reason.INVALID, problem, generation)
-    return Statement(ACCEPTED, True, Reason.ACCEPTED, "the spec can be served on this host", generation)
+    return Statement(ACCEPTED, True, Reason.ACCEPTED, "the spec can be served on this machine", generation)
 
 
 def _spec_honoured(facts: Facts) -> Statement | None:
@@ -145,7 +145,7 @@ def _spec_honoured(facts: Facts) -> Statement | None:
         return None
     generation, listed = facts.ignored.generation, ", ".join(facts.ignored.value)
     if listed:
-        message = f"these fields are accepted and have no effect on a host: {listed}"
+        message = f"these fields are accepted and have no effect on this machine: {listed}"
         return Statement(SPEC_HONOURED, False, Reason.FIELDS_IGNORED, message, generation)
     return Statement(SPEC_HONOURED, True, Reason.HONOURED, "every field that is set has an effect", generation)
 
@@ -163,7 +163,7 @@ def _up_to_date(facts: Facts) -> Statement | None:
     if not view.reason:
         return None
     if not view.ready:
-        return Statement(UP_TO_DATE, None, Reason.NOT_SERVING, "no engine serves on this host", generation)
+        return Statement(UP_TO_DATE, None, Reason.NOT_SERVING, "no engine serves on this machine", generation)
     if outdated.reason:
         message = outdated.message
         if outdated == facts.unplanned and is_failing(outdated.reason, unknown=True):

@@ -92,10 +92,10 @@ class Facts:
         published: Generation of the `Published` condition; None if publishing never had a problem.
         pressure: Memory pressure of the host.
         evicted: The last eviction, until an engine serves again.
-        waits: Reasons of the current wait for memory for which there are Events.
+        waits: Reasons of the current wait for memory that Events have reported.
         restarts: Number of engines that have failed.
         replace_failures: Number of successors that have failed while an older engine served.
-        failure: The last failure of either kind.
+        failure: The last failure, of an engine or a successor.
         loads: Number of engines that have started to serve.
     """
 
@@ -205,7 +205,7 @@ class Facts:
     def with_file(self, weights: WeightsFile, header: ModelHeader) -> "Facts":
         """Record that the file is here, with its header."""
         chosen = f": {weights.choice}" if weights.choice else ""
-        fetch = FetchState(True, Reason.FETCHED, f"the file is on host {self.host}{chosen}", weights, header)
+        fetch = FetchState(True, Reason.FETCHED, f"the file is on {self.host}{chosen}", weights, header)
         fetched = _observed(self.desired.model, fetch)
         return attrs.evolve(self, fetched=self.desired.model.spec, fetch_error="", fetch_delay="", fetch=fetched)
 
@@ -280,7 +280,7 @@ class Facts:
     def with_memory(self, level: Level, evicted: Eviction | None, why: str) -> "Facts":
         """Set the host's memory pressure, or the eviction if that is why this service does not run."""
         short = None if level is Level.UNKNOWN else level in {Level.WARNING, Level.CRITICAL}
-        now = Pressure(short, level.name.capitalize(), f"memory on host {self.host}: {why}")
+        now = Pressure(short, level.name.capitalize(), f"memory on {self.host}: {why}")
         if evicted is not None and evicted.cause is not Cause.DISPLACED:
             now = Pressure(True, Reason.EVICTED, evicted.why)
         if self.pressure is not None and self.pressure.value.reason == now.reason:

@@ -100,10 +100,10 @@ class RunningEngine:
     async def answers_at_once(self) -> bool:
         """Whether an adopted engine answers already."""
         with trio.move_on_after(CONFIRM_SECONDS):
-            return await health.ask(self.http, self.public.ready_url) == "ok"
+            return await health.probe(self.http, self.public.ready_url) == "ok"
         return False
 
-    async def loaded(self, status: EngineStatus) -> Failure | None:
+    async def wait_loaded(self, status: EngineStatus) -> Failure | None:
         """Wait until clients get answers from this engine; return a failure if the load failed.
 
         Args:
@@ -127,10 +127,10 @@ class RunningEngine:
             nursery.cancel_scope.cancel(reason="ready")
         if stalled:
             return Failure(Reason.LOAD_STALLED, f"loading the model has stalled: {stalled}")
-        impostor = await self._impostor(engine)
-        return Failure(Reason.PORT_TAKEN, impostor) if impostor else None
+        error = await self._port_error(engine)
+        return Failure(Reason.PORT_TAKEN, error) if error else None
 
-    async def _impostor(self, engine: health.Engine) -> str:
+    async def _port_error(self, engine: health.Engine) -> str:
         """Return an error if something else answers on the engine's port; "" if it is the engine with its model."""
         # Another process may have bound the port after it was chosen and before the engine did, and may answer 200.
         port = self.record.port

@@ -80,8 +80,8 @@ class EngineMeasurement:
         if stats is not None:
             now = trio.current_time()
             if stats.cpu_seconds - self._cpu_seconds > ALIVE_CPU_SHARE * (now - self._sampled_at) > 0:
-                self.allocation.worked()
-                self.child.worked()
+                self.allocation.record_activity()
+                self.child.record_activity()
             self._cpu_seconds, self._sampled_at = stats.cpu_seconds, now
 
     @property

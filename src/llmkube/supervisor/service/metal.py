@@ -58,7 +58,7 @@ def is_without_gpu(lines: tuple[str, ...], log_reader: LogReader) -> bool:
 
 @attrs.frozen
 class MetalMonitor:
-    """Check an engine that is to compute on Metal; for other engines every check passes.
+    """Check an engine that must compute on Metal; for other engines every check passes.
 
     Attributes:
         child: Its process.

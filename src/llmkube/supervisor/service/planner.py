@@ -86,11 +86,11 @@ class Planner:
             newer = partial(replan.wait_newer, version)
             await self._plan_unless_newer(newer)
             if isinstance(target.value, Launch) and manager.facts.desired.service.spec.api_key_secret_ref is not None:
-                await wait_any(newer, partial(self._wait_other_keys, target.value))
+                await wait_any(newer, partial(self._wait_keys_changed, target.value))
             else:
                 await newer()  # the planner of an idle service is one task that waits
 
-    async def _wait_other_keys(self, launch: Launch) -> None:
+    async def _wait_keys_changed(self, launch: Launch) -> None:
         """Return when the service's Secret has other keys than its plan, or cannot be used any more."""
         ports = self.context.ports
         while True:

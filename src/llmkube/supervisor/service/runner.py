@@ -47,7 +47,7 @@ from llmkube.supervisor.values.lifecycle import Failure, RestartState, ServiceVi
 log = structlog.get_logger(__name__)
 
 PROPAGATION_SECONDS: Final = 2.0
-"""Time for nodes to follow an endpoint that the API server has accepted (kube-proxy batches changes for up to 1 s)."""
+"""Time for nodes to apply an endpoint that the API server has accepted (kube-proxy batches changes for up to 1 s)."""
 
 
 ADOPTION_SECONDS: Final = 1.0
@@ -170,7 +170,7 @@ class Runner:
                 self.context.status_manager.update(Facts.with_newest_plan)
                 await self._check_budget(goal)
                 with self._current.until_ended():
-                    await self._current.journal.follow()
+                    await self._current.journal.save_desired()
                     await target.wait_newer(version)
             else:
                 await self._replace(engines, self._current, goal, target)
@@ -313,7 +313,7 @@ class Runner:
     async def _set_fallback(self, current: Attempt) -> None:
         """Make the launch that serves the fallback, since the newest plan could not start."""
         self.fallback = current.launch
-        await current.journal.keep()
+        await current.journal.set_served()
 
     def _postpone(self, failure: Failure) -> float:
         """Count a failure of the newest plan; return the delay in seconds until it is tried again."""

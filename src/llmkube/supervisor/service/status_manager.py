@@ -1,4 +1,4 @@
-"""Hold the facts of a service, and write the objects and Events that follow from them.
+"""Hold the facts of a service, and write the objects and Events that result from them.
 
 The status manager decides nothing. It waits only during a stop, until "not ready" has reached the API server.
 
@@ -164,7 +164,7 @@ P = ParamSpec("P")
 
 @attrs.define(eq=False)
 class StatusManager:
-    """Holds the facts of one service, and passes what follows from them to the applier and the recorder of Events.
+    """Holds the facts of one service; applies its objects and emits its Events when the facts change.
 
     Attributes:
         facts: The newest facts.
@@ -174,7 +174,7 @@ class StatusManager:
         utcnow: The wall clock, for the times in conditions.
         changed: Its version grows whenever the snapshot has changed.
         host_address: The address at which this host is reached.
-        reports_status: Whether this host writes the objects' status; of several hosts that run replicas, one does.
+        reports_status: Whether this host writes the objects' status; of the hosts that run replicas, only one does.
         tokens: The last token count that its engine reported.
     """
 
@@ -252,7 +252,7 @@ class StatusManager:
         if not adopting:
             self.update(Facts.with_view, ServiceView(Reason.PENDING, "the agent has started to manage this service"))
 
-    def follow(self, desired: Desired) -> None:
+    def set_desired(self, desired: Desired) -> None:
         """Set a newer desired state; objects with another uid do not have this agent's status yet."""
         before = self.facts.desired
         if desired.model.metadata.uid != before.model.metadata.uid:
@@ -286,9 +286,9 @@ class StatusManager:
         """Release a service that this host no longer serves: delete its endpoint, and report that once if it reports.
 
         Args:
-            why: Predicate of the message, after "host NAME"; "" for "no longer serves it".
+            why: Predicate of the message, after the host's name; "" for "no longer serves it".
         """
-        why = f"host {self.settings.host_name} {why or 'no longer serves it'}"
+        why = f"{self.settings.host_name} {why or 'no longer serves it'}"
         self.update(Facts.with_view, ServiceView(Reason.RELEASED, why))
         for slot in self._endpoint_slots():
             self.applier.delete_nowait(slot)

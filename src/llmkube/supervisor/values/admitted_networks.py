@@ -38,7 +38,7 @@ class AdmittedNetworks:
         """Description of the networks for people."""
         if "0.0.0.0/0" in self.given:
             return "every address"
-        parts = ["this host"]
+        parts = ["this machine"]
         parts += [f"nodes ({_shown(self.nodes)})"] if self.nodes else []
         parts += [f"--allow-from ({_shown(self.given)})"] if self.given else []
         return ", ".join(parts) + (f"; {self.problem}" if self.problem else "")

@@ -80,14 +80,14 @@ def choose(given: str | None, seen: NetworkView) -> HostAddress:
         seen: The network as it is now.
     """
     if given is not None:
-        problem = "" if given in seen.own else f"this host does not currently have the address {given} (--host-ip)"
+        problem = "" if given in seen.own else f"this machine does not currently have the address {given} (--host-ip)"
         return HostAddress(given, given, "given by --host-ip", problem, seen.own)
     if seen.same_machine:
         return _choose_on_same_machine(seen)
     if is_usable(seen.source):
-        why = "source address of this host's connections to the API server"
+        why = "source address of this machine's connections to the API server"
         return HostAddress(seen.source, seen.source, why, "", seen.own)
-    problem = "this host has no route to the API server from an address that others can reach"
+    problem = "this machine has no route to the API server from an address that others can reach"
     return HostAddress(None, problem=problem, own=seen.own)
 
 
@@ -104,7 +104,7 @@ def _choose_on_same_machine(seen: NetworkView) -> HostAddress:
         return HostAddress(seen.lan, seen.lan, why, "", seen.own)
     problem = (
         "no address found: the API server is on this machine, "
-        f"{names} do not resolve here, and there is no network; give an address with --host-ip"
+        f"{names} do not resolve here, and there is no network; set an address with --host-ip"
     )
     return HostAddress(None, problem=problem, own=seen.own)
 

@@ -91,7 +91,7 @@ def read_record(token: Path) -> JoinRecord | None:
 
 
 def record_of(data: Any) -> JoinRecord:
-    """Return the record from what `attrs.asdict` made; raise ValueError, TypeError or KeyError for anything else."""
+    """Parse a record that `attrs.asdict` returned; raise ValueError, TypeError or KeyError for anything else."""
     record = JoinRecord(
         host=data["host"],
         server=data["server"],

@@ -213,7 +213,7 @@ class FileJournal:
         """Return every entry that can be read; blocks.
 
         Raises:
-            JournalError: This host has run out of descriptors, so engines would be mistaken for orphans.
+            JournalError: No file descriptor is left, so running engines would be mistaken for orphans.
         """
         return dict(self._entries())
 

@@ -127,12 +127,12 @@ class Verdict:
     """Result of one sample.
 
     Attributes:
-        ask: Probe to send now.
+        probe: Probe to send now; NOTHING for none.
         reachable: Whether requests may be sent to the engine.
         hung: Missing activity and its duration, if the engine hangs; else "".
     """
 
-    ask: Probe = Probe.NOTHING
+    probe: Probe = Probe.NOTHING
     reachable: bool = True
     hung: str = ""
 
@@ -196,13 +196,13 @@ def step(watch: Liveness, stats: EngineStats, now: float, limits: Limits = DEFAU
         _apply_result(watch, stats.answer, now, limits)
     _update_reachable(watch, stats, seconds)
     hung = _hung(watch, limits)
-    ask = Probe.NOTHING if hung else _next_probe(watch, now, limits)
+    probe = Probe.NOTHING if hung else _next_probe(watch, now, limits)
     watch.stats, watch.at = stats, now
-    if ask is not Probe.NOTHING:
+    if probe is not Probe.NOTHING:
         watch.probed_at = now
     elif watch.reachable and not hung:
         return watch, FINE
-    return watch, Verdict(ask, watch.reachable, hung)
+    return watch, Verdict(probe, watch.reachable, hung)
 
 
 def _count_progress(watch: Liveness, before: EngineStats, stats: EngineStats, seconds: float) -> None:
@@ -303,7 +303,7 @@ def _silent(watch: Liveness, limits: Limits) -> bool:
 def _hung(watch: Liveness, limits: Limits) -> str:
     """Return the missing activity and its duration if the engine hangs; else ""."""
     if watch.stopped_samples >= 2:
-        return f"the process is stopped (state T) for {watch.stopped_seconds:.0f} s"
+        return f"the process has been stopped (state T) for {watch.stopped_seconds:.0f} s"
     still = watch.still_seconds >= limits.still_seconds
     if still or watch.low_cpu_seconds >= limits.low_cpu_seconds:
         inactivity = (
@@ -365,7 +365,7 @@ def step_load(load: Load, stats: EngineStats, now: float, limits: Limits = DEFAU
     if stopped >= 2 and load.still_seconds > 0:
         return load, "the process is stopped (state T)"
     if load.still_seconds >= limits.load_stall_seconds:
-        return load, f"no log line, no byte read, no memory and no CPU time for {load.still_seconds:.0f} s"
+        return load, f"no log line, no disk read, no new memory and no CPU time for {load.still_seconds:.0f} s"
     return load, ""
 
 

@@ -22,12 +22,12 @@ def need_of(launch: Launch, figure: Figure | None) -> Need:
 
 def _size_of(launch: Launch, figure: Figure | None) -> Need:
     estimate, known = launch.estimate, figure or Figure()
-    seen_bytes = max(known.measured_bytes, known.reported_bytes)
+    observed_bytes = max(known.measured_bytes, known.reported_bytes)
     if estimate is not None:
         device = max(estimate.device_bytes, known.device_bytes)
-        return Need(max(estimate.total_bytes, seen_bytes), device, estimated_bytes=estimate.total_bytes)
-    if seen_bytes:
-        return Need(seen_bytes, known.device_bytes)
+        return Need(max(estimate.total_bytes, observed_bytes), device, estimated_bytes=estimate.total_bytes)
+    if observed_bytes:
+        return Need(observed_bytes, known.device_bytes)
     size = launch.weights.size_bytes
     why = f"neither the header of its file ({format_bytes(size)}) nor its command line states it"
     return Need(int(size * GUESS_SHARE) + GUESS_BYTES, sized=False, why=why)

@@ -131,7 +131,7 @@ class Child(Protocol):
         """Return the same of an engine that serves, without waiting; None also if `read_stats` would have to wait."""
         ...
 
-    def worked(self) -> None:
+    def record_activity(self) -> None:
         """Record that it has just loaded or computed, so that this machine does not fall asleep."""
         ...
 
@@ -141,7 +141,7 @@ class Child(Protocol):
 
 
 class Engines(Protocol):
-    """Start engines on this host."""
+    """Start engines on this machine."""
 
     async def info(self, runtime: str = DEFAULT_RUNTIME) -> EngineInfo:
         """Return the program of a runtime, with its version and its flags.
@@ -243,9 +243,9 @@ class Ports:
     earlier: Mapping[Key, Entry] = attrs.field(factory=dict)
     downloads: Callable[[], Mapping[str, Progress]] = dict  # progress of each, by its source without secrets
     facts: Callable[[], HostFacts] = HostFacts
-    machine: str = ""  # name and number of this machine, which tell it from others; "" if not known
+    machine: str = ""  # name and number that identify this machine; "" if not known
     # Returns the current address of this host, or None while it cannot be read; without it, the settings apply.
-    look: Callable[[], Awaitable[HostAddress | None]] | None = None
+    address: Callable[[], Awaitable[HostAddress | None]] | None = None
     memory: HostMemory | None = None  # without it memory is not watched, and every engine is admitted
     learned: LearnedFigures = attrs.field(factory=LearnedFigures)
     client_keys: Callable[[InferenceService], Awaitable[tuple[str, ...]]] = _no_secrets  # in the service's Secret

@@ -17,12 +17,12 @@ from llmkube.weights.download.hugging_face import ENDPOINT
 from llmkube.weights.ollama_model import AllowedModels
 
 END_SLACK_SECONDS = 5.0
-"""Time after the grace in which an engine is certainly gone."""
+"""Time after the grace period within which an engine is certainly gone."""
 
 
 METAL_GRACE_SECONDS = 30.0
-"""Grace of an engine on Metal: the kernel may keep memory that the GPU wired for a killed process (oMLX issue 2184).
-A process that exited by itself took 4 s to release 373 GiB."""
+"""Grace period of an engine on Metal: the kernel may keep memory that the GPU wired for a killed process (oMLX issue
+2184). A process that exited by itself took 4 s to release 373 GiB."""
 
 
 EVERYWHERE = ("0.0.0.0/0", "::/0")
@@ -151,7 +151,7 @@ class AgentSettings:
 
     @property
     def longest_grace_seconds(self) -> float:
-        """The longest grace of any engine of this host."""
+        """Longest grace period of any engine on this host."""
         return max(self.grace_seconds, self.metal_grace_seconds) if self.metal else self.grace_seconds
 
     @property

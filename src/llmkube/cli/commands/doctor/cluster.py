@@ -238,7 +238,7 @@ async def advertised(here: Installation, where: ClusterFlags) -> Finding:
 async def advertised_address(here: Installation, where: ClusterFlags) -> str:
     """Return the address that the agent publishes, chosen in the same way; "" if there is none."""
     config = find_target(here, where).config
-    reach = await LocalNetwork(config.server if config is not None else "", here.config.host_ip).look()
+    reach = await LocalNetwork(config.server if config is not None else "", here.config.host_ip).find_address()
     return (reach.address if reach is not None else "") or ""
 
 
