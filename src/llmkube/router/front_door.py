@@ -1,7 +1,7 @@
 """Entry point for the requests of a route: answers those that need no engine, and forwards the rest.
 
 ```
- head ─ judge ─▶ body ─▶ preflight, health, hint, lists
+ head ─ filter ─▶ body ─▶ preflight, health, hint, lists
                           ├─▶ any field     PassThrough: the body reaches the user's own engine unchanged
                           └─▶ listed fields proxy/handler: the body is rebuilt for each backend that is tried
 ```

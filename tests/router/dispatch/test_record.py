@@ -148,7 +148,7 @@ async def test_each_deliberate_bug_is_seen(name, monkeypatch, autojump_clock):
     """If a bug passed, the timelines would prove nothing."""
 
     def timing(record):
-        return server_timing(attrs.evolve(record, answered=attrs.evolve(record.answered, **{name: None})))
+        return server_timing(attrs.evolve(record, answer=attrs.evolve(record.answer, **{name: None})))
 
     monkeypatch.setattr(backend_call, "server_timing", timing)
     with pytest.raises((AssertionError, KeyError)):

@@ -143,7 +143,7 @@ def ended(*requests):
     registry = CollectorRegistry()
     metrics = GenAiMetrics(registry)
     for one, backend, outcome, seconds in requests:
-        metrics.ended(one, backend, outcome, seconds)
+        metrics.count_request(one, backend, outcome, seconds)
     return registry.get_sample_value
 
 
@@ -180,7 +180,7 @@ def test_paths_outside_the_convention_are_omitted(path, backend):
     registry = CollectorRegistry()
     metrics = GenAiMetrics(registry)
     before = sum(len(family.samples) for family in registry.collect())
-    metrics.ended(record(path), backend, "ok", 1.0)
+    metrics.count_request(record(path), backend, "ok", 1.0)
     assert sum(len(family.samples) for family in registry.collect()) == before
 
 

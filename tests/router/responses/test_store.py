@@ -35,7 +35,7 @@ SMALL = Bounds(
 
 def stored(name, owner="a", before=None, size=10):
     """Return a response of this many bytes that continues another one."""
-    turn = Turn(asked=b"q" * size, answered=b"a" * size, before=before.turn if before else None)
+    turn = Turn(input=b"q" * size, output=b"a" * size, before=before.turn if before else None)
     length = turn.bytes + (before.conversation_bytes if before else 0)
     return StoredResponse(
         owner=owner,

@@ -102,13 +102,13 @@ class JwksRefresh:
         """Read keys until cancelled; a file is read once before `started`, so that the router serves with its keys."""
         keys = self.current_keys()
         if keys is not None and keys.file:
-            await self.look()
+            await self.refresh_if_due()
         task_status.started()
         while True:
-            await self.look()
+            await self.refresh_if_due()
             await trio.sleep(POLL_SECONDS)
 
-    async def look(self) -> None:
+    async def refresh_if_due(self) -> None:
         """Read the keys again if their file has changed or their refresh is due."""
         keys = self.current_keys()
         if keys is None:

@@ -24,7 +24,7 @@ from llmkube.router.policy.decision import Decision
 from llmkube.router.policy.request_facts import RequestFacts
 
 
-class BudgetsNotKeptError(ExternalError):
+class BudgetStoreError(ExternalError):
     """A reservation cannot be stored durably, so the request is not sent."""
 
 

@@ -194,7 +194,7 @@ class JoinedAnswer:
         Raises:
             JoinError: The event does not continue the answer so far.
         """
-        chunk = orjson.loads(data)  # `AnswerJudge` has checked that it is an object
+        chunk = orjson.loads(data)  # `AnswerState` has checked that it is an object
         piece = self._piece
         if not piece.is_started:
             piece.is_started = True

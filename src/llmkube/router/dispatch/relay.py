@@ -204,7 +204,7 @@ async def relay(begun: Stream, client: ClientStream, waiting: WaitingRequest, ti
     if ending is Ending.COMPLETE:
         await _drain(begun)
     elif ending is Ending.ERROR:
-        error = begun.judge.error or {}
+        error = begun.state.error or {}
         await client.fail(error_object(502, "the backend failed", "backend_error") | error)
     else:
         await fail(client, ending)
@@ -222,7 +222,7 @@ async def _pass_events(begun: Stream, client: ClientStream, waiting: WaitingRequ
     with trio.CancelScope() as silence:
         waiting.begin(silence)
         until = trio.current_time() + begun.silence_seconds
-        while not begun.judge.done:
+        while not begun.state.done:
             if waiting.is_frozen:
                 return Ending.SILENT
             silence.deadline = until
@@ -236,8 +236,8 @@ async def _pass_events(begun: Stream, client: ClientStream, waiting: WaitingRequ
             silence.deadline = float("inf")
             waiting.last_received_at = trio.current_time()
             if not piece:
-                return Ending.COMPLETE if begun.judge.is_complete and not begun.splitter.rest else Ending.CUT
-            read = [(begun.judge.take(event), event) for event in events]
+                return Ending.COMPLETE if begun.state.is_complete and not begun.splitter.rest else Ending.CUT
+            read = [(begun.state.take(event), event) for event in events]
             kinds = [kind for kind, _ in read]
             bad = next((at for at, kind in enumerate(kinds) if kind in (Kind.ERROR, Kind.GARBAGE)), None)
             await client.send(_visible_events(begun, client, read[:bad]))

@@ -85,44 +85,44 @@ class RouterMetrics:
         text = "Answers whose engine died, per interruption: continued, not_continuable, no_engine (none in time)."
         self.continuations = counter("continuations", text, "outcome")
 
-    def unread(self, outcome: str) -> None:
+    def count_refused(self, outcome: str) -> None:
         """Count a request that was refused before it was read: unauthenticated or malformed."""
         self.requests.labels(self.router, "none", "none", "none", outcome).inc()
 
-    def tried(self, backend: str, result: str) -> None:
+    def count_attempt(self, backend: str, result: str) -> None:
         """Count an attempt."""
         self._series(self.attempts, self.router, backend, result).inc()
 
-    def continued(self, outcome: str) -> None:
+    def count_break(self, outcome: str) -> None:
         """Count an interruption of an answer."""
         self.continuations.labels(self.router, outcome).inc()
 
-    def shadowed(self, backend: str, result: str) -> None:
+    def count_shadow(self, backend: str, result: str) -> None:
         """Count a copy of a request."""
         self.shadows.labels(self.router, backend, result).inc()
 
-    def probed(self, backend: str, result: str) -> None:
+    def count_probe(self, backend: str, result: str) -> None:
         """Count a health check."""
         self.probes.labels(self.router, backend, result).inc()
 
-    def prompt_answered(self, backend: str, result: str) -> None:
+    def count_prompt(self, backend: str, result: str) -> None:
         """Count a cache result: hit, miss or cold; "" if the engine does not report it."""
         if result:
             self.prompts.labels(self.router, backend, result).inc()
 
-    def ended(self, record: Record, classification: str, answering: Backend | None, seconds: float) -> None:
+    def count_request(self, record: Record, classification: str, answering: Backend | None, seconds: float) -> None:
         """Count a finished request and the backend that answered it, None for none."""
-        answered = record.answered
-        outcome = bounded_outcome(answered.outcome, answered.status)
-        rule, backend = record.decided.rule, answered.backend or "none"
+        answer = record.answer
+        outcome = bounded_outcome(answer.outcome, answer.status)
+        rule, backend = record.decided.rule, answer.backend or "none"
         self._series(self.requests, self.router, rule, backend, classification, outcome).inc()
         self._series(self.duration_seconds, self.router, rule, backend).observe(seconds)
         if outcome in ("fail_closed", "fail_closed_runtime", "not_permitted"):
             self.fail_closed.labels(self.router, rule, classification).inc()
-        if answered.streamed and answered.first_byte_seconds is not None:
-            self._series(self.first_token_seconds, self.router, backend).observe(answered.first_byte_seconds)
-        self.genai.ended(record, answering, outcome, seconds)
-        if (usage := answered.usage) is not None:
+        if answer.streamed and answer.first_byte_seconds is not None:
+            self._series(self.first_token_seconds, self.router, backend).observe(answer.first_byte_seconds)
+        self.genai.count_request(record, answering, outcome, seconds)
+        if (usage := answer.usage) is not None:
             kinds = {"prompt": usage.prompt, "completion": usage.completion, "cached": usage.cached}
             for kind, tokens in kinds.items():
                 self._series(self.tokens, self.router, backend, kind).inc(tokens)

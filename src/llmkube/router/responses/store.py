@@ -104,21 +104,21 @@ class Turn:
     """One request and its answer.
 
     Attributes:
-        asked: The items of the request, as JSON.
-        answered: The items of the answer, as JSON.
+        input: The items of the request, as JSON.
+        output: The items of the response, as JSON.
         before: The turn that it continues; None for the first.
         references: Number of stored responses and later turns that need it.
     """
 
-    asked: bytes = attrs.field(repr=False)
-    answered: bytes = attrs.field(repr=False)
+    input: bytes = attrs.field(repr=False)
+    output: bytes = attrs.field(repr=False)
     before: "Turn | None" = attrs.field(default=None, repr=False)
     references: int = 0
 
     @property
     def bytes(self) -> int:
         """Length of the items."""
-        return len(self.asked) + len(self.answered)
+        return len(self.input) + len(self.output)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -312,8 +312,8 @@ def handle_request(store: ResponseStore, request: ResourceRequest, owner: str, n
 def input_items(stored: StoredResponse) -> list[dict[str, Any]]:
     """Return the input of a response: all items of the conversation before its answer, each with an id."""
     *before, last = turns_to(stored.turn)
-    found = [item for turn in before for item in orjson.loads(turn.asked) + orjson.loads(turn.answered)]
-    found += orjson.loads(last.asked)
+    found = [item for turn in before for item in orjson.loads(turn.input) + orjson.loads(turn.output)]
+    found += orjson.loads(last.input)
     suffix = stored.response_id.removeprefix("resp_")
     return [{"id": f"{_PREFIXES[item['type']]}_{suffix}_in_{at}"} | item for at, item in enumerate(found)]
 
