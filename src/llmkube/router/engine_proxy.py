@@ -52,7 +52,7 @@ def key_or_peer_filter(api_key: str, admits: Callable[[str], bool], client_keys:
         foreign = is_foreign_origin(head.lines)
         if not foreign and _SLOTS not in head.path.casefold() and admits(peer):
             return None
-        problem = f"this engine asks for a key from {peer or 'here'}"
+        problem = f"this engine requires a key from {peer or 'this client'}"
         if client_keys:
             return key_refusal(problem)
         return key_refusal(
@@ -77,7 +77,7 @@ def key_filter(digests: Callable[[], Collection[bytes]], open_paths: Collection[
             return refused(403, message, "slots_closed").response
         if (head.path in open_paths and is_read_only(head)) or presents_key(head, digests()):
             return None
-        return key_refusal("this engine asks for a key: send `Authorization: Bearer KEY` with a key of the service")
+        return key_refusal("this engine requires a key: send `Authorization: Bearer KEY` with a key of the service")
 
     return check
 
@@ -109,7 +109,7 @@ def proxy_handler(backend: Origin, api_key: str, client: HttpClient, *, count_pa
             is_reported = False
         except HttpError as error:
             if exchange.begun:
-                raise  # the server closes the connection, so that no client takes half a response for a whole one
+                raise  # the server closes the connection, so that no client takes a partial response for a complete one
             if not is_reported:
                 _log.warning("engine request failed", error=str(error))
             is_reported = True

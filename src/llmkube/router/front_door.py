@@ -135,7 +135,7 @@ class PassThrough:
             return await forward(exchange, self.client, origin, body.content, credentials=keys, excluding=excluding)
         except HttpError as exc:
             if exchange.begun:
-                raise  # the server closes the connection, so that no client takes half a response for a whole one
+                raise  # the server closes the connection, so that no client takes a partial response for a complete one
             _log.warning("engine request failed", model=engine.alias, error=str(exc))
             raise refused(502, f"the engine of {engine.alias!r} did not answer: {exc}", "engine_failed") from exc
         finally:

@@ -39,7 +39,7 @@ MIN_BYTES_PER_SECOND: Final = 512
 
 
 MAX_HEALTH_BYTES: Final = 256 << 10
-"""Response bytes to read from a health check. 64 slots have 90 KB."""
+"""Maximum bytes to read of a response to a health check; `/slots` with 64 slots has 90 KB."""
 
 
 @attrs.frozen(kw_only=True)

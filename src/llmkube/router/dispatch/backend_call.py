@@ -204,12 +204,12 @@ class BackendCalls:
             error = {"error": error_object(502, f"{UNTRANSLATABLE}: {exc}", Ending.UNTRANSLATABLE.value)}
             await client.respond(Response.json(502, error, headers=headers))
 
-    async def _relay(self, begun: Stream, permit: Permit, request: RoutedRequest) -> Failure | None:
+    async def _relay(self, stream: Stream, permit: Permit, request: RoutedRequest) -> Failure | None:
         """Relay a stream to the client; return a failure if it broke off and another engine can continue it."""
         client, record = request.client, request.record
         record.update(status=200, streamed=True)
         timing_line = ("Server-Timing", server_timing(record))
-        headers = answer_headers(begun.answer.head.lines, request.inbound.request_id, permit.backend.name, timing_line)
+        headers = answer_headers(stream.answer.head.lines, request.inbound.request_id, permit.backend.name, timing_line)
         name, joined = permit.backend.name, client.joined
         if joined is not None:
             joined.begin(permit.backend)
@@ -218,9 +218,9 @@ class BackendCalls:
                 self.on_continuation("continued")
 
         def update() -> None:
-            last = usage_of_all_answers(begun.state.usage, request.inbound.body)
+            last = usage_of_all_answers(stream.state.usage, request.inbound.body)
             usage = joined.usage if joined is not None and joined.continuations else last
-            record.update(usage=usage, last_usage=last, model=record.answer.model or begun.state.model)
+            record.update(usage=usage, last_usage=last, model=record.answer.model or stream.state.model)
 
         def timing() -> str:
             update()
@@ -231,7 +231,7 @@ class BackendCalls:
             await client.begin(headers)
             waiting = WaitingRequest(extends=False, began_at=trio.current_time())
             with self.watch.watching(permit, waiting):
-                ending = await relay(begun, client, waiting, timing)
+                ending = await relay(stream, client, waiting, timing)
             record.update(outcome=ending.value if ending is Ending.COMPLETE else f"stream_{ending.value}")
         finally:
             update()

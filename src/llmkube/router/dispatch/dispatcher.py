@@ -166,7 +166,7 @@ async def _continue_answer(broken: Permit, request: RoutedRequest, call: Call) -
     """Have other engines continue an answer to its end; if none does, send the client an error and return False.
 
     Args:
-        broken: Permit of the backend whose engine died.
+        broken: Permit of the backend whose engine failed.
         request: Request whose client has the beginning of an answer.
         call: Calls one backend.
     """

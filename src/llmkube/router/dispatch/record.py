@@ -211,7 +211,7 @@ def server_timing(record: Record) -> str:
         parts.append(f"backend;dur={_ms(record.attempts[-1].seconds)}")
         parts.append(f'attempts;desc="{len(record.attempts)}"')
     usage = answer.usage
-    if usage is not None and (usage.cached or usage.prefill_ms is not None):  # others do not say
+    if usage is not None and (usage.cached or usage.prefill_ms is not None):  # other servers do not report them
         parts.append(f'cached;desc="{usage.cached}"')
     if answer.diverged:
         parts.append(f'diverged;desc="{answer.diverged}"')

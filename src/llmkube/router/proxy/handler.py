@@ -70,7 +70,7 @@ HINT: Final = """LLMKube router: an OpenAI-compatible API; set your client's bas
 """
 
 MAX_BODY_BYTES: Final = 16 << 20
-"""A body is parsed at once: 16 MiB take a tenth of a second."""
+"""A body is parsed in one step, which takes a tenth of a second for 16 MiB."""
 
 DO_NOT_RETRY: Final[Mapping[str, str]] = {"X-Should-Retry": "false"}
 """For clients that retry automatically."""
@@ -91,7 +91,7 @@ class ListedFields:
         routing: Returns the current config.
         dispatcher: Carries out decisions.
         stats: Load and latency of backends.
-        shadows: Sends copies to backends on trial.
+        shadows: Sends copies to shadow backends.
         prefixes: Estimate of the prefixes in the engines' caches.
         conversations: Stored responses.
         rng: Source of weighted choices and request IDs.

@@ -65,7 +65,7 @@ class RouterMetrics:
         self.requests = counter("requests", text, "rule", "backend", "classification", "outcome")
         text = "Seconds from a request to the last byte of its answer."
         self.duration_seconds = histogram("request_duration", text, "rule", "backend", buckets=_SECONDS)
-        text = "Requests that were refused because no backend that their data may go to was available."
+        text = "Requests that were refused because no backend that may receive their data was available."
         self.fail_closed = counter("fail_closed", text, "rule", "classification")
         text = "Seconds from a request to the first event of its stream."
         self.first_token_seconds = histogram("first_token", text, "backend", buckets=_FIRST_SECONDS)
@@ -73,7 +73,7 @@ class RouterMetrics:
         self.attempts = counter("attempts", text, "backend", "result")
         text = "Tokens as reported by backends, by kind: prompt, completion, cached (part of the prompt)."
         self.tokens = counter("tokens", text, "backend", "kind")
-        text = "Copies of requests to backends on trial, by result."
+        text = "Copies of requests to shadow backends, by result."
         self.shadows = counter("shadows", text, "backend", "result")
         text = (
             "Answers under strategy least-loaded: hit, the engine's cache had the expected prefix; miss, it did not;"
@@ -82,7 +82,7 @@ class RouterMetrics:
         self.prompts = counter("prefix_cache", text, "backend", "result")
         text = "Health checks of backends by result: healthy, unhealthy, loading."
         self.probes = counter("probes", text, "backend", "result")
-        text = "Answers whose engine died, per interruption: continued, not_continuable, no_engine (none in time)."
+        text = "Answers interrupted by an engine failure: continued, not_continuable, no_engine (none in time)."
         self.continuations = counter("continuations", text, "outcome")
 
     def count_refused(self, outcome: str) -> None:
@@ -186,7 +186,7 @@ class BackendGauges:
         waiting = gauge("queue_depth", "Requests that wait for a slot of an engine.", "backend")
         text = "1 while the config file is in use, 0 while it is invalid and the previous config stays in use."
         valid = gauge("config_valid", text)
-        text = "Used and reserved share of a budget, from 0 to 1; under scope team, of the team with the highest."
+        text = "Used and reserved share of a budget, from 0 to 1; with scope team, the highest share of a team."
         taken = gauge("budget_utilization", text, "budget")
         text = "Share of the KV cache of a backend's engine in use by running requests, from 0 to 1, if reported."
         full = gauge("kv_cache_usage_ratio", text, "backend")

@@ -297,4 +297,4 @@ async def _open_writers(audit: AuditLog, accounts: RouterBudgets, config: Routin
 
 
 def _report_health(circuits: Circuits, by: str, name: str, why: str) -> None:
-    circuits.put(name, circuits.of(name).found(by, why, trio.current_time()))
+    circuits.put(name, circuits.of(name).checked(by, why, trio.current_time()))
