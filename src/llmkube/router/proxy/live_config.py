@@ -144,9 +144,7 @@ def keys_for(config: RoutingConfig) -> ClientKeys | None:
     try:
         keys.refresh()
     except OSError as exc:
-        message = (
-            f"{config.auth.keys_folder!r} cannot be read ({exc.strerror}); set it to a folder with a file per team"
-        )
+        message = f"{config.auth.keys_folder!r} cannot be read ({exc.strerror}); set a folder with a file per team"
         raise UserError(message, field="auth.keysFolder") from exc
     return keys
 
