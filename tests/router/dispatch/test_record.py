@@ -47,7 +47,7 @@ async def test_only_known_times_are_reported(changes, expected, autojump_clock):
     await trio.lowlevel.checkpoint()
     request = Request(request_id="x", path="/", method="POST", peer="", started_at=trio.current_time() - 2, trace={})
     answered = AnswerRecord(**{name: each for name, each in changes.items() if name != "tries"})
-    assert server_timing(Record(request, answered=answered, attempts=changes.get("tries", []))) == expected
+    assert server_timing(Record(request, answer=answered, attempts=changes.get("tries", []))) == expected
 
 
 async def test_a_whole_answer_reports_all_times_in_its_head():

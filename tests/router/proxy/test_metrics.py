@@ -135,7 +135,7 @@ OF_LOCAL = {"gen_ai_operation_name": "chat", "gen_ai_provider_name": "llmkube", 
 
 def record(path="/v1/chat/completions", **what):
     request = Request(request_id="r", path=path, method="POST", peer="p", started_at=0.0, trace={})
-    return Record(request, answered=AnswerRecord(**what))
+    return Record(request, answer=AnswerRecord(**what))
 
 
 def ended(*requests):

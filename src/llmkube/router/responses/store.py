@@ -56,8 +56,8 @@ def apply_limits(facts: RequestFacts, history: DataLimits) -> RequestFacts:
     if history.regions is not None:
         regions = regions & history.regions if regions else history.regions
         if not regions:
-            requested, previous = (", ".join(sorted(each)) or "none" for each in (facts.regions, history.regions))
-            message = f"the conversation allows regions {previous}, this request {requested}: none in common"
+            own, previous = (", ".join(sorted(each)) or "none" for each in (facts.regions, history.regions))
+            message = f"the conversation's data may go to {previous}, this request's to {own}: no region in common"
             raise NoRegionLeftError(message)
     return attrs.evolve(facts, classes=classes, regions=regions)
 
