@@ -128,7 +128,7 @@ async def open_layer(layer: str, backend: int, folder: Path) -> AsyncIterator[in
         trio.open_nursery() as nursery,
     ):
         _leave_out(layer, router)
-        serve = partial(run_server, limits=LIMITS, judge=router.judge, stamp=cors_lines)
+        serve = partial(run_server, limits=LIMITS, judge=router.request_filter, stamp=cors_lines)
         listeners = await open_listeners("127.0.0.1", 0)
         await nursery.start(serve, router.handler, sockets.listen(listeners))
         yield listeners[0].socket.getsockname()[1]

@@ -12,7 +12,7 @@ from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server
 from llmkube.router.auth.client_key import digest_of_key
-from llmkube.router.engine_proxy import is_in, keys_judge, proxy_handler, proxy_judge
+from llmkube.router.engine_proxy import is_in, key_filter, key_or_peer_filter, proxy_handler
 
 KEY = "k" * 43
 PODS = (ipaddress.ip_network("10.42.0.0/16"), ipaddress.ip_network("fd00::/8"))
@@ -62,7 +62,7 @@ BEARER = f"Authorization: Bearer {KEY}\r\n"
 )
 def test_the_network_or_the_key_admits_a_request(path, lines, peer, let_in):
     """A pod needs a key only for other clients' prompts; strangers and foreign pages need one except for probes."""
-    refusal = proxy_judge(KEY, ADMITS)(head_of(path, lines), peer)
+    refusal = key_or_peer_filter(KEY, ADMITS)(head_of(path, lines), peer)
     assert (refusal is None) == let_in
     if refusal is not None:
         assert refusal.status == 401
@@ -84,13 +84,13 @@ def test_the_network_or_the_key_admits_a_request(path, lines, peer, let_in):
 )
 def test_what_is_open_to_all_is_open_to_be_read(method, lines, let_in):
     """A stranger's body at /health would use capacity that all bodies share."""
-    refusal = proxy_judge(KEY, ADMITS)(head_of("/health", lines, method), STRANGER)
+    refusal = key_or_peer_filter(KEY, ADMITS)(head_of("/health", lines, method), STRANGER)
     assert (refusal is None) == let_in
 
 
 def test_without_networks_every_request_needs_the_key():
     """If no network is admitted, only probes pass, even from this host."""
-    judge = proxy_judge(KEY, lambda _: False)
+    judge = key_or_peer_filter(KEY, lambda _: False)
     assert judge(head_of(CHAT), "127.0.0.1") is not None
     assert judge(head_of("/health"), STRANGER) is None
 
@@ -128,7 +128,7 @@ def test_without_networks_every_request_needs_the_key():
 def test_only_a_key_of_the_service_admits_a_request(path, lines, method, status):
     """Each of its keys works from any network; paths without prompts are readable by all, and /slots by none."""
     digests = frozenset(map(digest_of_key, (KEY, "other")))
-    judge = keys_judge(lambda: digests, {"/health", "/metrics"})
+    judge = key_filter(lambda: digests, {"/health", "/metrics"})
     refusal = judge(head_of(path, lines, method), POD)
     assert (refusal.status if refusal is not None else None) == status
     if refusal is not None:
@@ -139,7 +139,7 @@ def test_only_a_key_of_the_service_admits_a_request(path, lines, method, status)
 def test_without_keys_all_is_refused_and_a_new_key_works_at_once():
     """The digests are read for each request: without one even an empty key is refused."""
     digests = frozenset()
-    judge = keys_judge(lambda: digests, ())
+    judge = key_filter(lambda: digests, ())
     for lines in ("", BEARER, "Authorization: Bearer \r\n", "X-Api-Key: \r\n"):
         assert judge(head_of(CHAT, lines), POD).status == 401
     digests = frozenset({digest_of_key(KEY)})
@@ -247,7 +247,7 @@ async def test_an_engine_that_loads_for_long_is_one_line_of_the_log(nursery):
 @pytest.mark.parametrize(("key", "let_in"), [(KEY, True), ("of-a-client", True), ("of-a-clien", False)])
 def test_the_proxy_checks_keys_for_an_engine_that_cannot(key, let_in):
     """Keys of the service's clients work as the engine's own does, and no network suffices."""
-    judge = proxy_judge(KEY, lambda _: False, ("of-a-client",))
+    judge = key_or_peer_filter(KEY, lambda _: False, ("of-a-client",))
     assert (judge(head_of(CHAT, f"Authorization: Bearer {key}\r\n"), POD) is None) is let_in
     assert judge(head_of(CHAT, ""), POD).status == 401
 

@@ -240,7 +240,7 @@ TOKENS_PER_SECOND = 50
 
 async def hold(turns, backend, tenant, seconds, log=None):
     with turns.turn(backend, tenant, 100) as turn:
-        await turn.called.wait()
+        await turn.settled.wait()
         if log is not None:
             log.append((tenant, trio.current_time()))
         await trio.sleep(seconds)
@@ -252,7 +252,7 @@ async def test_a_turn_is_given_on_by_one_that_ends_crashes_or_is_cancelled(autoj
 
     async def crash():
         with turns.turn(backend, "b", 1) as turn:
-            await turn.called.wait()
+            await turn.settled.wait()
             await trio.sleep(1)
             raise RuntimeError("boom")
 
@@ -275,7 +275,7 @@ async def test_a_turn_is_given_on_by_one_that_ends_crashes_or_is_cancelled(autoj
         await trio.testing.wait_all_tasks_blocked()
         assert turns.waiting(backend) == 3
     assert log == [("d", 3.0)]
-    assert (turns.waiting(backend), turns.line(backend).queue.running) == (0, 0)
+    assert (turns.waiting(backend), turns.queue_of(backend).queue.running) == (0, 0)
 
 
 async def test_two_backends_that_name_one_engine_share_its_queue():
@@ -284,15 +284,15 @@ async def test_two_backends_that_name_one_engine_share_its_queue():
     turns, one = Turns(), local("one", slots=1)
     other = attrs.evolve(one, name="other")
     with turns.turn(one, "a", 1), turns.turn(other, "a", 1) as second:
-        assert not second.called.is_set()
+        assert not second.settled.is_set()
         assert turns.waiting(one) == turns.waiting(other) == 1
         turns.keep_only(frozenset())
         assert turns.waiting(one) == 1
-    turns.line(one).seconds = 99.0
+    turns.queue_of(one).seconds = 99.0
     turns.keep_only(engines_of([one]))
-    assert turns.line(one).seconds == 99.0
+    assert turns.queue_of(one).seconds == 99.0
     turns.keep_only(engines_of([local("x")]))
-    assert turns.line(one).seconds != 99.0
+    assert turns.queue_of(one).seconds != 99.0
 
 
 async def test_a_full_queue_calls_the_one_that_has_to_leave():
@@ -303,26 +303,26 @@ async def test_a_full_queue_calls_the_one_that_has_to_leave():
         scopes = [turns.turn(backend, "flood", 1) for _ in range(MAX_WAITING)]
         held = [scope.__enter__() for scope in scopes]
         with turns.turn(backend, "quiet", 1) as quiet:
-            assert (held[-1].is_dropped, held[-1].has_siblings, held[-1].called.is_set()) == (True, True, True)
+            assert (held[-1].is_dropped, held[-1].has_siblings, held[-1].settled.is_set()) == (True, True, True)
             assert not quiet.is_dropped
         for scope in scopes:
             scope.__exit__(None, None, None)
-    assert (turns.waiting(backend), turns.line(backend).queue.running) == (0, 0)
+    assert (turns.waiting(backend), turns.queue_of(backend).queue.running) == (0, 0)
 
 
 async def test_what_is_learned_of_answers(autojump_clock):
     """Answers adjust the estimate, the requested maximum limits it; the wait depends on tenants and slots."""
     turns, backend = Turns(), local("mac", slots=2)
-    line = turns.line(backend)
-    assert line.tokens_of(400, None) == 100 + 256
-    assert line.tokens_of(400, 10) == 100 + 10
+    engine_queue = turns.queue_of(backend)
+    assert engine_queue.tokens_of(400, None) == 100 + 256
+    assert engine_queue.tokens_of(400, 10) == 100 + 10
     for _ in range(60):
         with turns.turn(backend, "a", 100) as turn:
             await trio.sleep(8)
-            line.answered(turn, 120, 64)
-    assert line.tokens_of(400, None) == 100 + 64
+            engine_queue.record_answer(turn, 120, 64)
+    assert engine_queue.tokens_of(400, None) == 100 + 64
     with turns.turn(backend, "a", 1), turns.turn(backend, "b", 1), turns.turn(backend, "c", 1):
-        assert line.retry_seconds() == 12  # 8 seconds, 3 tenants, 2 slots
+        assert engine_queue.retry_seconds() == 12  # 8 seconds, 3 tenants, 2 slots
 
 
 async def simulate(seed, *, fair):
@@ -343,10 +343,10 @@ async def simulate(seed, *, fair):
     async def ask(tenant, tokens):
         if fair:
             with turns.turn(backend, tenant, 256) as turn:
-                await turn.called.wait()
+                await turn.settled.wait()
                 begun = trio.current_time()
                 await serve(tokens)
-                turn.took = tokens
+                turn.charge = tokens
         else:
             async with order:
                 await free.acquire()
@@ -392,12 +392,12 @@ async def test_without_the_queue_it_waits_for_all_earlier_requests(autojump_cloc
 async def test_a_slot_without_a_turn_is_taken_only_while_one_is_free():  # noqa: ASYNC124 - a turn reads Trio's clock
     """A waiting request is called when the slot is released; if none is free, none is taken."""
     turns, backend = Turns(), local("mac", slots=1)
-    line = turns.try_take_slot(backend)
-    assert line is turns.line(backend)
+    engine_queue = turns.try_take_slot(backend)
+    assert engine_queue is turns.queue_of(backend)
     assert turns.try_take_slot(backend) is None
     with turns.turn(backend, "team", 1) as turn:
-        assert not turn.called.is_set()
-        line.return_slot()
-        assert turn.called.is_set()
+        assert not turn.settled.is_set()
+        engine_queue.return_slot()
+        assert turn.settled.is_set()
         assert turns.try_take_slot(backend) is None
-    assert (line.queue.running, line.queue.waiting) == (0, 0)
+    assert (engine_queue.queue.running, engine_queue.queue.waiting) == (0, 0)

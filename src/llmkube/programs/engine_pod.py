@@ -30,7 +30,7 @@ from llmkube.programs.program import (
     run_until_signal,
 )
 from llmkube.router.auth.client_key import digest_of_key
-from llmkube.router.engine_proxy import keys_judge, proxy_handler
+from llmkube.router.engine_proxy import key_filter, proxy_handler
 from llmkube.runtimes.container.container_plan import requests_in_flight
 from llmkube.supervisor.host.tcp_listeners import connections_at
 from llmkube.supervisor.values.api_keys import parse_keys
@@ -308,7 +308,7 @@ async def serve_keys(
         open_service_nursery() as tasks,
     ):
         handler = proxy_handler((LOOPBACK, engine), "", client)
-        judge = keys_judge(lambda: file.digests, frozenset(open_paths))
+        judge = key_filter(lambda: file.digests, frozenset(open_paths))
         with stop.scope():
             limits = Limits(drain_seconds=DRAIN_SECONDS)
             server = partial(run_server, handler, sockets.listen(listeners), limits=limits, judge=judge)

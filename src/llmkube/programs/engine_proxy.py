@@ -24,7 +24,7 @@ from llmkube.base.http.server import run_server
 from llmkube.base.log import configure_logging
 from llmkube.base.waiting import wait_tick
 from llmkube.programs.program import Stop, freeze_heap, open_service_nursery, raise_descriptor_limit, run_until_signal
-from llmkube.router.engine_proxy import is_in, proxy_handler, proxy_judge
+from llmkube.router.engine_proxy import is_in, key_or_peer_filter, proxy_handler
 from llmkube.supervisor.host import processes
 from llmkube.supervisor.host.processes import interface_addresses
 from llmkube.supervisor.values.admitted_networks import AdmittedNetworks
@@ -87,7 +87,7 @@ async def serve(config: ProxyConfig, stop: Stop) -> None:
         open_service_nursery() as servers,
     ):
         handler = proxy_handler(config.backend, config.api_key, client, count_path=IN_FLIGHT_PATH)
-        judge = proxy_judge(config.api_key, admission.admits, config.keys)
+        judge = key_or_peer_filter(config.api_key, admission.admits, config.keys)
         with stop.scope():
             await servers.start(partial(run_server, handler, sockets.listen(listeners), judge=judge))
             if config.networks:

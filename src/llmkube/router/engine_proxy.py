@@ -35,7 +35,7 @@ It is searched for anywhere in a path, because an engine's server may ignore `#â
 """
 
 
-def proxy_judge(api_key: str, admits: Callable[[str], bool], client_keys: Collection[str] = ()) -> RequestFilter:
+def key_or_peer_filter(api_key: str, admits: Callable[[str], bool], client_keys: Collection[str] = ()) -> RequestFilter:
     """Return a filter that admits requests by key or by peer address.
 
     Args:
@@ -45,14 +45,14 @@ def proxy_judge(api_key: str, admits: Callable[[str], bool], client_keys: Collec
     """
     digests = frozenset(map(digest_of_key, (api_key, *client_keys)))
 
-    def judge(head: RequestHead, peer: str) -> Response | None:
+    def check(head: RequestHead, peer: str) -> Response | None:
         if (head.path in OPEN_PATHS and is_read_only(head)) or presents_key(head, digests):
             return None
         # A browser in an admitted network runs pages from anywhere; their requests come from the browser's address.
         foreign = is_foreign_origin(head.lines)
         if not foreign and _SLOTS not in head.path.casefold() and admits(peer):
             return None
-        problem = f"this engine asks for a key from {peer or 'here'}"
+        problem = f"this engine requires a key from {peer or 'this client'}"
         if client_keys:
             return key_refusal(problem)
         return key_refusal(
@@ -60,10 +60,10 @@ def proxy_judge(api_key: str, admits: Callable[[str], bool], client_keys: Collec
             "`llmkube agent --allow-from` need none"
         )
 
-    return judge
+    return check
 
 
-def keys_judge(digests: Callable[[], Collection[bytes]], open_paths: Collection[str]) -> RequestFilter:
+def key_filter(digests: Callable[[], Collection[bytes]], open_paths: Collection[str]) -> RequestFilter:
     """Return a filter that admits requests with one of the service's client keys, from any address.
 
     Args:
@@ -71,15 +71,15 @@ def keys_judge(digests: Callable[[], Collection[bytes]], open_paths: Collection[
         open_paths: Paths that need no key: they expose the health of the engine, and nothing about its requests.
     """
 
-    def judge(head: RequestHead, _peer: str) -> Response | None:
+    def check(head: RequestHead, _peer: str) -> Response | None:
         if _SLOTS in head.path.casefold():
             message = "path disabled: it exposes the prompts of other clients"
             return refused(403, message, "slots_closed").response
         if (head.path in open_paths and is_read_only(head)) or presents_key(head, digests()):
             return None
-        return key_refusal("this engine asks for a key: send `Authorization: Bearer KEY` with a key of the service")
+        return key_refusal("this engine requires a key: send `Authorization: Bearer KEY` with a key of the service")
 
-    return judge
+    return check
 
 
 def proxy_handler(backend: Origin, api_key: str, client: HttpClient, *, count_path: str = "") -> StreamHandler:
@@ -109,7 +109,7 @@ def proxy_handler(backend: Origin, api_key: str, client: HttpClient, *, count_pa
             is_reported = False
         except HttpError as error:
             if exchange.begun:
-                raise  # the server closes the connection, so that no client takes half a response for a whole one
+                raise  # the server closes the connection, so that no client takes a partial response for a complete one
             if not is_reported:
                 _log.warning("engine request failed", error=str(error))
             is_reported = True

@@ -1,7 +1,7 @@
 """Entry point for the requests of a route: answers those that need no engine, and forwards the rest.
 
 ```
- head ─ judge ─▶ body ─▶ preflight, health, hint, lists
+ head ─ filter ─▶ body ─▶ preflight, health, hint, lists
                           ├─▶ any field     PassThrough: the body reaches the user's own engine unchanged
                           └─▶ listed fields proxy/handler: the body is rebuilt for each backend that is tried
 ```
@@ -135,7 +135,7 @@ class PassThrough:
             return await forward(exchange, self.client, origin, body.content, credentials=keys, excluding=excluding)
         except HttpError as exc:
             if exchange.begun:
-                raise  # the server closes the connection, so that no client takes half a response for a whole one
+                raise  # the server closes the connection, so that no client takes a partial response for a complete one
             _log.warning("engine request failed", model=engine.alias, error=str(exc))
             raise refused(502, f"the engine of {engine.alias!r} did not answer: {exc}", "engine_failed") from exc
         finally:

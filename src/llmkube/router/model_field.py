@@ -121,21 +121,21 @@ class _Scanner:
 
     def scan(self) -> Iterator[None]:
         """Find every `model` member; yield after each slice."""
-        self._space()
+        self._skip_whitespace()
         self._expect(b"{")
-        self._space()
+        self._skip_whitespace()
         if self._peek() == b"}":
             self._at += 1
         else:
             while True:
                 yield from self._member()
-                self._space()
+                self._skip_whitespace()
                 if self._peek() != b",":
                     break
                 self._at += 1
-                self._space()
+                self._skip_whitespace()
             self._expect(b"}")
-        self._space()
+        self._skip_whitespace()
         if self._at != len(self._body):
             raise BodyError("the body must be one JSON object; data follows it")
 
@@ -143,9 +143,9 @@ class _Scanner:
         start = self._at
         yield from self._string()
         key = self._body[start : self._at]
-        self._space()
+        self._skip_whitespace()
         self._expect(b":")
-        self._space()
+        self._skip_whitespace()
         start = self._at
         yield from self._value()
         if len(key) <= _MAX_KEY_BYTES and _parsed(key) == "model":
@@ -216,7 +216,7 @@ class _Scanner:
             self._slice_at, self._slice_tokens = self._at, 0
             yield
 
-    def _space(self) -> None:
+    def _skip_whitespace(self) -> None:
         space = _SPACE.match(self._body, self._at, self._at + MAX_SPACE_BYTES)
         assert space is not None  # it also matches the empty string
         self._at = space.end()

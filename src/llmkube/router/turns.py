@@ -31,8 +31,8 @@ class Turn:
 
     Attributes:
         tokens: Estimated tokens.
-        took: Tokens to charge.
-        called: Set when it is admitted or dropped.
+        charge: Tokens to charge.
+        settled: Set when it is admitted or dropped.
         admitted_at: Time of admission; None before.
         is_dropped: Whether it was dropped from a full queue.
         has_siblings: Whether more requests of its tenant waited when it was dropped.
@@ -41,8 +41,8 @@ class Turn:
 
     tenant: str
     tokens: int
-    took: int
-    called: trio.Event = attrs.field(factory=trio.Event)
+    charge: int
+    settled: trio.Event = attrs.field(factory=trio.Event)
     admitted_at: float | None = None
     is_dropped: bool = False
     has_siblings: bool = False
@@ -72,9 +72,9 @@ class EngineQueue:
         answer = self.answer_tokens if max_tokens is None else min(max_tokens, self.answer_tokens)
         return max(1, body_bytes // BYTES_PER_TOKEN + round(answer))
 
-    def answered(self, turn: Turn, took: int, answer_tokens: int) -> None:
+    def record_answer(self, turn: Turn, tokens: int, answer_tokens: int) -> None:
         """Charge an answer, and update the averages."""
-        turn.took, turn.answer_tokens = took, answer_tokens
+        turn.charge, turn.answer_tokens = tokens, answer_tokens
         self.answer_tokens += _EWMA_WEIGHT * (answer_tokens - self.answer_tokens)
         if turn.admitted_at is not None:
             self.seconds += _EWMA_WEIGHT * (trio.current_time() - turn.admitted_at - self.seconds)
@@ -88,7 +88,7 @@ class EngineQueue:
         """Admit requests to free slots and wake them."""
         for turn in self.queue.admit():
             turn.admitted_at = trio.current_time()
-            turn.called.set()
+            turn.settled.set()
 
     def return_slot(self) -> None:
         """Free a slot that was taken without queueing."""
@@ -105,52 +105,52 @@ class EngineQueue:
 class Turns:
     """The queues of one router."""
 
-    _lines: dict[Engine, EngineQueue] = attrs.field(factory=dict)
+    _queues: dict[Engine, EngineQueue] = attrs.field(factory=dict)
 
-    def line(self, backend: Backend) -> EngineQueue:
+    def queue_of(self, backend: Backend) -> EngineQueue:
         """Return the queue of a backend with slots."""
-        line = self._lines.setdefault(_engine(backend), EngineQueue(FairQueue(backend.slots)))
-        line.queue.slots = backend.slots
-        return line
+        engine_queue = self._queues.setdefault(_engine(backend), EngineQueue(FairQueue(backend.slots)))
+        engine_queue.queue.slots = backend.slots
+        return engine_queue
 
     def waiting(self, backend: Backend) -> int:
         """Return the number of requests waiting for a backend."""
-        line = self._lines.get(_engine(backend))
-        return line.queue.waiting if line is not None else 0
+        engine_queue = self._queues.get(_engine(backend))
+        return engine_queue.queue.waiting if engine_queue is not None else 0
 
     def keep_only(self, backends: frozenset[Engine]) -> None:
         """Forget engines that no backend names any more and that have no requests."""
-        for engine, line in list(self._lines.items()):
-            if engine not in backends and not line.queue.waiting and not line.queue.running:
-                del self._lines[engine]
+        for engine, engine_queue in list(self._queues.items()):
+            if engine not in backends and not engine_queue.queue.waiting and not engine_queue.queue.running:
+                del self._queues[engine]
 
     @contextmanager
     def turn(self, backend: Backend, tenant: str, tokens: int) -> Iterator[Turn]:
-        """Hold a place in the queue of a backend; wait for `called` inside the context."""
-        line = self.line(backend)
+        """Hold a place in the queue of a backend; wait for `settled` inside the context."""
+        engine_queue = self.queue_of(backend)
         turn = Turn(tenant, tokens, tokens)
-        dropped = line.queue.offer(tenant, turn, tokens)
+        dropped = engine_queue.queue.offer(tenant, turn, tokens)
         if dropped is not None:
             name, one = dropped
-            one.is_dropped, one.has_siblings = True, line.queue.waiting_of(name) > 0
-            one.called.set()
-        line.admit()
+            one.is_dropped, one.has_siblings = True, engine_queue.queue.waiting_of(name) > 0
+            one.settled.set()
+        engine_queue.admit()
         try:
             yield turn
         finally:
             if turn.admitted_at is not None:
-                line.queue.ended(tenant, tokens, turn.took)
+                engine_queue.queue.ended(tenant, tokens, turn.charge)
             else:
-                line.queue.remove(tenant, turn)
-            line.admit()
+                engine_queue.queue.remove(tenant, turn)
+            engine_queue.admit()
 
     def try_take_slot(self, backend: Backend) -> EngineQueue | None:
         """Take a slot of a backend if one is free: for a request that queues at the engine itself.
 
         `return_slot` of the result frees it. That admits a request waiting here first, before later such requests.
         """
-        line = self.line(backend)
-        return line if line.queue.take_slot() else None
+        engine_queue = self.queue_of(backend)
+        return engine_queue if engine_queue.queue.take_slot() else None
 
 
 def engines_of(backends: Iterable[Backend]) -> frozenset[Engine]:

@@ -59,27 +59,27 @@ async def test_a_file_that_changes_is_read_again(in_file, tmp_path):
     """A missing or broken file removes no keys and is logged once; a valid file is used again."""
     file, refresh = tmp_path / "jwks.json", JwksRefresh(lambda: in_file, no_fetch)
     with capture_logs() as logs:
-        await refresh.look()
+        await refresh.refresh_if_due()
         assert names(in_file) is None
         assert in_file.problem == "the key file cannot be read (No such file or directory)"
         file.write_bytes(jwks("ed-1"))
         stamp = file.stat()
-        await refresh.look()
+        await refresh.refresh_if_due()
         assert names(in_file) == ["ed-1"]
         file.unlink()
-        await refresh.look()
-        await refresh.look()
+        await refresh.refresh_if_due()
+        await refresh.refresh_if_due()
         assert names(in_file) == ["ed-1"]
         file.write_bytes(b"<html>secret-of-a-page</html>")
-        await refresh.look()
+        await refresh.refresh_if_due()
         assert names(in_file) == ["ed-1"]
         assert "not a JWK Set" in in_file.problem
         file.write_bytes(jwks("ed-1"))
         os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-        await refresh.look()
+        await refresh.refresh_if_due()
         assert not in_file.problem
         file.write_bytes(jwks("ed-2", "rsa-1"))
-        await refresh.look()
+        await refresh.refresh_if_due()
         assert names(in_file) == ["ed-2", "rsa-1"]
     assert [each["log_level"] for each in logs] == ["warning", "info", "warning", "warning", "info"]
     assert "secret-of-a-page" not in str(logs)
@@ -90,13 +90,13 @@ async def test_an_existing_file_is_trusted_forever_and_a_missing_one_for_an_hour
     (tmp_path / "jwks.json").write_bytes(jwks("ed-1"))
     refresh = JwksRefresh(lambda: in_file, no_fetch)
     for _ in range(5):
-        await refresh.look()
+        await refresh.refresh_if_due()
         await trio.sleep(3000)
     assert names(in_file) == ["ed-1"]
-    await refresh.look()
+    await refresh.refresh_if_due()
     (tmp_path / "jwks.json").unlink()
     await trio.sleep(3599)
-    await refresh.look()
+    await refresh.refresh_if_due()
     assert names(in_file) == ["ed-1"]
     await trio.sleep(1)
     assert names(in_file) is None

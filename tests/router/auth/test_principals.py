@@ -69,7 +69,7 @@ async def test_a_removed_key_is_refused(tmp_path):
     async with open_lab(keyed(tmp_path), mac=answer()) as lab:
         assert (await lab.ask(headers={"X-Api-Key": "old-key"})).status == 200
         (tmp_path / "red").write_text("another-key\n")
-        await lab.router.live.look()
+        await lab.router.live.reload_if_changed()
         assert (await lab.ask(headers={"X-Api-Key": "old-key"})).status == 401
         assert (await lab.ask(headers={"X-Api-Key": "another-key"})).status == 200
 
@@ -175,14 +175,14 @@ async def test_rotated_keys_are_used_while_the_router_runs(tmp_path):
         nursery.start_soon(lambda: kept(refresh, lab.read(headers=bearer(old))))
         await trio.testing.wait_all_tasks_blocked()
         (tmp_path / "jwks.json").write_bytes(jwks("ed-3"))
-        await JwksRefresh(lab.router.live.token_keys, None).look()
+        await JwksRefresh(lab.router.live.token_keys, None).refresh_if_due()
         assert code_of(await lab.ask(headers=bearer(old))) == (401, "invalid_token")
         assert (await lab.ask(headers=bearer(new))).status == 200
         goes_on.set()
         await trio.testing.wait_all_tasks_blocked()
         assert (refresh[0][0], refresh[0][2]) == (200, True)
         (tmp_path / "jwks.json").write_bytes(b'{"keys": []}')
-        await JwksRefresh(lab.router.live.token_keys, None).look()
+        await JwksRefresh(lab.router.live.token_keys, None).refresh_if_due()
         response = await lab.ask(headers=bearer(new))
         assert (code_of(response), response.headers.get("retry-after")) == ((503, "no_token_keys"), "5")
         assert (await lab.ask()).status == 401
@@ -204,7 +204,7 @@ async def test_another_config_keeps_the_keys_and_requires_its_own_claims(tmp_pat
         assert (await lab.ask(headers=bearer(shown))).status == 200
         tokens = attrs.evolve(lab.config.auth.tokens, audiences=("chat",))
         lab.config, lab.stamp = attrs.evolve(lab.config, auth=Auth(tokens=tokens)), (2, 0, 0)
-        await lab.router.live.look()
+        await lab.router.live.reload_if_changed()
         assert code_of(await lab.ask(headers=bearer(shown))) == (401, "invalid_token")
         assert (await lab.ask(headers=bearer(token("ed-1", exp=LAB_NOW + 60, aud="chat")))).status == 200
 

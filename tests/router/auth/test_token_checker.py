@@ -239,7 +239,7 @@ def test_removing_a_key_revokes_its_tokens():
     checker, old, new = checker_of("ed-1", "ed-2"), token("ed-1"), token("ed-2")
     assert isinstance(checker.check(old), Principal)
     assert isinstance(checker.check(new), Principal)
-    checker.keys.read(parse_key_set(jwks("ed-2", "ed-3")), 1.0)
+    checker.keys.replace(parse_key_set(jwks("ed-2", "ed-3")), 1.0)
     assert checker.check(old) is NOT_ACCEPTED
     assert isinstance(checker.check(new), Principal)
     assert isinstance(checker.check(token("ed-3")), Principal)
@@ -256,7 +256,7 @@ def test_without_keys_no_token_is_accepted():
     assert not checker.has_keys()
     clock.now = 3599.0
     assert checker.has_keys()
-    checker.keys.read(parse_key_set(b'{"keys": []}'), 1.0)
+    checker.keys.replace(parse_key_set(b'{"keys": []}'), 1.0)
     assert checker.check(shown) is Rejection.NO_KEYS
 
 
@@ -270,7 +270,7 @@ def test_a_new_key_is_asked_for_once_in_a_while():
     clock.now += 30
     assert checker.check(fresh) is Rejection.KEYS_PENDING
     assert checker.keys.is_due(clock.now)
-    checker.keys.read(parse_key_set(jwks("ed-1", "ed-2")), clock.now)
+    checker.keys.replace(parse_key_set(jwks("ed-1", "ed-2")), clock.now)
     assert isinstance(checker.check(fresh), Principal)
     assert checker.check(token("ed-3")) is NOT_ACCEPTED
     clock.now += 30

@@ -125,5 +125,5 @@ def checker_of(*keys, tokens=TOKENS, wall=None, clock=None, uri=""):
     known = TokenKeys(uri, "" if uri else "keys", random.Random(1))
     clock = clock or Clock(0.0)
     if keys:
-        known.read(parse_key_set(jwks(*keys)), clock())
+        known.replace(parse_key_set(jwks(*keys)), clock())
     return TokenChecker(tokens, known, wall or Clock(), clock)

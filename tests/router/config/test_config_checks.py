@@ -73,7 +73,7 @@ def test_a_sound_config_is_not_complained_about():
     ("fields", "expected"),
     [
         ({"backends": {}, "rules": (), "default_backend": ""}, "backends: empty; add one"),
-        (with_mac(name="Mac"), "backends[mac].name: 'Mac' must be the key"),
+        (with_mac(name="Mac"), "backends[mac].name: 'Mac' must equal its key"),
         (with_mac(model_id=""), "backends[mac].modelId: empty"),
         (with_mac(dialect="ollama"), "backends[mac].dialect: 'ollama' is unknown; write one of openai, anthropic"),
         (with_mac(base_url=""), "backends[mac].baseUrl: empty; give it, or write the reason"),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from http_lab import cut
 from llmkube.router.budgets.usage import Usage
 from llmkube.router.dispatch import event_stream
-from llmkube.router.dispatch.event_stream import AnswerJudge, EventSplitter, Kind, OversizedEventError, data_of
+from llmkube.router.dispatch.event_stream import AnswerState, EventSplitter, Kind, OversizedEventError, data_of
 from router.proxy.router_lab import DONE, piece
 
 EVENTS = [b": comment\n\n", piece("one"), b"data: a\r\ndata: b\r\n\r\n", b"event: x\rdata: y\r\r", DONE]
@@ -59,29 +59,29 @@ def test_an_event_without_an_end_is_refused(monkeypatch):
 )
 def test_what_one_event_is(event, kind):
     """Unreadable data is never taken for a piece of an answer."""
-    assert AnswerJudge().take(event) is kind
+    assert AnswerState().take(event) is kind
 
 
 def test_an_answer_is_whole_when_every_choice_is_finished():
     """The `[DONE]` marker completes it as well."""
-    judge = AnswerJudge()
-    assert not judge.is_complete
-    judge.take(piece("x"))
-    judge.take(b'data: {"choices":[{"index":1,"delta":{},"finish_reason":"stop"}]}\n\n')
-    assert not judge.is_complete
-    judge.take(piece("", "length"))
-    assert judge.is_complete
-    judge = AnswerJudge()
-    judge.take(DONE)
-    assert judge.is_complete
+    state = AnswerState()
+    assert not state.is_complete
+    state.take(piece("x"))
+    state.take(b'data: {"choices":[{"index":1,"delta":{},"finish_reason":"stop"}]}\n\n')
+    assert not state.is_complete
+    state.take(piece("", "length"))
+    assert state.is_complete
+    state = AnswerState()
+    state.take(DONE)
+    assert state.is_complete
 
 
 def test_tokens_are_those_of_the_last_event_that_has_some():
     """They are OpenAI's usage, llama.cpp's timings, or both."""
-    judge = AnswerJudge()
-    judge.take(piece("x", timings={"prompt_n": 3, "cache_n": 7, "predicted_n": 5, "prompt_ms": 1.5, "predicted_ms": 2}))
-    assert judge.usage == Usage(10, 5, 7, 1.5, 2.0)
-    judge.take(b'data: {"choices":[],"usage":{"prompt_tokens":11,"completion_tokens":6}}\n\n')
-    assert judge.usage == Usage(11, 6, 7, 1.5, 2.0)
-    judge.take(b'data: {"choices":[],"usage":null}\n\n')
-    assert judge.usage.prompt + judge.usage.completion == 17
+    state = AnswerState()
+    state.take(piece("x", timings={"prompt_n": 3, "cache_n": 7, "predicted_n": 5, "prompt_ms": 1.5, "predicted_ms": 2}))
+    assert state.usage == Usage(10, 5, 7, 1.5, 2.0)
+    state.take(b'data: {"choices":[],"usage":{"prompt_tokens":11,"completion_tokens":6}}\n\n')
+    assert state.usage == Usage(11, 6, 7, 1.5, 2.0)
+    state.take(b'data: {"choices":[],"usage":null}\n\n')
+    assert state.usage.prompt + state.usage.completion == 17

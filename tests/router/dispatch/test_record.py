@@ -47,7 +47,7 @@ async def test_only_known_times_are_reported(changes, expected, autojump_clock):
     await trio.lowlevel.checkpoint()
     request = Request(request_id="x", path="/", method="POST", peer="", started_at=trio.current_time() - 2, trace={})
     answered = AnswerRecord(**{name: each for name, each in changes.items() if name != "tries"})
-    assert server_timing(Record(request, answered=answered, attempts=changes.get("tries", []))) == expected
+    assert server_timing(Record(request, answer=answered, attempts=changes.get("tries", []))) == expected
 
 
 async def test_a_whole_answer_reports_all_times_in_its_head():
@@ -148,7 +148,7 @@ async def test_each_deliberate_bug_is_seen(name, monkeypatch, autojump_clock):
     """If a bug passed, the timelines would prove nothing."""
 
     def timing(record):
-        return server_timing(attrs.evolve(record, answered=attrs.evolve(record.answered, **{name: None})))
+        return server_timing(attrs.evolve(record, answer=attrs.evolve(record.answer, **{name: None})))
 
     monkeypatch.setattr(backend_call, "server_timing", timing)
     with pytest.raises((AssertionError, KeyError)):

@@ -3,7 +3,7 @@
 import pytest
 
 from llmkube.base.http.message import Headers
-from llmkube.router.dispatch.verdicts import Cause, error_in, judge, retry_after, status_of_error
+from llmkube.router.dispatch.verdicts import Cause, error_in, failure_in, retry_after, status_of_error
 
 NOT_READY = {"message": "model 'chat' is not ready: it stalled while loading", "code": "model_not_ready"}
 
@@ -36,7 +36,7 @@ NOT_READY = {"message": "model 'chat' is not ready: it stalled while loading", "
 )
 def test_only_listed_causes_lead_to_the_next_backend(status, error, ours, cause):
     """Refused content never does, with any status."""
-    failure = judge(status, Headers(), error, ours=ours)
+    failure = failure_in(status, Headers(), error, ours=ours)
     assert (failure.cause if failure else None) is cause
 
 

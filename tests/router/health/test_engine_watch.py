@@ -292,7 +292,7 @@ async def test_a_reload_forgets_an_engine_that_changed(autojump_clock):
         there["a"].health = None
         assert (await backend_of(lab))[0] == "b"
         lab.config, lab.stamp = rl.config_of(rl.local("a", weight=7), rl.cloud("b")), (2, 0, 0)
-        await lab.router.live.look()
+        await lab.router.live.reload_if_changed()
         assert lab.router.states()["a"] == ""
         await trio.sleep(5)
         asked = len(there["a"].probed)

@@ -106,7 +106,7 @@ async def test_a_reload_ends_the_probes_of_before(autojump_clock):
 
 async def reload(lab, config):
     lab.config, lab.stamp = config, (lab.stamp[0] + 1, 0, 0)
-    await lab.router.live.look()
+    await lab.router.live.reload_if_changed()
     await trio.testing.wait_all_tasks_blocked()
 
 

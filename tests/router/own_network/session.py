@@ -122,7 +122,7 @@ async def play(
                 break
             router, requests = draw(dice, classes)
             lab.config, lab.stamp = placed(router, str(keys)), (2, number, 0)
-            await lab.router.live.look()
+            await lab.router.live.reload_if_changed()
             async with trio.open_nursery() as nursery:
                 for at, request in enumerate(requests):
                     name = f"r-{number}-{at}"

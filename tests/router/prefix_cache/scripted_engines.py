@@ -141,10 +141,10 @@ class Router:
         warmth = self.prefixes.warmth(prompt, self.backends.values()) if self.learns and prompt else {}
         return least_loaded(self.permits, load, warmth)[0].backend.name
 
-    def answered(self, asked, name, cached):
+    def record_answer(self, asked, name, cached):
         prompt = self._prompt(asked)
         return (
-            self.prefixes.answered(prompt, self.backends[name], cached=cached, tokens=len(asked.tokens))
+            self.prefixes.record_answer(prompt, self.backends[name], cached=cached, tokens=len(asked.tokens))
             if prompt
             else ""
         )
@@ -169,7 +169,7 @@ class Oracle:
 
         return max(NAMES, key=worth)
 
-    def answered(self, asked, name, cached):
+    def record_answer(self, asked, name, cached):
         return ""
 
 
@@ -212,7 +212,7 @@ def play(chooser, seed, *, slots=4, overwrites=True, reports=lambda cached: cach
             tally.of_engine[name] += 1
             tally.prompt += len(asked.tokens)
             tally.cached += cached
-            tally.results[chooser.answered(asked, name, reports(cached))] += 1
+            tally.results[chooser.record_answer(asked, name, reports(cached))] += 1
             if tally.requests in restarts:
                 for each in engines["a"].slots:
                     each.tokens = ()

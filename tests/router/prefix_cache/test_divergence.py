@@ -122,18 +122,18 @@ _the_offsets_are_reported = _changed_found(
 
 
 def _the_first_is_taken(patch):
-    plain = tenant_prompts._most_alike
+    plain = tenant_prompts._most_similar
 
     def first(*compared):
         found, alike = plain(*compared)
         return found[:1], alike
 
-    patch.setattr(tenant_prompts, "_most_alike", first)
+    patch.setattr(tenant_prompts, "_most_similar", first)
 
 
 def _marks_do_not_choose(patch):
-    plain = tenant_prompts._most_alike
-    patch.setattr(tenant_prompts, "_most_alike", lambda marks, held: (list(held), plain(marks, held)[1]))
+    plain = tenant_prompts._most_similar
+    patch.setattr(tenant_prompts, "_most_similar", lambda marks, held: (list(held), plain(marks, held)[1]))
 
 
 def _a_continued_prompt_diverges(patch):

@@ -33,7 +33,7 @@ class DivergenceProbe:
 
     def __call__(self, text, tenant="t", *, share=0.0, model="m"):
         prompt = self.prefixes.prompt(tenant, PATH, {"model": model, "prompt": text}, len(text) + 30)
-        return self.own.answered(tenant, prompt, cached=round(1000 * share), tokens=1000)
+        return self.own.record_answer(tenant, prompt, cached=round(1000 * share), tokens=1000)
 
 
 ONE, TWO = "a" * 3000, "b" * 3000
@@ -73,7 +73,7 @@ def test_more_cached_tokens_mean_that_another_prompt_is_nearer():
     assert divergence(ONE[:1000] + TWO, share=0.1) == exact(1000)
     assert divergence(ONE[:1000] + "c" * 3000, share=0.9) is None
     prompt = divergence.prefixes.prompt("t", PATH, {"model": "m", "prompt": "e" * 999}, 1000)
-    assert divergence.own.answered("t", prompt, cached=0, tokens=0) is None
+    assert divergence.own.record_answer("t", prompt, cached=0, tokens=0) is None
 
 
 def test_a_conversation_that_grows_keeps_one_text():
@@ -125,7 +125,7 @@ def _held_after(tenants, each):
         for at in range(tenants * each):
             tenant, text = f"t{at // each}", rng.randbytes(50_000).hex()
             prompt = divergence.prefixes.prompt(tenant, PATH, {"model": "m", "prompt": text}, len(text) + 30)
-            divergence.own.answered(tenant, prompt, cached=0, tokens=1000)
+            divergence.own.record_answer(tenant, prompt, cached=0, tokens=1000)
             del text, prompt
         return tracemalloc.get_traced_memory()[0] - before
     finally:
@@ -214,8 +214,8 @@ def test_how_much_others_ask_changes_nothing():
 
 
 def _one_for_all(patch):
-    plain = TenantPrompts.answered
-    patch.setattr(TenantPrompts, "answered", lambda self, tenant, prompt, **more: plain(self, "all", prompt, **more))
+    plain = TenantPrompts.record_answer
+    patch.setattr(TenantPrompts, "record_answer", lambda self, tenant, prompt, **kw: plain(self, "all", prompt, **kw))
 
 
 def _marks_without_a_tenant(patch):

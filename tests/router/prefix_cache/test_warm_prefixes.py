@@ -31,7 +31,7 @@ class Known:
         return self.prefixes.warmth(self.prompt(text, **whose), [where])[where.name].size
 
     def record_answer(self, text, share=0.0, where=A, **whose):
-        return self.prefixes.answered(self.prompt(text, **whose), where, cached=round(1000 * share), tokens=1000)
+        return self.prefixes.record_answer(self.prompt(text, **whose), where, cached=round(1000 * share), tokens=1000)
 
 
 ONE, TWO = "a" * 3000, "b" * 3000
@@ -107,7 +107,7 @@ def test_an_engine_that_never_has_anything_is_expected_to_have_nothing():
 def test_an_answer_without_a_count_teaches_nothing():
     """A provider without token counts changes nothing."""
     known = Known()
-    assert known.prefixes.answered(known.prompt(ONE), A, cached=0, tokens=0) == ""
+    assert known.prefixes.record_answer(known.prompt(ONE), A, cached=0, tokens=0) == ""
     assert known.warm(ONE) == 0
 
 
@@ -220,7 +220,7 @@ def test_a_restarted_engine_is_learned_again():
 
 
 def learns_nothing(patch):
-    patch.setattr(WarmPrefixes, "answered", lambda self, prompt, backend, **outcome: "")
+    patch.setattr(WarmPrefixes, "record_answer", lambda self, prompt, backend, **outcome: "")
 
 
 def believes_every_backend(patch):
@@ -230,14 +230,14 @@ def believes_every_backend(patch):
 
 
 def forgets_the_turn_before(patch):
-    plain = WarmPrefixes.answered
+    plain = WarmPrefixes.record_answer
 
-    def answered(self, prompt, backend, **outcome):
+    def record_answer(self, prompt, backend, **outcome):
         found = plain(self, prompt, backend, **outcome)
         self._cache_of(backend).drop_from(prompt.marks[0])
         return found
 
-    patch.setattr(WarmPrefixes, "answered", answered)
+    patch.setattr(WarmPrefixes, "record_answer", record_answer)
 
 
 @pytest.mark.soak

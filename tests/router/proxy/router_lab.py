@@ -303,9 +303,9 @@ async def open_lab(
                     router.handler,
                     [lab.front],
                     limits=limits,
-                    judge=router.judge,
+                    judge=router.request_filter,
                     stamp=cors_lines,
-                    unread=router.listed_fields.unread,
+                    unread=router.listed_fields.refuse_malformed,
                     task_status=task_status,
                 )
 

@@ -10,7 +10,7 @@ from http_lab import MemoryListener
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Headers
 from llmkube.base.http.server import run_server
-from llmkube.router.proxy.admin import MAX_DRAIN_SECONDS, SETTLE_SECONDS, admin_handler, admin_judge
+from llmkube.router.proxy.admin import MAX_DRAIN_SECONDS, SETTLE_SECONDS, admin_filter, admin_handler
 from router.proxy.router_lab import SSE, answer, chunk, config_of, error, local, open_lab, piece, saying
 
 
@@ -27,7 +27,7 @@ async def open_admin(lab):
     async with trio.open_nursery() as nursery:
         await nursery.start(
             lambda *, task_status: run_server(
-                admin_handler(lab.router, lab.registry), [listener], judge=admin_judge, task_status=task_status
+                admin_handler(lab.router, lab.registry), [listener], judge=admin_filter, task_status=task_status
             )
         )
         yield ask

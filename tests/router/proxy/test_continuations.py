@@ -158,7 +158,7 @@ async def test_the_next_engine_is_asked_for_the_rest_and_everything_is_written_d
         await lab.read(ASKED | {"max_tokens": 50})
         dispatcher = lab.router.listed_fields.dispatcher
         failures = [dispatcher.circuits.of(name).failures for name in "ab"]
-        running = [dispatcher.calls.turns.line(each).queue.running for each in backends]
+        running = [dispatcher.calls.turns.queue_of(each).queue.running for each in backends]
         assert lab.router.in_flight() == 0
     prefix = "".join(text for text, _ in PIECES[:4])
     (rest,) = players["b"].bodies

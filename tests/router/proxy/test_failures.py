@@ -161,7 +161,7 @@ async def test_the_team_is_fixed_for_a_request(tmp_path):
             nursery.start_soon(ask)
             await trio.testing.wait_all_tasks_blocked()
             (tmp_path / "red").rename(tmp_path / "blue")
-            await lab.router.live.look()
+            await lab.router.live.reload_if_changed()
             nursery.start_soon(ask)
             await trio.testing.wait_all_tasks_blocked()
             goes_on.set()

@@ -308,9 +308,9 @@ async def test_lines_that_come_together_share_a_write(autojump_clock):
         await nursery.start(audit.run)
         began = trio.current_time()
         for _ in range(40):
-            await audit.dispatched({"path": "/"})
+            await audit.record_request({"path": "/"})
             await trio.sleep(PAUSE_SECONDS / 4)
-        await audit.dispatched({"path": "/"})
+        await audit.record_request({"path": "/"})
         nursery.cancel_scope.cancel()
     assert written[0] == (0, 1)
     assert sum(count for _, count in written) == 41
@@ -368,7 +368,7 @@ async def unread(name, tmp_path):
 
 
 MUTANTS = {
-    "they are not counted": (RouterMetrics, "unread", lambda self, outcome: None, "a long head"),
+    "they are not counted": (RouterMetrics, "count_refused", lambda self, outcome: None, "a long head"),
     "no line": (handler, "principal_of", lambda lines, peer, clients: None, "a long body"),
     "strangers have a line": (
         handler,

@@ -31,7 +31,7 @@ async def test_another_config_applies_to_the_next_request_and_drops_none():
             nursery.start_soon(read)
             await trio.testing.wait_all_tasks_blocked()
             lab.config, lab.stamp = config_of(cloud("other")), (2, 0, 0)
-            await lab.router.live.look()
+            await lab.router.live.reload_if_changed()
             assert (await lab.ask()).headers.get("x-llmkube-backend") == "other"
             goes_on.set()
         ((status, body, clean),) = got
@@ -50,13 +50,13 @@ async def test_an_invalid_config_changes_nothing_and_is_reported():
         live = lab.router.live
         live.source, good = attrs.evolve(live.source, load=broken), live.source
         lab.stamp = (2, 0, 0)
-        await live.look()
+        await live.reload_if_changed()
         assert (await lab.ask()).status == 200
         ready = await lab.ask(path="/readyz", method="GET")
         assert (ready.status, "no comma in line 7" in json.loads(ready.body)["reason"]) == (200, True)
         assert lab.metric("llmkube_router_config_valid") == 0
         live.source, lab.stamp = good, (3, 0, 0)
-        await live.look()
+        await live.reload_if_changed()
         assert lab.metric("llmkube_router_config_valid") == 1
 
 
@@ -67,7 +67,7 @@ async def test_a_changed_backend_has_a_new_circuit():
             await lab.ask()
         assert (await lab.ask()).status == 503
         lab.config, lab.stamp = config_of(cloud("a"), cloud("b", base_url="http://c/v1")), (2, 0, 0)
-        await lab.router.live.look()
+        await lab.router.live.reload_if_changed()
         assert (await lab.ask()).headers.get("x-llmkube-backend") == "b"
         assert lab.audit[-1]["attempts"][0]["result"] == "circuit_open"
 

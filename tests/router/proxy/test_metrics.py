@@ -135,7 +135,7 @@ OF_LOCAL = {"gen_ai_operation_name": "chat", "gen_ai_provider_name": "llmkube", 
 
 def record(path="/v1/chat/completions", **what):
     request = Request(request_id="r", path=path, method="POST", peer="p", started_at=0.0, trace={})
-    return Record(request, answered=AnswerRecord(**what))
+    return Record(request, answer=AnswerRecord(**what))
 
 
 def ended(*requests):
@@ -143,7 +143,7 @@ def ended(*requests):
     registry = CollectorRegistry()
     metrics = GenAiMetrics(registry)
     for one, backend, outcome, seconds in requests:
-        metrics.ended(one, backend, outcome, seconds)
+        metrics.count_request(one, backend, outcome, seconds)
     return registry.get_sample_value
 
 
@@ -180,7 +180,7 @@ def test_paths_outside_the_convention_are_omitted(path, backend):
     registry = CollectorRegistry()
     metrics = GenAiMetrics(registry)
     before = sum(len(family.samples) for family in registry.collect())
-    metrics.ended(record(path), backend, "ok", 1.0)
+    metrics.count_request(record(path), backend, "ok", 1.0)
     assert sum(len(family.samples) for family in registry.collect()) == before
 
 

@@ -164,7 +164,7 @@ async def test_a_class_that_becomes_sensitive_closes_conversations_that_have_it(
         assert len(lab.players["cloud"].asked) == 1
         lab.config = attrs.evolve(OUTSIDE, classes=Classes(sensitive=frozenset({"internal"})))
         lab.stamp = (2, 0, 0)
-        await lab.router.live.look()
+        await lab.router.live.reload_if_changed()
         await kept(lab, {"x-go": "out"}, previous_response_id=second)
         assert len(lab.players["cloud"].asked) == 1
 

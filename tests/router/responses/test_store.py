@@ -35,7 +35,7 @@ SMALL = Bounds(
 
 def stored(name, owner="a", before=None, size=10):
     """Return a response of this many bytes that continues another one."""
-    turn = Turn(asked=b"q" * size, answered=b"a" * size, before=before.turn if before else None)
+    turn = Turn(input=b"q" * size, output=b"a" * size, before=before.turn if before else None)
     length = turn.bytes + (before.conversation_bytes if before else 0)
     return StoredResponse(
         owner=owner,
@@ -256,7 +256,7 @@ def kept():
     store, turn = ResponseStore(), None
     for name in ("resp_1", "resp_2"):
         asked, answered = [message("user", f"asked {name}")], [message("assistant", f"said {name}") | {"id": "msg_own"}]
-        turn = Turn(asked=json.dumps(asked).encode(), answered=json.dumps(answered).encode(), before=turn)
+        turn = Turn(input=json.dumps(asked).encode(), output=json.dumps(answered).encode(), before=turn)
         body = json.dumps(SAID | {"id": name}).encode()
         store.put(
             StoredResponse(
@@ -331,7 +331,7 @@ def test_each_item_has_an_id_whatever_it_is():
         {"type": "function_call_output"},
         {"type": "reasoning"},
     ]
-    turn = Turn(asked=json.dumps(items).encode(), answered=b"[]")
+    turn = Turn(input=json.dumps(items).encode(), output=b"[]")
     stored = StoredResponse(
         owner="a", response_id="resp_x", response=b"{}", turn=turn, limits=NO_LIMITS, conversation_bytes=9
     )

@@ -53,7 +53,7 @@ def routers_handler(find: Callable[[Key], Router | None], gateway: StreamHandler
             message = f"no router is running at {head.path}; a router's path is {PREFIX}NAMESPACE/NAME/v1"
             return refused(404, message, "router_not_found").response
         exchange.head = attrs.evolve(head, target=found[1])
-        refusal = router.judge(exchange.head, exchange.peer)
+        refusal = router.request_filter(exchange.head, exchange.peer)
         if refusal is None:
             await router.handler(exchange)
         return refusal

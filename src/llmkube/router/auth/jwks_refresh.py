@@ -102,13 +102,13 @@ class JwksRefresh:
         """Read keys until cancelled; a file is read once before `started`, so that the router serves with its keys."""
         keys = self.current_keys()
         if keys is not None and keys.file:
-            await self.look()
+            await self.refresh_if_due()
         task_status.started()
         while True:
-            await self.look()
+            await self.refresh_if_due()
             await trio.sleep(POLL_SECONDS)
 
-    async def look(self) -> None:
+    async def refresh_if_due(self) -> None:
         """Read the keys again if their file has changed or their refresh is due."""
         keys = self.current_keys()
         if keys is None:
@@ -121,7 +121,7 @@ class JwksRefresh:
     async def _check_file(self, keys: TokenKeys) -> None:
         stamp = await trio.to_thread.run_sync(stamp_of, Path(keys.file), limiter=self._limiter)
         if self._last_read == (keys.file, stamp) and keys.version:
-            keys.unchanged(trio.current_time())
+            keys.confirm(trio.current_time())
             return
         read = await self._read(keys, lambda: trio.to_thread.run_sync(_read_file, keys.file, limiter=self._limiter))
         # After a failure the next check reads again: a change of permissions leaves the stamp as it is
@@ -132,13 +132,13 @@ class JwksRefresh:
         try:
             found = await parsed(await content(), self._limiter)
         except KeysUnreadableError as exc:
-            keys.failed(str(exc), trio.current_time())
+            keys.record_failure(str(exc), trio.current_time())
             if keys.problem != before:
                 source, cause = keys.file or keys.uri, str(exc.__cause__ or "")
                 _log.warning("token keys unreadable", source=source, error=keys.problem, cause=cause)
             return False
         version = keys.version
-        keys.read(found, trio.current_time())
+        keys.replace(found, trio.current_time())
         if keys.version != version:
             key_ids = [each.key_id for each in found.keys]
             _log.info("token keys read", source=keys.file or keys.uri, keys=key_ids, left_out=found.left_out)

@@ -114,8 +114,8 @@ class TokenKeys:
         self._refetch_requested = True
         return True
 
-    def read(self, keys: KeySet, now: float) -> None:
-        """Use a KeySet that was read."""
+    def replace(self, keys: KeySet, now: float) -> None:
+        """Replace the keys with those just read."""
         if keys != self._set:
             self._set, self.version = keys, self.version + 1
         self.problem = "" if keys.keys else "no key among them can verify tokens"
@@ -123,13 +123,13 @@ class TokenKeys:
         self._expires_at, self._refresh_at = now + EXPIRY_SECONDS, now + REFRESH_SECONDS
         self._refetch_at = now + REFETCH_SECONDS
 
-    def failed(self, problem: str, now: float) -> None:
+    def record_failure(self, problem: str, now: float) -> None:
         """Record that the keys could not be read; the previous ones stay valid until they expire."""
         self.problem, self._refetch_requested = problem, False
         self._failures += 1
         pause = _BACKOFF.delay(self._failures, self.rng)
         self._refresh_at, self._refetch_at = now + pause, now + max(pause, REFETCH_SECONDS)
 
-    def unchanged(self, now: float) -> None:
-        """Record that the file has not changed since the keys were read from it."""
+    def confirm(self, now: float) -> None:
+        """Extend the validity of the keys: their file has not changed since it was read."""
         self._expires_at = now + EXPIRY_SECONDS

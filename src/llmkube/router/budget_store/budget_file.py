@@ -17,7 +17,7 @@ from llmkube.base.errors import UserError
 from llmkube.base.full_disk import full_disk
 from llmkube.base.private_files import file_stem
 from llmkube.router.budgets.ledger import Amount
-from llmkube.router.budgets.meter import BudgetsNotKeptError, Charge, Hold
+from llmkube.router.budgets.meter import BudgetStoreError, Charge, Hold
 
 SCHEMA_VERSION: Final = 1
 """Version of the tables; a newer file is rejected rather than misread."""
@@ -42,7 +42,7 @@ INSERT OR IGNORE INTO clock VALUES (1, 0);
 """
 
 
-class BudgetFileError(BudgetsNotKeptError):
+class BudgetFileError(BudgetStoreError):
     """The budgets cannot be written now: the disk is full or fails."""
 
 

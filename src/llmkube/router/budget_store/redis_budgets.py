@@ -40,7 +40,7 @@ from llmkube.router.budget_store.redis_scripts import (
 from llmkube.router.budgets.ledger import Amount
 from llmkube.router.budgets.meter import (
     AccountKey,
-    BudgetsNotKeptError,
+    BudgetStoreError,
     Consumption,
     ExhaustedBudget,
     Reservation,
@@ -108,7 +108,7 @@ class RedisBudgets:
         """Reserve the bound of a request in every budget that applies to it, or in none.
 
         Raises:
-            BudgetsNotKeptError: The server did not confirm it. If it was reserved, it stays charged until it leaves
+            BudgetStoreError: The server did not confirm it. If it was reserved, it stays charged until it leaves
                 the window.
         """
         budgets = {(each.name, account_team(each, facts, self._taken)): each for each in bound.budgets}
@@ -226,20 +226,20 @@ class RedisBudgets:
         """Run a script for a request.
 
         Raises:
-            BudgetsNotKeptError: The script may have run or not.
+            BudgetStoreError: The script may have run or not.
         """
         try:
             with trio.fail_after(TIMEOUT_SECONDS):
                 if not self.problem:  # the first requests may arrive before the connection is ready
                     await self._ready.wait()
                 if self._client is None:
-                    raise BudgetsNotKeptError(self.problem or "the budget store is being changed")
+                    raise BudgetStoreError(self.problem or "the budget store is being changed")
                 return await _run(self._client, script, call)
         except _errors() as exc:
             if self._config is not None and (store := _store_of(self._config)) is not None:
                 self._record_failure(store, exc)
             self._changed.set()
-            raise BudgetsNotKeptError(self.problem or _describe(exc)) from exc
+            raise BudgetStoreError(self.problem or _describe(exc)) from exc
 
     @asynccontextmanager
     async def _connected(self, store: RedisStore) -> AsyncIterator["coredis.Redis[str]"]:

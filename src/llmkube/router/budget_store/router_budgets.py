@@ -29,7 +29,7 @@ class RouterBudgets:
 
         Raises:
             UserError: The file cannot be used.
-            BudgetsNotKeptError: The file cannot be written.
+            BudgetStoreError: The file cannot be written.
         """
         self.shared.reload(config)
         if config.budget_store is None:
@@ -47,7 +47,7 @@ class RouterBudgets:
         """Reserve the bound of a request durably; None means that no budget applies to it.
 
         Raises:
-            BudgetsNotKeptError: The reservation cannot be stored.
+            BudgetStoreError: The reservation cannot be stored.
         """
         if bound is None:
             return NO_RESERVATION

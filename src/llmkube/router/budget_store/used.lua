@@ -1,6 +1,6 @@
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-local said = {}
+local totals = {}
 for place, key in ipairs(KEYS) do
   local t, n = 0, 0
   local fields = redis.call('HGETALL', key)
@@ -10,7 +10,7 @@ for place, key in ipairs(KEYS) do
       if kind == 't' then t = t + tonumber(fields[i + 1]) else n = n + tonumber(fields[i + 1]) end
     end
   end
-  table.insert(said, t)
-  table.insert(said, n)
+  table.insert(totals, t)
+  table.insert(totals, n)
 end
-return said
+return totals

@@ -24,7 +24,7 @@ from llmkube.router.policy.decision import Decision
 from llmkube.router.policy.request_facts import RequestFacts
 
 
-class BudgetsNotKeptError(ExternalError):
+class BudgetStoreError(ExternalError):
     """A reservation cannot be stored durably, so the request is not sent."""
 
 
@@ -348,8 +348,8 @@ def _share(budget: Budget, amount: Amount) -> float:
 def exhausted_budget(budget: Budget, most: Amount, wait: float | None) -> ExhaustedBudget:
     """Return the refusal of a budget that cannot admit `most` for `wait` seconds; None means never."""
     if wait is None:
-        cause = f"this request may take {most.tokens} tokens, which is more than budget {budget.name} allows at all"
-        return ExhaustedBudget(budget=budget.name, wait_seconds=None, message=f"{cause}: ask for fewer with max_tokens")
+        cause = f"this request may use {most.tokens} tokens, more than budget {budget.name} allows in total"
+        return ExhaustedBudget(budget=budget.name, wait_seconds=None, message=f"{cause}; set a lower max_tokens")
     seconds = max(1, math.ceil(wait))
-    cause = f"budget {budget.name} has no room for the {most.tokens} tokens that this request may take"
-    return ExhaustedBudget(budget=budget.name, wait_seconds=seconds, message=f"{cause}; ask again in {seconds} s")
+    cause = f"budget {budget.name} cannot cover the {most.tokens} tokens that this request may use"
+    return ExhaustedBudget(budget=budget.name, wait_seconds=seconds, message=f"{cause}; retry in {seconds} s")

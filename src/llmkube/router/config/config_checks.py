@@ -53,7 +53,7 @@ def _check_backends(config: RoutingConfig) -> Iterator[str]:
     for name, backend in config.backends.items():
         at = f"backends[{name}]"
         if name != backend.name or not _NAME.fullmatch(name):
-            yield f"{at}.name: {backend.name!r} must be the key, in lower-case letters, digits and hyphens"
+            yield f"{at}.name: {backend.name!r} must equal its key, in lower-case letters, digits and hyphens"
         if not backend.model_id:
             yield f"{at}.modelId: empty; write the model name that clients use"
         if backend.dialect not in DIALECTS:
@@ -296,7 +296,7 @@ def _check_lower_case(values: Iterable[str], at: str) -> Iterator[str]:
 
 def config_warnings(config: RoutingConfig) -> list[str]:
     """Return warnings about settings that are probably unintended, each with field, value and consequence."""
-    shared = () if config.by_model else (f"{each}: clients see one model" for each in _shared_model_ids(config))
+    shared = () if config.by_model else (f"{each}: clients see only one model" for each in _shared_model_ids(config))
     return [*_unreachable_rules(config), *_rules_before_sensitive(config), *_refused_by_default(config), *shared]
 
 

@@ -194,7 +194,7 @@ class JoinedAnswer:
         Raises:
             JoinError: The event does not continue the answer so far.
         """
-        chunk = orjson.loads(data)  # `AnswerJudge` has checked that it is an object
+        chunk = orjson.loads(data)  # `AnswerState` has checked that it is an object
         piece = self._piece
         if not piece.is_started:
             piece.is_started = True
@@ -239,7 +239,7 @@ class JoinedAnswer:
     # -- continuation ------------------------------------------------------------------------------------------------
 
     def mark_interrupted(self) -> str:
-        """Record that the engine died; return why the answer cannot be continued, "" if it can."""
+        """Record that the engine failed; return why the answer cannot be continued, "" if it can."""
         piece = self._piece
         if piece.backend is not None:
             self.broken.add(piece.backend.name)
@@ -252,7 +252,7 @@ class JoinedAnswer:
     def closing_events(self) -> bytes:
         """Return the last events of an answer that has reached its token limit; empty for other answers.
 
-        Its engine died before it sent them.
+        Its engine failed before it sent them.
         """
         usage = self.usage
         if self.obstacle or usage is None or self._limit is None or self._tokens.text_tokens < self._limit:

@@ -102,7 +102,7 @@ class TokenCount:
         return {**usage, **totals}
 
     def close(self, usage: Usage) -> None:
-        """Set the final usage to the client's text: the engine died before it reported it."""
+        """Set the final usage from the client's text: the engine failed before it reported the usage."""
         self._current.final = attrs.evolve(usage, completion=self._current.tokens)
 
     def next_engine(self, *, has_text: bool) -> int:

@@ -48,7 +48,7 @@ class AnswerTranslator(ABC):
         Raises:
             DialectError: It cannot be translated; the stream ends with an error.
         """
-        raise DialectError("the backend streams an answer that cannot be streamed")
+        raise DialectError("the backend streamed an answer that this API cannot stream")
 
     def waiting(self) -> bytes:
         """Return a keep-alive for a client that waits."""

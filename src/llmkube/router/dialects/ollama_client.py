@@ -283,7 +283,7 @@ def _format(wanted: object) -> JsonObject:
 
 
 def _turns(turns: list[JsonObject]) -> Iterator[JsonObject]:
-    """Yield the turns; tool calls get IDs, which results get in the order of their calls."""
+    """Yield the messages. Tool calls get IDs, which are assigned to their results in order."""
     calls = 0
     pending: list[tuple[str, object]] = []
     for at, turn in enumerate(turns):

@@ -62,13 +62,13 @@ def usage_of_chat(chat: Mapping[str, Any]) -> JsonObject | None:
         return None
     cached = count_in(object_in(usage.get("prompt_tokens_details"), "prompt_tokens_details"), "cached_tokens")
     details = object_in(usage.get("completion_tokens_details"), "completion_tokens_details")
-    thought = count_in(details, "reasoning_tokens")
+    reasoning = count_in(details, "reasoning_tokens")
     prompt, answer = count_in(usage, "prompt_tokens"), count_in(usage, "completion_tokens")
     return {
         "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": min(cached, prompt), "cache_write_tokens": 0},
         "output_tokens": answer,
-        "output_tokens_details": {"reasoning_tokens": min(thought, answer)},
+        "output_tokens_details": {"reasoning_tokens": min(reasoning, answer)},
         "total_tokens": prompt + answer,
     }
 

@@ -1,6 +1,6 @@
 """Carries out routing decisions: tries the permitted backends in order until the client has its answer.
 
-dispatcher         tries backends in order; has another engine continue an answer whose engine died
+dispatcher         tries backends in order; continues an answer on another engine if its engine fails
 backend_call       calls one backend, after queueing if it has slots, and sends its answer to the client
 attempt            a request to one backend, until its answer has started; attempt_charges: its budget charges
 relay              streams an answer to the client

@@ -21,11 +21,11 @@ from llmkube.router.budgets.usage import Usage, usage_of
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.dialects.dialect import AnswerTranslator, DialectError
 from llmkube.router.dialects.messages_backend import chat_of_message
-from llmkube.router.dispatch.event_stream import AnswerJudge, EventSplitter, Kind, MessagesSplitter, OversizedEventError
+from llmkube.router.dispatch.event_stream import AnswerState, EventSplitter, Kind, MessagesSplitter, OversizedEventError
 from llmkube.router.dispatch.forwarded_headers import request_lines
 from llmkube.router.dispatch.request_body import COUNT_TOKENS, FIELDS, rebuild, uses_messages_api
 from llmkube.router.dispatch.transport import Transport
-from llmkube.router.dispatch.verdicts import Cause, Failure, error_in, judge, status_of_error
+from llmkube.router.dispatch.verdicts import Cause, Failure, error_in, failure_in, status_of_error
 from llmkube.router.health.engine_watch import FROZEN, WaitingRequest
 from llmkube.router.health.health_state import Reply
 from llmkube.router.policy.permits import Permit
@@ -39,7 +39,7 @@ MIN_BYTES_PER_SECOND: Final = 512
 
 
 MAX_HEALTH_BYTES: Final = 256 << 10
-"""Response bytes to read from a health check. 64 slots have 90 KB."""
+"""Maximum bytes to read of a response to a health check; `/slots` with 64 slots has 90 KB."""
 
 
 @attrs.frozen(kw_only=True)
@@ -98,7 +98,7 @@ class Stream:
     Attributes:
         answer: Source of the rest of the stream.
         splitter: Splits it into events.
-        judge: Has processed `events`.
+        state: Has processed `events`.
         events: First events, up to the first with content, and their kinds.
         silence_seconds: Longest time between two events.
         hides_usage: Whether to hide the usage from the client, which did not request it.
@@ -107,7 +107,7 @@ class Stream:
 
     answer: StreamedResponse
     splitter: EventSplitter
-    judge: AnswerJudge
+    state: AnswerState
     events: tuple[tuple[Kind, bytes], ...]
     silence_seconds: float
     hides_usage: bool
@@ -162,7 +162,7 @@ class Attempts:
             engine = engine_of(directory, backend.model, f"/v1{path}")
         except RefusedError as refusal:
             reply = refusal.response
-            failure = judge(reply.status, reply.headers, error_in(orjson.loads(reply.body)), ours=True)
+            failure = failure_in(reply.status, reply.headers, error_in(orjson.loads(reply.body)), ours=True)
             assert failure is not None, "engine_of raises no error that is an answer"
             return failure
         return attrs.evolve(backend, model=engine.alias), engine.credentials
@@ -231,7 +231,7 @@ def reply_of(status: int, headers: Headers, body: bytes, *, ours: bool) -> Reply
         error = error_in(orjson.loads(body)) if status == 503 else None
     except orjson.JSONDecodeError:
         error = None
-    failure = judge(status, headers, error, ours=ours)
+    failure = failure_in(status, headers, error, ours=ours)
     is_loading = failure is not None and failure.cause is Cause.LOADING
     return Reply(status, headers.get("server") or "", is_loading, body)
 
@@ -276,7 +276,7 @@ class _AnswerReader:
 
     async def _read_stream(self) -> Stream | Answer | Failure:
         splitter = MessagesSplitter() if self.uses_messages else EventSplitter()
-        judge_ = AnswerJudge()
+        state = AnswerState()
         events: list[tuple[Kind, bytes]] = []  # not sent to the client yet, so an invalid one causes a fallback
         while True:
             # Only events with content move the deadline: a backend could send comments and partial events forever.
@@ -284,10 +284,10 @@ class _AnswerReader:
             if not piece:
                 return Failure(Cause.BROKEN, "its stream ended without content")
             for event in splitter.feed(piece):
-                kind = judge_.take(event)
+                kind = state.take(event)
                 events.append((kind, event))
                 if kind is Kind.ERROR:
-                    found = self._error(judge_.error or {}, 200, b"")
+                    found = self._error(state.error or {}, 200, b"")
                     has_written = isinstance(found, Failure) and any(each is Kind.PIECE for each, _ in events)
                     return attrs.evolve(found, status=200) if has_written else found
                 empty = kind is Kind.DONE and not any(each is Kind.PIECE for each, _ in events)
@@ -297,7 +297,7 @@ class _AnswerReader:
                 return Stream(
                     answer=self.answer,
                     splitter=splitter,
-                    judge=judge_,
+                    state=state,
                     events=tuple(events),
                     silence_seconds=self.silence_seconds,
                     hides_usage=False,
@@ -332,7 +332,7 @@ class _AnswerReader:
         if error is not None:
             is_verbatim = isinstance(reply, dict) and error == reply.get("error")
             return self._error(error, status, body if is_verbatim else b"")
-        if (failure := judge(status, headers, None, ours=not self.backend.provider)) is not None:
+        if (failure := failure_in(status, headers, None, ours=not self.backend.provider)) is not None:
             return failure
         if status in (401, 403):
             return self._error({}, status, body)
@@ -354,8 +354,8 @@ class _AnswerReader:
     def _error(self, error: Mapping[str, Any], status: int, body: bytes) -> Answer | Failure:
         """Classify an error, by the status that it should have had if it came with 200."""
         effective = status if status >= 300 else status_of_error(error)
-        if (failure := judge(effective, self.answer.head.lines, error, ours=not self.backend.provider)) is not None:
-            return failure
+        if (found := failure_in(effective, self.answer.head.lines, error, ours=not self.backend.provider)) is not None:
+            return found
         if effective in (401, 403) and (self.backend.provider or self.backend.key_file):
             # The credentials are the router's: the provider's message about them is not for the client.
             message = "the backend rejected the router's credentials; the router's operator must replace them"

@@ -11,7 +11,7 @@ from typing import Final
 
 import attrs
 
-from llmkube.router.budgets.meter import NO_RESERVATION, BudgetsNotKeptError, Consumption, ExhaustedBudget, Reservation
+from llmkube.router.budgets.meter import NO_RESERVATION, BudgetStoreError, Consumption, ExhaustedBudget, Reservation
 from llmkube.router.budgets.usage import Usage
 from llmkube.router.config.routing_config import Prices
 from llmkube.router.dispatch.verdicts import Cause, Failure
@@ -80,7 +80,7 @@ class AttemptCharges:
             return Failure(Cause.BUDGET, f"{self._wasted} attempts used their budget reservations without an answer")
         try:
             found = await self.reserve()
-        except BudgetsNotKeptError:
+        except BudgetStoreError:
             return Failure(Cause.BUDGET_STORE, BUDGET_UNAVAILABLE)
         if isinstance(found, ExhaustedBudget):
             seconds = None if found.wait_seconds is None else float(found.wait_seconds)

@@ -78,22 +78,22 @@ class BackendCalls:
 
     async def _call_in_turn(self, permit: Permit, request: RoutedRequest) -> Failure | None:
         backend, inbound, record, started_at = permit.backend, request.inbound, request.record, trio.current_time()
-        line = self.turns.line(backend)
+        engine_queue = self.turns.queue_of(backend)
         max_tokens = requested_tokens(inbound.body) if inbound.path in STREAMING else 0
-        with self.turns.turn(backend, record.decided.tenant, line.tokens_of(inbound.size, max_tokens)) as turn:
+        with self.turns.turn(backend, record.decided.tenant, engine_queue.tokens_of(inbound.size, max_tokens)) as turn:
             headers = answer_headers(Headers(), inbound.request_id, backend.name) if inbound.streams else None
             is_admitted = await _wait_for_turn(turn, request.first_byte_seconds(backend.name), request.client, headers)
             waited = trio.current_time() - started_at
-            record.update(queue_seconds=(record.answered.queue_seconds or 0.0) + waited)
+            record.update(queue_seconds=(record.answer.queue_seconds or 0.0) + waited)
             if not is_admitted:
-                failure = _queue_failure(turn, line)
+                failure = _queue_failure(turn, engine_queue)
                 self._record_attempt(record, backend.name, failure, waited)
                 return failure
             result = await self._call(permit, request)
             if result is not None:
-                turn.took = turn.tokens if result.is_fault else 0
-            elif (usage := record.answered.last_usage) is not None:
-                line.answered(turn, usage.prompt - usage.cached + usage.completion, usage.completion)
+                turn.charge = turn.tokens if result.is_fault else 0
+            elif (usage := record.answer.last_usage) is not None:
+                engine_queue.record_answer(turn, usage.prompt - usage.cached + usage.completion, usage.completion)
             return result
 
     async def _call(self, permit: Permit, request: RoutedRequest) -> Failure | None:
@@ -121,7 +121,7 @@ class BackendCalls:
                 return found
             record.charges.status = found.status if isinstance(found, Answer) else 200
             record.update(backend=name, dropped=found.dropped)
-            if record.answered.first_byte_seconds is None:
+            if record.answer.first_byte_seconds is None:
                 record.update(first_byte_seconds=now - record.request.started_at)
             if isinstance(found, Answer):
                 await self._respond(found, permit, request)
@@ -204,23 +204,23 @@ class BackendCalls:
             error = {"error": error_object(502, f"{UNTRANSLATABLE}: {exc}", Ending.UNTRANSLATABLE.value)}
             await client.respond(Response.json(502, error, headers=headers))
 
-    async def _relay(self, begun: Stream, permit: Permit, request: RoutedRequest) -> Failure | None:
+    async def _relay(self, stream: Stream, permit: Permit, request: RoutedRequest) -> Failure | None:
         """Relay a stream to the client; return a failure if it broke off and another engine can continue it."""
         client, record = request.client, request.record
         record.update(status=200, streamed=True)
         timing_line = ("Server-Timing", server_timing(record))
-        headers = answer_headers(begun.answer.head.lines, request.inbound.request_id, permit.backend.name, timing_line)
+        headers = answer_headers(stream.answer.head.lines, request.inbound.request_id, permit.backend.name, timing_line)
         name, joined = permit.backend.name, client.joined
         if joined is not None:
             joined.begin(permit.backend)
             if joined.continuations:
-                record.update(continuations=record.answered.continuations + 1)
+                record.update(continuations=record.answer.continuations + 1)
                 self.on_continuation("continued")
 
         def update() -> None:
-            last = usage_of_all_answers(begun.judge.usage, request.inbound.body)
+            last = usage_of_all_answers(stream.state.usage, request.inbound.body)
             usage = joined.usage if joined is not None and joined.continuations else last
-            record.update(usage=usage, last_usage=last, model=record.answered.model or begun.judge.model)
+            record.update(usage=usage, last_usage=last, model=record.answer.model or stream.state.model)
 
         def timing() -> str:
             update()
@@ -231,7 +231,7 @@ class BackendCalls:
             await client.begin(headers)
             waiting = WaitingRequest(extends=False, began_at=trio.current_time())
             with self.watch.watching(permit, waiting):
-                ending = await relay(begun, client, waiting, timing)
+                ending = await relay(stream, client, waiting, timing)
             record.update(outcome=ending.value if ending is Ending.COMPLETE else f"stream_{ending.value}")
         finally:
             update()
@@ -249,14 +249,14 @@ class BackendCalls:
 
     def _record_divergence(self, request: RoutedRequest) -> None:
         """Record where the prompt diverges from earlier ones, if llama.cpp's server reports how much was cached."""
-        record, inbound, usage = request.record, request.inbound, request.record.answered.usage
+        record, inbound, usage = request.record, request.inbound, request.record.answer.usage
         if usage is None or usage.prefill_ms is None:
             return
         tenant = record.decided.tenant
         prompt = record.decided.prompt or self.prefixes.prompt(tenant, inbound.path, inbound.body, inbound.size)
         if prompt is None:
             return
-        found = self.own_prompts.answered(tenant, prompt, cached=usage.cached, tokens=usage.prompt)
+        found = self.own_prompts.record_answer(tenant, prompt, cached=usage.cached, tokens=usage.prompt)
         record.update(diverged=found.position(prompt.text) if found is not None else "")
 
 
@@ -269,17 +269,17 @@ def _comment(record: Record) -> bytes:
 async def _wait_for_turn(turn: Turn, seconds: float, client: ClientStream, comment_headers: Headers | None) -> bool:
     """Return whether a turn is admitted in time; with headers, start the stream and send comments meanwhile."""
     until = trio.current_time() + seconds
-    while not turn.called.is_set() and (left := until - trio.current_time()) > 0:
+    while not turn.settled.is_set() and (left := until - trio.current_time()) > 0:
         with trio.move_on_after(left if comment_headers is None else min(left, COMMENT_SECONDS)):
-            await turn.called.wait()
-        if comment_headers is not None and not turn.called.is_set() and trio.current_time() < until:
+            await turn.settled.wait()
+        if comment_headers is not None and not turn.settled.is_set() and trio.current_time() < until:
             await client.begin(comment_headers)
             await client.send(QUEUE_COMMENT)
     return turn.admitted_at is not None
 
 
-def _queue_failure(turn: Turn, line: EngineQueue) -> Failure:
+def _queue_failure(turn: Turn, engine_queue: EngineQueue) -> Failure:
     """Return why a turn was not admitted."""
-    retry_seconds, has_siblings = line.retry_info(turn)
+    retry_seconds, has_siblings = engine_queue.retry_info(turn)
     why = "its queue is full" if turn.is_dropped else "no free slot in time"
     return Failure(Cause.QUEUE, why, retry_after_seconds=float(retry_seconds), has_siblings=has_siblings)

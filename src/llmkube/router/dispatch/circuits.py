@@ -111,7 +111,7 @@ class Circuit:
         opened = self.opened + 1
         return Circuit(failures, opened, now + policy.backoff.delay(opened, rng), unhealthy=self.unhealthy)
 
-    def found(self, by: str, why: str, now: float) -> "Circuit":
+    def checked(self, by: str, why: str, now: float) -> "Circuit":
         """Return the circuit after a health check, with the reason if it failed, else "".
 
         A backend that becomes healthy again is half-open first.

@@ -129,14 +129,14 @@ class Dispatcher:
         name, client, record = permit.backend.name, request.client, request.record
         until = record.request.started_at + request.first_byte_seconds(name)
         silent_since = began_at = trio.current_time()
-        queued_before = record.answered.queue_seconds or 0.0
+        queued_before = record.answer.queue_seconds or 0.0
         while trio.current_time() + LOADING_POLL_SECONDS < until:
             await trio.sleep(LOADING_POLL_SECONDS)
             if request.inbound.streams and trio.current_time() - silent_since >= COMMENT_SECONDS:
                 await client.begin(answer_headers(Headers(), request.inbound.request_id, name))
                 await client.send(LOADING_COMMENT)
                 silent_since = trio.current_time()
-            queued = (record.answered.queue_seconds or 0.0) - queued_before
+            queued = (record.answer.queue_seconds or 0.0) - queued_before
             record.update(load_seconds=trio.current_time() - began_at - queued)
             failure = await self.calls.call(permit, request)
             if failure is None or failure.cause is not Cause.LOADING:
@@ -166,14 +166,14 @@ async def _continue_answer(broken: Permit, request: RoutedRequest, call: Call) -
     """Have other engines continue an answer to its end; if none does, send the client an error and return False.
 
     Args:
-        broken: Permit of the backend whose engine died.
+        broken: Permit of the backend whose engine failed.
         request: Request whose client has the beginning of an answer.
         call: Calls one backend.
     """
     joined, record, at = request.client.joined, request.record, broken
     assert joined is not None, "only a JoinedAnswer can be continued"
     while True:
-        ended = record.answered.outcome
+        ended = record.answer.outcome
         record.update(outcome="client_gone")
         continuation = attrs.evolve(request, inbound=attrs.evolve(request.inbound, body=joined.next_body()))
         at, failure = await _try_to_continue(at, continuation, call)

@@ -68,7 +68,7 @@ class MessagesSplitter(EventSplitter):
         data = data_of(event)
         payload = None if data is None else _object_in(data)
         if payload is None:
-            return [event]  # a comment, or garbage, which `AnswerJudge` detects
+            return [event]  # a comment, or garbage, which `AnswerState` detects
         if payload.get("type") == "ping":
             return [b": ping\n\n"]
         was_done = self._events.done
@@ -91,7 +91,7 @@ class Kind(enum.Enum):
     GARBAGE = "nothing that can be read"
 
 
-class AnswerJudge:
+class AnswerState:
     """Classifies the events of one answer.
 
     Attributes:

@@ -140,13 +140,13 @@ class Record:
 
     request: Request
     decided: DecisionRecord = DecisionRecord()
-    answered: AnswerRecord = AnswerRecord()
+    answer: AnswerRecord = AnswerRecord()
     attempts: list[AttemptRecord] = attrs.field(factory=list)
     charges: AttemptCharges = attrs.field(factory=AttemptCharges)
 
     def update(self, **changes: Any) -> None:
         """Update attributes of `AnswerRecord`."""
-        self.answered = attrs.evolve(self.answered, **changes)
+        self.answer = attrs.evolve(self.answer, **changes)
 
     def add_attempt(self, backend: str, failure: Failure | None, seconds: float, status: int = 200) -> None:
         """Append an attempt."""
@@ -201,20 +201,20 @@ def record_of(head: RequestHead, peer: str, path: str, rng: random.Random) -> Re
 
 def server_timing(record: Record) -> str:
     """Return the `Server-Timing` value of a request, in milliseconds (W3C Server Timing), without unknown metrics."""
-    answered = record.answered
+    answer = record.answer
     parts = [f"total;dur={_ms(trio.current_time() - record.request.started_at)}"]
-    if answered.queue_seconds is not None:
-        parts.append(f"queue;dur={_ms(answered.queue_seconds)}")
-    if answered.load_seconds is not None:
-        parts.append(f"load;dur={_ms(answered.load_seconds)}")
+    if answer.queue_seconds is not None:
+        parts.append(f"queue;dur={_ms(answer.queue_seconds)}")
+    if answer.load_seconds is not None:
+        parts.append(f"load;dur={_ms(answer.load_seconds)}")
     if record.attempts:
         parts.append(f"backend;dur={_ms(record.attempts[-1].seconds)}")
         parts.append(f'attempts;desc="{len(record.attempts)}"')
-    usage = answered.usage
-    if usage is not None and (usage.cached or usage.prefill_ms is not None):  # others do not say
+    usage = answer.usage
+    if usage is not None and (usage.cached or usage.prefill_ms is not None):  # other servers do not report them
         parts.append(f'cached;desc="{usage.cached}"')
-    if answered.diverged:
-        parts.append(f'diverged;desc="{answered.diverged}"')
+    if answer.diverged:
+        parts.append(f'diverged;desc="{answer.diverged}"')
     if usage is not None and usage.prefill_ms is not None:
         parts.append(f"prefill;dur={usage.prefill_ms:.1f}")
     if usage is not None and usage.decode_ms is not None:

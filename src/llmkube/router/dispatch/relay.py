@@ -161,7 +161,7 @@ class Ending(enum.Enum):
 
 
 BREAKS: Final = frozenset({Ending.SILENT, Ending.BROKEN, Ending.CUT})
-"""Endings of a stream whose engine died."""
+"""Endings of a stream whose engine failed."""
 
 _MESSAGES: Final = {
     Ending.SILENT: "the backend stopped sending before the end of its answer",
@@ -172,18 +172,18 @@ _MESSAGES: Final = {
 }
 
 
-async def relay(begun: Stream, client: ClientStream, waiting: WaitingRequest, timing: Callable[[], str]) -> Ending:
+async def relay(stream: Stream, client: ClientStream, waiting: WaitingRequest, timing: Callable[[], str]) -> Ending:
     """Relay a stream to its end; send an error event unless it is complete or can be continued by another engine.
 
     Args:
-        begun: Stream of the backend.
+        stream: Stream of the backend.
         client: Receiver.
         waiting: Shared with the engine watch: gets the time of the last data, and is marked if the engine is frozen.
         timing: Returns the `Server-Timing` value; called once the answer is complete.
     """
     joined = client.joined
     try:
-        ending = await _pass_events(begun, client, waiting)
+        ending = await _pass_events(stream, client, waiting)
         if joined is not None and ending in BREAKS:
             closing_events = joined.release() if joined.is_finished else joined.closing_events()
             if closing_events:
@@ -202,9 +202,9 @@ async def relay(begun: Stream, client: ClientStream, waiting: WaitingRequest, ti
         assert joined is not None, "only a JoinedAnswer raises JoinError"
         ending, joined.obstacle = Ending.UNJOINED, str(exc)
     if ending is Ending.COMPLETE:
-        await _drain(begun)
+        await _drain(stream)
     elif ending is Ending.ERROR:
-        error = begun.judge.error or {}
+        error = stream.state.error or {}
         await client.fail(error_object(502, "the backend failed", "backend_error") | error)
     else:
         await fail(client, ending)
@@ -216,19 +216,19 @@ async def fail(client: ClientStream, ending: Ending) -> None:
     await client.fail(error_object(502, _MESSAGES[ending], f"stream_{ending.value}"))
 
 
-async def _pass_events(begun: Stream, client: ClientStream, waiting: WaitingRequest) -> Ending:
+async def _pass_events(stream: Stream, client: ClientStream, waiting: WaitingRequest) -> Ending:
     waiting.last_received_at = trio.current_time()
-    await client.send(_visible_events(begun, client, begun.events))
+    await client.send(_visible_events(stream, client, stream.events))
     with trio.CancelScope() as silence:
         waiting.begin(silence)
-        until = trio.current_time() + begun.silence_seconds
-        while not begun.judge.done:
+        until = trio.current_time() + stream.silence_seconds
+        while not stream.state.done:
             if waiting.is_frozen:
                 return Ending.SILENT
             silence.deadline = until
             try:
-                piece = await begun.answer.receive_some()
-                events = begun.splitter.feed(piece)
+                piece = await stream.answer.receive_some()
+                events = stream.splitter.feed(piece)
             except HttpError:
                 return Ending.BROKEN
             except OversizedEventError:
@@ -236,25 +236,25 @@ async def _pass_events(begun: Stream, client: ClientStream, waiting: WaitingRequ
             silence.deadline = float("inf")
             waiting.last_received_at = trio.current_time()
             if not piece:
-                return Ending.COMPLETE if begun.judge.is_complete and not begun.splitter.rest else Ending.CUT
-            read = [(begun.judge.take(event), event) for event in events]
+                return Ending.COMPLETE if stream.state.is_complete and not stream.splitter.rest else Ending.CUT
+            read = [(stream.state.take(event), event) for event in events]
             kinds = [kind for kind, _ in read]
             bad = next((at for at, kind in enumerate(kinds) if kind in (Kind.ERROR, Kind.GARBAGE)), None)
-            await client.send(_visible_events(begun, client, read[:bad]))
+            await client.send(_visible_events(stream, client, read[:bad]))
             if bad is not None:
                 return Ending.ERROR if kinds[bad] is Kind.ERROR else Ending.GARBAGE
             if events:
-                until = trio.current_time() + begun.silence_seconds
+                until = trio.current_time() + stream.silence_seconds
     return Ending.SILENT if silence.cancelled_caught else Ending.COMPLETE
 
 
-def _visible_events(begun: Stream, client: ClientStream, read: Sequence[tuple[Kind, bytes]]) -> bytes:
+def _visible_events(stream: Stream, client: ClientStream, read: Sequence[tuple[Kind, bytes]]) -> bytes:
     """Return the events for the client, without `[DONE]`, which `ClientStream.end` sends.
 
     Raises:
         JoinError: They do not continue the client's answer.
     """
-    hides, joined = begun.hides_usage, client.joined
+    hides, joined = stream.hides_usage, client.joined
     if joined is None or joined.is_passthrough:
         return b"".join(event for kind, event in read if kind is not Kind.DONE and not (hides and kind is Kind.USAGE))
     found = []
@@ -268,10 +268,10 @@ def _visible_events(begun: Stream, client: ClientStream, read: Sequence[tuple[Ki
     return b"".join(found)
 
 
-async def _drain(begun: Stream) -> None:
+async def _drain(stream: Stream) -> None:
     with trio.move_on_after(_DRAIN_SECONDS):
         try:
-            while not begun.answer.reusable and await begun.answer.receive_some():
+            while not stream.answer.reusable and await stream.answer.receive_some():
                 pass
         except HttpError:
             return

@@ -86,7 +86,7 @@ def trusted_context(ca_file: Path | None) -> ssl.SSLContext:
         try:
             context.load_verify_locations(cafile=ca_file)
         except (OSError, ssl.SSLError) as exc:
-            message = f"cannot read certificates from {ca_file}: {exc}; it takes a file of PEM certificates"
+            message = f"cannot read certificates from {ca_file}: {exc}; set it to a file of PEM certificates"
             raise CertificateFileError(message, field="--ca-file") from exc
     return context
 
@@ -142,7 +142,7 @@ class Transport:
 
     def _route(self, permit: Permit) -> tuple[Address, HttpClient]:
         if type(permit) is not Permit:
-            raise TypeError(f"a request is sent with a Permit, not with {type(permit).__name__}")
+            raise TypeError(f"a request needs a Permit, not a {type(permit).__name__}")
         if (directory := self.directory_of(permit.backend)) is not None:
             return _address_in(directory, permit.backend.model), self.plain
         base_url = permit.backend.base_url

@@ -153,7 +153,7 @@ def status_of_error(error: Mapping[str, Any]) -> int:
     return 502
 
 
-def judge(status: int, headers: Headers, error: Mapping[str, Any] | None, *, ours: bool) -> Failure | None:
+def failure_in(status: int, headers: Headers, error: Mapping[str, Any] | None, *, ours: bool) -> Failure | None:
     """Return the failure that causes a fallback; None if the response is an answer.
 
     Args:

@@ -114,7 +114,7 @@ def decide(
     load: Mapping[str, int],
     warmth: Mapping[str, Warmth] = _NO_WARMTH,
 ) -> Decision:
-    """Route a request: the first rule that matches and has a usable backend applies, and only among permitted backends.
+    """Route a request to permitted backends: the first rule that matches and has a usable backend applies.
 
     A matching rule without usable backends is skipped, unless it fails closed.
 
@@ -123,7 +123,7 @@ def decide(
         facts: Facts of the request.
         permits: Backends that the request may reach.
         first_byte_seconds: Measured time to the first byte, by the backend's name; without an entry it is unknown.
-        pick: A number from 0 to below 1, for strategy weighted.
+        pick: A random number in [0, 1), for strategy weighted.
         load: Requests in flight, by the backend's name.
         warmth: Estimates of what backends have cached of the prompt, by name, for strategy least-loaded.
     """
@@ -184,9 +184,9 @@ def _default_decision(config: RoutingConfig, facts: RequestFacts, permits: Permi
         permit = permits.allowed.get(name)
         if permit is not None:
             return _with_limits(config, None, (permit,), (), why)
-    closed = named or config.default_backend
-    if closed:
-        return _refusal(None, NOT_PERMITTED, f"no rule matches, and {closed}: {permits.refused.get(closed, '')}")
+    refused = named or config.default_backend
+    if refused:
+        return _refusal(None, NOT_PERMITTED, f"no rule matches, and {refused}: {permits.refused.get(refused, '')}")
     return _refusal(None, NO_ROUTE, "no rule matches, and the router has no default route")
 
 

@@ -65,17 +65,17 @@ def nearest(prompt: EarlierPrompt, earlier: Iterable[EarlierPrompt]) -> Divergen
     Returns:
         The divergence; the earlier prompt itself if one of the two starts with the other; None if there is none.
     """
-    found, alike = _most_alike(prompt.marks, earlier)
-    if not alike:
+    found, marks_end = _most_similar(prompt.marks, earlier)
+    if not marks_end:
         return None
-    at = alike // MARK_BYTES - 1
+    at = marks_end // MARK_BYTES - 1
     low, high = MARK_OFFSETS[at - 1] if at else 0, MARK_OFFSETS[at] if at < len(MARK_OFFSETS) else MAX_PROMPT_BYTES
     text, size, common_bytes, is_exact = prompt.text, prompt.size, low, False
     assert text is not None, "it is new"
     for each in found:
         other = each.text
         if other is None:
-            if alike in (len(prompt.marks), len(each.marks)):
+            if marks_end in (len(prompt.marks), len(each.marks)):
                 return each  # as far as the marks show
             continue
         is_exact = True
@@ -89,20 +89,20 @@ def nearest(prompt: EarlierPrompt, earlier: Iterable[EarlierPrompt]) -> Divergen
     return Divergence(common_bytes, common_bytes + 1) if is_exact else Divergence(low, high)
 
 
-def _most_alike(marks: bytes, earlier: Iterable[EarlierPrompt]) -> tuple[list[EarlierPrompt], int]:
+def _most_similar(marks: bytes, earlier: Iterable[EarlierPrompt]) -> tuple[list[EarlierPrompt], int]:
     """Return the prompts with the most common marks, and the bytes of these; an equal mark implies all before it."""
     found: list[EarlierPrompt] = []
-    alike, last, after = 0, slice(0), slice(MARK_BYTES)
+    marks_end, last, after = 0, slice(0), slice(MARK_BYTES)
     for each in earlier:
         other = each.marks
         if other[last] != marks[last]:
             continue
         if other[after] == marks[after] != b"":
-            alike = _common(marks, other, alike, min(len(marks), len(other))) // MARK_BYTES * MARK_BYTES
-            last, after = slice(alike - MARK_BYTES, alike), slice(alike, alike + MARK_BYTES)
+            marks_end = _common(marks, other, marks_end, min(len(marks), len(other))) // MARK_BYTES * MARK_BYTES
+            last, after = slice(marks_end - MARK_BYTES, marks_end), slice(marks_end, marks_end + MARK_BYTES)
             found = []
         found.append(each)
-    return found, alike
+    return found, marks_end
 
 
 def _common(one: bytes, other: bytes, low: int, high: int) -> int:
@@ -136,7 +136,7 @@ class TenantPrompts:
     _tenants: OrderedDict[str, "_Tenant"] = attrs.field(factory=OrderedDict, repr=False)
     _with_text: OrderedDict[str, "_Tenant"] = attrs.field(factory=OrderedDict, repr=False)
 
-    def answered(self, tenant: str, prompt: Prompt, *, cached: int, tokens: int) -> Divergence | None:
+    def record_answer(self, tenant: str, prompt: Prompt, *, cached: int, tokens: int) -> Divergence | None:
         """Remember a prompt; return where it diverges from the most similar earlier one.
 
         None if one of the two starts with the other; if the tenant has no earlier prompt for the same model; if the

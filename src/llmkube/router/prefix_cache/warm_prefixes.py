@@ -276,7 +276,7 @@ class WarmPrefixes:
             found[backend.name] = Warmth(_bytes(warm), cache.oldest)
         return found
 
-    def answered(self, prompt: Prompt, backend: Backend, *, cached: int, tokens: int) -> str:
+    def record_answer(self, prompt: Prompt, backend: Backend, *, cached: int, tokens: int) -> str:
         """Learn from an answer; return `hit`, `miss`, or `cold` if nothing was expected, and "" without token counts.
 
         Args:

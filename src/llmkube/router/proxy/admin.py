@@ -67,7 +67,7 @@ async def _drain(router: Router) -> None:
             await trio.sleep(_POLL_SECONDS)
 
 
-def admin_judge(head: RequestHead, peer: str) -> Response | None:
+def admin_filter(head: RequestHead, peer: str) -> Response | None:
     """Refuse web pages, and requests for public names, whose owners may point them here: a `RequestFilter`."""
     host = _host_of(head)
     if is_foreign_origin(head.lines) or not (is_local(host) or host.endswith(_CLUSTER_DOMAINS)):

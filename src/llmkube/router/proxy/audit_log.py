@@ -111,7 +111,7 @@ class AuditLog:
         """Record a reloaded config."""
         await self._sender.send(self._lifecycle_line("config", config, {"config": config_digest(config)}))
 
-    async def dispatched(self, fields: Mapping[str, Any]) -> None:
+    async def record_request(self, fields: Mapping[str, Any]) -> None:
         """Record a request, even if it is cancelled; wait while the queue is full.
 
         A line that waits for too long is dropped, which is logged.
@@ -179,9 +179,9 @@ def fields_of(record: Record, config: RoutingConfig, seconds: float) -> dict[str
         config: Config that applied to it.
         seconds: Its duration.
     """
-    request, decided, answered = record.request, record.decided, record.answered
-    facts, decision, usage = decided.facts, decided.decision, answered.usage
-    backend = config.backends.get(answered.backend)
+    request, decided, answer = record.request, record.decided, record.answer
+    facts, decision, usage = decided.facts, decided.decision, answer.usage
+    backend = config.backends.get(answer.backend)
     return {
         "router": config.name,
         "requestID": request.request_id,
@@ -194,13 +194,13 @@ def fields_of(record: Record, config: RoutingConfig, seconds: float) -> dict[str
         "model": facts.model if facts else "",
         "classification": sorted(facts.classes) if facts else [],
         "taskComplexity": facts.complexity if facts else "",
-        "status": answered.status,
-        "outcome": answered.outcome,
+        "status": answer.status,
+        "outcome": answer.outcome,
         "rule": decided.rule if decision else "",
         "why": decision.why if decision else "",
-        "backend": answered.backend,
+        "backend": answer.backend,
         "backendTier": "" if backend is None else "local" if backend.local else "cloud",
-        "answeredModel": answered.model,
+        "answeredModel": answer.model,
         "attempts": [
             {
                 "backend": each.backend,
@@ -211,13 +211,13 @@ def fields_of(record: Record, config: RoutingConfig, seconds: float) -> dict[str
             }
             for each in record.attempts
         ],
-        "streamed": answered.streamed,
-        "continuations": answered.continuations,
-        "notContinued": answered.not_continued,
+        "streamed": answer.streamed,
+        "continuations": answer.continuations,
+        "notContinued": answer.not_continued,
         "latencyMs": round(seconds * 1000, 1),
-        "firstByteMs": None if answered.first_byte_seconds is None else round(answered.first_byte_seconds * 1000, 1),
+        "firstByteMs": None if answer.first_byte_seconds is None else round(answer.first_byte_seconds * 1000, 1),
         "promptTokens": usage.prompt if usage else None,
         "completionTokens": usage.completion if usage else None,
         "cachedTokens": usage.cached if usage else None,
-        "droppedFields": list(answered.dropped[:32]),
+        "droppedFields": list(answer.dropped[:32]),
     }

@@ -97,7 +97,7 @@ def _listed_fields(services: Services, router: Router) -> StreamHandler:
             with contextlib.suppress(BodyError):  # the router reports it
                 named, _ = await read_model(exchange.body)
                 engine_of(services.directory, named, path)  # refuses at once while the model loads
-        await router.live.look()  # so that the router has every model of the directory
+        await router.live.reload_if_changed()  # so that the router has every model of the directory
         await router.listed_fields(exchange)
 
     return answer

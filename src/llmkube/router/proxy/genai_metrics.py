@@ -81,7 +81,7 @@ class GenAiMetrics:
             buckets=_TOKENS,
         )
 
-    def ended(self, record: Record, backend: Backend | None, outcome: str, seconds: float) -> None:
+    def count_request(self, record: Record, backend: Backend | None, outcome: str, seconds: float) -> None:
         """Count a request that a backend answered; for others the conventions have no provider.
 
         Args:
@@ -96,8 +96,8 @@ class GenAiMetrics:
         labels = (operation, provider_of(backend), backend.model or backend.model_id)
         error = "" if outcome == "ok" else outcome
         self._series(self.duration_seconds, *labels, error).observe(seconds)
-        usage, first = record.answered.usage, record.answered.first_byte_seconds
-        if record.answered.streamed and first is not None and not error:
+        usage, first = record.answer.usage, record.answer.first_byte_seconds
+        if record.answer.streamed and first is not None and not error:
             self._series(self.first_seconds, *labels).observe(first)
             if usage is not None and usage.completion > 1:
                 self._series(self.token_seconds, *labels).observe((seconds - first) / (usage.completion - 1))

@@ -24,7 +24,7 @@ from llmkube.base.http.message import Response
 from llmkube.router.auth.principals import principal_of
 from llmkube.router.budget_store.router_budgets import RouterBudgets
 from llmkube.router.budgets.meter import (
-    BudgetsNotKeptError,
+    BudgetStoreError,
     ExhaustedBudget,
     Reservation,
     TokenDemand,
@@ -70,7 +70,7 @@ HINT: Final = """LLMKube router: an OpenAI-compatible API; set your client's bas
 """
 
 MAX_BODY_BYTES: Final = 16 << 20
-"""A body is parsed at once: 16 MiB take a tenth of a second."""
+"""A body is parsed in one step, which takes a tenth of a second for 16 MiB."""
 
 DO_NOT_RETRY: Final[Mapping[str, str]] = {"X-Should-Retry": "false"}
 """For clients that retry automatically."""
@@ -91,7 +91,7 @@ class ListedFields:
         routing: Returns the current config.
         dispatcher: Carries out decisions.
         stats: Load and latency of backends.
-        shadows: Sends copies to backends on trial.
+        shadows: Sends copies to shadow backends.
         prefixes: Estimate of the prefixes in the engines' caches.
         conversations: Stored responses.
         rng: Source of weighted choices and request IDs.
@@ -235,7 +235,7 @@ class ListedFields:
         """
         try:
             found = await self.budgets.admit(config, claim, facts)
-        except BudgetsNotKeptError as exc:
+        except BudgetStoreError as exc:
             raise refused(503, BUDGET_UNAVAILABLE, "budget_not_kept", {"Retry-After": "5"}) from exc
         if isinstance(found, ExhaustedBudget):
             again = {"Retry-After": str(found.wait_seconds)} if found.wait_seconds is not None else DO_NOT_RETRY
@@ -247,24 +247,24 @@ class ListedFields:
         for each in record.attempts:
             if each.result == Cause.CONNECT.value:
                 self.prefixes.forget(each.backend)
-        backend, usage = config.backends.get(record.answered.backend), record.answered.usage
+        backend, usage = config.backends.get(record.answer.backend), record.answer.usage
         if (prompt := record.decided.prompt) is not None and backend is not None and usage is not None:
-            found = self.prefixes.answered(prompt, backend, cached=usage.cached, tokens=usage.prompt)
-            self.metrics.prompt_answered(backend.name, found)
+            found = self.prefixes.record_answer(prompt, backend, cached=usage.cached, tokens=usage.prompt)
+            self.metrics.count_prompt(backend.name, found)
 
     async def _end(self, record: Record, routing: Routing, body: bytes) -> None:
         facts = record.decided.facts
         self.conversations.ended(record.decided.history_bytes)
-        answering = routing.config.backends.get(record.answered.backend)
-        record.charges.end(record.answered.usage, answering.prices if answering is not None else None)
+        answering = routing.config.backends.get(record.answer.backend)
+        record.charges.end(record.answer.usage, answering.prices if answering is not None else None)
         self._update_prefixes(record, routing.config)
         seconds = trio.current_time() - record.request.started_at
         classes = facts.classes if facts is not None else frozenset[str]()
-        self.metrics.ended(record, class_label(classes, routing.classes), answering, seconds)
+        self.metrics.count_request(record, class_label(classes, routing.classes), answering, seconds)
         fields = fields_of(record, routing.config, seconds)
         if routing.config.audit.bodies:
             fields["body"] = body.decode("utf-8", "replace")
-        await self.audit.dispatched(fields)
+        await self.audit.record_request(fields)
 
     async def _stored_response(self, exchange: StreamExchange, path: str) -> None:
         """Serve a stored response to its owner."""
@@ -285,10 +285,10 @@ class ListedFields:
         finally:
             await self._end(record, routing, b"")  # noqa: ASYNC102 (it shields itself, with a deadline)
 
-    async def unread(self, head: RequestHead | None, peer: str, status: int, message: str) -> Response:
+    async def refuse_malformed(self, head: RequestHead | None, peer: str, status: int, message: str) -> Response:
         """Record a malformed request, and return the error response: a `MalformedHandler`."""
         code, response = unread_code(status), await unread_refusal(head, peer, status, message)
-        self.metrics.unread(code)
+        self.metrics.count_refused(code)
         routing = self.routing()
         principal = None if head is None else principal_of(head.lines, peer, routing.clients)
         if head is None or principal is None:
@@ -297,7 +297,7 @@ class ListedFields:
         record = record_of(head, peer, path if path in ROUTES else "other", self.rng)
         record.decided = DecisionRecord(principal=principal)
         record.update(status=status, outcome=code)
-        await self.audit.dispatched(fields_of(record, routing.config, 0.0))
+        await self.audit.record_request(fields_of(record, routing.config, 0.0))
         return _with_request_id(response, record)
 
 

@@ -90,9 +90,9 @@ class LiveConfig:
         task_status.started()
         while True:
             await trio.sleep(POLL_SECONDS)
-            await self.look()
+            await self.reload_if_changed()
 
-    async def look(self) -> None:
+    async def reload_if_changed(self) -> None:
         """Reload what has changed; concurrent callers wait until the reload is in effect."""
         async with self._check_lock:
             stamp = self.source.stamp()
@@ -144,7 +144,7 @@ def keys_for(config: RoutingConfig) -> ClientKeys | None:
     try:
         keys.refresh()
     except OSError as exc:
-        message = f"{config.auth.keys_folder!r} cannot be read ({exc.strerror}); it takes a folder with a file per team"
+        message = f"{config.auth.keys_folder!r} cannot be read ({exc.strerror}); set a folder with a file per team"
         raise UserError(message, field="auth.keysFolder") from exc
     return keys
 

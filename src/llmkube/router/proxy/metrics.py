@@ -65,7 +65,7 @@ class RouterMetrics:
         self.requests = counter("requests", text, "rule", "backend", "classification", "outcome")
         text = "Seconds from a request to the last byte of its answer."
         self.duration_seconds = histogram("request_duration", text, "rule", "backend", buckets=_SECONDS)
-        text = "Requests that were refused because no backend that their data may go to was available."
+        text = "Requests that were refused because no backend that may receive their data was available."
         self.fail_closed = counter("fail_closed", text, "rule", "classification")
         text = "Seconds from a request to the first event of its stream."
         self.first_token_seconds = histogram("first_token", text, "backend", buckets=_FIRST_SECONDS)
@@ -73,7 +73,7 @@ class RouterMetrics:
         self.attempts = counter("attempts", text, "backend", "result")
         text = "Tokens as reported by backends, by kind: prompt, completion, cached (part of the prompt)."
         self.tokens = counter("tokens", text, "backend", "kind")
-        text = "Copies of requests to backends on trial, by result."
+        text = "Copies of requests to shadow backends, by result."
         self.shadows = counter("shadows", text, "backend", "result")
         text = (
             "Answers under strategy least-loaded: hit, the engine's cache had the expected prefix; miss, it did not;"
@@ -82,47 +82,47 @@ class RouterMetrics:
         self.prompts = counter("prefix_cache", text, "backend", "result")
         text = "Health checks of backends by result: healthy, unhealthy, loading."
         self.probes = counter("probes", text, "backend", "result")
-        text = "Answers whose engine died, per interruption: continued, not_continuable, no_engine (none in time)."
+        text = "Answers interrupted by an engine failure: continued, not_continuable, no_engine (none in time)."
         self.continuations = counter("continuations", text, "outcome")
 
-    def unread(self, outcome: str) -> None:
+    def count_refused(self, outcome: str) -> None:
         """Count a request that was refused before it was read: unauthenticated or malformed."""
         self.requests.labels(self.router, "none", "none", "none", outcome).inc()
 
-    def tried(self, backend: str, result: str) -> None:
+    def count_attempt(self, backend: str, result: str) -> None:
         """Count an attempt."""
         self._series(self.attempts, self.router, backend, result).inc()
 
-    def continued(self, outcome: str) -> None:
+    def count_break(self, outcome: str) -> None:
         """Count an interruption of an answer."""
         self.continuations.labels(self.router, outcome).inc()
 
-    def shadowed(self, backend: str, result: str) -> None:
+    def count_shadow(self, backend: str, result: str) -> None:
         """Count a copy of a request."""
         self.shadows.labels(self.router, backend, result).inc()
 
-    def probed(self, backend: str, result: str) -> None:
+    def count_probe(self, backend: str, result: str) -> None:
         """Count a health check."""
         self.probes.labels(self.router, backend, result).inc()
 
-    def prompt_answered(self, backend: str, result: str) -> None:
+    def count_prompt(self, backend: str, result: str) -> None:
         """Count a cache result: hit, miss or cold; "" if the engine does not report it."""
         if result:
             self.prompts.labels(self.router, backend, result).inc()
 
-    def ended(self, record: Record, classification: str, answering: Backend | None, seconds: float) -> None:
+    def count_request(self, record: Record, classification: str, answering: Backend | None, seconds: float) -> None:
         """Count a finished request and the backend that answered it, None for none."""
-        answered = record.answered
-        outcome = bounded_outcome(answered.outcome, answered.status)
-        rule, backend = record.decided.rule, answered.backend or "none"
+        answer = record.answer
+        outcome = bounded_outcome(answer.outcome, answer.status)
+        rule, backend = record.decided.rule, answer.backend or "none"
         self._series(self.requests, self.router, rule, backend, classification, outcome).inc()
         self._series(self.duration_seconds, self.router, rule, backend).observe(seconds)
         if outcome in ("fail_closed", "fail_closed_runtime", "not_permitted"):
             self.fail_closed.labels(self.router, rule, classification).inc()
-        if answered.streamed and answered.first_byte_seconds is not None:
-            self._series(self.first_token_seconds, self.router, backend).observe(answered.first_byte_seconds)
-        self.genai.ended(record, answering, outcome, seconds)
-        if (usage := answered.usage) is not None:
+        if answer.streamed and answer.first_byte_seconds is not None:
+            self._series(self.first_token_seconds, self.router, backend).observe(answer.first_byte_seconds)
+        self.genai.count_request(record, answering, outcome, seconds)
+        if (usage := answer.usage) is not None:
             kinds = {"prompt": usage.prompt, "completion": usage.completion, "cached": usage.cached}
             for kind, tokens in kinds.items():
                 self._series(self.tokens, self.router, backend, kind).inc(tokens)
@@ -186,7 +186,7 @@ class BackendGauges:
         waiting = gauge("queue_depth", "Requests that wait for a slot of an engine.", "backend")
         text = "1 while the config file is in use, 0 while it is invalid and the previous config stays in use."
         valid = gauge("config_valid", text)
-        text = "Used and reserved share of a budget, from 0 to 1; under scope team, of the team with the highest."
+        text = "Used and reserved share of a budget, from 0 to 1; with scope team, the highest share of a team."
         taken = gauge("budget_utilization", text, "budget")
         text = "Share of the KV cache of a backend's engine in use by running requests, from 0 to 1, if reported."
         full = gauge("kv_cache_usage_ratio", text, "backend")

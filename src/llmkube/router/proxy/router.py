@@ -74,7 +74,7 @@ class Router:
     Attributes:
         handler: Serves all requests.
         listed_fields: Serves the requests that are forwarded to backends.
-        judge: Refuses requests by their heads.
+        request_filter: Refuses requests by their heads.
         live: Config in use.
         keys: API keys of backends.
         circuits: Circuit breakers of backends.
@@ -86,7 +86,7 @@ class Router:
 
     handler: StreamHandler = attrs.field(init=False)
     listed_fields: ListedFields
-    judge: RequestFilter
+    request_filter: RequestFilter
     live: LiveConfig
     keys: BackendKeys
     circuits: Circuits
@@ -107,13 +107,13 @@ class Router:
     def begin(self, name: str, takes_slot: bool) -> Callable[[], None]:
         """Count a request to a backend that bypasses the handler: a `Begin`."""
         backend, in_flight = self.live.routing.config.backends.get(name), self.stats.in_flight
-        line = self.turns.try_take_slot(backend) if takes_slot and backend is not None and backend.slots else None
+        queue = self.turns.try_take_slot(backend) if takes_slot and backend is not None and backend.slots else None
         in_flight[name] += 1
 
         def end() -> None:
             in_flight[name] -= 1
-            if line is not None:
-                line.return_slot()
+            if queue is not None:
+                queue.return_slot()
 
         return end
 
@@ -214,7 +214,7 @@ async def open_router(
     ):
         attempts = Attempts(transport, keys)
         watch = EngineWatch(attempts.ask, partial(_report_health, circuits, "watch"))
-        probes = Probes(attempts.ask, partial(_report_health, circuits, "probe"), metrics.probed)
+        probes = Probes(attempts.ask, partial(_report_health, circuits, "probe"), metrics.count_probe)
         probes.reload_nowait(routing.config, frozenset())
 
         async def reload(before: RoutingConfig, now: RoutingConfig) -> None:
@@ -232,12 +232,14 @@ async def open_router(
 
         live = LiveConfig(source, routing, reload, checker_of, stamp=stamp)
         caches = CacheWatch(attempts.ask, lambda: live.routing.config, stats.in_flight, watch.is_llama)
-        shadows = Shadows(attempts, metrics.shadowed)
+        shadows = Shadows(attempts, metrics.count_shadow)
         conversations = Conversations(ResponseStore(), lambda: int(utcnow().timestamp()))
-        calls = BackendCalls(attempts, turns, circuits, stats, watch, metrics.tried, metrics.continued, prefixes)
+        calls = BackendCalls(
+            attempts, turns, circuits, stats, watch, metrics.count_attempt, metrics.count_break, prefixes
+        )
         listed_fields = ListedFields(
             routing=lambda: live.routing,
-            dispatcher=Dispatcher(calls, circuits, metrics.continued),
+            dispatcher=Dispatcher(calls, circuits, metrics.count_break),
             stats=stats,
             shadows=shadows,
             metrics=metrics,
@@ -249,7 +251,7 @@ async def open_router(
         )
         router = Router(
             listed_fields=listed_fields,
-            judge=access_check(lambda: live.routing.clients, metrics.unread),
+            request_filter=access_check(lambda: live.routing.clients, metrics.count_refused),
             live=live,
             keys=keys,
             circuits=circuits,
@@ -295,4 +297,4 @@ async def _open_writers(audit: AuditLog, accounts: RouterBudgets, config: Routin
 
 
 def _report_health(circuits: Circuits, by: str, name: str, why: str) -> None:
-    circuits.put(name, circuits.of(name).found(by, why, trio.current_time()))
+    circuits.put(name, circuits.of(name).checked(by, why, trio.current_time()))

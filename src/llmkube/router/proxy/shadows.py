@@ -1,4 +1,4 @@
-"""Sends copies of requests to backends on trial; their answers are discarded, and no client waits for them.
+"""Sends copies of requests to shadow backends; their answers are discarded, and no client waits for them.
 
 A copy can neither delay nor fail a request: it is skipped when the queue is full or holds too many bytes.
 """

@@ -73,18 +73,18 @@ class JoinedRequest:
             facts = apply_limits(facts, NO_LIMITS if self._previous is None else self._previous.limits)
         except NoRegionLeftError as exc:
             raise refused(503, f"no backend may answer this request: {exc}", "not_permitted", _NO_RETRY) from exc
-        limits, asked = limits_of(facts), orjson.dumps(translator.items)
+        limits, items = limits_of(facts), orjson.dumps(translator.items)
 
         def save(response: JsonObject, output: list[JsonObject]) -> bool:
-            answered = orjson.dumps(output)
+            answer = orjson.dumps(output)
             before = self._previous.turn if self._previous is not None else None
             new = StoredResponse(
                 owner=self._owner,
                 response_id=response["id"],
                 response=orjson.dumps(response),
-                turn=Turn(asked=asked, answered=answered, before=before),
+                turn=Turn(input=items, output=answer, before=before),
                 limits=limits,
-                conversation_bytes=self.history_bytes + len(asked) + len(answered),
+                conversation_bytes=self.history_bytes + len(items) + len(answer),
             )
             return store.put(new, trio.current_time())
 
@@ -118,9 +118,8 @@ class Conversations:
         translator = translated.translator
         if not isinstance(translator, ResponsesTranslator):
             return JoinedRequest(translated=translated)
-        translator.response_id = (
-            f"resp_{secrets.token_hex(_ID_BYTES)}"  # from the system's generator, as ids must not be guessable
-        )
+        # From the system's generator, as ids must not be guessable
+        translator.response_id = f"resp_{secrets.token_hex(_ID_BYTES)}"
         translator.now = self.now
         owner = owner_of(principal)
         if not translator.previous_id:
@@ -132,7 +131,7 @@ class Conversations:
             message = "too many long conversations are being continued now; retry later"
             raise refused(503, message, "histories_full", {"Retry-After": "5"})
         turns = turns_to(previous.turn)
-        history = [item for turn in turns for part in (turn.asked, turn.answered) for item in orjson.loads(part)]
+        history = [item for turn in turns for part in (turn.input, turn.output) for item in orjson.loads(part)]
         self.history_bytes += previous.conversation_bytes
         translated = with_history(translated, history, translator)
         return JoinedRequest(translated=translated, owner=owner, previous=previous, store=self.store)

@@ -56,8 +56,8 @@ def apply_limits(facts: RequestFacts, history: DataLimits) -> RequestFacts:
     if history.regions is not None:
         regions = regions & history.regions if regions else history.regions
         if not regions:
-            asked, before = (", ".join(sorted(each)) or "none" for each in (facts.regions, history.regions))
-            message = f"the conversation's data may go to {before}, this request's to {asked}: they share no region"
+            own, previous = (", ".join(sorted(each)) or "none" for each in (facts.regions, history.regions))
+            message = f"the conversation's data may go to {previous}, this request's to {own}: no region in common"
             raise NoRegionLeftError(message)
     return attrs.evolve(facts, classes=classes, regions=regions)
 
@@ -104,21 +104,21 @@ class Turn:
     """One request and its answer.
 
     Attributes:
-        asked: The items of the request, as JSON.
-        answered: The items of the answer, as JSON.
+        input: The items of the request, as JSON.
+        output: The items of the response, as JSON.
         before: The turn that it continues; None for the first.
         references: Number of stored responses and later turns that need it.
     """
 
-    asked: bytes = attrs.field(repr=False)
-    answered: bytes = attrs.field(repr=False)
+    input: bytes = attrs.field(repr=False)
+    output: bytes = attrs.field(repr=False)
     before: "Turn | None" = attrs.field(default=None, repr=False)
     references: int = 0
 
     @property
     def bytes(self) -> int:
         """Length of the items."""
-        return len(self.asked) + len(self.answered)
+        return len(self.input) + len(self.output)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -293,8 +293,8 @@ def handle_request(store: ResponseStore, request: ResourceRequest, owner: str, n
     if method not in allowed:
         message = f"{method} is not allowed on {path[:200]}"
         return refused(405, message, "method_not_allowed", {"Allow": ", ".join(allowed)}).response
-    asked = dict(parse_qsl(request.query, keep_blank_values=True))
-    unknown = [name for name in asked if name not in (("limit", "order", "after") if rest else ())]
+    parameters = dict(parse_qsl(request.query, keep_blank_values=True))
+    unknown = [name for name in parameters if name not in (("limit", "order", "after") if rest else ())]
     if unknown:
         message = f"{unknown[0][:80]} is not a known parameter of {path[:200]}; remove it"
         return refused(400, message, "invalid_value").response
@@ -306,20 +306,20 @@ def handle_request(store: ResponseStore, request: ResourceRequest, owner: str, n
         return Response.json(200, {"id": response_id, "object": "response", "deleted": True})
     if not rest:
         return Response.json(200, orjson.loads(stored.response))
-    return _items_page(stored, asked)
+    return _items_page(stored, parameters)
 
 
 def input_items(stored: StoredResponse) -> list[dict[str, Any]]:
     """Return the input of a response: all items of the conversation before its answer, each with an id."""
     *before, last = turns_to(stored.turn)
-    found = [item for turn in before for item in orjson.loads(turn.asked) + orjson.loads(turn.answered)]
-    found += orjson.loads(last.asked)
+    found = [item for turn in before for item in orjson.loads(turn.input) + orjson.loads(turn.output)]
+    found += orjson.loads(last.input)
     suffix = stored.response_id.removeprefix("resp_")
     return [{"id": f"{_PREFIXES[item['type']]}_{suffix}_in_{at}"} | item for at, item in enumerate(found)]
 
 
-def _items_page(stored: StoredResponse, asked: Mapping[str, str]) -> Response:
-    order, limit, items = asked.get("order", "desc"), asked.get("limit", str(_PAGE_SIZE)), input_items(stored)
+def _items_page(stored: StoredResponse, query: Mapping[str, str]) -> Response:
+    order, limit, items = query.get("order", "desc"), query.get("limit", str(_PAGE_SIZE)), input_items(stored)
     if order not in ("asc", "desc"):
         return refused(400, f"order is {order[:80]!r}; write asc or desc", "invalid_value").response
     if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= _MAX_PAGE_SIZE):
@@ -327,7 +327,7 @@ def _items_page(stored: StoredResponse, asked: Mapping[str, str]) -> Response:
         return refused(400, message, "invalid_value").response
     if order == "desc":
         items.reverse()
-    if after := asked.get("after"):
+    if after := query.get("after"):
         at = next((at for at, item in enumerate(items) if item["id"] == after), None)
         if at is None:
             return refused(400, f"after is {after[:80]!r}; write the id of an item", "invalid_value").response

@@ -35,7 +35,7 @@ from llmkube.router.auth.key_files import stamp_of
 from llmkube.router.config.compile_router import ResolvedService
 from llmkube.router.config.routing_config import RoutingConfig, is_local_url
 from llmkube.router.origin_policy import cors_lines
-from llmkube.router.proxy.admin import admin_handler, admin_judge
+from llmkube.router.proxy.admin import admin_filter, admin_handler
 from llmkube.router.proxy.live_config import LiveConfig, Source
 from llmkube.router.proxy.router import LIMITS, open_router
 
@@ -77,7 +77,7 @@ async def _serve(filename: str, settings: RouterConfig, stop: Stop) -> None:
     ):
         registry.register(loop_watchdog)
         handle_admin = admin_handler(router, registry)
-        await tasks.start(partial(run_server, handle_admin, admin.listeners, limits=PROBE_LIMITS, judge=admin_judge))
+        await tasks.start(partial(run_server, handle_admin, admin.listeners, limits=PROBE_LIMITS, judge=admin_filter))
         freeze_heap()
         _report_started(router.live, front, admin, settings)
         with stop.scope():
@@ -85,9 +85,9 @@ async def _serve(filename: str, settings: RouterConfig, stop: Stop) -> None:
                 router.handler,
                 sockets.listen(front.listeners),
                 limits=LIMITS,
-                judge=router.judge,
+                judge=router.request_filter,
                 stamp=cors_lines,
-                unread=router.listed_fields.unread,
+                unread=router.listed_fields.refuse_malformed,
             )
 
 
