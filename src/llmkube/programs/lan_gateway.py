@@ -53,7 +53,7 @@ class ListenSettings:
 
     Attributes:
         address: An address of this machine.
-        port: TCP port; 0 takes a free one.
+        port: TCP port; 0 selects a free one.
         key_file: The user's file of keys; None for the one in the state directory.
         requires_key: Whether requests need a key.
     """

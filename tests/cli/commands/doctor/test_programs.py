@@ -63,7 +63,7 @@ NO_ENGINE = FailedStarts("boot", 5, "no engine")
         (assess_engine("/e", "6900", None), "pass", "/e, 6900"),
         (assess_engine("/e", "6900", ("Apple M3", "M4")), "pass", "/e, 6900; Apple M3, M4"),
         (assess_engine("/e", "6900", ()), "warn", "`/e --list-devices`"),
-        (job(JobState(4711, 1, ""), **UP), "pass", "a job of the login"),
+        (job(JobState(4711, 1, ""), **UP), "pass", "a login job"),
         (job(JobState(4711, 1, ""), **UP, daemon=True), "pass", "a daemon"),
         (job(JobState(4711, 9, "1"), **UP), "pass", "9 starts, last exit with 1"),  # and runs now
         (job(JobState(4711, 1, ""), holds=True), "warn", "does not answer at /healthz"),

@@ -82,19 +82,19 @@ def assess_gpu_limit(total_bytes: int, limit: GpuLimit, budget_bytes: int) -> Fi
         return failed(
             limit_text,
             why="too little is left for macOS: it hangs when a model reaches the limit",
-            fix=f"{wanted}, or 0 for the default of macOS; it lasts until the next restart",
+            fix=f"{wanted}, or 0 for the default of macOS; it lasts until the next reboot",
         )
     if limit.guessed:
         return warned(
             limit_text,
             why="Metal does not report its limit in this session (ssh, tmux): a cautious estimate is used",
-            fix=f"check in a terminal of the desktop, or set it: {wanted}; it lasts until the next restart",
+            fix=f"check in a terminal of the desktop, or set it: {wanted}; it lasts until the next reboot",
         )
     if limit.limit_bytes < budget_bytes:
         return warned(
             limit_text,
             why=f"models may take {format_bytes(budget_bytes)} together, but a model on the GPU less",
-            fix=f"{wanted}; it lasts until the next restart",
+            fix=f"{wanted}; it lasts until the next reboot",
         )
     return passed(limit_text)
 

@@ -61,12 +61,12 @@ def assess_system(
     if mac and translated:
         return failed(
             f"{platform_text}; Python {python} is for Intel",
-            why="macOS translates it and its engines, which cannot use the GPU",
+            why="macOS translates it and its engines, and translated engines cannot use the GPU",
             fix="install a Python for Apple silicon (/opt/homebrew/bin/python3), and LLMKube with it",
         )
     if mac and not apple_silicon:
-        verdict = failed if wants_metal else warned
-        return verdict(
+        result = failed if wants_metal else warned
+        return result(
             f"{platform_text}: a Mac with an Intel processor",
             why="engines run on the CPU only: llama.cpp's Metal backend requires Apple silicon",
             fix="`llmkube agent install --accelerator cpu`" if wants_metal else "none needed, if it is fast enough",

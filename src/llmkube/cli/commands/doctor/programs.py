@@ -123,7 +123,7 @@ def assess_launchd_job(here: Installation, state: JobState | None, healthy: bool
     last_exit = f", last exit with {state.last_exit}" if state and state.last_exit else ""
     if failures.count >= START_LIMIT and not is_running:
         return failed(
-            f"the {name} has failed to start {failures.count} times and is not started again",
+            f"the {name} has failed to start {failures.count} times and is no longer restarted",
             why=failures.problem or "its log shows why",
             fix=f"fix that; then: {restart}",
         )
@@ -148,7 +148,7 @@ def assess_launchd_job(here: Installation, state: JobState | None, healthy: bool
             why="it was started a moment ago, or it hangs",
             fix=f"{logs}; then: {restart}",
         )
-    kind = "a daemon" if here.daemon else "a job of the login"
+    kind = "a daemon" if here.daemon else "a login job"
     return passed(f"the {name} is running as {kind}: {state.runs} starts{last_exit}")
 
 

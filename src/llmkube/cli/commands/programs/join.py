@@ -127,11 +127,11 @@ def decode_join_token(text: str, now: datetime.datetime) -> JoinToken:
 
 def expired_error(record: JoinRecord, expires_at: float | None = None) -> JoinTokenError:
     """Return the error for a token that is no longer valid."""
-    cause = "or its account was deleted"
+    cause = "has expired, or its account was deleted"
     if expires_at is not None:
-        cause = f"at {datetime.datetime.fromtimestamp(expires_at, datetime.UTC):%Y-%m-%d %H:%M} UTC"
+        cause = f"expired at {datetime.datetime.fromtimestamp(expires_at, datetime.UTC):%Y-%m-%d %H:%M} UTC"
     return JoinTokenError(
-        f"--token-file: this join token has expired {cause}; an administrator creates another one with: "
+        f"--token-file: this join token {cause}; ask an administrator to create another one with: "
         f"llmkube agent join-token --name {record.host} …"
     )
 

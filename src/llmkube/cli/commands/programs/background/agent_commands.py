@@ -127,7 +127,7 @@ def uninstall(state_dir: Path | None) -> None:
         request_root()
     exit_seconds = exit_seconds_of(load("agent", AgentConfig, {"state_dir": folder}))
 
-    async def end() -> None:
+    async def stop_and_unload() -> None:
         if (pid := lock_holder(folder)) is not None:
             os.kill(pid, signal.SIGINT)  # stops the engines as well, whatever --on-exit is
             await wait_for_exit(folder, pid, exit_seconds)
@@ -135,7 +135,7 @@ def uninstall(state_dir: Path | None) -> None:
             daemon = is_daemon(file)
             await launchd_of(user, label=AGENT_LABEL, daemon=daemon, exit_seconds=exit_seconds).unload()
 
-    trio.run(end)
+    trio.run(stop_and_unload)
     end_all(find_marked(OWNER_VARIABLE, str(folder)), grace_seconds=METAL_GRACE_SECONDS)  # of an agent that was killed
     for file in files:
         remove_plist(file)
