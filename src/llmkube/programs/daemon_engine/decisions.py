@@ -170,7 +170,7 @@ class KeeperState:
         failures: Consecutive failed acts.
         last_error: Error of the last failed act.
         not_before: Earliest time of the next act.
-        losses: Times at which the model was unloaded by others.
+        losses: Times at which other clients unloaded the model.
         renewed_at: Time of the last renewal.
     """
 
@@ -296,7 +296,7 @@ def _handle_unlisted(state: KeeperState, sample: DaemonSample, now: float) -> tu
 
 
 def _absent(state: KeeperState, sample: DaemonSample, now: float) -> tuple[KeeperState, Step]:
-    """Prepare or load the model, unless that has just failed or the model was unloaded by others too often."""
+    """Prepare or load the model, unless that has just failed or other clients unloaded the model too often."""
     reason = ""
     if state.ready:
         state, reason = after_loss(state, now), "the model is no longer loaded"
@@ -315,7 +315,7 @@ def _absent(state: KeeperState, sample: DaemonSample, now: float) -> tuple[Keepe
 
 
 def after_loss(state: KeeperState, now: float) -> KeeperState:
-    """Return the state after others have unloaded the model; after repeated losses the next load is delayed."""
+    """Return the state after another client unloaded the model; after repeated losses the next load is delayed."""
     if not state.ready:
         return state
     losses = (*(at for at in state.losses if now - at < LOSS_WINDOW_SECONDS), now)

@@ -154,8 +154,8 @@ def test_what_cannot_be_meant_is_refused(file, arguments, said):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "found 0 ModelRouters; give a file with one"),
-        (f"{ROUTER}---{ROUTER}", "found 2 ModelRouters; give a file with one"),
+        ("", "found 0 ModelRouters; use a file with exactly one"),
+        (f"{ROUTER}---{ROUTER}", "found 2 ModelRouters; use a file with exactly one"),
         (ROUTER.replace("dataClassification", "dataClass"), "unknown field"),
         (
             ROUTER.replace("backends: [local-mac]", "backends: [mac]"),

@@ -218,7 +218,7 @@ def _require_cached(store: Store, text: str) -> CachedModel:
     if not found:
         raise CommandError(f"{text} is not in {store.root}; see `llmkube cache list`", ExitCode.NOT_FOUND)
     if len(found) > 1:
-        raise CommandError(f"{text} matches {len(found)} models; give more digits of the key", ExitCode.USAGE)
+        raise CommandError(f"{text} matches {len(found)} models; specify more digits of the key", ExitCode.USAGE)
     return found[0]
 
 

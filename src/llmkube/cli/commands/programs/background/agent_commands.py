@@ -206,9 +206,9 @@ def print_sudoers(user: str | None) -> None:
     try:
         uid = os.getuid() if user is None else pwd.getpwnam(user).pw_uid
     except KeyError as error:
-        raise UserError(f"--user {user}: this host has no such user") from error
+        raise UserError(f"--user {user}: no such user on this host") from error
     if uid == 0:
-        raise UserError("root needs no sudoers line; give the agent's user with --user")
+        raise UserError("root needs no sudoers line; specify the agent's user with --user")
     click.echo(sudoers_rule(uid), nl=False)
 
 
