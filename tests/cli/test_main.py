@@ -178,10 +178,7 @@ def test_a_stopped_up_is_guessed(tmp_path):
     [
         (200, 'is http://127.0.0.1:{} (context "a") a running API server? --context and --kubeconfig choose'),
         (401, 'http://127.0.0.1:{} (context "a") rejects these credentials; renew them, or choose another --context'),
-        (
-            404,
-            'if http://127.0.0.1:{} (context "a") is the right cluster, install the CRDs: llmkube crds | kubectl apply',
-        ),
+        (404, 'if http://127.0.0.1:{} (context "a") is the right cluster, install the CRDs: llmkube crds'),
     ],
 )
 def test_a_server_that_does_not_serve_us_is_named_with_the_way_out(status, way_out, tmp_path):

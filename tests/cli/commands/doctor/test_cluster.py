@@ -24,7 +24,7 @@ from llmkube.cli.commands.doctor.cluster import (
     assess_lan_access,
     assess_server,
     attributes_of,
-    check_api_server,
+    check_server,
     find_target,
     lacking_rights,
     not_queried,
@@ -196,9 +196,7 @@ async def test_an_api_server_that_gives_no_answer_is_away(home, monkeypatch):
         file = home / "silent"
         server = f"http://127.0.0.1:{silent.getsockname()[1]}"
         kubeconfig(file, server, "lab")
-        (found,) = await check_api_server(
-            installation(home / "state"), ClusterFlags(kubeconfig=str(file)), lambda: NOON
-        )
+        (found,) = await check_server(installation(home / "state"), ClusterFlags(kubeconfig=str(file)), lambda: NOON)
     check_finding(found, "fail", f'{server} (context "lab"): no answer within 0.2 s')
 
 

@@ -15,16 +15,16 @@ from llmkube.cli.commands.doctor.programs import (
     assess_last_exits,
     assess_launchd_job,
     assess_systemd_unit,
-    engine,
+    check_engine,
+    check_for_job,
+    check_keyless_listeners,
+    check_last_exits,
+    check_ports,
+    check_settings,
+    check_systemd_unit,
     keyless_address,
-    last_exits,
     listed_devices,
-    listeners,
     lost_engines,
-    no_job,
-    ports,
-    settings,
-    systemd_unit,
 )
 from llmkube.cli.commands.programs.background.launchctl import JobState
 from llmkube.cli.commands.programs.background.start_limit import FailedStarts
@@ -57,9 +57,9 @@ NO_ENGINE = FailedStarts("boot", 5, "no engine")
 @pytest.mark.parametrize(
     ("found", "verdict", "words"),
     [
-        (settings(installation(FOLDER)), "pass", "no LLMKube program on /state"),
-        (settings(installation(FOLDER, program="agent", pid=7)), "pass", "llmkube agent (pid 7)"),
-        (settings(installation(FOLDER, pid=7, problem="port = x")), "fail", "docs/config.md"),
+        (check_settings(installation(FOLDER)), "pass", "no LLMKube program on /state"),
+        (check_settings(installation(FOLDER, program="agent", pid=7)), "pass", "llmkube agent (pid 7)"),
+        (check_settings(installation(FOLDER, pid=7, problem="port = x")), "fail", "docs/config.md"),
         (assess_engine("/e", "6900", None), "pass", "/e, 6900"),
         (assess_engine("/e", "6900", ("Apple M3", "M4")), "pass", "/e, 6900; Apple M3, M4"),
         (assess_engine("/e", "6900", ()), "warn", "`/e --list-devices`"),
@@ -100,14 +100,14 @@ def test_each_look_is_one_finding_with_its_fix(found, verdict, words):
 async def test_what_the_settings_name_and_is_not_there_is_reported(tmp_path):
     """Another program, with which ours would not start; and no llama-server."""
     config = UpConfig(ollama=tmp_path / "o")
-    check_finding(await engine(installation(tmp_path, config=config)), "fail", "remove the setting")
+    check_finding(await check_engine(installation(tmp_path, config=config)), "fail", "remove the setting")
     config = UpConfig(llama_server=tmp_path / "l")
-    check_finding(await engine(installation(tmp_path, config=config)), "fail", "`brew install llama.cpp`")
+    check_finding(await check_engine(installation(tmp_path, config=config)), "fail", "`brew install llama.cpp`")
 
 
 async def test_a_machine_without_a_job_is_well():
     """The user asked for none."""
-    check_finding(await no_job(), "pass", "LLMKube does not start automatically")
+    check_finding(await check_for_job(), "pass", "LLMKube does not start automatically")
 
 
 def test_the_gpus_that_an_engine_lists_are_read():
@@ -155,7 +155,7 @@ async def test_engines_without_a_key_are_found_by_the_journal(tmp_path):
         (attrs.evolve(ALIVE, host="127.0.0.1", public_host="", api_key=""), 0),
     ):
         await write(tmp_path, entry(record))
-        found = await listeners(installation(tmp_path))
+        found = await check_keyless_listeners(installation(tmp_path))
         assert [each.found for each in found if "the engine of" in each.found] == [
             f"the engine of {entry().key} listens at 192.168.1.5:40001 without a key"
         ] * count
@@ -166,7 +166,7 @@ async def test_engines_without_a_key_are_found_by_the_journal(tmp_path):
 async def test_a_setting_that_lets_everyone_in_is_reported_beside_open_engines(tmp_path):
     """One that is mended must not hide the next."""
     await write(tmp_path, entry(attrs.evolve(ALIVE, public_host="192.168.1.5", public_port=40001, api_key="")))
-    everyone, ours, *_ = await listeners(installation(tmp_path, config=UpConfig(insecure_lan=True)))
+    everyone, ours, *_ = await check_keyless_listeners(installation(tmp_path, config=UpConfig(insecure_lan=True)))
     check_finding(everyone, "fail", "--allow-from")
     check_finding(ours, "fail", "`llmkube restart NAME`")
 
@@ -174,12 +174,12 @@ async def test_a_setting_that_lets_everyone_in_is_reported_beside_open_engines(t
 async def test_an_end_is_unclean_when_nothing_of_ours_runs_that_could_have_reported_it(tmp_path):
     """An agent that runs has looked itself."""
     await write(tmp_path, entry(GONE))
-    (found,) = await last_exits(installation(tmp_path))
+    (found,) = await check_last_exits(installation(tmp_path))
     check_finding(found, "warn", f"1 engine exited when this machine restarted; the largest was {entry().key}")
-    (found,) = await last_exits(installation(tmp_path, pid=1))
+    (found,) = await check_last_exits(installation(tmp_path, pid=1))
     check_finding(found, "pass", "no engine has exited")
     await write(tmp_path, entry(ALIVE))
-    (found,) = await last_exits(installation(tmp_path))
+    (found,) = await check_last_exits(installation(tmp_path))
     check_finding(found, "pass", "no engine has exited")
 
 
@@ -199,16 +199,16 @@ async def test_ports_of_zero_are_not_wanted(tmp_path):
         installation(tmp_path, config=config),
         installation(tmp_path, program="agent", config=AgentConfig(port=0)),
     ):
-        (found,) = await ports(here)
+        (found,) = await check_ports(here)
         check_finding(found, "pass", f"none: available to llmkube {here.program}")
 
 
 async def test_a_program_that_runs_and_does_not_answer_is_silent(tmp_path):
     """The port is then no other program's to take."""
     port = free_port()
-    (found,) = await ports(installation(tmp_path, program="agent", config=AgentConfig(port=port), pid=1))
+    (found,) = await check_ports(installation(tmp_path, program="agent", config=AgentConfig(port=port), pid=1))
     check_finding(found, "fail", f"nothing answers at port {port}")
-    (found,) = await ports(installation(tmp_path, program="agent", config=AgentConfig(port=port)))
+    (found,) = await check_ports(installation(tmp_path, program="agent", config=AgentConfig(port=port)))
     check_finding(found, "pass", f"{port}: available to")
 
 
@@ -217,7 +217,7 @@ async def test_each_port_that_is_taken_is_a_line_of_its_own(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
         numbers = [each.getsockname()[1] for each in (one, two)]
         config = UpConfig(api_port=numbers[0], gateway_port=numbers[1], probe_port=0)
-        found = await ports(installation(tmp_path, config=config))
+        found = await check_ports(installation(tmp_path, config=config))
     for line, number, flag in zip(found, numbers, ("--api-port", "--gateway-port"), strict=True):
         check_finding(line, "fail", f"port {number} is in use by ")
         assert f"(pid {os.getpid()})" in line.found
@@ -232,4 +232,4 @@ async def test_a_unit_s_state_is_systemd_s_word(tmp_path, monkeypatch):
     program.write_text(f'#!/bin/sh\n[ "$*" = "{asked}" ] && echo failed\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    check_finding(await systemd_unit(installation(tmp_path)), "fail", "llmkube-up.service is failed")
+    check_finding(await check_systemd_unit(installation(tmp_path)), "fail", "llmkube-up.service is failed")

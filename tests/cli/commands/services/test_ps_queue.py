@@ -42,8 +42,8 @@ def test_the_line_for_gpus_comes_first_and_in_its_order(run):
 
 def test_nothing_waits(run):
     """A service that only loads is no one that waits for others."""
-    assert run("queue").output == "No service waits in default.\n"
-    assert run("queue", "-A").output == "No service waits in any namespace.\n"
+    assert run("queue").output == "Nothing waits in default.\n"
+    assert run("queue", "-A").output == "Nothing waits in any namespace.\n"
 
 
 async def test_status_finds_the_memory_of_an_engine_that_runs_here(tmp_path):

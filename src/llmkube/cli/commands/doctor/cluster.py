@@ -99,7 +99,7 @@ class ServerReport:
     skew: datetime.timedelta | None = None
 
 
-async def check_api_server(
+async def check_server(
     here: Installation, where: ClusterFlags, utcnow: Callable[[], datetime.datetime]
 ) -> Sequence[Finding]:
     """Check the API server's version, clock and kinds, and the agent's rights."""

@@ -111,7 +111,7 @@ def probes_of(here: Installation, where: ClusterFlags) -> Sequence[Probe]:
         Probe("ports", partial(programs.check_ports, here)),
         Probe("keys", partial(programs.check_keyless_listeners, here)),
         Probe("last end", partial(programs.check_last_exits, here)),
-        Probe("API server", partial(cluster.check_api_server, here, where, utcnow), cluster.API_SECONDS),
+        Probe("API server", partial(cluster.check_server, here, where, utcnow), cluster.API_SECONDS),
         *([Probe("address", partial(cluster.check_advertised, here, where))] if here.serves_a_cluster else []),
     ]
 

@@ -71,9 +71,7 @@ def queue(*, where: ClusterFlags) -> None:
         waiting = sorted((pair for pair in assessed if is_waiting(*pair)), key=lambda pair: _order(pair[0]))
         now = utcnow()
         rows = [(each, queue_row(each, health, now)) for each, health in waiting]
-        return (
-            _table(QUEUE_COLUMNS, rows, namespace) if rows else f"No service waits in {namespace or 'any namespace'}."
-        )
+        return _table(QUEUE_COLUMNS, rows, namespace) if rows else f"Nothing waits in {namespace or 'any namespace'}."
 
     click.echo(run_against(where, action, seconds=ANSWER_SECONDS))
 
