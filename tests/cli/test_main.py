@@ -173,7 +173,7 @@ def test_a_stopped_up_is_guessed(tmp_path):
     [
         (200, 'is http://127.0.0.1:{} (context "a") a running API server? --context and --kubeconfig choose'),
         (401, 'http://127.0.0.1:{} (context "a") rejects these credentials; renew them, or choose another --context'),
-        (404, 'if http://127.0.0.1:{} (context "a") is the right cluster: llmkube crds | kubectl apply'),
+        (404, 'if http://127.0.0.1:{} (context "a") is the right cluster, install the CRDs: llmkube crds'),
     ],
 )
 def test_unusable_server_is_named_with_the_fix(status, fix, tmp_path):

@@ -52,7 +52,7 @@ CONFIG_HEAD = """\
 # config.toml
 
 Every key of `config.toml` in the state directory (`~/.local/share/llmkube`; on a Mac `~/Library/Application
-Support/llmkube`), generated from the classes of settings by `make reference`. A key is set in the table of its
+Support/llmkube`), generated from the settings classes by `make reference`. A key is set in the table of its
 program, or above all tables for every program that has it. A flag (`--api-port`) overrides the environment
 (`LLMKUBE_API_PORT`), which overrides the file, which overrides the default. An unknown key or a wrong value is refused
 with its file and its name.

@@ -143,7 +143,7 @@ async def test_a_llama_server_that_is_not_there(tmp_path, program):
     code, out, err = await run_program(
         tmp_path, program, "--llama-server", str(missing), "--state-dir", str(tmp_path / "state"), kubeconfig=kubeconfig
     )
-    words = f"Error: --llama-server: {missing} does not exist; give the path of a llama-server program\n"
+    words = f"Error: --llama-server: {missing} does not exist; specify the path of a llama-server program\n"
     assert (code, out, err) == (1, "", words)
 
 

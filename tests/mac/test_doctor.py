@@ -233,7 +233,7 @@ async def test_a_healthy_mac_has_no_line_to_fix(tmp_path, libsystem):
             found = await findings(mac, 0)
     assert {each["name"]: each for each in found.values() if each["verdict"] != "pass"} == {}
     check(found, "system", "pass", "macOS 26.1, Apple silicon")
-    check(found, "launchd", "pass", "a job of the login")
+    check(found, "launchd", "pass", "a login job")
     check(found, "GPU limit", "pass", "118.0 GiB of 128.0 GiB by sysctl iogpu.wired_limit_mb")
 
 

@@ -129,7 +129,7 @@ async def test_the_guide_from_the_clone_to_an_answer(tmp_path):
             status_text = await mac.llmkube("agent", "status")
             assert "agent       running (pid" in status_text
             assert "starts      1" in status_text
-            assert "no key      this machine, --allow-from (203.0.113.0/24); no list of nodes" in status_text
+            assert "admitted    this machine, --allow-from (203.0.113.0/24); no list of nodes" in status_text
             await until(lambda: '"msg":"adopted inference service"' in log.read_text())
             assert '"msg":"adopted inference service"' in await mac.llmkube("agent", "logs")
 

@@ -218,7 +218,7 @@ def powermetrics() -> str:
 
 @claim("the kernel says which macOS and which chip this is")
 def macos() -> str:
-    found, release = trio.run(mac.system, find_installation(None)).found, platform.mac_ver()[0]
+    found, release = trio.run(mac.check_system, find_installation(None)).found, platform.mac_ver()[0]
     assert release != "", f"{found!r}"
     assert found.startswith(f"macOS {release}, "), f"{found!r} and {release!r}"
     return found
@@ -226,19 +226,19 @@ def macos() -> str:
 
 @claim("pmset says when this Mac sleeps")
 def sleep() -> str:
-    found, power = trio.run(mac.power, find_installation(None))
+    found, power = trio.run(mac.check_power, find_installation(None))
     assert "does not show" not in found.found, output("pmset", "-g")
     return f"{found.found}; {power.found}"
 
 
 @claim("fdesetup says whether FileVault is on")
 def file_vault() -> str:
-    return trio.run(mac.file_vault).found
+    return trio.run(mac.check_file_vault).found
 
 
 @claim("the firewall says whether it is on, to a user who is not root")
 def firewall() -> str:
-    return trio.run(mac.firewall, find_installation(None)).found
+    return trio.run(mac.check_firewall, find_installation(None)).found
 
 
 @claim("launchctl shows a job of the machine without root")
@@ -282,7 +282,7 @@ def sudo() -> str:
 @claim("the engine of this installation starts, and lists the GPU if it lists any")
 def engine_devices() -> str:
     here = find_installation(None)
-    found = trio.run(programs.engine, here)
+    found = trio.run(programs.check_engine, here)
     assert here.mac, "this is no Mac"
     assert found.verdict is not Verdict.FAIL, found.found
     assert found.verdict is Verdict.PASS, "none: expected in ssh, tmux and daemons, and only there"

@@ -62,7 +62,7 @@ async def test_the_guide_as_typed(node: Node, release: Release, namespace: str):
         assert ANSWER in await node.run(*on_mac, "chat", "demo", "What is LLMKube?", "-n", namespace, machine="mac")
         assert (await node.run("python3", "-c", ASK, direct, "", machine="mac2")).startswith("401 ")
         agent_status = await node.run(*on_mac, "agent", "status", machine="mac")
-        assert f"no key      this machine, nodes ({ADDRESS}/32" in agent_status
+        assert f"admitted    this machine, nodes ({ADDRESS}/32" in agent_status
         forwarding = node.inside(*on_mac, "port-forward", "demo", "18080", "-n", namespace, machine="mac")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(trio.run_process, forwarding, check=False, capture_stdout=True))

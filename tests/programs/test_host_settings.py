@@ -94,7 +94,7 @@ def test_other_programs_are_those_that_are_named(tmp_path):
     mine = program(tmp_path / "bin", "mlx_lm.server")
     assert configured_programs(HostConfig(mlx_server=mine)) == {"mlx-lm": str(mine)}
     assert configured_programs(HostConfig()) == {}
-    with pytest.raises(UserError, match=r"--vllm-metal: .* does not exist; give the path of a vllm program"):
+    with pytest.raises(UserError, match=r"--vllm-metal: .* does not exist; specify the path of a vllm program"):
         configured_programs(HostConfig(vllm_metal=tmp_path / "nothing"))
 
 

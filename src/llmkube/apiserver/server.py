@@ -101,7 +101,7 @@ async def open_api_server(
     Args:
         state_dir: An existing private folder.
         host: Address to listen on, and the server's name in the kubeconfig.
-        port: TCP port; 0 takes a free one.
+        port: TCP port; 0 selects a free one.
         port_field: The flag that a PortTakenError names.
         registry: Metrics for `/metrics`, which requires the token; None serves no such path.
         utcnow: The wall clock.

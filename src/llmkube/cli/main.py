@@ -53,7 +53,7 @@ SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
         ),
     },
     "Long-running programs": {
-        "up": Entry("cli.commands.programs.up:up", "Serve models on this machine, with a Kubernetes API of its own."),
+        "up": Entry("cli.commands.programs.up:up", "Serve models on this machine, with an embedded Kubernetes API."),
         "agent": Entry("cli.commands.programs.agent:agent", "Serve a cluster's models on this host."),
         "controller": Entry("cli.commands.programs.controller:controller", "Serve a cluster's models in its pods."),
         "router": Entry(
@@ -61,7 +61,7 @@ SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
         ),
         "apiserver": Entry("cli.commands.programs.apiserver:apiserver", "Run the embedded API server alone."),
     },
-    "Programs of the cluster's pods": {
+    "Programs that run in pods": {
         "fetch": Entry("programs.fetch_job.fetch:fetch_weights", "Fetch a model into a folder, as a Model's Job does."),
         "key-proxy": Entry(
             "programs.engine_pod:key_proxy", "Require API keys from the clients of an engine, in its pod."

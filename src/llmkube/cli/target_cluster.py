@@ -175,14 +175,14 @@ def _note(config: ClusterConfig, origin: Origin) -> str:
 
 
 def _hint(error: ApiError, config: ClusterConfig, origin: Origin) -> str:
-    """Return which cluster failed, and a fix; the API server did not answer or rejected the credentials."""
+    """Return the name of a cluster whose API server did not answer or rejected the request, and a fix."""
     if origin is Origin.UP and error.code == 0:
         return f"is `llmkube up` running? Its state directory is {local_state_dir()}"
     server = f'{config.server} (context "{config.context}")'
     if isinstance(error, UnauthorizedError):
         return f"{server} rejects these credentials; renew them, or choose another --context or --kubeconfig"
     if error.code == 404:
-        return f"if {server} is the right cluster: llmkube crds | kubectl apply --server-side -f -"
+        return f"if {server} is the right cluster, install the CRDs: llmkube crds | kubectl apply --server-side -f -"
     other = "; without a cluster, `llmkube up` serves on this machine" if origin is Origin.HOME else ""
     return f"is {server} a running API server? --context and --kubeconfig choose another{other}"
 

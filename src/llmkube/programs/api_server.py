@@ -34,7 +34,7 @@ async def open_server(
 
     Args:
         state_dir: The state directory.
-        port: TCP port on the loopback address; 0 takes a free one.
+        port: TCP port on the loopback address; 0 selects a free one.
         field: Flag of the port, for error messages.
         registry: Metrics of `/metrics`; None disables the path.
 

@@ -24,7 +24,7 @@ HUB_ENDPOINT = setting(ENDPOINT, help="Address of Hugging Face or a mirror.")
 LEASE_NAMESPACE = setting("llmkube-system", help="Namespace of the hosts' Leases.")
 
 
-def port_setting(default: int, purpose: str, *, zero: str = "takes a free one") -> Any:
+def port_setting(default: int, purpose: str, *, zero: str = "selects a free one") -> Any:
     """Return the setting of a port; `zero` is the effect of 0, for the help."""
     return setting(default, help=f"Port of {purpose}; 0 {zero}.", minimum=0, maximum=65535)
 
@@ -37,7 +37,7 @@ def program_setting(program: str, runtime: str) -> Any:
 
 def log_level_setting(default: str) -> Any:
     """Return the setting of a program's log level."""
-    return setting(default, help="The least important log line to write.", choices=LOG_LEVELS)
+    return setting(default, help="Lowest level of log lines to write.", choices=LOG_LEVELS)
 
 
 @attrs.frozen
@@ -57,12 +57,12 @@ class HostConfig:
     omlx_startup_seconds: float = setting(
         120.0, help="Seconds within which an oMLX that was started for a service must respond.", minimum=1
     )
-    host_name: str | None = setting(None, help="Name of this host; without it, short host name and four hex digits.")
-    host_ip: str | None = setting(None, help="Address of this host at which the cluster reaches its engines.")
+    host_name: str | None = setting(None, help="Name of this machine; by default its short name and four hex digits.")
+    host_ip: str | None = setting(None, help="Address of this machine at which clients reach its engines.")
     allow_from: tuple[str, ...] = setting(
         (),
-        help="Network (CIDR) that may reach engines without a key, in addition to those that an agent always admits: "
-        "the cluster's nodes, their pod CIDRs, and this host; repeatable. All other requests get 401.",
+        help="Network (CIDR) from which requests to published engines need no key, in addition to the networks that "
+        "an agent always admits (docs/security.md); repeatable. All other requests without a key get 401.",
     )
     s3_env_auth: bool = setting(
         False, help="Use the AWS keys in this program's environment for s3:// sources of Models that name no Secret."
@@ -82,14 +82,14 @@ class HostConfig:
     drain_seconds: float = setting(30.0, help="Time for requests in flight before an engine is stopped.", minimum=0)
     memory_fraction: float = setting(
         0.0,
-        help="Share of this host's memory that models may use together; 0 chooses it by size: 0.67, from 48 GB 0.75, "
-        "from 128 GB 0.9.",
+        help="Share of this machine's memory that all models together may use; 0 selects it by the memory's size: "
+        "0.67, from 48 GB 0.75, from 128 GB 0.9.",
         minimum=0,
         maximum=1,
     )
     memory_check: str = setting(
         "enforce",
-        help="Effect of an unknown memory need of a model: enforce refuses the model, warn starts it with a guess.",
+        help="Effect if a model's memory need is unknown: enforce refuses the model, warn starts it with an estimate.",
         choices=("enforce", "warn"),
     )
     memory_pressure_warning: float = setting(
@@ -100,21 +100,21 @@ class HostConfig:
     )
     eviction: str = setting(
         "on",
-        help="Whether services are stopped when memory is short, or for more important ones: on, off, or dry-run, "
-        "which only reports them.",
+        help="Whether services are evicted when memory is short, or for services of higher priority: on, off, or "
+        "dry-run, which only reports them.",
         choices=("on", "dry-run", "off"),
     )
     eviction_last_service: str = setting(
         "keep",
-        help="Whether the last engine that runs on this host may be stopped for memory: keep, or evict it.",
+        help="Whether the last running engine may be evicted: keep it, or evict it.",
         choices=("keep", "evict"),
     )
     eviction_soft_seconds: float = setting(
-        60.0, help="Time for which memory must be short before a busy service is stopped.", minimum=0
+        60.0, help="Time for which memory must be short before a busy service is evicted.", minimum=0
     )
-    eviction_cooldown_seconds: float = setting(15.0, help="Least time between two evictions.", minimum=1)
+    eviction_cooldown_seconds: float = setting(15.0, help="Minimum time between two evictions.", minimum=1)
     eviction_return_seconds: float = setting(
-        30.0, help="Time for which memory must be normal before evicted services return.", minimum=1, maximum=60
+        30.0, help="Time for which memory must be normal before evicted services are restarted.", minimum=1, maximum=60
     )
     state_dir: Path = STATE_DIR  # load() sets the default
 
@@ -278,7 +278,7 @@ class ControllerConfig:
     namespace: str | None = setting(None, help="Reconcile only this namespace; without it, all namespaces.")
     accelerator: tuple[str, ...] = setting(
         ("metal",),
-        help="Accelerator that hosts serve; Models that ask for another one are served by pods; repeatable.",
+        help="Accelerator that hosts serve; Models that require another one are served by pods; repeatable.",
         choices=ACCELERATORS,
     )
     lease_namespace: str = LEASE_NAMESPACE
@@ -321,7 +321,7 @@ class ControllerConfig:
         "classes if the cluster has them; empty for none.",
     )
     shared_gpu_node: tuple[str, ...] = setting(
-        (), help="Label (KEY=VALUE) of nodes whose GPUs are shared, for services that ask for one; repeatable."
+        (), help="Label (KEY=VALUE) of nodes whose GPUs are shared, for services that request one; repeatable."
     )
     monitor_label: tuple[str, ...] = setting(
         (), help="Label (KEY=VALUE) of services' PodMonitors, by which a Prometheus selects them; repeatable."
@@ -343,12 +343,12 @@ class ControllerConfig:
         3600, help="Seconds between two checks of the source of a Model with refreshPolicy OnChange.", minimum=60
     )
     prune_cache: bool = setting(
-        False, help="Remove weights from each namespace's volume ten minutes after no Model names them any more."
+        False, help="Remove weights from each namespace's volume ten minutes after the last Model stopped naming them."
     )
     drain_container: bool = setting(
         True,
-        help="Add a container of this program's image next to each engine, which delays the end of a pod until its "
-        "requests are finished; without it, pods sleep for ten seconds (Kubernetes 1.30).",
+        help="Add a container of this program's image next to each engine, which delays the termination of a pod until "
+        "its requests are finished; without it, pods sleep for ten seconds (Kubernetes 1.30).",
     )
     port: int = port_setting(0, "/healthz, /readyz and /metrics on all addresses", zero="for none")
     state_dir: Path = STATE_DIR  # load() sets the default

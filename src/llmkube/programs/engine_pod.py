@@ -66,7 +66,7 @@ class DrainTarget:
         clients: Port to which clients connect: the same one, or that of the key proxy.
         metrics_url: URL of its metrics; empty if it has none.
         busy_metrics: Metrics that are all 0 while it has no requests.
-        longest_seconds: Time after which the engine may stop in any state.
+        longest_seconds: Time after which the engine may stop even if it is busy.
     """
 
     engine: int
@@ -166,7 +166,8 @@ def handler(drain: Drain) -> Callable[[Exchange], Any]:
 async def run_drain(
     target: DrainTarget, port: int, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> NoReturn:
-    """Answer the hooks of a pod until cancelled; a kubelet connects to the pod's address, of either family."""
+    """Answer a pod's preStop hooks until cancelled."""
+    # A kubelet connects to the pod's address, which is of either family.
     listeners = await open_listeners(None, port, field="--drain-port")
     async with open_http_client() as client:
         await run_server(handler(Drain(target, client)), listeners, limits=_LIMITS, task_status=task_status)
@@ -180,7 +181,7 @@ def drain_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--metrics-url", default="", help="URL of the engine's metrics (default: count connections)."),
         click.option("--busy-metric", "busy_metrics", multiple=True, help="Metric that is 0 when idle; repeatable."),
         click.option("--longest", "longest_seconds", type=click.FloatRange(min=0), default=60.0, show_default=True,
-                     help="Seconds after which the engine may stop in any state."),
+                     help="Seconds after which the engine may stop even if it is busy."),
     ):  # fmt: skip
         command = option(command)
     return command

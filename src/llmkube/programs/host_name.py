@@ -59,17 +59,17 @@ def check_own_address(text: str) -> str:
         address = ipaddress.ip_address(text)
     except ValueError:
         problem = f'"{text}" is not an IP address'
-        raise UserError(f"--host-ip: {problem}; give one of this machine, such as 192.168.1.50") from None
+        raise UserError(f"--host-ip: {problem}; specify one of this machine, such as 192.168.1.50") from None
     if address.is_loopback or address.is_link_local or address.is_unspecified or address.is_multicast:
         # kube-apiserver refuses these in EndpointSlices (validation of v1 endpoints)
-        raise UserError(f"--host-ip: {address} is not routable; give an address of this machine on its network")
+        raise UserError(f"--host-ip: {address} is not routable; specify an address of this machine on its network")
     try:
         family = socket.AF_INET if address.version == 4 else socket.AF_INET6
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((str(address), 0))
     except OSError as exc:
         problem = f"engines cannot listen on {address} ({exc.strerror})"
-        raise UserError(f"--host-ip: {problem}; give an address that this machine has") from exc
+        raise UserError(f"--host-ip: {problem}; specify an address that this machine has") from exc
     return str(address)
 
 

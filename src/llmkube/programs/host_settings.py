@@ -186,7 +186,7 @@ def memory_settings(config: HostConfig) -> dict[str, Any]:
     warning, critical = config.memory_pressure_warning, config.memory_pressure_critical
     if critical > warning:
         problem = f"{critical:g} is above --memory-pressure-warning ({warning:g})"
-        raise UserError(f"{problem}; give a smaller share", field="--memory-pressure-critical")
+        raise UserError(f"{problem}; specify a smaller share", field="--memory-pressure-critical")
     return {
         "memory_fraction": config.memory_fraction or None,
         "memory_guesses": config.memory_check == "warn",
@@ -209,7 +209,7 @@ def _folders(texts: tuple[str, ...]) -> tuple[Path, ...]:
         except RuntimeError as exc:
             raise UserError(f"{text!r}: {exc}", field="--allow-local-sources") from exc
         if not folder.is_absolute():
-            raise UserError(f"{text!r} is not an absolute path; give one", field="--allow-local-sources")
+            raise UserError(f"{text!r} is not an absolute path; specify one", field="--allow-local-sources")
         folders.append(folder)
     return tuple(folders)
 
@@ -225,4 +225,4 @@ def _resolve_program(chosen: Path, search_path: str, program: Program) -> Path:
         problem = "is not executable"
     else:
         problem = "does not exist"
-    raise UserError(f"{program.setting}: {chosen} {problem}; give the path of a {program.command} program")
+    raise UserError(f"{program.setting}: {chosen} {problem}; specify the path of a {program.command} program")

@@ -53,7 +53,7 @@ class ListenSettings:
 
     Attributes:
         address: An address of this machine.
-        port: TCP port; 0 takes a free one.
+        port: TCP port; 0 selects a free one.
         key_file: The user's file of keys; None for the one in the state directory.
         requires_key: Whether requests need a key.
     """
@@ -64,7 +64,7 @@ class ListenSettings:
     requires_key: bool = True
 
     def keys(self, state_dir: Path) -> "ListenKeys":
-        """Read the keys; without the user's file, the first call on a state directory generates one. Blocks.
+        """Read the keys; if the user names no file, the first call generates a key in the state directory. Blocks.
 
         Raises:
             UserError: The file cannot be used.
@@ -159,7 +159,7 @@ async def run_lan_listener(port: Port, serve: Serve, own_addresses: Callable[[],
                 await _wait_for_address(address, own_addresses, present=False)
                 log.warning("address lost, gateway unreachable for other machines", address=at)
                 nursery.cancel_scope.cancel(reason="the address is lost")
-        except* OSError as errors:  # a lost network breaks listeners, but must not stop the other programs
+        except* OSError as errors:  # a lost network breaks listeners, but must not stop the other tasks
             log.warning("gateway unreachable for other machines", address=at, error=str(first_leaf(errors)))
         listeners = await _reopen(address, number, own_addresses)
         log.warning("address restored, gateway reachable for other machines", address=at)
@@ -200,11 +200,11 @@ def listen_settings(config: UpConfig, own: Callable[[], Collection[str]]) -> Lis
     """
     if config.listen is None:
         if config.listen_key_file is not None:
-            raise UserError("it requires --listen ADDRESS; give both or neither", field=_FILE_FLAG)
+            raise UserError("it requires --listen ADDRESS; specify both or neither", field=_FILE_FLAG)
         return None
     if config.listen_key_file is not None:
         if config.insecure_lan:
-            raise UserError("under --insecure-lan no keys are needed; give only one of the two", field=_FILE_FLAG)
+            raise UserError("under --insecure-lan no keys are needed; specify only one of the two", field=_FILE_FLAG)
         _read_keys(config.listen_key_file, _FILE_FLAG)
     try:
         address, port = parse_listen(config.listen, config.gateway_port, own())

@@ -119,7 +119,7 @@ async def run_signals(
 
 
 async def run_until_signal(body: Callable[[Stop], Awaitable[T]], report: Callable[[str], None]) -> T | None:
-    """Return the result of the body, or None if a signal stopped it; the body opens `Stop.scope` where it may stop."""
+    """Run the body and return its result, or None if a signal stopped it; it opens `Stop.scope` where it may stop."""
     stop = Stop()
     result = None
     async with trio.open_nursery() as signals:

@@ -71,7 +71,7 @@ async def test_a_folder_is_served_and_given_back(tmp_path, runs):
         assert (await http.request("POST", f"{front}/v1/models/{NAME}/unload")).status == 404
         fake.key = "of its owner, new"
         answer = await http.request("POST", f"{front}/v1/chat/completions", body=ASK)
-        assert (answer.status, b"oMLX refuses requests of this host with 401" in answer.body) == (502, True)
+        assert (answer.status, b"oMLX refuses requests from this machine with 401" in answer.body) == (502, True)
         fake.key = ""
         stop.request_nowait("a test")
         with trio.fail_after(60):
@@ -237,7 +237,7 @@ FOLDER = "/models/tiny"
         ({"answers": False, "error": "no oMLX answers"}, False, f"no oMLX runs at {URL}"),
         ({"is_omlx": False}, False, "is not oMLX"),
         ({"error": "oMLX answers 401: Invalid API key", "status": 401}, False, "--omlx-key-file"),
-        ({"error": "oMLX has not answered /health in 2 s"}, None, "no second server is started next to it"),
+        ({"error": "oMLX has not answered /health within 2 s"}, None, "no second server is started next to it"),
         ({"error": "oMLX answers 500: oops", "status": 500}, None, "oops; no second server"),
     ],
 )

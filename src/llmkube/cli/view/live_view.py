@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # importing rich and structlog takes longer than printing a l
     from rich.text import Text
 
 TICK_SECONDS: Final = 1.0
-"""Interval at which a terminal is redrawn without a change, because ages grow."""
+"""Interval at which a terminal is redrawn to update ages, even if no object has changed."""
 
 OUTAGE_SECONDS: Final = 15.0
 """Time within which an outage is reported once, although several watches notice it."""

@@ -1,4 +1,4 @@
-"""Decide the next act that keeps a model loaded, or unloads it, from the server's list and its processes. Pure.
+"""Decide the next step to keep a model loaded, or to unload it, from the server's list and its processes. Pure.
 
 ```
  no answer ─────────────▶ wait; too long ─▶ give up, with the address
@@ -28,8 +28,8 @@ class DaemonTexts:
 
     Attributes:
         moved: Fix if it listens at another address now.
-        search: Log message of the preparation of a load.
-        gone: Log message of a completed unload.
+        search: Log message for the preparation of a load.
+        gone: Log message for a completed unload.
     """
 
     name: str = "the server"
@@ -71,7 +71,7 @@ class DaemonSample:
 
     @property
     def loaded(self) -> bool:
-        """Whether our weights are loaded by the server's list and by its processes.
+        """Whether the server's list and its processes both show that our weights are loaded.
 
         Two names of one file share a process, which is listed under one of them.
         """
@@ -120,10 +120,10 @@ CONFIRM_SECONDS: Final = 2.0
 """Duration after which an inconsistent state is trusted."""
 
 RENEW_SECONDS: Final = 60.0
-"""Interval between renewals of a model's keep-alive of five minutes, after which a killed front's model is unloaded."""
+"""Interval between renewals of a model's keep-alive. It is five minutes, after which the server unloads the model."""
 
 LOST_SECONDS: Final = 30.0
-"""Limit for a server that does not run: after an upgrade it starts again within seconds."""
+"""Limit for a server that has exited: after an upgrade it starts again within seconds."""
 
 LATE_SECONDS: Final = 120.0
 """Limit for a server that does not answer: it may be loading from a slow disk."""
@@ -170,7 +170,7 @@ class KeeperState:
         failures: Consecutive failed acts.
         last_error: Error of the last failed act.
         not_before: Earliest time of the next act.
-        losses: Times at which the model was unloaded by others.
+        losses: Times at which other clients unloaded the model.
         renewed_at: Time of the last renewal.
     """
 
@@ -248,7 +248,7 @@ def _answered(state: KeeperState, sample: DaemonSample, now: float) -> tuple[Kee
     if sample.loaded:
         return _loaded(state, sample, now)
     if sample.orphans or sample.holders:
-        return _held_unlisted(state, sample, now)
+        return _handle_unlisted(state, sample, now)
     if sample.listed and not state.doubt:
         return attrs.evolve(state, doubt="hollow", doubt_since=now), Step(Act.NOTHING, wait_seconds=RECHECK_SECONDS)
     if sample.listed and now - state.doubt_since < CONFIRM_SECONDS:
@@ -273,7 +273,7 @@ def _loaded(state: KeeperState, sample: DaemonSample, now: float) -> tuple[Keepe
     return state, Step(Act.NOTHING, reason if newly_ready else "")
 
 
-def _held_unlisted(state: KeeperState, sample: DaemonSample, now: float) -> tuple[KeeperState, Step]:
+def _handle_unlisted(state: KeeperState, sample: DaemonSample, now: float) -> tuple[KeeperState, Step]:
     """Handle a process that holds our weights although the server does not list them or has exited.
 
     Nothing is loaded meanwhile, since that would use the memory twice.
@@ -296,7 +296,7 @@ def _held_unlisted(state: KeeperState, sample: DaemonSample, now: float) -> tupl
 
 
 def _absent(state: KeeperState, sample: DaemonSample, now: float) -> tuple[KeeperState, Step]:
-    """Prepare or load the model, unless that has just failed or the model was unloaded by others too often."""
+    """Prepare or load the model, unless that has just failed or other clients unloaded the model too often."""
     reason = ""
     if state.ready:
         state, reason = after_loss(state, now), "the model is no longer loaded"
@@ -315,7 +315,7 @@ def _absent(state: KeeperState, sample: DaemonSample, now: float) -> tuple[Keepe
 
 
 def after_loss(state: KeeperState, now: float) -> KeeperState:
-    """Return the state after others have unloaded the model; after repeated losses the next load is delayed."""
+    """Return the state after another client unloaded the model; after repeated losses the next load is delayed."""
     if not state.ready:
         return state
     losses = (*(at for at in state.losses if now - at < LOSS_WINDOW_SECONDS), now)

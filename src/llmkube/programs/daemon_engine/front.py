@@ -194,7 +194,7 @@ async def _forward(
         async with client.open_stream("POST", url, headers=headers, body=body) as answer:
             if answer.status in (401, 403):  # our key is refused or missing; the client's was valid
                 keeper.sample_soon()
-                message = f"{adapter.texts.name} refuses requests of this host with {answer.status}"
+                message = f"{adapter.texts.name} refuses requests from this machine with {answer.status}"
                 await exchange.respond(_error(502, message, "server_error"))
                 return
             names, usage = ModelNameRewriter.between(adapter.name, alias), UsageReader()

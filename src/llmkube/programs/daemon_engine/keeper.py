@@ -262,14 +262,14 @@ class Keeper:
     async def unload(self) -> bool:
         """Unload the model, and return whether its memory is free; bounded, and shielded from cancellation.
 
-        A model that others use stays loaded, and True is returned: the last user unloads it.
+        If other engines use the model, it stays loaded, and True is returned: the last of them unloads it.
 
         Raises:
             ModelLockError: The model's lock cannot be used.
         """
         with trio.move_on_after(UNLOAD_LIMIT_SECONDS, shield=True):
             if not await self.lock.exclusive():
-                log.info("model kept loaded: another engine of this host uses it")
+                log.info("model kept loaded: another engine on this machine uses it")
                 return True
             released = await self._unload()
             if released:

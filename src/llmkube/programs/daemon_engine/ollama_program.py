@@ -289,7 +289,7 @@ def require_local(url: str) -> None:
     """
     if urlsplit(url).hostname not in _LOOPBACK:
         raise DaemonAddressError(
-            f"OLLAMA_HOST names {url}, which is not on this machine: a model there uses the memory of another host; "
+            f"OLLAMA_HOST names {url}, which is not on this machine: a model there uses the memory of another machine; "
             "unset it, or name 127.0.0.1:PORT"
         )
 

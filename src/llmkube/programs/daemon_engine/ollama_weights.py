@@ -25,7 +25,7 @@ REMEDY: Final = "ollama rm removes models"
 _SAMPLED_MODELS: Final = 3
 
 FreeSpace = Callable[[Path], Awaitable[int]]
-"""Return the free bytes on the disk of a folder, which need not exist yet."""
+"""Returns the free bytes on the disk of a folder, which need not exist yet."""
 
 
 @attrs.define(eq=False)
@@ -111,7 +111,7 @@ async def _reported_folder(api: OllamaApi) -> Path | None:
 
 
 async def free_bytes_near(folder: Path) -> int:
-    """Return the free bytes on the disk of a folder, which need not exist yet."""
+    """Returns the free bytes on the disk of a folder, which need not exist yet."""
     return await trio.to_thread.run_sync(_free_bytes, folder, abandon_on_cancel=True)
 
 
@@ -170,7 +170,7 @@ class ModelFile:
         if not await api.has_blob(self._digest):
             await api.upload(self._digest, self.path, progress)
         source: dict[str, Any] = {"files": {"model.gguf": f"sha256:{self._digest}"}}
-        await api.create(self.name, _with(source, self.parameters), progress)
+        await api.create(self.name, _with_parameters(source, self.parameters), progress)
         return await _blob(api, self.name)
 
 
@@ -199,7 +199,7 @@ class LibraryModel:
                 await pull_within(api, self.source, await measure_capacity(api, self.free), progress)
             except NoSpaceError as error:
                 raise DaemonError(str(error), _TOO_LARGE) from error
-        await api.create(self.name, _with({"from": self.source}, self.parameters), progress)
+        await api.create(self.name, _with_parameters({"from": self.source}, self.parameters), progress)
         return await _blob(api, self.name)
 
 
@@ -218,7 +218,7 @@ class _Progress:
         log.info(text or "Ollama is working", **({"percent": percent, "bytes": done} if total else {}))
 
 
-def _with(source: dict[str, Any], parameters: dict[str, int]) -> dict[str, Any]:
+def _with_parameters(source: dict[str, Any], parameters: dict[str, int]) -> dict[str, Any]:
     return source | ({"parameters": parameters} if parameters else {})
 
 

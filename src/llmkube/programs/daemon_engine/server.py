@@ -80,7 +80,7 @@ class DaemonHttp:
                 )
             except HttpError as error:
                 raise DaemonError(f"no {self.name} answers at {self.url}: {error}", gone=True) from error
-        raise DaemonLateError(f"{self.name} at {self.url} has not answered {path} in {seconds:g} s")
+        raise DaemonLateError(f"{self.name} at {self.url} has not answered {path} within {seconds:g} s")
 
     async def get_object(self, path: str) -> dict[str, Any]:
         """Return the JSON object at a path.
@@ -233,7 +233,7 @@ class ServerCommand:
                     return
                 await trio.sleep(POLL_SECONDS)
             raise NoDaemonError(f"{program} serve exited with {process.returncode}; see its output above")
-        raise NoDaemonError(f"{program} serve has not answered in {self.start_seconds:g} s")
+        raise NoDaemonError(f"{program} serve has not answered within {self.start_seconds:g} s")
 
 
 @asynccontextmanager

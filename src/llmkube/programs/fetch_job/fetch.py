@@ -124,7 +124,7 @@ class FetchPlan:
 @click.option("--model-store", type=click.Path(path_type=Path), help="Folder for downloads; same disk.")
 @click.option("--file", "files", metavar="NAME", multiple=True, help="File of a repository, like spec.files.")
 @click.option("--beside", metavar="NAME", multiple=True, help="Another file of the repository, such as a projector.")
-@click.option("--sha256", metavar="HEX", help="Digest that the file must have.")
+@click.option("--sha256", metavar="HEX", help="SHA-256 digest that the file must have.")
 @click.option("--fresh", is_flag=True, help="Fetch again if the source has changed; keep the file if that is unknown.")
 @click.option("--versions", is_flag=True, help="Store each version in its own folder below --to.")
 @click.option("--hf-token-file", type=click.Path(path_type=Path), help="File with a Hugging Face token.")

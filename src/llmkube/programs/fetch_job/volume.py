@@ -177,7 +177,7 @@ def prune_folders(folder: Path, store_path: Path, keys: Iterable[str]) -> dict[s
 
 
 def _unlinked_records(store: Store, inodes: set[Inode]) -> set[str]:
-    """Return the records of files that had been published, and that only the store links to now."""
+    """Return the keys of records whose files were published before, but now have links only in the store."""
     inside: dict[Inode, int] = {}
     for root in (store.blobs, store.sets):
         for path in root.rglob("*"):

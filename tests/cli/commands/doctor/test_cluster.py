@@ -20,11 +20,11 @@ from llmkube.cli.commands.doctor import cluster
 from llmkube.cli.commands.doctor.cluster import (
     REVIEWS,
     ServerReport,
-    api_server,
     assess_advertised,
     assess_lan_access,
     assess_server,
     attributes_of,
+    check_server,
     find_target,
     lacking_rights,
     not_queried,
@@ -192,7 +192,7 @@ async def test_silent_api_server_is_a_failure(home, monkeypatch):
         file = home / "silent"
         server = f"http://127.0.0.1:{silent.getsockname()[1]}"
         kubeconfig(file, server, "lab")
-        (found,) = await api_server(installation(home / "state"), ClusterFlags(kubeconfig=str(file)), lambda: NOON)
+        (found,) = await check_server(installation(home / "state"), ClusterFlags(kubeconfig=str(file)), lambda: NOON)
     check_finding(found, "fail", f'{server} (context "lab"): no answer within 0.2 s')
 
 

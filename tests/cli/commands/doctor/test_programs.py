@@ -15,16 +15,16 @@ from llmkube.cli.commands.doctor.programs import (
     assess_last_exits,
     assess_launchd_job,
     assess_systemd_unit,
-    engine,
+    check_engine,
+    check_for_job,
+    check_keyless_listeners,
+    check_last_exits,
+    check_ports,
+    check_settings,
+    check_systemd_unit,
     keyless_address,
-    last_exits,
     listed_devices,
-    listeners,
     lost_engines,
-    no_job,
-    ports,
-    settings,
-    systemd_unit,
 )
 from llmkube.cli.commands.programs.background.launchctl import JobState
 from llmkube.cli.commands.programs.background.start_limit import FailedStarts
@@ -57,13 +57,13 @@ NO_ENGINE = FailedStarts("boot", 5, "no engine")
 @pytest.mark.parametrize(
     ("found", "verdict", "words"),
     [
-        (settings(installation(FOLDER)), "pass", "no LLMKube program on /state"),
-        (settings(installation(FOLDER, program="agent", pid=7)), "pass", "llmkube agent (pid 7)"),
-        (settings(installation(FOLDER, pid=7, problem="port = x")), "fail", "docs/config.md"),
+        (check_settings(installation(FOLDER)), "pass", "no LLMKube program on /state"),
+        (check_settings(installation(FOLDER, program="agent", pid=7)), "pass", "llmkube agent (pid 7)"),
+        (check_settings(installation(FOLDER, pid=7, problem="port = x")), "fail", "docs/config.md"),
         (assess_engine("/e", "6900", None), "pass", "/e, 6900"),
         (assess_engine("/e", "6900", ("Apple M3", "M4")), "pass", "/e, 6900; Apple M3, M4"),
         (assess_engine("/e", "6900", ()), "warn", "`/e --list-devices`"),
-        (job(JobState(4711, 1, ""), **UP), "pass", "a job of the login"),
+        (job(JobState(4711, 1, ""), **UP), "pass", "a login job"),
         (job(JobState(4711, 1, ""), **UP, daemon=True), "pass", "a daemon"),
         (job(JobState(4711, 9, "1"), **UP), "pass", "9 starts, last exit with 1"),  # running now
         (job(JobState(4711, 1, ""), holds=True), "warn", "does not answer at /healthz"),
@@ -98,13 +98,13 @@ def test_each_check_is_one_finding_with_its_fix(found, verdict, words):
 
 async def test_missing_programs_of_the_settings_are_reported(tmp_path):
     config = UpConfig(ollama=tmp_path / "o")
-    check_finding(await engine(installation(tmp_path, config=config)), "fail", "remove the setting")
+    check_finding(await check_engine(installation(tmp_path, config=config)), "fail", "remove the setting")
     config = UpConfig(llama_server=tmp_path / "l")
-    check_finding(await engine(installation(tmp_path, config=config)), "fail", "`brew install llama.cpp`")
+    check_finding(await check_engine(installation(tmp_path, config=config)), "fail", "`brew install llama.cpp`")
 
 
 async def test_machine_without_a_job_passes():
-    check_finding(await no_job(), "pass", "LLMKube does not start automatically")
+    check_finding(await check_for_job(), "pass", "LLMKube does not start automatically")
 
 
 def test_the_gpus_that_an_engine_lists_are_read():
@@ -152,7 +152,7 @@ async def test_engines_without_a_key_are_found_by_the_journal(tmp_path):
         (attrs.evolve(ALIVE, host="127.0.0.1", public_host="", api_key=""), 0),
     ):
         await write(tmp_path, entry(record))
-        found = await listeners(installation(tmp_path))
+        found = await check_keyless_listeners(installation(tmp_path))
         assert [each.found for each in found if "the engine of" in each.found] == [
             f"the engine of {entry().key} listens at 192.168.1.5:40001 without a key"
         ] * count
@@ -163,7 +163,7 @@ async def test_engines_without_a_key_are_found_by_the_journal(tmp_path):
 async def test_open_setting_is_reported_next_to_open_engines(tmp_path):
     """Each problem is reported, so fixing one does not hide the other."""
     await write(tmp_path, entry(attrs.evolve(ALIVE, public_host="192.168.1.5", public_port=40001, api_key="")))
-    everyone, ours, *_ = await listeners(installation(tmp_path, config=UpConfig(insecure_lan=True)))
+    everyone, ours, *_ = await check_keyless_listeners(installation(tmp_path, config=UpConfig(insecure_lan=True)))
     check_finding(everyone, "fail", "--allow-from")
     check_finding(ours, "fail", "`llmkube restart NAME`")
 
@@ -171,12 +171,12 @@ async def test_open_setting_is_reported_next_to_open_engines(tmp_path):
 async def test_exit_is_reported_unless_a_running_program_has_handled_it(tmp_path):
     """A running agent has handled it itself."""
     await write(tmp_path, entry(GONE))
-    (found,) = await last_exits(installation(tmp_path))
+    (found,) = await check_last_exits(installation(tmp_path))
     check_finding(found, "warn", f"1 engine exited when this machine restarted; the largest was {entry().key}")
-    (found,) = await last_exits(installation(tmp_path, pid=1))
+    (found,) = await check_last_exits(installation(tmp_path, pid=1))
     check_finding(found, "pass", "no engine has exited")
     await write(tmp_path, entry(ALIVE))
-    (found,) = await last_exits(installation(tmp_path))
+    (found,) = await check_last_exits(installation(tmp_path))
     check_finding(found, "pass", "no engine has exited")
 
 
@@ -196,15 +196,15 @@ async def test_port_zero_is_not_checked(tmp_path):
         installation(tmp_path, config=config),
         installation(tmp_path, program="agent", config=AgentConfig(port=0)),
     ):
-        (found,) = await ports(here)
+        (found,) = await check_ports(here)
         check_finding(found, "pass", f"none: available to llmkube {here.program}")
 
 
 async def test_running_program_that_does_not_answer_is_reported(tmp_path):
     port = free_port()
-    (found,) = await ports(installation(tmp_path, program="agent", config=AgentConfig(port=port), pid=1))
+    (found,) = await check_ports(installation(tmp_path, program="agent", config=AgentConfig(port=port), pid=1))
     check_finding(found, "fail", f"nothing answers at port {port}")
-    (found,) = await ports(installation(tmp_path, program="agent", config=AgentConfig(port=port)))
+    (found,) = await check_ports(installation(tmp_path, program="agent", config=AgentConfig(port=port)))
     check_finding(found, "pass", f"{port}: available to")
 
 
@@ -213,7 +213,7 @@ async def test_each_port_that_is_taken_is_a_line_of_its_own(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
         numbers = [each.getsockname()[1] for each in (one, two)]
         config = UpConfig(api_port=numbers[0], gateway_port=numbers[1], probe_port=0)
-        found = await ports(installation(tmp_path, config=config))
+        found = await check_ports(installation(tmp_path, config=config))
     for line, number, flag in zip(found, numbers, ("--api-port", "--gateway-port"), strict=True):
         check_finding(line, "fail", f"port {number} is in use by ")
         assert f"(pid {os.getpid()})" in line.found
@@ -228,4 +228,4 @@ async def test_a_unit_s_state_is_systemd_s_word(tmp_path, monkeypatch):
     program.write_text(f'#!/bin/sh\n[ "$*" = "{asked}" ] && echo failed\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    check_finding(await systemd_unit(installation(tmp_path)), "fail", "llmkube-up.service is failed")
+    check_finding(await check_systemd_unit(installation(tmp_path)), "fail", "llmkube-up.service is failed")

@@ -72,7 +72,7 @@ def run(tmp_path, monkeypatch):
                 yield client
 
         monkeypatch.setattr(module, "open_client", open_client)
-        monkeypatch.setattr(module, "_clusters", lambda *_: [("https://cluster", None)])
+        monkeypatch.setattr(module, "_api_servers", lambda *_: [("https://cluster", None)])
         return CliRunner().invoke(cli, ["cache", *args])
 
     return run

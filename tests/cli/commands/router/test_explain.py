@@ -152,8 +152,8 @@ def test_invalid_options_are_refused(file, arguments, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "found 0 ModelRouters; give a file with one"),
-        (f"{ROUTER}---{ROUTER}", "found 2 ModelRouters; give a file with one"),
+        ("", "found 0 ModelRouters; use a file with exactly one"),
+        (f"{ROUTER}---{ROUTER}", "found 2 ModelRouters; use a file with exactly one"),
         (ROUTER.replace("dataClassification", "dataClass"), "unknown field"),
         (
             ROUTER.replace("backends: [local-mac]", "backends: [mac]"),

@@ -128,7 +128,7 @@ def test_a_model_that_exists_can_be_served(deploy):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["deploy", "chat"], "give --source (weights to serve) or --model"),
+        (["deploy", "chat"], "specify --source (weights to serve) or --model"),
         (["deploy", "chat", "--source", "x://y"], "Invalid value for --source: 'x://y' has the unknown scheme 'x'"),
         ([*BASE, "--context-size", "64"], "'--context-size': 64 is not in the range 128<=x<=2097152"),
         ([*BASE, "--memory", "5GB"], '"5GB" is not a quantity; write a number and a unit, such as 24Gi'),

@@ -99,7 +99,7 @@ class ServerReport:
     skew: datetime.timedelta | None = None
 
 
-async def api_server(
+async def check_server(
     here: Installation, where: ClusterFlags, utcnow: Callable[[], datetime.datetime]
 ) -> Sequence[Finding]:
     """Check the API server's version, clock and kinds, and the agent's rights."""
@@ -167,10 +167,10 @@ def assess_server(server: str, report: ServerReport, rights_fix: str, *, agent: 
         )
     if report.lacking:
         more = len(report.lacking) - _SHOWN
-        subject, verdict = ("the agent", failed) if agent else ("an agent with these credentials", warned)
-        yield verdict(
+        subject, result = ("the agent", failed) if agent else ("an agent with these credentials", warned)
+        yield result(
             f"{subject} may not {'; '.join(report.lacking[:_SHOWN])}{f'; and {more} more' if more > 0 else ''}",
-            why="services wait for what it may not do",
+            why="services that need these rights wait",
             fix=rights_fix,
             name="rights",
         )
@@ -198,7 +198,7 @@ def agent_config(here: Installation) -> AgentConfig:
     return here.config if isinstance(here.config, AgentConfig) else AgentConfig()
 
 
-async def lan_access(here: Installation) -> Finding:
+async def check_lan_access(here: Installation) -> Finding:
     """Check the result that the agent wrote to its state directory: only the job itself can test its access."""
     await trio.lowlevel.checkpoint()
     job = here.job is not None and here.program == "agent"
@@ -224,13 +224,13 @@ def assess_lan_access(found: str, *, job: bool, daemon: bool) -> Finding:
     if daemon or not job:
         return passed("daemons are exempt from Local Network Privacy" if daemon else "no job that needs it")
     return warned(
-        "the job has found no machine on its network to test the access with",
-        why="macOS may deny a login's job its local network (Local Network Privacy), and only the job can test it",
-        fix="`llmkube agent restart` repeats the test; `llmkube agent install --daemon` is exempt",
+        "the job found no machine on its network with which to test its access",
+        why="macOS may deny a login job access to its network (Local Network Privacy), and only the job can test it",
+        fix="`llmkube agent restart` repeats the test; a job of `llmkube agent install --daemon` is exempt",
     )
 
 
-async def advertised(here: Installation, where: ClusterFlags) -> Finding:
+async def check_advertised(here: Installation, where: ClusterFlags) -> Finding:
     """Check the address that this host advertises."""
     return assess_advertised(await advertised_address(here, where), given=here.config.host_ip is not None)
 

@@ -86,42 +86,42 @@ async def examine(
     if named is not None:
         check = partial(_from_cluster, here, where, named, image)
         probes = [*probes, Probe("from a pod", check, from_pod.WAIT_SECONDS + 3 * from_pod.DELETE_SECONDS)]
-    return (programs.settings(here), *await run_probes(probes))
+    return (programs.check_settings(here), *await run_probes(probes))
 
 
 def probes_of(here: Installation, where: ClusterFlags) -> Sequence[Probe]:
     """Return the probes for this machine."""
-    mac_probes = [Probe("system", partial(mac.system, here)), Probe("GPU limit", partial(mac.gpu_limit, here))]
+    system = [Probe("system", partial(mac.check_system, here)), Probe("GPU limit", partial(mac.check_gpu_limit, here))]
     power = [
-        Probe("sleep", partial(mac.power, here)),
-        Probe("FileVault", mac.file_vault),
-        Probe("firewall", partial(mac.firewall, here)),
-        Probe("Full Disk Access", partial(mac.guarded_folders, here)),
-        Probe("local network", partial(cluster.lan_access, here)),
+        Probe("sleep", partial(mac.check_power, here)),
+        Probe("FileVault", mac.check_file_vault),
+        Probe("firewall", partial(mac.check_firewall, here)),
+        Probe("Full Disk Access", partial(mac.check_guarded_folders, here)),
+        Probe("local network", partial(cluster.check_lan_access, here)),
     ]
     return [
-        *(mac_probes if here.mac else [Probe("system", machine.linux_system)]),
-        Probe("engine", partial(programs.engine, here), ENGINE_SECONDS),
-        Probe("Ollama", daemons.ollama),
-        *([Probe("oMLX", daemons.omlx)] if here.mac else []),
-        Probe("memory", partial(machine.memory, here)),
-        Probe("disk", partial(machine.disk, here)),
-        *(power if here.mac else [Probe("power", machine.linux_power)]),
+        *(system if here.mac else [Probe("system", machine.check_linux_system)]),
+        Probe("engine", partial(programs.check_engine, here), ENGINE_SECONDS),
+        Probe("Ollama", daemons.check_ollama),
+        *([Probe("oMLX", daemons.check_omlx)] if here.mac else []),
+        Probe("memory", partial(machine.check_memory, here)),
+        Probe("disk", partial(machine.check_disk, here)),
+        *(power if here.mac else [Probe("power", machine.check_linux_power)]),
         _job_probe(here),
-        Probe("ports", partial(programs.ports, here)),
-        Probe("keys", partial(programs.listeners, here)),
-        Probe("last end", partial(programs.last_exits, here)),
-        Probe("API server", partial(cluster.api_server, here, where, utcnow), cluster.API_SECONDS),
-        *([Probe("address", partial(cluster.advertised, here, where))] if here.serves_a_cluster else []),
+        Probe("ports", partial(programs.check_ports, here)),
+        Probe("keys", partial(programs.check_keyless_listeners, here)),
+        Probe("last end", partial(programs.check_last_exits, here)),
+        Probe("API server", partial(cluster.check_server, here, where, utcnow), cluster.API_SECONDS),
+        *([Probe("address", partial(cluster.check_advertised, here, where))] if here.serves_a_cluster else []),
     ]
 
 
 def _job_probe(here: Installation) -> Probe:
     if here.job is not None:
-        return Probe("launchd", partial(programs.launchd_job, here))
+        return Probe("launchd", partial(programs.check_launchd_job, here))
     if here.unit is not None:
-        return Probe("systemd", partial(programs.systemd_unit, here))
-    return Probe("background", programs.no_job)
+        return Probe("systemd", partial(programs.check_systemd_unit, here))
+    return Probe("background", programs.check_for_job)
 
 
 def _named_cluster(here: Installation, where: ClusterFlags) -> ClusterConfig:

@@ -49,7 +49,7 @@ class Ollama:
     held: dict[int, int] = attrs.field(factory=dict)
 
 
-async def ollama() -> tuple[Finding, ...]:
+async def check_ollama() -> tuple[Finding, ...]:
     """Check this machine's Ollama."""
     async with open_http_client() as http:
         return tuple(assess_ollama(await inspect_ollama(http, daemon_url(os.environ), ProcessTable())))
@@ -153,7 +153,7 @@ class Omlx:
     held_bytes: int = 0
 
 
-async def omlx() -> tuple[Finding, ...]:
+async def check_omlx() -> tuple[Finding, ...]:
     """Check this machine's oMLX."""
     async with open_http_client() as http:
         return tuple(assess_omlx(await inspect_omlx(http, port_of(os.environ), ProcessTable())))

@@ -47,7 +47,7 @@ class NotUnderstoodError(ValueError):
     """The output of a program of macOS has an unknown format."""
 
 
-async def system(here: Installation) -> Finding:
+async def check_system(here: Installation) -> Finding:
     """Check the system by the kernel's variables: an Intel Python under Rosetta gets "Intel" from `platform`."""
     await trio.lowlevel.checkpoint()
     kernel = LibSystem()
@@ -63,7 +63,7 @@ async def system(here: Installation) -> Finding:
     )
 
 
-async def gpu_limit(here: Installation) -> Finding:
+async def check_gpu_limit(here: Installation) -> Finding:
     """Check the GPU's memory limit, by the kernel and Metal; a hanging driver is abandoned."""
     kernel = LibSystem()
     total_bytes = decode_integer(kernel.sysctl("hw.memsize"))
@@ -73,7 +73,7 @@ async def gpu_limit(here: Installation) -> Finding:
 
 
 def assess_gpu_limit(total_bytes: int, limit: GpuLimit, budget_bytes: int) -> Finding:
-    """Check that the GPU limit covers `budget_bytes`, the budget of models, and leaves enough to the system. Pure."""
+    """Check that the GPU limit covers `budget_bytes`, the budget of models, and leaves enough for the system. Pure."""
     wanted = f"`sudo sysctl iogpu.wired_limit_mb={budget_bytes // MIB}`"
     if limit.limit_bytes is None:
         return passed("no limit is known")
@@ -82,24 +82,24 @@ def assess_gpu_limit(total_bytes: int, limit: GpuLimit, budget_bytes: int) -> Fi
         return failed(
             limit_text,
             why="too little is left for macOS: it hangs when a model reaches the limit",
-            fix=f"{wanted}, or 0 for the default of macOS; it lasts until the next restart",
+            fix=f"{wanted}, or 0 for the default of macOS; it lasts until the next reboot",
         )
     if limit.guessed:
         return warned(
             limit_text,
             why="Metal does not report its limit in this session (ssh, tmux): a cautious estimate is used",
-            fix=f"check in a terminal of the desktop, or set it: {wanted}; it lasts until the next restart",
+            fix=f"check in a terminal of the desktop, or set it: {wanted}; it lasts until the next reboot",
         )
     if limit.limit_bytes < budget_bytes:
         return warned(
             limit_text,
-            why=f"models may take {format_bytes(budget_bytes)} together, but a model on the GPU less",
-            fix=f"{wanted}; it lasts until the next restart",
+            why=f"models may use {format_bytes(budget_bytes)} in total, but the GPU's limit is lower",
+            fix=f"{wanted}; it lasts until the next reboot",
         )
     return passed(limit_text)
 
 
-async def power(here: Installation) -> tuple[Finding, Finding]:
+async def check_power(here: Installation) -> tuple[Finding, Finding]:
     """Check sleep and power with pmset."""
     settings, source = await _output_of("pmset", "-g"), await _output_of("pmset", "-g", "batt")
 
@@ -156,7 +156,7 @@ def assess_power(*, on_battery: bool, low_power: bool, restarts: int | None) -> 
     return passed("on mains power; it restarts after a power cut" if restarts else "on mains power", name="power")
 
 
-async def file_vault() -> Finding:
+async def check_file_vault() -> Finding:
     """Check FileVault with fdesetup: an encrypted Mac runs nothing after a restart until a user enters the password."""
     text = await _output_of("fdesetup", "status")
     found = re.search(r"FileVault is (On|Off)", text)
@@ -171,7 +171,7 @@ async def file_vault() -> Finding:
     )
 
 
-async def firewall(here: Installation) -> Finding:
+async def check_firewall(here: Installation) -> Finding:
     """Check the firewall with socketfilterfw, for the agent's program: it accepts the connections to engines."""
     program = str(Path(here.job_program).resolve())
     state = await _output_of(FIREWALL, "--getglobalstate")
@@ -213,7 +213,7 @@ def assess_firewall(program: str, permitted: bool | None, *, blocks_all: bool) -
     return passed(f"it is on and allows connections to {program}")
 
 
-async def guarded_folders(here: Installation) -> Finding:
+async def check_guarded_folders(here: Installation) -> Finding:
     """Check whether files of the job are in guarded folders, and whether its log shows that macOS denied access."""
     await trio.lowlevel.checkpoint()
     known = (("the program", Path(here.job_program)), ("--state-dir", here.folder), ("--model-store", here.store))

@@ -27,7 +27,7 @@ DISK_WARNS_BYTES: Final = 10 * GIB
 """Twice the size of a model with 8 billion weights in 4 bits; logs, the journal and downloads need space too."""
 
 
-async def linux_system() -> Finding:
+async def check_linux_system() -> Finding:
     """Check the system of a machine that is not a Mac."""
     await trio.lowlevel.checkpoint()
     return assess_system(platform.system(), platform.release(), platform.machine())
@@ -61,12 +61,12 @@ def assess_system(
     if mac and translated:
         return failed(
             f"{platform_text}; Python {python} is for Intel",
-            why="macOS translates it and its engines, which cannot use the GPU",
+            why="macOS translates it and its engines, and translated engines cannot use the GPU",
             fix="install a Python for Apple silicon (/opt/homebrew/bin/python3), and LLMKube with it",
         )
     if mac and not apple_silicon:
-        verdict = failed if wants_metal else warned
-        return verdict(
+        result = failed if wants_metal else warned
+        return result(
             f"{platform_text}: a Mac with an Intel processor",
             why="engines run on the CPU only: llama.cpp's Metal backend requires Apple silicon",
             fix="`llmkube agent install --accelerator cpu`" if wants_metal else "none needed, if it is fast enough",
@@ -80,7 +80,7 @@ def assess_system(
     return passed(f"{platform_text}; {programs}")
 
 
-async def memory(here: Installation) -> Finding:
+async def check_memory(here: Installation) -> Finding:
     """Check the memory, and the memory budgets of Models that this host has run."""
     sample = await trio.to_thread.run_sync(sample_here, abandon_on_cancel=True)
     settings = memory_settings(here.config)
@@ -142,7 +142,7 @@ def assess_memory(
     return passed(available)
 
 
-async def disk(here: Installation) -> Finding:
+async def check_disk(here: Installation) -> Finding:
     """Check the disk of the store, or of the folder in which it will be created."""
     folder = here.store
     while not folder.exists() and folder != folder.parent:
@@ -161,7 +161,7 @@ def assess_disk(folder: Path, free: int) -> Finding:
     return passed(message)
 
 
-async def linux_power() -> Finding:
+async def check_linux_power() -> Finding:
     """Check whether the machine runs on battery."""
     await trio.lowlevel.checkpoint()
     battery = psutil.sensors_battery()

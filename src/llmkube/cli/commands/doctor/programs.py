@@ -40,7 +40,7 @@ _MANY_STARTS: Final = 3
 _WORKING_STATES: Final = frozenset({"active", "activating", "reloading"})
 
 
-def settings(here: Installation) -> Finding:
+def check_settings(here: Installation) -> Finding:
     """Check the settings, and report which program is running. Pure."""
     if here.problem:
         return failed(
@@ -54,7 +54,7 @@ def settings(here: Installation) -> Finding:
     return passed(f"no LLMKube program on {here.folder}", name="running")
 
 
-async def engine(here: Installation) -> Finding:
+async def check_engine(here: Installation) -> Finding:
     """Check the programs that the settings name, llama-server's version, and with Metal its GPUs."""
     try:
         configured_programs(here.config)
@@ -98,7 +98,7 @@ def listed_devices(text: str) -> tuple[str, ...]:
     return tuple(re.findall(r"^\s+(?:MTL\d+|Metal): (.+?)(?: \(\d|$)", text, re.MULTILINE))
 
 
-async def launchd_job(here: Installation) -> Finding:
+async def check_launchd_job(here: Installation) -> Finding:
     """Check the launchd job; launchd shows its state without sudo."""
     label = AGENT_LABEL if here.program == "agent" else UP_LABEL
     domain = "system" if here.daemon else f"gui/{here.user.uid}"
@@ -123,7 +123,7 @@ def assess_launchd_job(here: Installation, state: JobState | None, healthy: bool
     last_exit = f", last exit with {state.last_exit}" if state and state.last_exit else ""
     if failures.count >= START_LIMIT and not is_running:
         return failed(
-            f"the {name} has failed to start {failures.count} times and is not started again",
+            f"the {name} has failed to start {failures.count} times and is no longer restarted",
             why=failures.problem or "its log shows why",
             fix=f"fix that; then: {restart}",
         )
@@ -148,11 +148,11 @@ def assess_launchd_job(here: Installation, state: JobState | None, healthy: bool
             why="it was started a moment ago, or it hangs",
             fix=f"{logs}; then: {restart}",
         )
-    kind = "a daemon" if here.daemon else "a job of the login"
+    kind = "a daemon" if here.daemon else "a login job"
     return passed(f"the {name} is running as {kind}: {state.runs} starts{last_exit}")
 
 
-async def systemd_unit(here: Installation) -> Finding:
+async def check_systemd_unit(here: Installation) -> Finding:
     """Check the unit in the user's systemd."""
     arguments = ("show", "--property", "ActiveState", "--value", UNIT)
     state = await trio.to_thread.run_sync(systemctl, *arguments, abandon_on_cancel=True)
@@ -171,13 +171,13 @@ def assess_systemd_unit(state: str) -> Finding:
     )
 
 
-async def no_job() -> Finding:
+async def check_for_job() -> Finding:
     """Return the finding without a job or unit, which are optional."""
     await trio.lowlevel.checkpoint()
     return passed("LLMKube does not start automatically; use `llmkube up install` or `llmkube agent install`")
 
 
-async def ports(here: Installation) -> Sequence[Finding]:
+async def check_ports(here: Installation) -> Sequence[Finding]:
     """Check each port of the program: that it can be opened, or that the running program answers there."""
     wanted, found = _wanted_ports(here), []
     for flag, number in wanted:
@@ -207,20 +207,20 @@ async def ports(here: Installation) -> Sequence[Finding]:
     return found or [passed(f"{numbers}: available to llmkube {here.program}")]
 
 
-async def listeners(here: Installation) -> Sequence[Finding]:
+async def check_keyless_listeners(here: Installation) -> Sequence[Finding]:
     """Check for engines without an API key: those in the journal, and other llama-servers by their command lines."""
     found = await trio.to_thread.run_sync(lambda: list(_without_key(here)), abandon_on_cancel=True)
     if here.config.insecure_lan:
         open_to_all = failed(
             "--insecure-lan: published engines accept every request, from any address",
             why="every client can use the models, and read other users' prompts in shared caches",
-            fix="remove insecure_lan from config.toml and the job, name networks with --allow-from, and restart",
+            fix="remove insecure_lan from config.toml and the job, admit networks with --allow-from, and restart",
         )
         found = [open_to_all, *found]
     return found or [passed("no engine accepts requests without a key from other machines")]
 
 
-async def last_exits(here: Installation) -> Sequence[Finding]:
+async def check_last_exits(here: Installation) -> Sequence[Finding]:
     """Check for engines that exited unexpectedly: by the journal if LLMKube is not running, and by macOS's reports."""
     entries = await trio.to_thread.run_sync(here.journal, abandon_on_cancel=True)
     report, process = "", ""

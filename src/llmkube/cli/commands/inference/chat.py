@@ -95,7 +95,7 @@ def chat(
 
 
 def _prompt(given: str | None) -> str | None:
-    """Return the one question, or None for a conversation."""
+    """Return the prompt, or None for a conversation."""
     if given is not None and given != _STDIN:
         text = given
     elif given == _STDIN or not sys.stdin.isatty():
@@ -315,6 +315,6 @@ async def find_key(cluster: Cluster, service: InferenceService) -> str:
     except (ForbiddenError, NotFoundError) as exc:
         problem = "which you may not read" if isinstance(exc, ForbiddenError) else "which does not exist"
         raise CommandError(
-            f"InferenceService {service.key} requires a key of Secret {key}, {problem}; pass your key with {FLAG} FILE"
+            f"InferenceService {service.key} needs a key from Secret {key}, {problem}; pass your key with {FLAG} FILE"
         ) from exc
     return keys_in(secret, ref.key)[0]

@@ -269,7 +269,7 @@ class Conversation:
         self._turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
     def forget_oldest(self) -> int:
-        """Drop the older half of the questions with their answers, at least one; return how many questions."""
+        """Drop the older half of the questions with their answers, at least one; return their number."""
         exchanges = len(self._turns) // 2
         dropped = -(-exchanges // 2)
         del self._turns[: 2 * dropped]

@@ -77,7 +77,7 @@ class PortsType(click.ParamType[Ports]):
         except ValueError:
             self.fail(f'"{value}" is not {_PORTS}, such as 8080 or 9000:{SERVICE_PORT}', param, ctx)
         if not (0 <= ports.local <= 65535 and 1 <= ports.remote <= 65535):
-            self.fail(f'"{value}": ports range from 1 to 65535; 0 as LOCAL takes a free one', param, ctx)
+            self.fail(f'"{value}": ports range from 1 to 65535; 0 as LOCAL selects a free one', param, ctx)
         return ports
 
 

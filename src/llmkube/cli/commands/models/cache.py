@@ -151,8 +151,8 @@ def prune_models(*, models: tuple[str, ...], dry_run: bool, force: bool, form: s
     only = {_require_cached(store, text).key: text for text in models}
     used: Mapping[str, str] = {}
     if not force:
-        clusters = list(_clusters(config.kubeconfig, config.context, config.state_dir))
-        used = trio.run(_used_by_models, store, clusters) | _used_by_engines(store, config.state_dir)
+        api_servers = list(_api_servers(config.kubeconfig, config.context, config.state_dir))
+        used = trio.run(_used_by_models, store, api_servers) | _used_by_engines(store, config.state_dir)
     users = {key_of(identity): user for identity, user in used.items()}
     if in_use := [f"{text} is in use by {users[key]}" for key, text in only.items() if key in users]:
         raise CommandError(f"nothing was removed: {'; '.join(in_use)}; delete the object first, or use --force")
@@ -166,7 +166,7 @@ def prune_models(*, models: tuple[str, ...], dry_run: bool, force: bool, form: s
 
 @command("preload", cache)
 @click.argument("source", type=click.Path())
-@click.option("--sha256", metavar="HEX", help="Digest that the file must have.")
+@click.option("--sha256", metavar="HEX", help="SHA-256 digest that the file must have.")
 @click.option("--file", "files", metavar="NAME", multiple=True, help="File of a repository, as in spec.files.")
 @settings_options(PreloadConfig)
 @output_option("json", "yaml")
@@ -218,11 +218,11 @@ def _require_cached(store: Store, text: str) -> CachedModel:
     if not found:
         raise CommandError(f"{text} is not in {store.root}; see `llmkube cache list`", ExitCode.NOT_FOUND)
     if len(found) > 1:
-        raise CommandError(f"{text} matches {len(found)} models; give more digits of the key", ExitCode.USAGE)
+        raise CommandError(f"{text} matches {len(found)} models; specify more digits of the key", ExitCode.USAGE)
     return found[0]
 
 
-def _clusters(kubeconfig: Path | None, context: str | None, state_dir: Path) -> Iterator[tuple[str, ClusterConfig]]:
+def _api_servers(kubeconfig: Path | None, context: str | None, state_dir: Path) -> Iterator[tuple[str, ClusterConfig]]:
     """Yield the name and configuration of each API server whose Models may use this store."""
     own = state_dir / "kubeconfig"
     if own.is_file():

@@ -23,8 +23,8 @@ from llmkube.weights.formats.shape import Shape, Tensor
 CONTEXTS: Final = (4096, CATALOG_CONTEXT, 32768, 131072)
 COLUMNS: Final = ("NAME", "SIZE", "QUANT", "CONTEXT", "MEMORY", "FITS", "PIN")
 _NOTE: Final = f"""\
-MEMORY is an estimate for {CATALOG_CONTEXT} tokens of context; FITS tells whether this
-machine has enough. PIN is how the download is pinned. No file of the catalog
+MEMORY is an estimate for {CATALOG_CONTEXT} tokens of context; FITS shows whether this
+machine has enough, PIN how the download is pinned. No file of the catalog
 was fetched when the list was made."""
 
 _BYTES = {"Q4_K": 144 / 256, "Q6_K": 210 / 256, "Q8_0": 34 / 32, "MXFP4": 17 / 32}

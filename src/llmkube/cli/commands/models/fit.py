@@ -225,7 +225,7 @@ def _memory(text: str | None) -> int:
     if text is None:
         if total_bytes := host_facts().total_bytes:
             return total_bytes
-        raise UserError("the memory of this machine cannot be read; give its size, such as 64Gi", field="--memory")
+        raise UserError("the memory of this machine cannot be read; specify its size, such as 64Gi", field="--memory")
     try:
         size_bytes = parse_bytes(text)
     except UserError as exc:

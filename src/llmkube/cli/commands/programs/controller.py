@@ -76,7 +76,7 @@ def controller(**flags: Any) -> None:
 
 
 def workload_settings(config: ControllerConfig) -> WorkloadSettings | None:
-    """Return the settings for pods; None without an image that fetches weights: the cluster may have no nodes.
+    """Return the settings for pods; None if no image is set, as for a cluster without nodes.
 
     Raises:
         UserError: A setting is invalid; the message names its flag.

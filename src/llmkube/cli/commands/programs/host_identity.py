@@ -310,7 +310,7 @@ def resolve_grant(grant: Mapping[str, Any], host: str, folder: Path) -> tuple[Cl
     if grant["namespace"] and grant["all_namespaces"]:
         raise UserError("-n and -A exclude each other")
     if not grant["networks"]:
-        raise UserError("--network is missing: give the network of this host's engines, such as 192.168.1.20/32")
+        raise UserError("--network is missing: specify the network of this host's engines, such as 192.168.1.20/32")
     cluster, _ = find_config(grant["kubeconfig"], grant["context"], folder)
     record = JoinRecord(
         host=host,

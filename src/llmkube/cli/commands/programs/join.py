@@ -52,7 +52,7 @@ JOIN_SECONDS: Final = 3600
 """Requested lifetime of the token in a join token; the API server may choose another."""
 
 MAX_CHARS: Final = 1 << 18
-"""More than enough: a certificate authority has a few KiB, and so has a token."""
+"""Maximum length of a join token; its certificate authority and its token have a few KiB each."""
 
 _ANY_VERSION: Final = re.compile(r"llmkube-join-v[0-9]+\.")
 
@@ -127,11 +127,11 @@ def decode_join_token(text: str, now: datetime.datetime) -> JoinToken:
 
 def expired_error(record: JoinRecord, expires_at: float | None = None) -> JoinTokenError:
     """Return the error for a token that is no longer valid."""
-    cause = "or its account was deleted"
+    cause = "has expired, or its account was deleted"
     if expires_at is not None:
-        cause = f"at {datetime.datetime.fromtimestamp(expires_at, datetime.UTC):%Y-%m-%d %H:%M} UTC"
+        cause = f"expired at {datetime.datetime.fromtimestamp(expires_at, datetime.UTC):%Y-%m-%d %H:%M} UTC"
     return JoinTokenError(
-        f"--token-file: this join token has expired {cause}; an administrator creates another one with: "
+        f"--token-file: this join token {cause}; ask an administrator to create another one with: "
         f"llmkube agent join-token --name {record.host} …"
     )
 
@@ -353,14 +353,14 @@ async def _exchange_token(token: JoinToken, server: str | None, machine: str | N
     except (TransportError, trio.TooSlowError) as error:
         raise CommandError(
             f"API server {record.server} of the join token cannot be reached from here: "
-            f"{str(error) or 'no answer'}; give the URL at which this host reaches it with --server URL"
+            f"{str(error) or 'no answer'}; specify the URL at which this host reaches it with --server URL"
         ) from error
     except UnauthorizedError as error:
         raise expired_error(record) from error
     except ForbiddenError as error:
         raise CommandError(
-            f"account {account_of(record.host)} may not request its own token: {error}; an administrator "
-            "runs `llmkube agent join-token` again"
+            f"account {account_of(record.host)} may not request its own token: {error}; ask an "
+            "administrator to run `llmkube agent join-token` again"
         ) from error
     return attrs.evolve(token.identity, record=record, token=own)
 

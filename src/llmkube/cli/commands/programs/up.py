@@ -43,7 +43,7 @@ COMMANDS: Mapping[str, Entry] = {
     "up", cls=LazyGroup, package=__package__, entries=COMMANDS, context_settings=HELP, invoke_without_command=True
 )
 @click.option("--demo", is_flag=True, help="Serve the built-in model; implies --ephemeral and free ports.")
-@click.option("--ask", "question", metavar="TEXT", help="Ask the first service when it is ready, print, and exit.")
+@click.option("--ask", "question", metavar="TEXT", help="Send the first service a prompt, print its answer and exit.")
 @click.option("--timeout", type=NumberRange(min=0), default=300.0, help="Seconds to wait for --ask. Default: 300.")
 @click.option(
     "-f",
@@ -69,7 +69,7 @@ def up(
     ephemeral: bool,
     **flags: Any,
 ) -> None:
-    """Serve models on this machine, with a Kubernetes API of its own.
+    """Serve models on this machine, with an embedded Kubernetes API.
 
     Runs until Ctrl-C. `llmkube up start` runs it in the background, `llmkube up install` at every login.
     """

@@ -46,7 +46,7 @@ class FirstSteps:
     Attributes:
         session: Clients, caches and addresses.
         console: Standard error, for progress.
-        accelerators: The accelerators that this host serves.
+        accelerators: The accelerators that this machine serves.
     """
 
     session: UpSession

@@ -39,7 +39,7 @@ def router(ctx: click.Context, /, filename: str | None, **flags: Any) -> None:
     if ctx.invoked_subcommand is not None:
         return
     if filename is None:
-        raise click.UsageError("-f FILE is missing: give a file with a ModelRouter or a compiled config", ctx)
+        raise click.UsageError("-f FILE is missing: specify a file with a ModelRouter or a compiled config", ctx)
     from llmkube.cli.commands.router.serve import serve_router  # noqa: PLC0415 - explain does not need it
 
     serve_router(filename, load("router", RouterConfig, flags))
@@ -204,9 +204,9 @@ def _body(name: str | None) -> Mapping[str, Any] | None:
     except OSError as exc:
         raise UserError(f"{name} cannot be read: {exc.strerror}", field="--body") from exc
     except (ValueError, RecursionError) as exc:
-        raise UserError(f"{name} is not JSON: {exc}; give the body of a request", field="--body") from exc
+        raise UserError(f"{name} is not JSON: {exc}; specify the body of a request", field="--body") from exc
     if not isinstance(value, Mapping):
-        raise UserError(f"{name} is not a JSON object; give the body of a request", field="--body")
+        raise UserError(f"{name} is not a JSON object; specify the body of a request", field="--body")
     return value
 
 

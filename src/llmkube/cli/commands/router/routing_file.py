@@ -53,7 +53,7 @@ def load_routing(name: str, resolve: Callable[[str, str], ResolvedService | None
     bodies = [one.body for one in load_manifests((name,), lambda: text or "")]
     routers = [body for body in bodies if (body["apiVersion"], body["kind"]) == (_KIND.api_version, _KIND.kind)]
     if len(routers) != 1:
-        raise UserError(f"{name}: found {len(routers)} ModelRouters; give a file with one")
+        raise UserError(f"{name}: found {len(routers)} ModelRouters; use a file with exactly one")
     metadata = {"namespace": _NAMESPACE, **routers[0]["metadata"]}
     found = decode(ModelRouter, {**routers[0], "metadata": metadata})
     compiled = compile_router(

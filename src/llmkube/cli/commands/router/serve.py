@@ -147,6 +147,6 @@ def _services(given: tuple[str, ...]) -> Mapping[str, ResolvedService]:
             raise UserError(error, field="--service")
         if not is_local_url(url):
             error = f"{each!r}: an InferenceService is local, but {url} may be outside of this network"
-            raise UserError(f"{error}; give its private address, or declare an external backend", field="--service")
+            raise UserError(f"{error}; specify its private address, or declare an external backend", field="--service")
         found[name] = ResolvedService(base_url=url.rstrip("/"))
     return found

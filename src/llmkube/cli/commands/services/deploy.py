@@ -239,7 +239,7 @@ def _catalog_entry(name: str) -> Entry:
     like = similar(name)
     hint = f"did you mean {' or '.join(like)}?" if like else "see `llmkube catalog list`"
     raise click.UsageError(
-        f"the catalog has no model {name} ({hint}); give --source (weights to serve) or --model (an existing Model)"
+        f"the catalog has no model {name} ({hint}); specify --source (weights to serve) or --model (an existing Model)"
     )
 
 

@@ -55,7 +55,7 @@ def logs(
     """Print the log of the engine of an InferenceService.
 
     For pods, it is read through the API server, which requires the verb get on pods/log. On the host that runs the
-    engine, it is read from a file, even if no API server is reachable; on other machines the host is named.
+    engine, it is read from a file, even if no API server is reachable; other machines print the name of that host.
     """
     if follow and previous:
         raise click.UsageError("--previous and --follow exclude each other: the previous run has ended")

@@ -31,7 +31,7 @@ SCARCE: Final = {
     Reason.INSUFFICIENT_MEMORY: "memory",
     Reason.EVICTED: "memory",
 }
-"""Reasons of services that wait for a resource which others use, and the name of the resource."""
+"""Reasons of services that wait for a resource that other services use, and the name of the resource."""
 
 
 @command("ps")
@@ -70,7 +70,7 @@ def queue(*, where: ClusterFlags) -> None:
         assessed = [(each, service_health(each, model)) for each, model in await _services(cluster, namespace)]
         waiting = sorted((pair for pair in assessed if is_waiting(*pair)), key=lambda pair: _order(pair[0]))
         now = utcnow()
-        rows = [(each, row(each, health, now)) for each, health in waiting]
+        rows = [(each, queue_row(each, health, now)) for each, health in waiting]
         return _table(QUEUE_COLUMNS, rows, namespace) if rows else f"Nothing waits in {namespace or 'any namespace'}."
 
     click.echo(run_against(where, action, seconds=ANSWER_SECONDS))
@@ -122,7 +122,7 @@ def is_waiting(service: InferenceService, health: Health) -> bool:
     return service.status.queue_position is not None or health.reason in SCARCE
 
 
-def row(service: InferenceService, health: Health, now: datetime.datetime) -> tuple[str, ...]:
+def queue_row(service: InferenceService, health: Health, now: datetime.datetime) -> tuple[str, ...]:
     """Return a service's cells for `QUEUE_COLUMNS`."""
     position, known = service.status.queue_position, Reason.of(health.reason)
     return (

@@ -48,7 +48,7 @@ def print_on_interrupt() -> Iterator[InterruptNote]:
 async def wait_until_ready(
     cluster: Cluster, key: Key, seconds: float, *, written: Collection[str] = (), edited: bool = False
 ) -> InferenceService:
-    """Show the progress of a service until it is ready, or stopped as its spec says, and return it.
+    """Show the progress of a service until it is ready, or stopped by its spec, and return it.
 
     Args:
         cluster: The cluster.
@@ -56,7 +56,7 @@ async def wait_until_ready(
         seconds: Timeout.
         written: Kinds of the objects that this command has just created or changed. A failure that concerns another
             object may be outdated, and is only reported if it lasts.
-        edited: Whether the service ran before: at first, Ready still describes the previous engine.
+        edited: Whether the service already ran. If so, Ready describes the previous engine at first.
 
     Raises:
         CommandError: The service has failed for a cause that waiting does not fix, or the timeout has expired.
@@ -83,7 +83,7 @@ async def wait_until_ready(
         if waiting.cancelled_caught:
             raise CommandError(
                 f"InferenceService {key} is not Ready after {seconds:g} s: {printable(readiness.last)}\n"
-                f"It continues without this command; watch it with `{typed_command('status', key)} --watch`",
+                f"The start continues without this command; watch it with `{typed_command('status', key)} --watch`",
                 ExitCode.TIMED_OUT,
             )
         if health.failing:

@@ -73,7 +73,7 @@ def _texts(name: str, read_stdin: Callable[[], str], problems: list[str]) -> Ite
             return
         files = sorted(each for each in path.iterdir() if each.suffix in SUFFIXES)
         if not files:
-            problems.append(f"{name}: has no .yaml, .yml or .json file; give a file or another folder")
+            problems.append(f"{name}: has no .yaml, .yml or .json file; specify a file or another folder")
         for each in files:
             yield str(each), each.read_text(encoding="utf-8")
     except OSError as exc:

@@ -27,7 +27,7 @@ AGENT_NAMESPACE = "default"
 )
 @click.option("-A", "--all-namespaces", is_flag=True, help="Serve all namespaces.")
 @click.option(
-    "--lease-namespace", default="llmkube-system", show_default=True, help="Namespace of its account and Leases."
+    "--lease-namespace", default="llmkube-system", show_default=True, help="Namespace of the account and Leases."
 )
 @click.option("--host", metavar="NAME", help="Create the identity of one host: the account llmkube-agent-NAME.")
 @click.option(
@@ -96,7 +96,7 @@ def agent_manifests(
         if host != host_id(host):
             raise UserError(f"host name {host} is not a DNS name of at most 63 characters; use {host_id(host)}")
         if not networks:
-            raise UserError("--host needs --network: give the networks of its engines, such as 192.168.1.20/32")
+            raise UserError("--host needs --network: specify the networks of its engines, such as 192.168.1.20/32")
         program = agent_rights.host_program(host, [checked_network(one) for one in networks])
     return rbac_manifests(program.grant(secrets), system_namespace=lease_namespace, namespace=namespace)
 

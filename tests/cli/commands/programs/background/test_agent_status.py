@@ -139,7 +139,7 @@ llmkube_metal_agent_service_energy_joules_total{name="chat",namespace="ns"} 1000
             MAC,
             {
                 "power": "34.8 W (cpu 3.2, gpu 31.5)",
-                "draws": "30.0 W, 1.9 J per token  ns/chat\n0.0 W                    ns/embed",
+                "by service": "30.0 W, 1.9 J per token  ns/chat\n0.0 W                    ns/embed",
             },
         ),
         (RAPL, {"power": "50.0 W (package 50.0)"}),
@@ -164,7 +164,7 @@ def test_power_is_reported_of_the_host_and_of_each_service(exposition, lines):
 def test_joules_are_two_digits_and_no_exponent(joules, text):
     """Large models on a CPU take hundreds of joules per token."""
     series = f'llmkube_metal_agent_service_joules_per_token{{name="chat",namespace="ns"}} {joules}\n'
-    assert power_lines(series)["draws"] == f"{text} J per token  ns/chat"
+    assert power_lines(series)["by service"] == f"{text} J per token  ns/chat"
 
 
 def test_a_line_per_change_has_no_figures():

@@ -127,7 +127,7 @@ def uninstall(state_dir: Path | None) -> None:
         request_root()
     exit_seconds = exit_seconds_of(load("agent", AgentConfig, {"state_dir": folder}))
 
-    async def end() -> None:
+    async def stop_and_unload() -> None:
         if (pid := lock_holder(folder)) is not None:
             os.kill(pid, signal.SIGINT)  # stops the engines as well, whatever --on-exit is
             await wait_for_exit(folder, pid, exit_seconds)
@@ -135,7 +135,7 @@ def uninstall(state_dir: Path | None) -> None:
             daemon = is_daemon(file)
             await launchd_of(user, label=AGENT_LABEL, daemon=daemon, exit_seconds=exit_seconds).unload()
 
-    trio.run(end)
+    trio.run(stop_and_unload)
     end_all(find_marked(OWNER_VARIABLE, str(folder)), grace_seconds=METAL_GRACE_SECONDS)  # of an agent that was killed
     for file in files:
         remove_plist(file)
@@ -206,9 +206,9 @@ def print_sudoers(user: str | None) -> None:
     try:
         uid = os.getuid() if user is None else pwd.getpwnam(user).pw_uid
     except KeyError as error:
-        raise UserError(f"--user {user}: this host has no such user") from error
+        raise UserError(f"--user {user}: no such user on this host") from error
     if uid == 0:
-        raise UserError("root needs no sudoers line; give the agent's user with --user")
+        raise UserError("root needs no sudoers line; specify the agent's user with --user")
     click.echo(sudoers_rule(uid), nl=False)
 
 

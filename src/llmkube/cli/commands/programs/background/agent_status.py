@@ -100,7 +100,7 @@ def lan_sentence(folder: Path) -> str:
 
 
 def admitted_sentence(folder: Path) -> str:
-    """Return which clients reach this host's engines without a key; empty if that is not known."""
+    """Return a description of the clients that need no key for this host's engines; empty if it is not known."""
     try:
         return AdmittedNetworks.load(networks_path(folder).read_text("utf-8")).summary
     except (OSError, ValueError):
@@ -143,7 +143,7 @@ async def _read_state(folder: Path, user: User, port: int) -> Mapping[str, str]:
     if pid is None and failed.count:
         state["failed"] = f"{failed.count} consecutive starts: {failed.problem or 'see `llmkube agent logs`'}"
     state["network"] = lan_sentence(folder)
-    state["no key"] = admitted_sentence(folder) if pid is not None else ""
+    state["admitted"] = admitted_sentence(folder) if pid is not None else ""
     state["python"] = (interpreter_problem(folder) or "") if job_state is not None else ""
     return {label: value for label, value in state.items() if value}
 
@@ -178,7 +178,7 @@ def power_lines(exposition: str) -> dict[str, str]:
     if services:
         shown = [(", ".join(words), name) for name, words in sorted(services.items())]
         width = max(len(figures) for figures, _ in shown)
-        state["draws"] = "\n".join(f"{figures:<{width}}  {name}" for figures, name in shown)
+        state["by service"] = "\n".join(f"{figures:<{width}}  {name}" for figures, name in shown)
     return state
 
 
@@ -197,8 +197,8 @@ def _figure(value: float) -> str:
 
 
 def without_figures(state: Mapping[str, str]) -> dict[str, str]:
-    """Return the state without power figures, which would make a line per change every two seconds."""
-    figures = {label for label in ("power", "draws") if not state.get(label, "").startswith(NOT_MEASURED)}
+    """Return the state without power figures: they change every two seconds, and each change would print a line."""
+    figures = {label for label in ("power", "by service") if not state.get(label, "").startswith(NOT_MEASURED)}
     return {label: value for label, value in state.items() if label not in figures}
 
 
@@ -239,7 +239,7 @@ def uncordon(state_dir: Path | None) -> None:
 
 
 def cordon_sentence(folder: Path) -> str:
-    """Return how long a host is cordoned; empty while it is not."""
+    """Return the duration of the host's cordon; empty if it is not cordoned."""
     try:
         found = parse_cordon(cordon_path(folder).read_bytes())
     except FileNotFoundError:
@@ -251,7 +251,7 @@ def cordon_sentence(folder: Path) -> str:
 
 def _end_time(seconds: float) -> datetime.datetime:
     if not _SHORTEST_SECONDS <= seconds <= _LONGEST_SECONDS:
-        raise UserError("use a time from 1m to 366d, or leave it out for no end", field="--for")
+        raise UserError("use a time from 1m to 366d, or leave it out for an unlimited cordon", field="--for")
     return utcnow() + datetime.timedelta(seconds=seconds)
 
 

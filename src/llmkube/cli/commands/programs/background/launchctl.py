@@ -32,7 +32,7 @@ _BUSY_SECONDS: Final = 15.0
 _MARGIN_SECONDS: Final = 30.0
 
 EXIT_SECONDS: Final = 90.0
-"""Time to exit that is assumed for a job whose file is not known."""
+"""Assumed exit timeout of a job whose file is unknown."""
 
 
 @attrs.frozen
