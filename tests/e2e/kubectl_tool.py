@@ -10,16 +10,16 @@ import trio
 
 
 def needs_kubectl(program: str = "kubectl") -> str:
-    """Return the program's path; without it the test says what it needs: as a skip, and in CI as a failure."""
+    """Return the program's path; without it, skip the test, or fail it in CI."""
     found = shutil.which(program)
     if found is None:
-        words = f"this test needs kubectl, and there is none at {program!r}: install it or put it on PATH"
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(words)
+        text = f"this test needs kubectl, and there is none at {program!r}: install it or put it on PATH"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(text)
     return found
 
 
 class Kubectl:
-    """Runs one kubectl against one server; a failure is an assertion with its output."""
+    """Run one kubectl against one server; a failure is an assertion with its output."""
 
     def __init__(self, program: str, kubeconfig: Path, home: Path):
         self.program, self.home = program, home

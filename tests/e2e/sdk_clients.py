@@ -1,6 +1,6 @@
-"""What each client library does with a gateway, as its users write it; run with the pinned packages on the path alone.
+"""Requests of each client library to a gateway, as its users write them; run with only the pinned packages.
 
-python -S sdk_clients.py GATEWAY QUESTION: prints one JSON object, by client and by what was tried.
+python -S sdk_clients.py GATEWAY QUESTION: prints one JSON object, by client and by request.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What goes wrong gets a reason and the engine's own words, and costs nobody else anything."""
+"""Failures get a reason and the engine's own message, and affect no other service."""
 
 import os
 import re
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 
 
 async def test_an_engine_that_exits_at_once(tmp_path):
-    """The condition quotes the engine, attempts get rarer, and the service beside it keeps its process."""
+    """The condition quotes the engine, restarts back off, and the other service keeps its process."""
     last_words = "llama_model_load: error: no kernel image is available"
     program = fake_engine(
         tmp_path, f'for a; do [ "$a" = bad ] && {{ echo "{last_words}"; exit 3; }}; done\nexec {REAL_ENGINE} "$@"'
@@ -52,7 +52,7 @@ async def test_an_engine_that_exits_at_once(tmp_path):
 
 
 async def test_files_that_are_no_models(tmp_path):
-    """A file that is no GGUF is told as a missing one, a truncated GGUF as that; a mended one is served at once."""
+    """A file that is no GGUF looks missing, a truncated GGUF is NotGGUF, and a repaired file is served at once."""
     good = files("llmkube.weights").joinpath("builtin/demo.gguf").read_bytes()
     (tmp_path / "page").write_text("<html>Not found</html>")
     (tmp_path / "foreign").write_text("a letter to my aunt")
@@ -75,10 +75,10 @@ async def test_files_that_are_no_models(tmp_path):
     documents = [served(name, f"{tmp_path}/{name}") for name in expected]
     async with open_up_with(tmp_path, documents=documents) as up:
         for name, (reason, words) in expected.items():
-            told = await up.wait_condition(Model, name, "Fetched", lambda found: found.status == "False")
-            assert (told.reason, words in told.message) == (reason, True), told
+            condition = await up.wait_condition(Model, name, "Fetched", lambda found: found.status == "False")
+            assert (condition.reason, words in condition.message) == (reason, True), condition
             loaded = await up.wait_loaded(name, reason)
-            assert loaded.message == told.message
+            assert loaded.message == condition.message
         await up.wait_loaded("demo", "Loaded")
         assert await chat(up.gateway) == ANSWER
         (tmp_path / "truncated").write_bytes(good)
@@ -86,8 +86,8 @@ async def test_files_that_are_no_models(tmp_path):
         assert await chat(up.gateway, "truncated") == ANSWER
 
 
-async def test_a_bad_edit_leaves_the_engine_alone(tmp_path):
-    """An extraArgs that overrides --port is Accepted=False by its name; the same process answers on; mending mends."""
+async def test_a_bad_edit_does_not_restart_the_engine(tmp_path):
+    """An extraArgs with --port is Accepted=False by name, the same process answers, and a valid edit is accepted."""
     async with open_up_with(tmp_path) as up:
         await up.wait_loaded("demo", "Loaded")
         engine, key = up.engine("demo"), Key("default", "demo")
@@ -103,7 +103,7 @@ async def test_a_bad_edit_leaves_the_engine_alone(tmp_path):
         assert up.engine("demo") == engine
         await up.client.patch(InferenceService, key, {"spec": {"extraArgs": ["--threads=1"]}})
         await accepted(lambda found: found.status == "True")
-        assert up.engine("demo") == engine  # the plan is the one that runs
+        assert up.engine("demo") == engine  # the running plan is unchanged
         assert await chat(up.gateway) == ANSWER
 
 
@@ -115,8 +115,8 @@ async def test_an_engine_program_that_vanishes(tmp_path):
         await up.wait_loaded("demo", "Loaded")
         program.unlink()
         up.engine("demo").kill()
-        told = await up.wait_loaded("demo", "EngineNotFound")
-        assert f"no llama-server at {program} (No such file or directory)" in told.message
+        condition = await up.wait_loaded("demo", "EngineNotFound")
+        assert f"no llama-server at {program} (No such file or directory)" in condition.message
         Path(away).rename(program)
         await up.wait_loaded("demo", "Loaded")
         assert await chat(up.gateway) == ANSWER
@@ -124,7 +124,7 @@ async def test_an_engine_program_that_vanishes(tmp_path):
 
 @pytest.mark.skipif(shutil.which("ollama") is not None, reason="this machine has an Ollama")
 async def test_a_service_of_ollama_without_an_ollama(tmp_path):
-    """`deploy` ends with what brings an Ollama to the host, and advises no llama-server."""
+    """The error of `deploy` names how to install Ollama, and not llama-server."""
     async with open_up_with(tmp_path) as up:
         deploy = ("deploy", "poet", "--source", "builtin://demo", "--runtime", "ollama")
         code, _, err = await run_program(tmp_path, *deploy, kubeconfig=up.state / "kubeconfig")
