@@ -6,7 +6,9 @@ import inspect
 import pytest
 import trio
 
+from e2e.addresses import own_address
 from e2e.client_packages import find_client_packages
+from e2e.kubectl_tool import needs_kubectl
 
 DEADLINE_SECONDS = 600.0  # some tests start twenty programs on a busy machine
 
@@ -30,3 +32,14 @@ def within_deadline(test):
 def client_packages():
     """The folder of third-party client packages."""
     return find_client_packages()
+
+
+@pytest.fixture
+def address():
+    """An address of this machine that Kubernetes accepts in a slice."""
+    return own_address()
+
+
+@pytest.fixture
+def kubectl_program():  # not async: a skip within Trio loses its reason
+    return needs_kubectl()

@@ -2,8 +2,9 @@
 
 import os
 import shutil
-import subprocess
+from functools import partial
 from pathlib import Path
+from subprocess import STDOUT
 
 import pytest
 import trio
@@ -27,14 +28,8 @@ class Kubectl:
 
     async def run(self, *args: str, stdin: str = "", code: int = 0) -> str:
         with trio.fail_after(60):
-            done = await trio.run_process(
-                [self.program, *args],
-                stdin=stdin.encode(),
-                capture_stdout=True,
-                stderr=subprocess.STDOUT,
-                check=False,
-                env=self.env,
-            )
+            run = partial(trio.run_process, capture_stdout=True, stderr=STDOUT, check=False, env=self.env)
+            done = await run([self.program, *args], stdin=stdin.encode())
         output = done.stdout.decode()
         assert done.returncode == code, f"kubectl {' '.join(args)}: exit {done.returncode}\n{output}"
         return output

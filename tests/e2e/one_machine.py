@@ -33,9 +33,13 @@ class Up:
 
         return await eventually(read, lambda found: found is not None and accept(found))
 
+    async def wait_service(self, name, condition, accept):
+        """Return a condition of a service once it is accepted."""
+        return await self.wait_condition(InferenceService, name, condition, accept)
+
     async def wait_loaded(self, name, *reasons):
         """Return a service's `Loaded` condition once it has one of the reasons."""
-        return await self.wait_condition(InferenceService, name, "Loaded", lambda found: found.reason in reasons)
+        return await self.wait_service(name, "Loaded", lambda found: found.reason in reasons)
 
     def engine(self, name):
         """The engine of one service."""

@@ -164,12 +164,8 @@ async def chat(url: str, model: str = "demo", *, stream: bool = False) -> str:
     """Send the demo's question to an engine or a gateway at temperature 0; return the answer's text."""
     body = {"model": model, "temperature": 0, "stream": stream, "messages": [{"role": "user", "content": QUESTION}]}
     async with open_http_client() as http:
-        response = await http.request(
-            "POST",
-            f"{url}/v1/chat/completions",
-            headers=Headers.of({"Content-Type": "application/json"}),
-            body=json.dumps(body).encode(),
-        )
+        headers, data = Headers.of({"Content-Type": "application/json"}), json.dumps(body).encode()
+        response = await http.request("POST", f"{url}/v1/chat/completions", headers=headers, body=data)
     assert response.status == 200, response.body
     if not stream:
         return str(json.loads(response.body)["choices"][0]["message"]["content"])

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from e2e.addresses import own_address
 from e2e.separate_programs import chat, eventually, logs, open_cluster
 from e2e.up_process import ANSWER, command_line, engines_in, run_program
 from llmkube.base.http.client import open_http_client
@@ -16,26 +15,16 @@ from waiting import until
 pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 
 
-@pytest.fixture
-def address():
-    """An address of this machine that Kubernetes accepts in a slice."""
-    return own_address()
-
-
 @asynccontextmanager
 async def asking(url, clients=3):
     """Query an engine from several clients; yield the answers and a scope that stops them. A lost request fails."""
     answers = []
     body = b'{"messages": [{"role": "user", "content": "What is LLMKube?"}], "temperature": 0, "max_tokens": 8}'
+    headers = Headers.of({"Content-Type": "application/json"})
 
     async def ask(http):
         while True:
-            answer = await http.request(
-                "POST",
-                f"{url}/v1/chat/completions",
-                headers=Headers.of({"Content-Type": "application/json"}),
-                body=body,
-            )
+            answer = await http.request("POST", f"{url}/v1/chat/completions", headers=headers, body=body)
             assert answer.status == 200, answer
             answers.append(answer)
 
@@ -73,9 +62,7 @@ async def test_a_killed_agent_loses_no_request(tmp_path, address):
             killed_at = trio.current_time()
             async with cluster.open_agent(address) as successor:
                 await until(lambda: logs(successor, "registered endpoint"))
-                in_time = (
-                    trio.current_time() - killed_at < 15
-                )  # the controller withdraws a host that is silent for 20 s
+                in_time = trio.current_time() - killed_at < 15  # a host is withdrawn after 20 s
                 (line,) = logs(successor, "adopted inference service")
                 assert (line["pid"], line["port"]) == (engine.pid, port)
                 count = len(answers)

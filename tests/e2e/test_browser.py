@@ -10,10 +10,10 @@ import pytest
 import trio
 
 from e2e.addresses import own_address
+from e2e.router_lab import serve
 from e2e.test_listen import network_url
 from e2e.up_process import ANSWER, DEMO, FREE_PORTS, open_up
 from llmkube.base.http.message import Headers, Response, netloc
-from llmkube.base.http.server import run_server
 from security.chromium import INSTALL_HINT, find_chromium, show
 
 pytestmark = pytest.mark.e2e
@@ -108,11 +108,9 @@ async def test_a_page_of_this_machine_talks_to_both_addresses_and_a_foreign_one_
         await up.wait_for("out", r"default/demo: Ready\n")
         bases = {"loopback": gateway, "network": network_url(up)}
         site = Site(bases, (state / "listen-key").read_text().strip())
-        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        port = listeners[0].socket.getsockname()[1]
-        site.report = f"http://127.0.0.1:{port}/report"
         async with trio.open_nursery() as nursery:
-            await nursery.start(run_server, site.handle, listeners)
+            port = await serve(nursery, site.handle)
+            site.report = f"http://127.0.0.1:{port}/report"
             near = await visit(site, chromium, f"http://localhost:{port}/page", tmp_path / "near")
             for name in bases:
                 assert near[f"{name} plain"] == ANSWER

@@ -4,8 +4,8 @@ No model that comes with LLMKube calls tools, so requests for the model `tools` 
 like llama.cpp's server, through the gateway's own handler. A real engine answers all other requests.
 """
 
-import datetime
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -104,9 +104,7 @@ async def test_each_client_gets_answers_streams_tools_and_errors_that_it_underst
 
         async with trio.open_nursery() as nursery:
             engine = await serve(nursery, scripted)
-            tools = passing_door(
-                PassThrough(Tools(engine), http), lambda: datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
-            )
+            tools = passing_door(PassThrough(Tools(engine), http), lambda: datetime(2026, 1, 1, tzinfo=UTC))
             address = f"http://127.0.0.1:{await serve(nursery, front)}"
             script = Path(__file__).with_name("sdk_clients.py")
             got = await run_clients(tmp_path, client_packages, script, address, QUESTION)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -19,16 +20,9 @@ from llmkube.router.config.routing_config import Backend, Match, RoutingConfig, 
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 
-ASKED = {
-    "model": "m",
-    "messages": [{"role": "user", "content": "What is LLMKube?"}],
-    "temperature": 0,
-    "stream": True,
-    "stream_options": {"include_usage": True},
-}
-PROMPT = {name: each for name, each in ASKED.items() if name != "messages"} | {
-    "prompt": "<|user|>What is LLMKube?<|end|><|assistant|>"
-}
+USUAL = {"model": "m", "temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+ASKED = USUAL | {"messages": [{"role": "user", "content": "What is LLMKube?"}]}
+PROMPT = USUAL | {"prompt": "<|user|>What is LLMKube?<|end|><|assistant|>"}
 KILLS = 6
 """Tokens after which an engine is killed, besides the first and the last ones; `make soak` kills after every token."""
 
@@ -109,7 +103,7 @@ def end_of_piece(data, number):
 
 
 @contextlib.asynccontextmanager
-async def open_engines(folder, names, **settings):
+async def open_engines(folder, names):
     """Run engines behind their connections, and a router in front of them."""
     async with trio.open_nursery() as nursery:
         engines, backends = {}, {}
@@ -118,9 +112,7 @@ async def open_engines(folder, names, **settings):
             engines[name] = Engine(folder / f"{name}.log", port)
             listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
             url = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}/v1"
-            backends[name] = Backend(
-                name=name, model_id=name, base_url=url, local=True, model_digest="demo", **settings
-            )
+            backends[name] = Backend(name=name, model_id=name, base_url=url, local=True, model_digest="demo")
             await nursery.start(trio.serve_listeners, engines[name].connect, listeners)
         rules = (Rule(name="all", match=Match(), backends=tuple(names)),)
         config = encode_config(RoutingConfig(name="default/r", backends=backends, rules=rules)).decode()
@@ -137,29 +129,40 @@ async def open_engines(folder, names, **settings):
             nursery.cancel_scope.cancel()
 
 
-async def read(url, body, path="/v1/chat/completions"):
-    """Return the events of a stream, and whether its end was clean."""
+async def post(url, path, body, then=None):
+    """Return the whole response; call `then` once it has a piece of text."""
     host, _, port = url.removeprefix("http://").partition(":")
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n"
     received = b""
     async with await trio.open_tcp_stream(host, int(port)) as connection:
         await connection.send_all(head.encode() + data)
         async for some in connection:
             received += some
+            if then is not None and b'"content":"' in received:
+                then()
+                then = None
+    return received
+
+
+def events_of(received):
+    return [each.partition(b"data: ")[2] for each in received.split(b"\n\n") if b"data: " in each]
+
+
+async def read(url, body, path="/v1/chat/completions"):
+    """Return the events of a stream, and whether its end was clean."""
+    received = await post(url, path, body)
     assert received.startswith(b"HTTP/1.1 200"), received
-    events = [each.partition(b"data: ")[2] for each in received.split(b"\n\n") if b"data: " in each]
-    return events, received.endswith(b"0\r\n\r\n")
+    return events_of(received), received.endswith(b"0\r\n\r\n")
 
 
 def content_of(events):
     """Return the choices and the usage, without what differs between runs: ids, times and cached tokens."""
     assert events[-1].startswith(b"[DONE]")
     chunks = [json.loads(each) for each in events[:-1]]
-    usage = [
-        {name: each for name, each in one["usage"].items() if "details" not in name} for one in chunks if "usage" in one
-    ]
-    return [one["choices"] for one in chunks], usage
+    usages = [one["usage"] for one in chunks if "usage" in one]
+    kept = [{name: each for name, each in usage.items() if "details" not in name} for usage in usages]
+    return [one["choices"] for one in chunks], kept
 
 
 def text_of(events):
@@ -248,30 +251,13 @@ async def test_an_answer_continues_after_llmkube_up_restarts_its_engine(tmp_path
     manifest.write_text(ROUTER)
     async with open_up(tmp_path, "--demo", "-f", str(manifest), *FREE_PORTS) as program, open_http_client() as http:
         _, gateway, probes = await program.urls()
+        ask = partial(post, gateway, "/routers/default/r/v1/chat/completions")
         for _ in range(8):  # an engine that is killed too late has finished its answer
-            while b"200" not in (await first_piece(gateway, ASKED | {"max_tokens": 1}))[:20]:  # noqa: ASYNC110
+            while b"200" not in (await ask(ASKED | {"max_tokens": 1}))[:20]:  # noqa: ASYNC110
                 await trio.sleep(0.2)
-            received = await first_piece(gateway, ASKED, then=lambda: [each.kill() for each in engines_in(tmp_path)])
-            events = [each.partition(b"data: ")[2] for each in received.split(b"\n\n") if b"data: " in each]
-            assert (text_of(events), received.endswith(b"0\r\n\r\n")) == (ANSWER, True)
+            received = await ask(ASKED, then=lambda: [each.kill() for each in engines_in(tmp_path)])
+            assert (text_of(events_of(received)), received.endswith(b"0\r\n\r\n")) == (ANSWER, True)
             metrics = (await http.request("GET", f"{probes}/metrics")).body
             if b'llmkube_router_continuations_total{outcome="continued"' in metrics:
                 return
     pytest.fail("no engine was killed in the middle of its answer")
-
-
-async def first_piece(gateway, body, then=None):
-    """Return the whole response; call `then` once it has a piece of text."""
-    host, _, port = gateway.removeprefix("http://").partition(":")
-    data = json.dumps(body).encode()
-    path = "/routers/default/r/v1/chat/completions"
-    head = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n"
-    received = b""
-    async with await trio.open_tcp_stream(host, int(port)) as connection:
-        await connection.send_all(head.encode() + data)
-        async for some in connection:
-            received += some
-            if then is not None and b'"content":"' in received:
-                then()
-                then = None
-    return received

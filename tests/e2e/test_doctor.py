@@ -265,9 +265,8 @@ async def test_an_agent_is_checked_with_its_own_flags(tmp_path):
     async with open_limited_api(tmp_path, refused=(("create", "leases"),)) as kubeconfig:
         state = str(tmp_path / "state")
         words = ("agent", "--state-dir", state, "--accelerator", "cpu", "--port", "0", "--kubeconfig", str(kubeconfig))
-        async with open_program(
-            tmp_path, *words, "--memory-fraction", "0.5", "--host-ip", own_address(), runs_engines=True
-        ) as agent:
+        flags = ("--memory-fraction", "0.5", "--host-ip", own_address())
+        async with open_program(tmp_path, *words, *flags, runs_engines=True) as agent:
             await agent.wait_for("err", '"msg":"agent started"')
             found = await doctor(tmp_path, code=1)
             check(found, "running", "pass", f"llmkube agent (pid {agent.process.pid})")

@@ -7,16 +7,15 @@ import subprocess
 import sys
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
 
 import pytest
 import trio
 
-import llmkube.weights
 from e2e.separate_programs import chat, eventually
 from e2e.test_mistakes import open_up_with
 from e2e.up_process import ANSWER, FREE_PORTS, engines_in, open_up, run_program, run_up
 from e2e.web import open_web
+from gguf_corpus import DEMO as DEMO_FILE
 from llmkube.base.http.client import open_http_client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -24,7 +23,7 @@ from llmkube.k8s.resource import Key
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 
-DEMO = (Path(llmkube.weights.__file__).parent / "builtin" / "demo.gguf").read_bytes()
+DEMO = DEMO_FILE.read_bytes()
 SHA256 = hashlib.sha256(DEMO).hexdigest()
 OTHER = DEMO + bytes(4096)  # the store of `llmkube up` has the demo itself already, and needs no server for it
 
@@ -35,13 +34,9 @@ async def deploy(up, name, source, **spec):
         (Model, {"source": source, "hardware": {"accelerator": "cpu"}, **spec}),
         (InferenceService, {"modelRef": name, "contextSize": 512}),
     ):
-        manifest = {
-            "apiVersion": kind.RESOURCE.api_version,
-            "kind": kind.RESOURCE.kind,
-            "metadata": {"name": name, "namespace": "default"},
-            "spec": body,
-        }
-        await up.client.apply(kind, manifest, field_manager="user")
+        metadata = {"name": name, "namespace": "default"}
+        manifest = {"apiVersion": kind.RESOURCE.api_version, "kind": kind.RESOURCE.kind, "metadata": metadata}
+        await up.client.apply(kind, {**manifest, "spec": body}, field_manager="user")
 
 
 async def wait_fetched(up, name, *reasons):
@@ -64,9 +59,7 @@ async def test_a_model_by_url_is_fetched_with_progress_and_served(tmp_path):
             half = "downloading: 468.9 KiB of 937.8 KiB (50 %)"
             reported = await up.wait_condition(Model, "web", "Fetched", lambda found: found.message.startswith(half))
             assert reported.reason == "Fetching"
-            loaded = await up.wait_condition(
-                InferenceService, "web", "Loaded", lambda found: found.message.startswith(half)
-            )
+            loaded = await up.wait_service("web", "Loaded", lambda found: found.message.startswith(half))
             assert loaded.reason == "Fetching"
             scraped = await metrics(up)
             assert f'llmkube_download_total_bytes{{source="{web.url}/m.gguf"}} {float(len(OTHER))}' in scraped
@@ -124,9 +117,7 @@ async def test_an_edited_source_and_a_server_that_is_gone(tmp_path):
         await deploy(up, "web", f"{web.url}/n.gguf")
         digest = hashlib.sha256(OTHER).hexdigest()
         await up.wait_condition(Model, "web", "Fetched", lambda found: found.observed_generation == 2)
-        await up.wait_condition(
-            InferenceService, "web", "Loaded", lambda found: found.status == "True" and not first.is_running()
-        )
+        await up.wait_service("web", "Loaded", lambda found: found.status == "True" and not first.is_running())
         assert any(part.endswith(digest) for part in up.engine("web").cmdline())
     async with open_up_with(tmp_path) as up:
 
@@ -197,10 +188,8 @@ async def test_up_on_a_full_disk_prints_one_sentence(tmp_path, left):
     with small_disk(state, 64):
         for name in left:
             (state / name).mkdir()
-        words = ("up", "--state-dir", str(state), "--api-port", "0", "--gateway-port", "0", "--probe-port", "0")
-        done = await trio.run_process(
-            [sys.executable, "-m", "llmkube", *words], capture_stderr=True, capture_stdout=True, check=False
-        )
+        command = [sys.executable, "-m", "llmkube", "up", "--state-dir", str(state), *FREE_PORTS]
+        done = await trio.run_process(command, capture_stderr=True, capture_stdout=True, check=False)
     reported = (done.stdout + done.stderr).decode()
     assert done.returncode == 1
     assert "Traceback" not in reported
@@ -274,13 +263,9 @@ async def test_preload_then_serve_offline(tmp_path):
     state = tmp_path / "state"
     async with open_web(m=DEMO) as web:
         url = f"{web.url}/m.gguf"
-        code, out, err = await run_program(
-            tmp_path, "cache", "preload", url, "--sha256", SHA256, "--state-dir", str(state)
-        )
-        assert (code, out) == (
-            0,
-            f"{url} is in the store: 933.8 KiB at {state / 'store' / 'blobs' / 'sha256' / SHA256}\n",
-        )
+        preload = ("cache", "preload", url, "--sha256", SHA256, "--state-dir", str(state))
+        code, out, err = await run_program(tmp_path, *preload)
+        assert (code, out) == (0, f"{url} is in the store: 933.8 KiB at {state}/store/blobs/sha256/{SHA256}\n")
         assert "downloading" in err
         web.files.clear()
         async with open_up_with(tmp_path) as up:

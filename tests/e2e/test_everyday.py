@@ -8,20 +8,19 @@ import signal
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import trio
 
-import llmkube.weights
+from e2e.separate_programs import chat
 from e2e.up_process import ANSWER, engines_in, environment, open_machine, open_program
+from gguf_corpus import DEMO
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Headers
 from waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 
-MODEL = Path(llmkube.weights.__file__).parent / "builtin" / "demo.gguf"
 QUESTION = "What is LLMKube?"
 DEPLOY = ("deploy", "demo", "--source", "builtin://demo", "--context-size", "512", "--extra-arg=--threads=1")
 
@@ -30,16 +29,6 @@ async def interrupted(program):
     """Press Ctrl-C; return the exit code."""
     program.process.send_signal(signal.SIGINT)
     return await program.process.wait()
-
-
-async def ask_by_http(url):
-    body = {"model": "demo", "temperature": 0, "messages": [{"role": "user", "content": QUESTION}]}
-    async with open_http_client() as http:
-        headers = Headers.of({"Content-Type": "application/json"})
-        response = await http.request(
-            "POST", f"{url}/v1/chat/completions", headers=headers, body=json.dumps(body).encode()
-        )
-    return json.loads(response.body)["choices"][0]["message"]["content"].strip()
 
 
 @pytest.mark.ci
@@ -66,12 +55,10 @@ async def test_a_day_with_one_model(tmp_path):
         assert "listening on http://127.0.0.1:" in (await run("logs", "demo"))[1]
 
         async with follow("logs", "demo", "-f", "--tail", "0") as log, follow("list", "isvc", "-w") as watch:
-            async with follow("port-forward", "demo") as tunnel:
-                found = await tunnel.wait_for(
-                    "out", r"Forwarding (127\.0\.0\.1:\d+) -> default/demo through the gateway"
-                )
-                assert await ask_by_http(f"http://{found[1]}") == ANSWER
-                assert (await interrupted(tunnel), tunnel.err) == (130, "")
+            async with follow("port-forward", "demo") as port:
+                hit = await port.wait_for("out", r"Forwarding (127\.0\.0\.1:\d+) -> default/demo through the gateway")
+                assert await chat(f"http://{hit[1]}") == ANSWER
+                assert (await interrupted(port), port.err) == (130, "")
             await log.wait_for("out", "slot")  # the engine logs the request
             await watch.wait_for("out", r"demo +demo +Ready")
             assert await run("scale", "demo", "0") == (0, "InferenceService demo scaled from 1 to 0\n", "")
@@ -80,10 +67,7 @@ async def test_a_day_with_one_model(tmp_path):
             assert (await interrupted(log), log.err) == (130, "")
         await until(lambda: not engines_in(tmp_path / "state"))
         code, _, err = await run("chat", "demo", QUESTION)
-        assert (code, err) == (
-            1,
-            "Error: InferenceService default/demo is stopped; `llmkube scale demo 1` starts it\n",
-        )
+        assert (code, err) == (1, "Error: InferenceService default/demo is stopped; `llmkube scale demo 1` starts it\n")
 
         code, out, err = await run("delete", "demo", "--with-model", "--wait")
         assert (code, out) == (0, "InferenceService demo is gone\nModel demo is gone\n"), err
@@ -146,7 +130,7 @@ async def test_run_pull_ps_top_and_restart_work_on_one_engine(tmp_path):
     """`run` deploys and answers, `pull` fetches, `ps`, `top` and `restart` act on the engine that runs."""
     model = tmp_path / "my models" / "tiny model.gguf"
     model.parent.mkdir()
-    shutil.copy(MODEL, model)
+    shutil.copy(DEMO, model)
     spaces = "sta te"  # U9: any path of a machine may have spaces
     async with open_machine(tmp_path, "--allow-local-sources", str(tmp_path), state=spaces) as (_, run):
         code, out, err = await run("run", str(model), QUESTION, "--context-size", "512")
@@ -172,11 +156,9 @@ async def test_a_forwarded_port_reaches_one_model(tmp_path):
         for name in ("demo", "second"):
             assert (await run("deploy", name, "--source", "builtin://demo", "--context-size", "512"))[0] == 0
         follow = partial(open_program, tmp_path / "home", kubeconfig=tmp_path / "state" / "kubeconfig")
-        async with follow("port-forward", "second") as tunnel, open_http_client() as http:
-            found = await tunnel.wait_for(
-                "out", r"Forwarding (127\.0\.0\.1:\d+) -> default/second through the gateway at "
-            )
-            url, kind = f"http://{found[1]}/v1", Headers.of({"Content-Type": "application/json"})
+        async with follow("port-forward", "second") as port, open_http_client() as http:
+            hit = await port.wait_for("out", r"Forwarding (127\.0\.0\.1:\d+) -> default/second through the gateway at ")
+            url, kind = f"http://{hit[1]}/v1", Headers.of({"Content-Type": "application/json"})
             listed = json.loads((await http.request("GET", f"{url}/models")).body)["data"]
             assert [(model["id"], model["meta"]["n_ctx"]) for model in listed] == [("second", 512)]
             question = {"temperature": 0, "messages": [{"role": "user", "content": QUESTION}]}

@@ -43,9 +43,7 @@ async def fetched(client, name, *reasons):
 async def apply(client, folder, sources):
     """Apply a Model with a wrong digest, and its service, for each source."""
     file = folder / "sources.yaml"
-    texts = (
-        served(name, source).replace("source:", f"sha256: {'a' * 64}\n  source:") for name, source in sources.items()
-    )
+    texts = (served(*each).replace("source:", f"sha256: {'a' * 64}\n  source:") for each in sources.items())
     file.write_text("\n---\n".join(texts))
     applied = await Applier(client).apply_all(load_manifests((str(file),), lambda: ""), lambda _: None)
     assert not any(each.error for each in applied), applied
@@ -92,10 +90,8 @@ async def test_s8_a_listed_folder_serves_its_models_and_reveals_nothing_else(tmp
     (models / "good.gguf").write_bytes(GOOD)
     (models / "text").write_text("root:$y$j9T$secret")
     (models / "link").symlink_to("/etc/passwd")
-    async with (
-        open_cluster(tmp_path) as cluster,
-        cluster.open_agent(own_address(), "--allow-local-sources", str(models)) as agent,
-    ):
+    flags = ("--allow-local-sources", str(models))
+    async with open_cluster(tmp_path) as cluster, cluster.open_agent(own_address(), *flags) as agent:
         names = ("good.gguf", "text", "missing", "link")
         await apply(cluster.client, tmp_path, {name.partition(".")[0]: f"{models}/{name}" for name in names})
         condition_of = partial(fetched, cluster.client)
@@ -107,9 +103,8 @@ async def test_s8_a_listed_folder_serves_its_models_and_reveals_nothing_else(tmp
         for content in (GOOD, (models / "text").read_bytes(), Path("/etc/passwd").read_bytes()):
             assert hashlib.sha256(content).hexdigest() not in seen
         assert "is not a GGUF file" in agent.err  # the owner's log has the details
-        await cluster.client.patch(
-            Model, Key("default", "good"), {"spec": {"sha256": hashlib.sha256(GOOD).hexdigest()}}
-        )
+        spec = {"sha256": hashlib.sha256(GOOD).hexdigest()}
+        await cluster.client.patch(Model, Key("default", "good"), {"spec": spec})
         await condition_of("good", "Fetched")
 
 
@@ -142,8 +137,7 @@ async def test_s14_root_does_not_take_another_users_state_directory(tmp_path, ar
         variable = ("env", f"LLMKUBE_STATE_DIR={state}")
         async with open_program(tmp_path, *args, *flags, prefix=variable) as program:
             assert await program.process.wait() != 0
-        assert f"the state directory {state} is not safe to use: it belongs to another user (uid {OTHER_UID})" in (
-            program.err
-        )
+        refusal = f"the state directory {state} is not safe to use: it belongs to another user (uid {OTHER_UID})"
+        assert refusal in program.err
         assert not Path(f"{evil}.ran").exists()
         assert not (state / "api.db").exists()

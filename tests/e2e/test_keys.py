@@ -10,7 +10,6 @@ from functools import partial
 import psutil
 import pytest
 
-from e2e.addresses import own_address
 from e2e.separate_programs import chat, eventually, open_cluster
 from e2e.up_process import (
     ANSWER,
@@ -37,20 +36,14 @@ SECRETS = ("/slots", "/props", "/metrics", "/v1/completions", "/completion", "/t
 """Paths at which llama.cpp's server reveals or computes something for an authorized client."""
 
 
-@pytest.fixture
-def address():
-    return own_address()
-
-
 async def statuses(url, headers=NO_HEADERS):
     """Return the status of each of a stranger's requests to an engine."""
     got = {}
     async with open_http_client() as http:
         for path in (*SECRETS, "/health", "/v1/models"):
             got[path] = (await http.request("GET", url + path, headers=headers)).status
-        got["chat"] = (
-            await http.request("POST", f"{url}/v1/chat/completions", headers=headers, body=ASK.encode())
-        ).status
+        answer = await http.request("POST", f"{url}/v1/chat/completions", headers=headers, body=ASK.encode())
+        got["chat"] = answer.status
     return got
 
 
@@ -154,10 +147,8 @@ async def test_an_answer_outlives_the_agent_and_the_next_agent_adopts_the_proxy(
             _, _, port = await cluster.slice()
             (engine,), (proxy,) = engines_in(tmp_path / "agent"), proxies_in(tmp_path / "agent")
             url = f"http://{address}:{port}/v1/chat/completions"
-            async with (
-                open_http_client() as http,
-                http.open_stream("POST", url, body=json.dumps(body).encode()) as answer,
-            ):
+            data = json.dumps(body).encode()
+            async with open_http_client() as http, http.open_stream("POST", url, body=data) as answer:
                 received = await answer.receive_some()
                 agent.process.kill()
                 await agent.process.wait()

@@ -5,10 +5,10 @@ The kubectl on PATH, and others (older, newer) that `LLMKUBE_TEST_KUBECTL=path[:
 
 import os
 import re
-import subprocess
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 
 import pytest
 import trio
@@ -19,8 +19,7 @@ from llmkube.apiserver.server import open_api_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.kubectl, pytest.mark.ci]
 
-KUBECTLS = [*filter(None, os.environ.get("LLMKUBE_TEST_KUBECTL", "").split(":"))]
-KUBECTLS = ["kubectl", *KUBECTLS]
+KUBECTLS = ["kubectl", *filter(None, os.environ.get("LLMKUBE_TEST_KUBECTL", "").split(":"))]
 CRDS = Path(__file__).parents[2] / "charts" / "llmkube" / "files" / "crds.yaml"
 
 MANIFESTS = """
@@ -68,9 +67,7 @@ async def kubectl(program, tmp_path):
 @asynccontextmanager
 async def in_background(tool: Kubectl, *args: str):
     """Yield a function that reads the next line of a kubectl in the background."""
-    process = await trio.lowlevel.open_process(
-        [tool.program, *args], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=tool.env
-    )
+    process = await trio.lowlevel.open_process([tool.program, *args], stdout=PIPE, stderr=STDOUT, env=tool.env)
     pending = b""
 
     async def next_line() -> str:

@@ -12,7 +12,6 @@ import psutil
 import pytest
 import trio
 
-from e2e.addresses import own_address
 from e2e.terminal import open_terminal
 from e2e.test_keys import listeners
 from e2e.up_process import ANSWER, DEMO, FREE_PORTS, environment, open_up, processes_in, run_up
@@ -24,11 +23,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 
 ASK = json.dumps({"model": "demo", "temperature": 0, "messages": [{"role": "user", "content": "What is LLMKube?"}]})
 CLOSED = ("/", "/v1/models", "/v1/models/demo", "/metrics", "/slots", "/healthz", "/health/../v1/models", "/api")
-
-
-@pytest.fixture
-def address():
-    return own_address()
 
 
 def network_url(up):
@@ -136,13 +130,9 @@ async def on_a_terminal(folder, *args):
     """Return what `llmkube up ARGS` shows on a terminal; stop it once it shows how."""
     command = [sys.executable, "-m", "llmkube", "up", *args]
     async with open_terminal() as (follower, drawn):
-        process = await trio.lowlevel.open_process(
-            command,
-            env=environment(folder) | {"TERM": "dumb", "COLUMNS": "300"},
-            stdin=subprocess.DEVNULL,
-            stdout=follower,
-            stderr=follower,
-        )
+        streams = {"stdin": subprocess.DEVNULL, "stdout": follower, "stderr": follower}
+        env = environment(folder) | {"TERM": "dumb", "COLUMNS": "300"}
+        process = await trio.lowlevel.open_process(command, env=env, **streams)
         os.close(follower)
         await until(lambda: b"Ctrl-C stops everything" in drawn or process.poll() is not None)
         process.send_signal(signal.SIGINT)

@@ -17,7 +17,6 @@ from e2e.control_groups import ControlGroup, open_control_group
 from e2e.one_machine import open_up_with, served
 from e2e.separate_programs import REAL_ENGINE, chat
 from e2e.up_process import ANSWER, fake_engine
-from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.supervisor.host.this_machine import footprints_here
 from waiting import until
 
@@ -167,9 +166,7 @@ async def test_the_low_priority_engine_is_evicted_and_returns(tmp_path):
                 clients.start_soon(keep_asking, up.gateway, answers)
                 async with open_in(group, HOLD, group.headroom.available_bytes - 30 * MIB) as other:
                     assert await other.line() == "holding"
-                    evicted = await up.wait_condition(
-                        InferenceService, "low", "MemoryPressure", lambda found: found.reason == "Evicted"
-                    )
+                    evicted = await up.wait_service("low", "MemoryPressure", lambda found: found.reason == "Evicted")
                     assert evicted.status == "True"
                     assert "of 1.5 GiB left" in evicted.message
                     await until(lambda: not low.is_running())

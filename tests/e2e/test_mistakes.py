@@ -14,7 +14,6 @@ from e2e.one_machine import open_up_with, served
 from e2e.separate_programs import REAL_ENGINE, chat
 from e2e.up_process import ANSWER, fake_engine, run_program
 from llmkube.base.http.client import open_http_client
-from llmkube.base.http.message import Headers
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
@@ -25,9 +24,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 async def test_an_engine_that_exits_at_once(tmp_path):
     """The condition quotes the engine, restarts back off, and the other service keeps its process."""
     last_words = "llama_model_load: error: no kernel image is available"
-    program = fake_engine(
-        tmp_path, f'for a; do [ "$a" = bad ] && {{ echo "{last_words}"; exit 3; }}; done\nexec {REAL_ENGINE} "$@"'
-    )
+    script = f'for a; do [ "$a" = bad ] && {{ echo "{last_words}"; exit 3; }}; done\nexec {REAL_ENGINE} "$@"'
+    program = fake_engine(tmp_path, script)
     async with open_up_with(tmp_path, "--llama-server", program, documents=[served("bad")]) as up:
         await up.wait_loaded("demo", "Loaded")
         demo = up.engine("demo")
@@ -42,9 +40,8 @@ async def test_an_engine_that_exits_at_once(tmp_path):
         failed = await up.wait_condition(InferenceService, "bad", "Degraded", lambda found: found.status == "True")
         assert last_words in failed.message
         async with open_http_client() as http:
-            answer = await http.request(
-                "POST", f"{up.gateway}/v1/completions", headers=Headers.of({}), body=b'{"model": "bad", "prompt": "x"}'
-            )
+            body = b'{"model": "bad", "prompt": "x"}'
+            answer = await http.request("POST", f"{up.gateway}/v1/completions", body=body)
         assert answer.status == 503
         assert answer.headers.get("Retry-After")
         assert await chat(up.gateway) == ANSWER
@@ -140,9 +137,8 @@ async def test_a_llama_server_that_is_not_there(tmp_path, program):
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(KUBECONFIG)
     missing = tmp_path / "llama-server"
-    code, out, err = await run_program(
-        tmp_path, program, "--llama-server", str(missing), "--state-dir", str(tmp_path / "state"), kubeconfig=kubeconfig
-    )
+    flags = ("--llama-server", str(missing), "--state-dir", str(tmp_path / "state"))
+    code, out, err = await run_program(tmp_path, program, *flags, kubeconfig=kubeconfig)
     words = f"Error: --llama-server: {missing} does not exist; give the path of a llama-server program\n"
     assert (code, out, err) == (1, "", words)
 
@@ -156,9 +152,8 @@ async def test_a_taken_port_of_the_separate_programs(tmp_path, program):
         other.bind(("127.0.0.1", 0))
         other.listen()
         number = str(other.getsockname()[1])
-        code, _, err = await run_program(
-            tmp_path, program, "--port", number, "--state-dir", str(tmp_path / "state"), kubeconfig=kubeconfig
-        )
+        flags = ("--port", number, "--state-dir", str(tmp_path / "state"))
+        code, _, err = await run_program(tmp_path, program, *flags, kubeconfig=kubeconfig)
     assert code == 1
     words = f"Error: --port: cannot listen on 127.0.0.1:{number}: another program listens there"
     assert [line for line in err.splitlines() if line.startswith(words)], err

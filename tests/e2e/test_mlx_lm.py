@@ -22,7 +22,6 @@ from free_ports import free_port
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import HttpError
 from llmkube.base.http.message import Headers
-from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.programs import mlx_entry
 from mlx_folder import whole_folder
 
@@ -30,14 +29,8 @@ SERVER = os.environ.get("LLMKUBE_TEST_MLX_SERVER") or shutil.which("mlx_lm.serve
 
 pytestmark = pytest.mark.e2e
 
-REAL = pytest.param(
-    SERVER,
-    marks=[
-        pytest.mark.ci,
-        pytest.mark.skipif(SERVER is None, reason="no mlx_lm.server: pip install mlx-lm 'mlx[cpu]'"),
-    ],
-    id="real",
-)
+NEEDS_SERVER = pytest.mark.skipif(SERVER is None, reason="no mlx_lm.server: pip install mlx-lm 'mlx[cpu]'")
+REAL = pytest.param(SERVER, marks=[pytest.mark.ci, NEEDS_SERVER], id="real")
 
 
 @pytest.fixture(params=[pytest.param(None, id="fake"), REAL])
@@ -65,15 +58,10 @@ async def first_key(path):
 
 async def statuses(url, headers):
     body = json.dumps({"model": "x", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}).encode()
+    asked = (("GET", "/v1/models", b""), ("GET", "/metrics", b""), ("POST", "/v1/chat/completions", body))
     async with open_http_client() as http:
-        return [
-            (await http.request(method, url + path, headers=headers, body=sent)).status
-            for method, path, sent in (
-                ("GET", "/v1/models", b""),
-                ("GET", "/metrics", b""),
-                ("POST", "/v1/chat/completions", body),
-            )
-        ]
+        send = partial(http.request, headers=headers)
+        return [(await send(method, url + path, body=sent)).status for method, path, sent in asked]
 
 
 @pytest.mark.ci
@@ -110,9 +98,7 @@ async def test_a_folder_that_cannot_be_loaded_is_reported_with_the_servers_messa
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "of_tomorrow"}))
     async with open_up_with(tmp_path, "--mlx-server", server, documents=documents("odd", folder)) as up:
-        failed = await up.wait_condition(
-            InferenceService, "odd", "Loaded", lambda found: "of_tomorrow" in found.message
-        )
+        failed = await up.wait_service("odd", "Loaded", lambda found: "of_tomorrow" in found.message)
         assert "it cannot load or run the model" in failed.message
         assert "check the Model's spec.source" in failed.message
 

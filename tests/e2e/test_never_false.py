@@ -89,9 +89,8 @@ async def test_a_wait_for_a_silent_server_is_reported_with_its_name_and_start(tm
         silent.bind(("127.0.0.1", 0))
         origin = f"127.0.0.1:{silent.getsockname()[1]}"
         async with open_machine(tmp_path) as (up, run):
-            code, _, err = await run(
-                "deploy", "far", "--source", f"http://{origin}/m.gguf", "--accelerator", "cpu", "--timeout", "4"
-            )
+            source = ("--source", f"http://{origin}/m.gguf", "--accelerator", "cpu")
+            code, _, err = await run("deploy", "far", *source, "--timeout", "4")
             assert (code, "waiting since 20" in err, " left" in err) == (4, True, False), err
             status = await settled(run, "progress waiting since 20", "status", "far")
             assert origin in status.partition("waiting since ")[2].splitlines()[0]

@@ -7,17 +7,16 @@ import json
 import os
 import signal
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import psutil
 import pytest
 import trio
 
-import llmkube.weights
 from e2e import ollama_program
 from e2e.daemon_lab import end, ready, running, running_engine
 from e2e.up_process import open_machine
 from free_ports import free_port
+from gguf_corpus import DEMO
 from go_programs import BuildError
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import HttpError
@@ -26,7 +25,6 @@ from llmkube.programs.daemon_engine.processes import kind_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.soak]
 
-DEMO = Path(llmkube.weights.__file__).parent / "builtin" / "demo.gguf"
 ASK = json.dumps({"model": "demo", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}).encode()
 LOAD_SECONDS = 180
 
@@ -88,9 +86,8 @@ async def test_without_a_server_one_is_started_and_ends_with_the_engine(ollama, 
         await end(process, log)
         assert "the model is unloaded, and its process is gone" in log.read_text()
         assert runners(tmp_path) == []
-    assert not [
-        one for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get("HOME") == environ["HOME"]
-    ]
+    home = environ["HOME"]
+    assert not [one for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get("HOME") == home]
 
 
 async def test_a_server_that_runs_is_borrowed_and_stays(ollama, environ, tmp_path):

@@ -8,8 +8,7 @@ import sys
 import pytest
 import trio
 
-from e2e.addresses import own_address
-from e2e.kubectl_tool import Kubectl, needs_kubectl
+from e2e.kubectl_tool import Kubectl
 from e2e.separate_programs import DEMO, chat, eventually, logs, open_cluster, open_server
 from e2e.up_process import ANSWER, command_line, engines_in, fake_engine, processes_in
 from free_ports import free_port
@@ -19,12 +18,6 @@ from llmkube.k8s.resource import Key
 from waiting import until
 
 pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture
-def address():
-    """An address of this machine that Kubernetes accepts in a slice."""
-    return own_address()
 
 
 @pytest.mark.ci
@@ -162,11 +155,6 @@ async def test_the_endpoint_is_withdrawn_before_the_engine_is_stopped(tmp_path, 
             leases = await cluster.client.list(Lease, namespace="llmkube-system")
             assert "box" not in [lease.metadata.name for lease in leases.items]
             await cluster.wait_service(lambda service: service.status.phase == "Pending")
-
-
-@pytest.fixture
-def kubectl_program():
-    return needs_kubectl()
 
 
 @pytest.mark.ci

@@ -5,8 +5,8 @@ import os
 import signal
 import socket
 import stat
-import subprocess
 import sys
+from subprocess import DEVNULL
 
 import pytest
 import trio
@@ -164,12 +164,10 @@ async def test_one_state_directory_one_program(tmp_path):
 @pytest.mark.ci
 async def test_progress_moves_on_a_terminal(tmp_path):
     """On a terminal the same command draws a live line, and ends with the same answer."""
-    command = [sys.executable, "-m", "llmkube", "up", "--demo", "--ask", "What is LLMKube?"]
+    argv = [sys.executable, "-m", "llmkube", "up", "--demo", "--ask", "What is LLMKube?"]
     env = environment(tmp_path) | {"TERM": "xterm-256color"}
     async with open_terminal() as (follower, drawn):
-        done = await trio.run_process(
-            command, env=env, stdin=subprocess.DEVNULL, capture_stdout=True, stderr=follower, check=False
-        )
+        done = await trio.run_process(argv, env=env, stdin=DEVNULL, capture_stdout=True, stderr=follower, check=False)
         os.close(follower)
     text = drawn.decode()
     assert done.returncode == 0, text

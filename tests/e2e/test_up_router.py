@@ -5,7 +5,7 @@ import json
 import pytest
 import trio
 
-from e2e.kubectl_tool import Kubectl, needs_kubectl
+from e2e.kubectl_tool import Kubectl
 from e2e.router_lab import serve
 from e2e.up_process import ANSWER, FREE_PORTS, open_up
 from llmkube.base.http.client import open_http_client
@@ -58,11 +58,6 @@ class Provider:
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         answer = {"id": "x", "object": "chat.completion", "model": "gpt-5", "choices": [choice]}
         await exchange.respond(Response.json(200, answer))
-
-
-@pytest.fixture
-def kubectl_program():  # not async: a skip within Trio loses its reason
-    return needs_kubectl("kubectl")
 
 
 async def ask(url, **headers):

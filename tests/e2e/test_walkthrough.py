@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from e2e.kubectl_tool import Kubectl, needs_kubectl
+from e2e.kubectl_tool import Kubectl
 from e2e.separate_programs import chat
 from e2e.up_process import ANSWER, FREE_PORTS, command_line, engines_in, open_up, processes_in, run_program
 from llmkube.base.http.client import open_http_client
@@ -17,11 +17,6 @@ from waiting import until
 pytestmark = pytest.mark.e2e
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "demo.yaml"
-
-
-@pytest.fixture
-def kubectl_program():
-    return needs_kubectl()
 
 
 @pytest.mark.kubectl
@@ -116,10 +111,8 @@ async def test_list_status_and_delete_without_kubectl(tmp_path):
         assert await run("delete", "demo", "--wait") == (0, "InferenceService demo is gone\n", "")
         await until(lambda: not engines_in(state))
         code, _, err = await run("status", "demo")
-        assert (code, err) == (
-            3,
-            "Error: there is no InferenceService demo in namespace default; see `llmkube list -A`\n",
-        )
+        missing = "Error: there is no InferenceService demo in namespace default; see `llmkube list -A`\n"
+        assert (code, err) == (3, missing)
     code, _, err = await run("list")
     assert code == 1
     assert "Connection refused" in err

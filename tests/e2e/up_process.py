@@ -4,12 +4,12 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 
 import attrs
 import psutil
@@ -88,17 +88,8 @@ async def open_program(
     command = [*prefix, sys.executable, "-m", module, *args]
     env = environment(folder) | ({"KUBECONFIG": str(kubeconfig)} if kubeconfig else {})
     async with trio.open_nursery() as nursery:
-        process = await nursery.start(
-            partial(
-                trio.run_process,
-                command,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                check=False,
-            )
-        )
+        run = partial(trio.run_process, command, env=env, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, check=False)
+        process = await nursery.start(run)
         program = Program(process)
         nursery.start_soon(program.pump, "out", process.stdout)
         nursery.start_soon(program.pump, "err", process.stderr)
