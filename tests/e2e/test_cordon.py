@@ -23,7 +23,7 @@ async def run_agent(folder, *words):
 
 @pytest.mark.ci
 async def test_a_cordoned_host_runs_no_engine_until_uncordon(tmp_path):
-    """No engine runs when `cordon` returns, `status` shows its end, and `uncordon` starts the service again."""
+    """No engine runs when `cordon` returns, `status` shows until when, and `uncordon` starts the service again."""
     async with open_cluster(tmp_path) as cluster, cluster.open_agent(own_address()):
         state = tmp_path / "agent"
         await cluster.apply_demo()

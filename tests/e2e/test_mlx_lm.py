@@ -93,7 +93,7 @@ async def test_a_folder_is_served_and_its_port_requires_a_key(server, tmp_path):
 
 @pytest.mark.ci
 async def test_a_folder_that_cannot_be_loaded_is_reported_with_the_servers_message(server, tmp_path):
-    """An architecture that mlx_lm does not know ends the attempt with its own message, and not after a stall."""
+    """An architecture that mlx_lm does not know ends the attempt with the server's message, not after a stall."""
     folder = whole_folder(tmp_path / "odd")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "of_tomorrow"}))
