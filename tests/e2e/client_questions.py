@@ -1,4 +1,4 @@
-"""What the scripts of client libraries share; they are run with the pinned packages on the path alone."""
+"""Definitions for the scripts of client libraries, which run with only the pinned packages on the path."""
 
 import sys
 
@@ -9,9 +9,9 @@ TOOL = {"type": "function", "function": {"name": "weather", "description": "Tell
 
 
 def failure(call, *args, **kwargs):
-    """Return the class of the error that a call raises, and its words."""
+    """Return the class of the error that a call raises, and its message."""
     try:
         call(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001 - which one it is, is what the test asks
+    except Exception as error:  # noqa: BLE001 - the test asserts on its class
         return [type(error).__name__, str(error)]
     return ["nothing", ""]

@@ -1,4 +1,4 @@
-"""Every test in this folder has a deadline: a hang is a failure, and not a test run that never ends."""
+"""A deadline for every test in this folder: a test that hangs fails."""
 
 import functools
 import inspect
@@ -6,14 +6,15 @@ import inspect
 import pytest
 import trio
 
+from e2e.addresses import own_address
 from e2e.client_packages import find_client_packages
+from e2e.kubectl_tool import needs_kubectl
 
-DEADLINE_SECONDS = 600.0  # of a test that hangs: some start twenty programs, on a machine that is busy
+DEADLINE_SECONDS = 600.0  # some tests start twenty programs on a busy machine
 
 
 def pytest_itemcollected(item):
-    # Around the test's own function: a deadline in a fixture does not reach it, since pytest-trio runs each fixture in
-    # a task of its own.
+    # A deadline in a fixture would not apply to the test, since pytest-trio runs each fixture in its own task.
     if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
         item.obj = within_deadline(item.obj)
 
@@ -29,5 +30,16 @@ def within_deadline(test):
 
 @pytest.fixture(scope="session")
 def client_packages():
-    """The folder of other people's clients."""
+    """The folder of third-party client packages."""
     return find_client_packages()
+
+
+@pytest.fixture
+def address():
+    """An address of this machine that Kubernetes accepts in a slice."""
+    return own_address()
+
+
+@pytest.fixture
+def kubectl_program():  # not async: a skip within Trio loses its reason
+    return needs_kubectl()

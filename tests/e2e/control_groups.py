@@ -1,4 +1,4 @@
-"""Control groups with a memory limit, for programs that shall run short of memory without harming this machine."""
+"""Control groups with a memory limit, so that programs run short of memory without harming this machine."""
 
 import contextlib
 import os
@@ -13,36 +13,36 @@ import pytest
 
 from llmkube.supervisor.host.linux import Group, Headroom, headroom_in, own_group, own_mounts
 
-MACHINE_BYTES = 1 << 62  # whatever limit a test sets is below it
+MACHINE_BYTES = 1 << 62  # above any limit that a test sets
 
 
 @attrs.frozen
 class ControlGroup:
-    """A group of its own, at the top of the tree."""
+    """A control group at the top of the tree."""
 
     folder: Path
     version: int
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """Before a command line, this runs it in the group, with all that it starts."""
+        """Command prefix that runs a program, and all that it starts, in the group."""
         return "/bin/sh", "-c", f'echo $$ >"{self.folder}/cgroup.procs" && exec "$@"', "sh"
 
     @property
-    def room(self) -> Headroom:
-        """Its limit, and what is left below it, as the agent counts."""
-        room = headroom_in(Group(self.version, (self.folder,)), MACHINE_BYTES)
-        assert room is not None
-        return room
+    def headroom(self) -> Headroom:
+        """The limit and the bytes left below it, as the agent computes them."""
+        headroom = headroom_in(Group(self.version, (self.folder,)), MACHINE_BYTES)
+        assert headroom is not None
+        return headroom
 
     def pids(self) -> list[int]:
-        """Who is in it."""
+        """The processes in the group."""
         return [int(pid) for pid in (self.folder / "cgroup.procs").read_text().split()]
 
 
 @contextmanager
 def open_control_group(name: str, limit_bytes: int) -> Iterator[ControlGroup]:
-    """Make a group, and remove it with all that is left in it; where that may not be done, the test is skipped."""
+    """Create a group, and remove it with all its processes; skip the test where that is not permitted."""
     ours = own_group(own_mounts())
     if ours is None:
         pytest.skip("this machine has no memory control groups")
@@ -74,5 +74,5 @@ def _remove(folder: Path) -> None:
         for pid in (folder / "cgroup.procs").read_text().split():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
-        time.sleep(0.01)  # until the kernel has taken them apart
+        time.sleep(0.01)  # until the kernel has removed them
     raise AssertionError(f"{folder} cannot be removed")

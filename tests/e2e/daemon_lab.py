@@ -1,4 +1,4 @@
-"""An engine of a shared daemon as a process, and the daemons beside it."""
+"""An engine of a shared daemon as a process, and the daemons next to it."""
 
 import signal
 import subprocess
@@ -17,7 +17,7 @@ KEY = "CanaryKeyOfThisTest"
 
 @asynccontextmanager
 async def running(*command, environ, log):
-    """A program that writes to a file; killed at the end if it runs still."""
+    """Run a program that writes to a file; kill it at the end if it still runs."""
     with log.open("ab") as output:
         process = await trio.lowlevel.open_process(
             list(map(str, command)), env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output
@@ -33,7 +33,7 @@ async def running(*command, environ, log):
 
 @asynccontextmanager
 async def running_engine(program, alias, *flags, environ, folder):
-    """An engine of ours, with its key; a way to ask it; and its log."""
+    """Run one of our engines with its key; yield its process, a function that sends it a request, and its log."""
     keys, port, log = folder / "keys", free_port(), folder / "engine.log"
     keys.write_text(f"{KEY}\n")
     common = ("--service", f"default/{alias}", "--alias", alias, "--port", port, "--api-key-file", keys)
@@ -48,7 +48,7 @@ async def running_engine(program, alias, *flags, environ, folder):
 
 
 async def ready(ask, log, seconds=60):
-    """Return when an engine answers that its model is loaded."""
+    """Wait until an engine reports that its model is loaded."""
     with trio.move_on_after(seconds):
         while True:
             try:
@@ -57,11 +57,11 @@ async def ready(ask, log, seconds=60):
             except HttpError:
                 pass
             await trio.sleep(0.1)
-    raise AssertionError(f"it is not ready:\n{log.read_text()}")
+    raise AssertionError(f"the engine is not ready:\n{log.read_text()}")
 
 
 async def end(process, log, code=0):
-    """Tell an engine to end; it does within a minute, with this exit code."""
+    """Terminate an engine; it exits within a minute, with this code."""
     process.send_signal(signal.SIGTERM)
     with trio.fail_after(60):
         assert await process.wait() == code, log.read_text()

@@ -1,7 +1,7 @@
-"""`mlx_lm.server` of the interface that `mlx_entry` knows (0.32.2), as a process that needs no MLX.
+"""`mlx_lm.server` with the interface that `mlx_entry` knows (0.32.2), as a process that needs no MLX.
 
-`install` makes a Python of its own with this file as its `mlx_lm.server`: it imports the standard library alone. An
-answer says which model, adapter and draft it was computed with, a token a word.
+`install` makes a Python environment with this file as its `mlx_lm.server`, which imports only the standard library. An
+answer names the model, the adapter and the draft model that computed it, one token per word.
 """
 
 import argparse
@@ -18,7 +18,7 @@ VERSION = "0.32.2"
 
 
 def install(folder):
-    """Make the Python in a folder, and return the path of its `mlx_lm.server`, whose first line names that Python."""
+    """Make the environment in a folder; return the path of its `mlx_lm.server`, whose first line names its Python."""
     venv.create(folder, symlinks=True)
     (packages,) = folder.glob("lib/python*/site-packages")
     (packages / "mlx_lm").mkdir()
@@ -31,14 +31,14 @@ def install(folder):
 
 
 class ModelProvider:
-    def __init__(self, said):
-        self.said = said
+    def __init__(self, args):
+        self.args = args
 
     def load_default(self):
         self.load("default_model", None, "default_model")
 
     def load(self, model, adapter=None, draft=None):
-        path = self.said.model if model == "default_model" else model
+        path = self.args.model if model == "default_model" else model
         kind = json.loads((Path(path) / "config.json").read_text())["model_type"]
         if kind != "llama":
             raise ValueError(f"Model type {kind} not supported.")
@@ -79,8 +79,8 @@ class APIHandler(BaseHTTPRequestHandler):
         message = {"role": "assistant", "content": " ".join(tokens)}
         self._answer(200, {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
 
-    def _answer(self, status, said):
-        body = json.dumps(said).encode()
+    def _answer(self, status, content):
+        body = json.dumps(content).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -94,7 +94,7 @@ def main():
         parser.add_argument(name)
     for name in ("--port", "--decode-concurrency", "--prompt-concurrency", "--prompt-cache-size"):
         parser.add_argument(name, type=int)
-    said = parser.parse_args()
-    APIHandler.response_generator = ResponseGenerator(ModelProvider(said))
-    sys.stderr.write(f"Starting httpd at {said.host} on port {said.port}...\n")
-    ThreadingHTTPServer((said.host, said.port), APIHandler).serve_forever()
+    args = parser.parse_args()
+    APIHandler.response_generator = ResponseGenerator(ModelProvider(args))
+    sys.stderr.write(f"Starting httpd at {args.host} on port {args.port}...\n")
+    ThreadingHTTPServer((args.host, args.port), APIHandler).serve_forever()

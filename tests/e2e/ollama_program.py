@@ -1,8 +1,8 @@
 """Ollama's own program, built once from its published Go module into the cache of `go_programs.py`.
 
-The module lacks what it takes from llama.cpp's vendor folder: two libraries of headers come from Debian's packages,
-which are unpacked and never installed, and a third, for audio, is a stand-in whose calls fail. It takes minutes, and a
-C++ compiler.
+The module lacks the files that it uses from llama.cpp's vendor folder: two libraries of headers come from Debian's
+packages, which are unpacked and never installed, and a third, for audio, is a stub whose calls fail. The build takes
+minutes and needs a C++ compiler.
 """
 
 import os
@@ -20,10 +20,10 @@ PACKAGES = ("libstb-dev", "nlohmann-json3-dev")
 
 
 def program(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return Ollama's program, and build it if it is not there yet.
+    """Return Ollama's program, and build it if it is missing.
 
     Raises:
-        BuildError: This machine lacks something for that; the message says what.
+        BuildError: This machine lacks a tool for the build, which the message names.
     """
     version = pinned_version(MODULE, OLLAMA)
     stamps = {f"{OLLAMA}/version.Version": version.removeprefix("v")}
@@ -33,7 +33,7 @@ def program(environ: Mapping[str, str] = os.environ) -> Path:
         if not (shutil.which("g++", path=environ.get("PATH")) or shutil.which("clang++", path=environ.get("PATH"))):
             raise BuildError("Ollama has parts in C++, and this machine has no g++ or clang++")
         headers = (MODULE / "include", _headers(target.with_name(f"{target.name}-headers"), environ))
-        GoModule(MODULE, {"ollama": OLLAMA}, stamps, headers).build(("ollama",), target, _say, environ)
+        GoModule(MODULE, {"ollama": OLLAMA}, stamps, headers).build(("ollama",), target, _log, environ)
     return target / "ollama"
 
 
@@ -46,9 +46,9 @@ def _headers(folder: Path, environ: Mapping[str, str]) -> Path:
                 unpack(package, scratch, environ)
         except PackageError as error:
             raise BuildError(f"Ollama is built with Debian's packages {', '.join(PACKAGES)}: {error}") from error
-        scratch.replace(folder)  # a rename: what was not finished is never taken for whole
+        scratch.replace(folder)  # a rename, so that an unfinished folder is never used
     return folder / "usr" / "include"
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     sys.stderr.write(f"ollama: {text}\n")

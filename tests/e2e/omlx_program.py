@@ -1,7 +1,7 @@
-"""`omlx serve` of its documented API, as a process: it finds the models in a folder, and holds real memory for them.
+"""`omlx serve` with its documented API, as a process: it finds the models in a folder and holds real memory for them.
 
-Its API is that of `tests/programs/daemon_engine/fake_omlx.py`. What a test tells it is in the folder of its
-`FAKE_OMLX`: a file `lies` has it keep memory that it says it has given back.
+Its API is that of `tests/programs/daemon_engine/fake_omlx.py`. A test controls it by files in the folder that
+`FAKE_OMLX` names: with a file `lies`, it keeps memory that it reports as released.
 """
 
 import argparse
@@ -19,15 +19,15 @@ from llmkube.base.http.server import run_server  # noqa: E402
 from programs.daemon_engine.fake_omlx import FakeOmlx  # noqa: E402
 
 SIZE = 96 * 1024**2
-"""What a model takes."""
+"""Bytes that a model occupies."""
 
 
 class RealOmlx(FakeOmlx):
-    """One whose models take memory of this process."""
+    """A fake oMLX whose models occupy memory of this process."""
 
     def put(self, name):
         super().put(name)
-        self.memory[name] = bytearray(os.urandom(1 << 20) * (SIZE >> 20))  # not all the same: no page is shared
+        self.memory[name] = bytearray(os.urandom(1 << 20) * (SIZE >> 20))  # random, so that no page is shared
 
     def drop(self, name):
         super().drop(name)
@@ -44,23 +44,22 @@ class RealOmlx(FakeOmlx):
 
 
 def install(folder):
-    """Write the program into a folder, and return its path; a process of it is called as oMLX's is."""
+    """Write the program into a folder and return its path; its processes have the name of oMLX's."""
     path = folder / "omlx"
     path.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__)} "$@"\n')
     path.chmod(0o755)
     return path
 
 
-async def serve(said):
-    models = {
-        path.name: str(path) for path in sorted(Path(said.model_dir).iterdir()) if (path / "config.json").exists()
-    }
+async def serve(args):
+    folders = (file.parent for file in sorted(Path(args.model_dir).glob("*/config.json")))
+    models = {folder.name: str(folder) for folder in folders}
     key = os.environ.get("OMLX_API_KEY", "")
     fake = RealOmlx(folders=models, sizes=dict.fromkeys(models, SIZE), key=key, load_seconds=0.2, lag_seconds=0.0)
     fake.memory = {}
-    if said.base_path:
-        (Path(said.base_path) / "logs").mkdir(parents=True)
-    listeners = await trio.open_tcp_listeners(said.port, host=said.host)
+    if args.base_path:
+        (Path(args.base_path) / "logs").mkdir(parents=True)
+    listeners = await trio.open_tcp_listeners(args.port, host=args.host)
     await run_server(fake.handle, listeners)
 
 

@@ -1,4 +1,4 @@
-"""A running `llmkube up` that serves the demo besides what a test wants of it."""
+"""A running `llmkube up` that serves the demo and the models of a test."""
 
 import re
 from contextlib import asynccontextmanager
@@ -17,7 +17,7 @@ from llmkube.k8s.resource import Key
 
 @attrs.frozen
 class Up:
-    """A running `llmkube up` that serves the demo besides what the test wants of it."""
+    """A running `llmkube up` that serves the demo and the models of the test."""
 
     client: Client
     gateway: str
@@ -25,7 +25,7 @@ class Up:
     probes: str
 
     async def wait_condition(self, kind, name, condition, accept):
-        """Return a condition of an object once it is as wanted."""
+        """Return a condition of an object once it is accepted."""
 
         async def read() -> Condition | None:
             conditions = (await self.client.get(kind, Key("default", name))).status.conditions
@@ -33,9 +33,13 @@ class Up:
 
         return await eventually(read, lambda found: found is not None and accept(found))
 
+    async def wait_service(self, name, condition, accept):
+        """Return a condition of a service once it is accepted."""
+        return await self.wait_condition(InferenceService, name, condition, accept)
+
     async def wait_loaded(self, name, *reasons):
         """Return a service's `Loaded` condition once it has one of the reasons."""
-        return await self.wait_condition(InferenceService, name, "Loaded", lambda found: found.reason in reasons)
+        return await self.wait_service(name, "Loaded", lambda found: found.reason in reasons)
 
     def engine(self, name):
         """The engine of one service."""
@@ -56,6 +60,6 @@ async def open_up_with(tmp_path, *args, documents=(), prefix=()):
 
 
 def served(name, source=None):
-    """The demo under another name, from another file."""
+    """Return the demo's manifests with another name and, if given, another source."""
     text = DEMO.read_text().replace("name: demo", f"name: {name}").replace("modelRef: demo", f"modelRef: {name}")
     return re.sub(r" +sha256: .*\n", "", text.replace("builtin://demo", source)) if source else text

@@ -1,6 +1,6 @@
-"""What clients of three dialects do with a router, as their users write it; run with the pinned packages alone.
+"""Requests of clients of three dialects to a router, as their users write them; run with only the pinned packages.
 
-python -S router_dialect_clients.py ROUTER QUESTION: prints one JSON object, by client and by what was tried.
+python -S router_dialect_clients.py ROUTER QUESTION: prints one JSON object, by client and by request.
 """
 
 import json
@@ -41,8 +41,8 @@ def of_anthropic():
     for model in ("gpt-5", "claude-opus"):
         called = next(block for block in create(model, tools=[tool]).content if block.type == "tool_use")
         given = {"type": "tool_result", "tool_use_id": called.id, "content": RESULT}
-        said = {"type": "tool_use", "id": called.id, "name": called.name, "input": called.input}
-        turns = [*ASK, {"role": "assistant", "content": [said]}, {"role": "user", "content": [given]}]
+        use = {"type": "tool_use", "id": called.id, "name": called.name, "input": called.input}
+        turns = [*ASK, {"role": "assistant", "content": [use]}, {"role": "user", "content": [given]}]
         with client.messages.stream(model=model, max_tokens=9, messages=turns) as stream:
             found[f"{model} answers"] = "".join(stream.text_stream)
         with client.messages.stream(model=model, max_tokens=9, messages=ASK, tools=[tool]) as stream:
@@ -110,7 +110,7 @@ def of_ollama():
     }
 
 
-said = {"anthropic": of_anthropic(), "openai": of_openai(), "litellm": of_litellm(), "ollama": of_ollama()}
-sys.stdout.write(json.dumps(said))
+results = {"anthropic": of_anthropic(), "openai": of_openai(), "litellm": of_litellm(), "ollama": of_ollama()}
+sys.stdout.write(json.dumps(results))
 sys.stdout.flush()
-os._exit(0)  # litellm's own threads would go on
+os._exit(0)  # litellm's own threads keep running

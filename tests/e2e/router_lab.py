@@ -1,4 +1,4 @@
-"""`llmkube router -f` as a child of the test, with the engines and providers that it is to reach."""
+"""`llmkube router -f` as a child of the test, with its engines and providers."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ DEMO = Path(llmkube.weights.__file__).parent / "builtin" / "demo.gguf"
 
 @attrs.frozen
 class Router:
-    """A router that runs: its program, and where it and its figures are."""
+    """A running router: its program, its URL and that of its admin port."""
 
     program: Program
     url: str
@@ -28,7 +28,7 @@ class Router:
 
 
 def router_command(folder, config, *, keys=None, services=None, state="state"):
-    """Return what runs a router by this file; keys are written to their files, and services have their ports."""
+    """Write a router's config and its keys' files; return the command that runs it, with the ports of its services."""
     file = folder / "router.yaml"
     file.write_text(config)
     words = ["router", "-f", str(file), "--port", "0", "--admin-port", "0", "--state-dir", str(folder / state)]
@@ -44,7 +44,7 @@ def router_command(folder, config, *, keys=None, services=None, state="state"):
 
 @contextlib.asynccontextmanager
 async def open_router(folder, config, **options):
-    """Run a router of `router_command`; terminate it after the block and wait for its end."""
+    """Run a router of `router_command`; terminate it after the block and wait until it has exited."""
     async with open_program(folder, *router_command(folder, config, **options)) as program:
         url = (await program.wait_for("err", r"OpenAI-compatible API on (\S+)/v1\n"))[1]
         yield Router(program, url, (await program.wait_for("err", r'"admin":"(\S+?)"'))[1])
@@ -60,7 +60,7 @@ async def serve(nursery, handler):
 
 
 async def run_clients(folder, packages, *words, stdin=b""):
-    """Run a Python program with the clients' packages alone; return the JSON of its last line."""
+    """Run a Python program with only the clients' packages; return the JSON of its last line."""
     env = environment(folder) | {"PYTHONPATH": str(packages), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     done = await trio.run_process([sys.executable, "-S", *words], env=env, stdin=stdin, capture_stdout=True)
     return json.loads(done.stdout.splitlines()[-1])  # litellm prints as well
@@ -68,7 +68,7 @@ async def run_clients(folder, packages, *words, stdin=b""):
 
 @contextlib.asynccontextmanager
 async def open_engine(folder, port, *, model=DEMO, flags=()):
-    """A real llama-server with the demo's model; yields its process."""
+    """Run a real llama-server with the demo's model; yield its process."""
     command = [f"{sys.prefix}/bin/llmkube-llama-server", "--model", str(model), "--host", "127.0.0.1"]
     with (folder / "engine.log").open("wb") as log:
         command += ["--port", str(port), *flags]
@@ -80,7 +80,7 @@ async def open_engine(folder, port, *, model=DEMO, flags=()):
 
 
 async def healthy(port):
-    """Return once an engine has its model."""
+    """Wait until an engine has loaded its model."""
     async with open_http_client() as http:
         while True:
             with contextlib.suppress(Exception):
@@ -90,7 +90,7 @@ async def healthy(port):
 
 
 async def open_provider(nursery, asked):
-    """A provider that answers like OpenAI's, and notes what it is asked."""
+    """Serve a provider that answers like OpenAI's and records its requests; return its port."""
 
     async def answer(exchange):
         body = json.loads(exchange.body)
@@ -99,12 +99,12 @@ async def open_provider(nursery, asked):
         if body.get("tools"):
             call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
             choice = choice | {"message": {"role": "assistant", "content": None, "tool_calls": [call]}}
-        said = {"id": "x", "object": "chat.completion", "created": 1, "model": "gpt-5", "choices": [choice],
-                "usage": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}}  # fmt: skip
+        reply = {"id": "x", "object": "chat.completion", "created": 1, "model": "gpt-5", "choices": [choice],
+                 "usage": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}}  # fmt: skip
         if "slow" in json.dumps(body["messages"]):
             await trio.sleep_forever()
         if not body.get("stream"):
-            await exchange.respond(Response.json(200, said))
+            await exchange.respond(Response.json(200, reply))
             return
         async with exchange.stream(200, Headers.of({"Content-Type": "text/event-stream"})) as send:
             deltas = [{"content": text} for text in ("from", " the", " cloud")]
@@ -112,10 +112,10 @@ async def open_provider(nursery, asked):
                 deltas = [{"tool_calls": [{"index": 0} | call]}]
             for delta in deltas:
                 part = {"index": 0, "delta": delta, "finish_reason": None}
-                await send(b"data: %b\n\n" % json.dumps(said | {"choices": [part]}).encode())
+                await send(b"data: %b\n\n" % json.dumps(reply | {"choices": [part]}).encode())
             if "break" in json.dumps(body["messages"]):
                 raise OSError("the provider dies")
             part = {"index": 0, "delta": {}, "finish_reason": "tool_calls" if body.get("tools") else "stop"}
-            await send(b"data: %b\n\ndata: [DONE]\n\n" % json.dumps(said | {"choices": [part]}).encode())
+            await send(b"data: %b\n\ndata: [DONE]\n\n" % json.dumps(reply | {"choices": [part]}).encode())
 
     return await serve(nursery, answer)

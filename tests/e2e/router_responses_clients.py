@@ -1,6 +1,6 @@
-"""What OpenAI's client does with `/v1/responses` of a router, as its users write it; on the pinned packages alone.
+"""Requests of OpenAI's client to a router's `/v1/responses`, as its users write them; with only the pinned packages.
 
-python -S router_responses_clients.py ROUTER QUESTION: prints one JSON object, by what was tried.
+python -S router_responses_clients.py ROUTER QUESTION: prints one JSON object, by request.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""What each client library does with a gateway, as its users write it; run with the pinned packages on the path alone.
+"""Requests of each client library to a gateway, as its users write them; run with only the pinned packages.
 
-python -S sdk_clients.py GATEWAY QUESTION: prints one JSON object, by client and by what was tried.
+python -S sdk_clients.py GATEWAY QUESTION: prints one JSON object, by client and by request.
 """
 
 import json
@@ -50,6 +50,7 @@ def of_anthropic():
         streamed = "".join(stream.text_stream)
     tool = {"name": "weather", "description": "Tell it", "input_schema": PARAMETERS}
     called = client.messages.create(**asked | {"model": "tools"}, tools=[tool]).content[0]
+    hasty = client.with_options(timeout=0.2, max_retries=0)
     return {
         "plain": client.messages.create(**asked).content[0].text,
         "streaming": streamed,
@@ -57,9 +58,7 @@ def of_anthropic():
         "tokens": client.messages.count_tokens(model="demo", messages=ASK).input_tokens > 0,
         "unknown": failure(client.messages.create, **asked | {"model": "gone"}),
         "stopped": failure(client.messages.create, **asked | {"model": "off"}),
-        "timeout": failure(
-            client.with_options(timeout=0.2, max_retries=0).messages.create, **asked | {"model": "slow"}
-        ),
+        "timeout": failure(hasty.messages.create, **asked | {"model": "slow"}),
     }
 
 
@@ -81,6 +80,7 @@ def of_litellm():
 def of_langchain():
     model = ChatOpenAI(model="demo", base_url=BASE, api_key="none", temperature=0)
     tools = ChatOpenAI(model="tools", base_url=BASE, api_key="none").bind_tools([TOOL])
+    slow = ChatOpenAI(model="slow", base_url=BASE, api_key="none", timeout=0.2, max_retries=0)
     (called,) = tools.invoke(QUESTION).tool_calls
     return {
         "plain": model.invoke(QUESTION).content,
@@ -88,20 +88,17 @@ def of_langchain():
         "tools": [called["name"], called["args"]],
         "unknown": failure(ChatOpenAI(model="gone", base_url=BASE, api_key="none").invoke, QUESTION),
         "stopped": failure(ChatOpenAI(model="off", base_url=BASE, api_key="none").invoke, QUESTION),
-        "timeout": failure(
-            ChatOpenAI(model="slow", base_url=BASE, api_key="none", timeout=0.2, max_retries=0).invoke, QUESTION
-        ),
+        "timeout": failure(slow.invoke, QUESTION),
     }
 
 
 def of_ollama():
     client = ollama.Client(host=GATEWAY)
     options = {"temperature": 0}
+    streamed = client.chat("demo", ASK, stream=True, options=options)
     return {
         "plain": client.chat("demo", ASK, options=options).message.content,
-        "streaming": "".join(
-            part.message.content or "" for part in client.chat("demo", ASK, stream=True, options=options)
-        ),
+        "streaming": "".join(part.message.content or "" for part in streamed),
         "generate": client.generate("demo", QUESTION, options=options).response,
         "embeddings": len(client.embed("emb", [QUESTION, "x"]).embeddings),
         "models": [model.model for model in client.list().models],

@@ -29,7 +29,7 @@ T = TypeVar("T")
 DEMO = Key("default", "demo")
 SLICE = Key("default", "demo.box")  # --host-name box
 REAL_ENGINE = f"{shlex.quote(sys.prefix)}/bin/llmkube-llama-server"
-"""The bundled engine, as a shell script may name it."""
+"""The bundled engine, quoted for a shell script."""
 QUESTION = "What is LLMKube?"
 
 
@@ -48,7 +48,7 @@ class Cluster:
     async def open_agent(
         self, address: str, *args: str, folder: str = "agent", prefix: tuple[str, ...] = ()
     ) -> AsyncIterator[Program]:
-        """Run an agent; one that is started again in the same folder is the same host. `prefix`: see `open_program`."""
+        """Run an agent; a second one in the same folder is the same host. `prefix`: see `open_program`."""
         state = self.folder / folder
         state.mkdir(exist_ok=True)
         where = ("--host-ip", address, "--host-name", "box", "--state-dir", str(state), "--port", "0")
@@ -65,45 +65,45 @@ class Cluster:
             await self.client.patch(InferenceService, DEMO, {"spec": spec})
 
     async def wait_service(self, accept: Callable[[InferenceService], object]) -> InferenceService:
-        """Return the demo's service once it is as wanted; an API server that is away is waited for."""
+        """Return the demo's service once it is accepted; retry while the API server is away."""
         return await eventually(lambda: self.client.get(InferenceService, DEMO), accept)
 
     async def wait_ready(self) -> InferenceService:
-        """Return the demo's service once it is Ready by the controller's word."""
+        """Return the demo's service once the controller reports it Ready."""
         return await self.wait_service(lambda service: service.status.phase == "Ready")
 
     async def slice(self) -> tuple[bool, str, int]:
-        """Return what the demo's slice says: whether its endpoint is ready, its address and its port."""
-        return told_by(await self.client.get(EndpointSlice, SLICE))
+        """Return whether the endpoint of the demo's slice is ready, its address and its port."""
+        return endpoint_of(await self.client.get(EndpointSlice, SLICE))
 
     @asynccontextmanager
     async def open_slices(self) -> AsyncIterator[list[tuple[bool, str, int]]]:
-        """Collect every state of the demo's slice from now on; one that only repeats the last is left out."""
+        """Collect every state of the demo's slice from now on, without repetitions."""
         seen: list[tuple[bool, str, int]] = []
         listing = await self.client.list(EndpointSlice, namespace=DEMO.namespace)
 
-        async def follow(task_status: trio.TaskStatus[None]) -> None:
+        async def collect(task_status: trio.TaskStatus[None]) -> None:
             version = listing.resource_version
             async with self.client.open_watch(EndpointSlice, namespace="default", resource_version=version) as watch:
                 task_status.started()
                 while (event := await watch.next_event()) is not None:
-                    if event.type == "MODIFIED" and told_by(event.object) not in seen[-1:]:
-                        seen.append(told_by(event.object))
+                    if event.type == "MODIFIED" and endpoint_of(event.object) not in seen[-1:]:
+                        seen.append(endpoint_of(event.object))
 
         async with trio.open_nursery() as nursery:
-            await nursery.start(lambda *, task_status: follow(task_status))
+            await nursery.start(lambda *, task_status: collect(task_status))
             yield seen
             nursery.cancel_scope.cancel()
 
     def engine(self, folder: str = "agent") -> psutil.Process:
-        """The one engine that runs."""
+        """The only running engine."""
         (engine,) = engines_in(self.folder / folder)
         return engine
 
 
 @asynccontextmanager
 async def open_cluster(folder: Path, *controller_args: str, server_port: str = "0") -> AsyncIterator[Cluster]:
-    """Run the embedded API server and the controller, with these further arguments."""
+    """Run the embedded API server and the controller, with these additional arguments."""
     async with (
         open_server(folder, server_port) as (server, url),
         open_client(load_config(folder / "server" / "kubeconfig", None)) as client,
@@ -114,7 +114,7 @@ async def open_cluster(folder: Path, *controller_args: str, server_port: str = "
 
 @asynccontextmanager
 async def open_server(folder: Path, port: str = "0") -> AsyncIterator[tuple[Program, str]]:
-    """Run the API server on a state directory in the folder; the block begins when it listens."""
+    """Run the API server on a state directory in the folder; the block starts when it listens."""
     state = folder / "server"
     state.mkdir(exist_ok=True)
     async with open_program(state, "apiserver", "--state-dir", str(state), "--port", port) as server:
@@ -133,8 +133,8 @@ async def open_controller(folder: Path, *more: str) -> AsyncIterator[Program]:
         yield controller
 
 
-def told_by(piece: EndpointSlice) -> tuple[bool, str, int]:
-    """Whether the slice's endpoint is ready, its address and its port; `(False, "", 0)` for an empty one."""
+def endpoint_of(piece: EndpointSlice) -> tuple[bool, str, int]:
+    """Return whether the slice's endpoint is ready, its address and its port; `(False, "", 0)` for an empty one."""
     if not piece.endpoints:
         return False, "", 0
     (endpoint,), (port,) = piece.endpoints, piece.ports
@@ -142,13 +142,13 @@ def told_by(piece: EndpointSlice) -> tuple[bool, str, int]:
 
 
 def logs(program: Program, message: str) -> list[dict[str, Any]]:
-    """The JSON log lines with this message."""
+    """Return the JSON log lines with this message."""
     lines = [json.loads(line) for line in program.err.splitlines() if line.startswith("{")]
     return [line for line in lines if line["msg"] == message]
 
 
 async def eventually(read: Callable[[], Awaitable[T]], accept: Callable[[T], object]) -> T:
-    """Return the first value that is accepted; a server that is away, or an object that is not there yet, is not."""
+    """Return the first accepted value; retry while the server is away or the object does not exist."""
     while True:
         try:
             value = await read()
@@ -161,20 +161,16 @@ async def eventually(read: Callable[[], Awaitable[T]], accept: Callable[[T], obj
 
 
 async def chat(url: str, model: str = "demo", *, stream: bool = False) -> str:
-    """Put the demo's question to an engine or a gateway at temperature 0; return the answer's text."""
+    """Send the demo's question to an engine or a gateway at temperature 0; return the answer's text."""
     body = {"model": model, "temperature": 0, "stream": stream, "messages": [{"role": "user", "content": QUESTION}]}
     async with open_http_client() as http:
-        response = await http.request(
-            "POST",
-            f"{url}/v1/chat/completions",
-            headers=Headers.of({"Content-Type": "application/json"}),
-            body=json.dumps(body).encode(),
-        )
+        headers, data = Headers.of({"Content-Type": "application/json"}), json.dumps(body).encode()
+        response = await http.request("POST", f"{url}/v1/chat/completions", headers=headers, body=data)
     assert response.status == 200, response.body
     if not stream:
         return str(json.loads(response.body)["choices"][0]["message"]["content"])
     events = [line.removeprefix("data: ") for line in response.body.decode().splitlines() if line]
     assert events.pop() == "[DONE]"
     deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
-    assert len(deltas) > 10  # piece by piece, and not the whole in one
+    assert len(deltas) > 10  # in pieces, not all at once
     return "".join(delta.get("content") or "" for delta in deltas)

@@ -8,9 +8,9 @@ import trio
 
 @contextlib.asynccontextmanager
 async def open_terminal():
-    """Yield the end that a program is given, to be closed by the caller, and what it has drawn so far.
+    """Yield the program's end of a terminal, which the caller closes, and the output drawn so far.
 
-    The block is left when the last writer has closed the terminal.
+    The block exits when the last writer has closed the terminal.
     """
     leader, follower = os.openpty()
     drawn = bytearray()

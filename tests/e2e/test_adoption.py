@@ -1,4 +1,4 @@
-"""Agents that are killed, stopped and replaced while their engines work: what clients and the cluster notice of it."""
+"""Agents that are killed, stopped and replaced while their engines work: the effects on clients and the cluster."""
 
 import signal
 from contextlib import asynccontextmanager
@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from e2e.addresses import own_address
 from e2e.separate_programs import chat, eventually, logs, open_cluster
 from e2e.up_process import ANSWER, command_line, engines_in, run_program
 from llmkube.base.http.client import open_http_client
@@ -16,26 +15,16 @@ from waiting import until
 pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 
 
-@pytest.fixture
-def address():
-    """An address of this machine that Kubernetes accepts in a slice."""
-    return own_address()
-
-
 @asynccontextmanager
 async def asking(url, clients=3):
-    """Ask an engine without a pause from several clients; yield the answers and what stops them. A lost one fails."""
+    """Query an engine from several clients; yield the answers and a scope that stops them. A lost request fails."""
     answers = []
     body = b'{"messages": [{"role": "user", "content": "What is LLMKube?"}], "temperature": 0, "max_tokens": 8}'
+    headers = Headers.of({"Content-Type": "application/json"})
 
     async def ask(http):
         while True:
-            answer = await http.request(
-                "POST",
-                f"{url}/v1/chat/completions",
-                headers=Headers.of({"Content-Type": "application/json"}),
-                body=body,
-            )
+            answer = await http.request("POST", f"{url}/v1/chat/completions", headers=headers, body=body)
             assert answer.status == 200, answer
             answers.append(answer)
 
@@ -47,7 +36,7 @@ async def asking(url, clients=3):
 
 
 def port_of(engine):
-    """Return where an engine listens, behind its proxy."""
+    """Return an engine's own port, behind its proxy."""
     words = command_line(engine)
     return int(words[words.index("--port") + 1])
 
@@ -58,10 +47,10 @@ async def kill(agent):
 
 
 async def test_a_killed_agent_loses_no_request(tmp_path, address):
-    """SIGKILL of the agent under load, and the next one: every request is answered, by one engine, ready throughout.
+    """The next agent adopts the engine, which is ready throughout and answers every request.
 
-    That engine's end is noticed by the agent that has not started it. An edit that is made while no agent runs: the
-    adopted engine serves until its successor answers, and then ends.
+    The agent notices when the adopted engine exits. After an edit while no agent runs, the adopted engine serves until
+    its successor answers.
     """
     async with open_cluster(tmp_path) as cluster, cluster.open_agent(address) as agent:
         await cluster.apply_demo()
@@ -73,24 +62,24 @@ async def test_a_killed_agent_loses_no_request(tmp_path, address):
             killed_at = trio.current_time()
             async with cluster.open_agent(address) as successor:
                 await until(lambda: logs(successor, "registered endpoint"))
-                in_time = trio.current_time() - killed_at < 15  # the controller takes out who is silent for 20 s
+                in_time = trio.current_time() - killed_at < 15  # a host is withdrawn after 20 s
                 (line,) = logs(successor, "adopted inference service")
                 assert (line["pid"], line["port"]) == (engine.pid, port)
                 count = len(answers)
                 await until(lambda: len(answers) > count + 5)
-                clients.cancel(reason="none of them may outlive the engine")
+                clients.cancel(reason="no client may outlive the engine")
                 assert cluster.engine() == engine
                 assert not in_time or all(ready for ready, _, _ in seen), seen
                 assert not logs(successor, "starting inference service")
                 engine.kill()
-                _, _, old_port = await eventually(cluster.slice, lambda told: told[0] and told[2] != port)
+                _, _, old_port = await eventually(cluster.slice, lambda state: state[0] and state[2] != port)
                 assert await chat(f"http://{address}:{old_port}") == ANSWER
                 await kill(successor)
                 old = cluster.engine()
                 await cluster.apply_demo(contextSize=256)
                 async with cluster.open_agent(address):
-                    while (told := await cluster.slice())[2] in (0, old_port):
-                        assert told[0] or told == (False, "", 0)
+                    while (state := await cluster.slice())[2] in (0, old_port):
+                        assert state[0] or state == (False, "", 0)
                         assert len(engines_in(tmp_path)) <= 2
                         await trio.sleep(0.02)
                     await until(lambda: len(engines_in(tmp_path)) == 1)
@@ -98,8 +87,8 @@ async def test_a_killed_agent_loses_no_request(tmp_path, address):
                     assert "256" in command_line(cluster.engine())
 
 
-async def test_an_edit_costs_no_answer(tmp_path, address):
-    """Clients that ask where the slice sends them are all answered while one engine takes the place of another."""
+async def test_an_edit_loses_no_answer(tmp_path, address):
+    """Clients that follow the slice are all answered while one engine replaces another."""
     async with open_cluster(tmp_path) as cluster, cluster.open_agent(address) as agent:
         await cluster.apply_demo()
         await cluster.wait_ready()
@@ -129,8 +118,8 @@ async def test_an_edit_costs_no_answer(tmp_path, address):
         assert f":{port_of(cluster.engine())}" in log.read_text()
 
 
-async def test_sigterm_keeps_the_engines_when_told_so(tmp_path, address):
-    """With --on-exit keep, SIGTERM ends the agent only; `llmkube agent stop` ends the next one with its engines."""
+async def test_sigterm_with_on_exit_keep_leaves_the_engines_running(tmp_path, address):
+    """SIGTERM stops only the agent; `llmkube agent stop` stops the next one with its engines."""
     keep = ("--on-exit", "keep")
     async with open_cluster(tmp_path) as cluster:
         async with cluster.open_agent(address, *keep) as agent:

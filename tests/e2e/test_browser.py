@@ -1,4 +1,4 @@
-"""A page in a real browser uses the gateway as its programs do: what it sends, and what it can read of each answer."""
+"""A page in a real browser uses the gateway: what it sends, and what it can read of each answer."""
 
 import json
 import os
@@ -10,21 +10,21 @@ import pytest
 import trio
 
 from e2e.addresses import own_address
+from e2e.router_lab import serve
 from e2e.test_listen import network_url
 from e2e.up_process import ANSWER, DEMO, FREE_PORTS, open_up
 from llmkube.base.http.message import Headers, Response, netloc
-from llmkube.base.http.server import run_server
 from security.chromium import INSTALL_HINT, find_chromium, show
 
 pytestmark = pytest.mark.e2e
 
 EVIL = "evil.example"
 
-# The headers are those of OpenAI's client for JavaScript: each makes the browser ask first.
+# The headers are those of OpenAI's client for JavaScript: each causes a preflight.
 PAGE = """<script>
-const QUESTION = 'What is LLMKube?', said = {}, [bases, key, report] = %s
+const QUESTION = 'What is LLMKube?', results = {}, [bases, key, report] = %s
 const attempt = async (name, what) => {
-  try { said[name] = await what() } catch (error) { said[name] = 'blocked' }
+  try { results[name] = await what() } catch (error) { results[name] = 'blocked' }
 }
 const ask = (base, body, shown) => fetch(base + '/v1/chat/completions', {
   method: 'POST',
@@ -52,19 +52,19 @@ const events = async answer => {
       return [answer.status, (await answer.json()).error?.code ?? '']
     })
   }
-  await fetch(report, {method: 'POST', mode: 'no-cors', body: JSON.stringify(said)})
+  await fetch(report, {method: 'POST', mode: 'no-cors', body: JSON.stringify(results)})
 })()
 </script>"""
 
 
 @attrs.define(eq=False)
 class Site:
-    """A web site with one page, which reports what it could read."""
+    """A web site with one page, which reports what it can read."""
 
     bases: dict[str, str]
     key: str
     report: str = ""
-    said: dict[str, object] = attrs.field(factory=dict)
+    results: dict[str, object] = attrs.field(factory=dict)
     reported: trio.Event = attrs.field(factory=trio.Event)
 
     async def handle(self, exchange):
@@ -72,7 +72,7 @@ class Site:
             page = PAGE % json.dumps([self.bases, self.key, self.report])
             await exchange.respond(Response(200, Headers.of({"Content-Type": "text/html"}), page.encode()))
         elif exchange.head.path == "/report":
-            self.said = json.loads(exchange.body)
+            self.results = json.loads(exchange.body)
             self.reported.set()
             await exchange.respond(Response(204))
         else:
@@ -88,19 +88,19 @@ def chromium():
 
 
 async def visit(site: Site, command: Sequence[str], url: str, profile, names: str = "") -> dict[str, object]:
-    """Show the page until it has reported; return what it said."""
+    """Show the page until it has reported; return its results."""
     site.reported = trio.Event()
     async with trio.open_nursery() as shown:
         shown.start_soon(partial(show, command, url, profile, names=names))
         with trio.fail_after(120):
             await site.reported.wait()
         shown.cancel_scope.cancel()
-    return site.said
+    return site.results
 
 
 @pytest.mark.ci
 async def test_a_page_of_this_machine_talks_to_both_addresses_and_a_foreign_one_reads_nothing(tmp_path, chromium):
-    """A near page's preflights pass, and it reads answers, streams and refusals; a page of elsewhere reads none."""
+    """A local page's preflights pass, and it reads answers, streams and refusals; a foreign page reads nothing."""
     state = tmp_path / "state"
     args = ("--state-dir", str(state), *FREE_PORTS, "--listen", netloc((own_address(), 0)))
     async with open_up(tmp_path, *args, "-f", str(DEMO)) as up:
@@ -108,11 +108,9 @@ async def test_a_page_of_this_machine_talks_to_both_addresses_and_a_foreign_one_
         await up.wait_for("out", r"default/demo: Ready\n")
         bases = {"loopback": gateway, "network": network_url(up)}
         site = Site(bases, (state / "listen-key").read_text().strip())
-        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        port = listeners[0].socket.getsockname()[1]
-        site.report = f"http://127.0.0.1:{port}/report"
         async with trio.open_nursery() as nursery:
-            await nursery.start(run_server, site.handle, listeners)
+            port = await serve(nursery, site.handle)
+            site.report = f"http://127.0.0.1:{port}/report"
             near = await visit(site, chromium, f"http://localhost:{port}/page", tmp_path / "near")
             for name in bases:
                 assert near[f"{name} plain"] == ANSWER

@@ -1,11 +1,11 @@
-"""The clients that people have already, unmodified, against `llmkube up`: what they make of the answers.
+"""Unmodified third-party clients against `llmkube up`.
 
-No model that comes with LLMKube calls tools. So the requests for the model `tools` go to an engine made of a script,
-which answers as llama.cpp's server does, through the gateway's own handler. All else is answered by a real engine.
+No model that comes with LLMKube calls tools, so requests for the model `tools` go to a scripted engine, which answers
+like llama.cpp's server, through the gateway's own handler. A real engine answers all other requests.
 """
 
-import datetime
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -60,7 +60,7 @@ CALLED = {
 
 
 class Tools:
-    """A directory with the one model whose engine is a script."""
+    """A directory with one model, whose engine is a script."""
 
     def __init__(self, port):
         self.found = {"tools": Backend("127.0.0.1", port, "tools", mode="chat")}
@@ -77,7 +77,7 @@ class Tools:
 
 @pytest.mark.ci
 async def test_each_client_gets_answers_streams_tools_and_errors_that_it_understands(tmp_path, client_packages):
-    """Openai, anthropic, litellm, langchain-openai and ollama, as users write them, need the address alone."""
+    """The packages openai, anthropic, litellm, langchain-openai and ollama need only the address."""
     manifests = tmp_path / "all.yaml"
     manifests.write_text(MANIFESTS)
     asked = []
@@ -104,38 +104,36 @@ async def test_each_client_gets_answers_streams_tools_and_errors_that_it_underst
 
         async with trio.open_nursery() as nursery:
             engine = await serve(nursery, scripted)
-            tools = passing_door(
-                PassThrough(Tools(engine), http), lambda: datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
-            )
+            tools = passing_door(PassThrough(Tools(engine), http), lambda: datetime(2026, 1, 1, tzinfo=UTC))
             address = f"http://127.0.0.1:{await serve(nursery, front)}"
             script = Path(__file__).with_name("sdk_clients.py")
-            said = await run_clients(tmp_path, client_packages, script, address, QUESTION)
+            got = await run_clients(tmp_path, client_packages, script, address, QUESTION)
             nursery.cancel_scope.cancel()
-    judge_ollama(said.pop("ollama"))
-    for name, tried in said.items():
+    check_ollama(got.pop("ollama"))
+    for name, tried in got.items():
         assert (tried["plain"].strip(), tried["streaming"].strip()) == (ANSWER, ANSWER), name
         assert tried["tools"] == ["weather", {"city": "Rome"}], name
         assert "NotFoundError" in tried["unknown"][0], (name, tried["unknown"])
         assert "no model 'gone'; available: 'demo', 'emb', 'off'" in tried["unknown"][1], name
         assert "is not ready (ScaledToZero)" in tried["stopped"][1], (name, tried["stopped"])
         assert "Timeout" in tried["timeout"][0], (name, tried["timeout"])
-    of_openai = said["openai"]
+    of_openai = got["openai"]
     assert of_openai["models"] == {"demo": "loaded", "emb": "loaded", "off": "unloaded"}
     assert (of_openai["context"], of_openai["embeddings"], of_openai["responses"].strip()) == (512, 2, ANSWER)
     assert of_openai["parts"] > 9
     assert "needs spec.mode: embedding" in of_openai["wrong mode"][1]
-    assert "does not support audio" in of_openai["audio"][1]  # its engine's words: the form has reached it
-    assert said["anthropic"]["tokens"] is True
-    # Nothing starts that model: no client asks for it again, though two of them were told to try five times.
+    assert "does not support audio" in of_openai["audio"][1]  # the engine's message: the form has reached it
+    assert got["anthropic"]["tokens"] is True
+    # The model is stopped, so no client retries, though two of them may retry five times.
     assert sum(off for _, off in asked) == 5
 
 
-def judge_ollama(said):
-    """No engine speaks its API: all of it is translated. Tools in it are tried at a router (`test_router_dialects`)."""
-    assert {said[each].strip() for each in ("plain", "streaming", "generate")} == {ANSWER}
-    assert (said["models"], said["running"]) == (["demo", "emb", "off"], ["demo", "emb"])
-    assert (said["embeddings"], said["show"]) == (2, ["embedding"])
-    assert said["unknown"][0] == said["stopped"][0] == "ResponseError"
-    assert "no model 'gone'; available: 'demo', 'emb', 'off'" in said["unknown"][1]
-    assert "is not ready (ScaledToZero)" in said["stopped"][1]
-    assert "Timeout" in said["timeout"][0]
+def check_ollama(got):
+    """Check Ollama's client, whose API is translated; `test_router_dialects` checks its tools."""
+    assert {got[each].strip() for each in ("plain", "streaming", "generate")} == {ANSWER}
+    assert (got["models"], got["running"]) == (["demo", "emb", "off"], ["demo", "emb"])
+    assert (got["embeddings"], got["show"]) == (2, ["embedding"])
+    assert got["unknown"][0] == got["stopped"][0] == "ResponseError"
+    assert "no model 'gone'; available: 'demo', 'emb', 'off'" in got["unknown"][1]
+    assert "is not ready (ScaledToZero)" in got["stopped"][1]
+    assert "Timeout" in got["timeout"][0]

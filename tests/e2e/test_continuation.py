@@ -3,6 +3,7 @@
 import contextlib
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -19,38 +20,29 @@ from llmkube.router.config.routing_config import Backend, Match, RoutingConfig, 
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 
-ASKED = {
-    "model": "m",
-    "messages": [{"role": "user", "content": "What is LLMKube?"}],
-    "temperature": 0,
-    "stream": True,
-    "stream_options": {"include_usage": True},
-}
-PROMPT = {name: each for name, each in ASKED.items() if name != "messages"} | {
-    "prompt": "<|user|>What is LLMKube?<|end|><|assistant|>"
-}
+USUAL = {"model": "m", "temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+ASKED = USUAL | {"messages": [{"role": "user", "content": "What is LLMKube?"}]}
+PROMPT = USUAL | {"prompt": "<|user|>What is LLMKube?<|end|><|assistant|>"}
 KILLS = 6
 """Tokens after which an engine is killed, besides the first and the last ones; `make soak` kills after every token."""
 
 PARTS = range(10) if SOAK else (None,)
-"""Every tenth token each: a test of this folder has three minutes."""
+"""Each part kills after every tenth token, to stay below the deadline of a test."""
 
 
 @attrs.define(eq=False)
 class Engine:
-    """A real llama-server behind a connection that ends, with the server, after so many pieces of text.
+    """A real llama-server behind a connection that ends, with the server, after a number of pieces of text.
 
     Attributes:
-        log: What it writes.
-        port: Where it is, behind the connection.
+        log: File for its output.
+        port: Its own port, behind the connection.
         kill_after: Pieces of text of the next answer; None lets it live.
-        revive: Whether it is started again as soon as it is dead.
     """
 
     log: Path
     port: int = 0
     kill_after: int | None = None
-    revive: bool = False
     process: trio.Process | None = None
     dead: trio.Event = attrs.field(factory=trio.Event)
 
@@ -69,7 +61,7 @@ class Engine:
             self.process = None
 
     async def connect(self, client):
-        """Pass one connection on, until its answer has had its pieces."""
+        """Forward one connection until its answer has its pieces."""
         async with client:
             try:
                 server = await trio.open_tcp_stream("127.0.0.1", self.port)
@@ -100,7 +92,7 @@ class Engine:
 
 
 def end_of_piece(data, number):
-    """Where the n-th piece of text ends in a stream; None before it has come."""
+    """Return the end of the n-th piece of text in a stream, or None before it has arrived."""
     at = -1
     for _ in range(number):
         at = max(data.find(b'"content":"', at + 1), data.find(b'"text":"', at + 1))
@@ -111,8 +103,8 @@ def end_of_piece(data, number):
 
 
 @contextlib.asynccontextmanager
-async def open_engines(folder, names, **settings):
-    """Hold engines with their connections, and a router before them."""
+async def open_engines(folder, names):
+    """Run engines behind their connections, and a router in front of them."""
     async with trio.open_nursery() as nursery:
         engines, backends = {}, {}
         for name in names:
@@ -120,9 +112,7 @@ async def open_engines(folder, names, **settings):
             engines[name] = Engine(folder / f"{name}.log", port)
             listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
             url = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}/v1"
-            backends[name] = Backend(
-                name=name, model_id=name, base_url=url, local=True, model_digest="demo", **settings
-            )
+            backends[name] = Backend(name=name, model_id=name, base_url=url, local=True, model_digest="demo")
             await nursery.start(trio.serve_listeners, engines[name].connect, listeners)
         rules = (Rule(name="all", match=Match(), backends=tuple(names)),)
         config = encode_config(RoutingConfig(name="default/r", backends=backends, rules=rules)).decode()
@@ -139,29 +129,40 @@ async def open_engines(folder, names, **settings):
             nursery.cancel_scope.cancel()
 
 
-async def read(url, body, path="/v1/chat/completions"):
-    """Return the events of a stream, and whether its end was clean."""
+async def post(url, path, body, then=None):
+    """Return the whole response; call `then` once it has a piece of text."""
     host, _, port = url.removeprefix("http://").partition(":")
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n"
     received = b""
     async with await trio.open_tcp_stream(host, int(port)) as connection:
         await connection.send_all(head.encode() + data)
         async for some in connection:
             received += some
+            if then is not None and b'"content":"' in received:
+                then()
+                then = None
+    return received
+
+
+def events_of(received):
+    return [each.partition(b"data: ")[2] for each in received.split(b"\n\n") if b"data: " in each]
+
+
+async def read(url, body, path="/v1/chat/completions"):
+    """Return the events of a stream, and whether its end was clean."""
+    received = await post(url, path, body)
     assert received.startswith(b"HTTP/1.1 200"), received
-    events = [each.partition(b"data: ")[2] for each in received.split(b"\n\n") if b"data: " in each]
-    return events, received.endswith(b"0\r\n\r\n")
+    return events_of(received), received.endswith(b"0\r\n\r\n")
 
 
-def told(events):
-    """What events say, but for what each run has anew: names, times, and what was in a cache."""
+def content_of(events):
+    """Return the choices and the usage, without what differs between runs: ids, times and cached tokens."""
     assert events[-1].startswith(b"[DONE]")
-    said = [json.loads(each) for each in events[:-1]]
-    usage = [
-        {name: each for name, each in one["usage"].items() if "details" not in name} for one in said if "usage" in one
-    ]
-    return [one["choices"] for one in said], usage
+    chunks = [json.loads(each) for each in events[:-1]]
+    usages = [one["usage"] for one in chunks if "usage" in one]
+    kept = [{name: each for name, each in usage.items() if "details" not in name} for usage in usages]
+    return [one["choices"] for one in chunks], kept
 
 
 def text_of(events):
@@ -174,11 +175,11 @@ def text_of(events):
 
 
 def ids(events):
-    return {(said["id"], said["model"]) for said in map(json.loads, events[:-1])}
+    return {(each["id"], each["model"]) for each in map(json.loads, events[:-1])}
 
 
 def kills(events, part, most):
-    """After which pieces an engine is killed: all of a part, or some from the first to the last."""
+    """Return the pieces after which an engine is killed: those of a part, or a few from the first to the last."""
     pieces = len(text_of(events))  # the demo's tokens are letters
     if part is not None:
         return range(1 + part, pieces + 1, len(PARTS))
@@ -187,7 +188,7 @@ def kills(events, part, most):
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("body", [ASKED, ASKED | {"max_tokens": 40}, PROMPT], ids=["chat", "limit", "prompt"])
-async def test_killed_after_any_token_the_answer_goes_on_at_the_other_engine(tmp_path, body, part):
+async def test_after_a_kill_at_any_token_the_answer_continues_on_the_other_engine(tmp_path, body, part):
     """At temperature 0 each event, the end and the usage are those of the undisturbed answer, under one id."""
     path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
     async with open_engines(tmp_path, "ab") as (url, engines):
@@ -198,15 +199,14 @@ async def test_killed_after_any_token_the_answer_goes_on_at_the_other_engine(tmp
             engines["a"].kill_after = number
             events, clean = await read(url, body, path)
             assert (clean, text_of(events)) == (True, text_of(whole)), number
-            assert told(events) == told(whole), number
+            assert content_of(events) == content_of(whole), number
             assert len(ids(events)) == 1
             if engines["a"].process is None:
                 await engines["a"].start()
 
 
 @pytest.mark.parametrize("part", PARTS)
-async def test_the_same_engine_goes_on_once_it_is_back(tmp_path, part):
-    """Started anew after its death, as a supervisor does, it writes the rest of its own answer."""
+async def test_a_restarted_engine_continues_its_own_answer(tmp_path, part):
     async with open_engines(tmp_path, "a") as (url, engines), trio.open_nursery() as nursery:
         engine = engines["a"]
         whole, _ = await read(url, ASKED)
@@ -220,12 +220,12 @@ async def test_the_same_engine_goes_on_once_it_is_back(tmp_path, part):
         for number in kills(whole, part, 1):
             engine.kill_after = number
             events, clean = await read(url, ASKED)
-            assert (clean, told(events)) == (True, told(whole)), number
+            assert (clean, content_of(events)) == (True, content_of(whole)), number
         nursery.cancel_scope.cancel()
 
 
-async def test_what_a_grammar_holds_ends_with_an_error(tmp_path):
-    """No other engine is asked, and the end is not clean: nobody takes half of it for an answer."""
+async def test_an_answer_with_a_grammar_ends_with_an_error(tmp_path):
+    """No other engine continues it, and the stream's end is not clean, so half an answer cannot look complete."""
     body = ASKED | {"grammar": "root ::= [A-Za-z ]{20,60}", "max_tokens": 60}
     async with open_engines(tmp_path, "ab") as (url, engines):
         engines["a"].kill_after = 5
@@ -245,36 +245,19 @@ spec:
 """
 
 
-async def test_an_engine_of_llmkube_up_goes_on_once_it_was_started_again(tmp_path):
-    """SIGKILL in the middle of an answer: the agent starts it again, and the client reads the rest of its stream."""
+async def test_an_answer_continues_after_llmkube_up_restarts_its_engine(tmp_path):
+    """After SIGKILL during an answer the agent restarts the engine, and the client reads the rest of its stream."""
     manifest = tmp_path / "router.yaml"
     manifest.write_text(ROUTER)
     async with open_up(tmp_path, "--demo", "-f", str(manifest), *FREE_PORTS) as program, open_http_client() as http:
         _, gateway, probes = await program.urls()
-        for _ in range(8):  # an engine that is killed too late has said all
-            while b"200" not in (await first_piece(gateway, ASKED | {"max_tokens": 1}))[:20]:  # noqa: ASYNC110
+        ask = partial(post, gateway, "/routers/default/r/v1/chat/completions")
+        for _ in range(8):  # an engine that is killed too late has finished its answer
+            while b"200" not in (await ask(ASKED | {"max_tokens": 1}))[:20]:  # noqa: ASYNC110
                 await trio.sleep(0.2)
-            received = await first_piece(gateway, ASKED, then=lambda: [each.kill() for each in engines_in(tmp_path)])
-            events = [each.partition(b"data: ")[2] for each in received.split(b"\n\n") if b"data: " in each]
-            assert (text_of(events), received.endswith(b"0\r\n\r\n")) == (ANSWER, True)
+            received = await ask(ASKED, then=lambda: [each.kill() for each in engines_in(tmp_path)])
+            assert (text_of(events_of(received)), received.endswith(b"0\r\n\r\n")) == (ANSWER, True)
             metrics = (await http.request("GET", f"{probes}/metrics")).body
             if b'llmkube_router_continuations_total{outcome="continued"' in metrics:
                 return
     pytest.fail("no engine was killed in the middle of its answer")
-
-
-async def first_piece(gateway, body, then=None):
-    """Return all that comes; once there is a piece of text, do something."""
-    host, _, port = gateway.removeprefix("http://").partition(":")
-    data = json.dumps(body).encode()
-    path = "/routers/default/r/v1/chat/completions"
-    head = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n"
-    received = b""
-    async with await trio.open_tcp_stream(host, int(port)) as connection:
-        await connection.send_all(head.encode() + data)
-        async for some in connection:
-            received += some
-            if then is not None and b'"content":"' in received:
-                then()
-                then = None
-    return received

@@ -1,4 +1,4 @@
-"""`llmkube doctor` as a program, with faults that are possible on Linux: each line is read, and the fix in it."""
+"""`llmkube doctor` as a program, with faults that can occur on Linux: each finding and its fix."""
 
 import json
 import os
@@ -25,7 +25,7 @@ EVERYONE = "0.0.0.0"
 
 
 async def doctor(folder, *args, kubeconfig=None, code=None):
-    """Run it on this folder's state directory; return its findings by name."""
+    """Run `llmkube doctor` on this folder's state directory; return its findings by name."""
     words = ("doctor", "--json", "--state-dir", str(folder / "state"), *args)
     ended, out, err = await run_program(folder, *words, kubeconfig=kubeconfig)
     assert err == ""
@@ -37,8 +37,8 @@ async def doctor(folder, *args, kubeconfig=None, code=None):
     return {each["name"]: each for each in found}
 
 
-def told(findings, name, verdict, *words):
-    """A line has this verdict, and these words in what it says and in its fix."""
+def check(findings, name, verdict, *words):
+    """Check a finding's verdict, and these words in its text and its fix."""
     line = findings[name]
     assert line["verdict"] == verdict, line
     text = " ".join((line["found"], line["why"], line["fix"]))
@@ -58,8 +58,8 @@ def settings(folder, **tables):
 FREE = {"api_port": 0, "gateway_port": 0, "probe_port": 0}
 
 
-async def test_a_machine_on_which_nothing_runs_is_well(tmp_path):
-    """No cluster is named, so none is asked, and nothing is left behind: not even the state directory."""
+async def test_an_idle_machine_passes(tmp_path):
+    """Without a named cluster none is contacted, and nothing is created, not even the state directory."""
     settings(tmp_path, up=FREE)
     before = sorted(tmp_path.rglob("*"))
     kube = tmp_path / ".kube"
@@ -71,83 +71,81 @@ async def test_a_machine_on_which_nothing_runs_is_well(tmp_path):
     async with open_limited_api(kube, refused=(("create", "leases"),)) as kubeconfig:
         kubeconfig.rename(kube / "config")
         found = await doctor(tmp_path, code=0)
-        told(found, "API server", "pass", "not checked", '--context "lab"')
+        check(found, "API server", "pass", "not checked", '--context "lab"')
         found = await doctor(tmp_path, "--context", "lab", code=0)  # now it is named
-        told(found, "rights", "warn", "an agent with these credentials may not create leases")
+        check(found, "rights", "warn", "an agent with these credentials may not create leases")
 
 
-async def test_a_running_up_is_asked_and_is_well(tmp_path):
-    """Its ports are its own, its API server is asked, and the rights of an agent are no subject."""
+async def test_a_running_up_passes(tmp_path):
+    """Its own ports are not taken, its API server is checked, and the rights of an agent are not."""
     state = tmp_path / "state"
     async with open_up(tmp_path, "--state-dir", str(state), *FREE_PORTS) as up:
         await up.urls()
         found = await doctor(tmp_path, code=0)
-        told(found, "running", "pass", f"llmkube up (pid {up.process.pid})")
-        told(found, "API server", "pass", "https://127.0.0.1:")
+        check(found, "running", "pass", f"llmkube up (pid {up.process.pid})")
+        check(found, "API server", "pass", "https://127.0.0.1:")
         assert "rights" not in found
 
 
-async def test_a_taken_port_is_named_with_who_has_it(tmp_path):
-    """And the flag that chooses another."""
+async def test_a_taken_port_is_named_with_its_owner(tmp_path):
+    """The fix is the flag that chooses another port."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         settings(tmp_path, up={**FREE, "gateway_port": port})
         found = await doctor(tmp_path, code=1)
-    told(found, "ports", "fail", f"port {port} is in use", f"(pid {os.getpid()})", "--gateway-port", f"-iTCP:{port}")
+    check(found, "ports", "fail", f"port {port} is in use", f"(pid {os.getpid()})", "--gateway-port", f"-iTCP:{port}")
 
 
-async def test_a_full_disk_is_named_with_what_makes_room(tmp_path):
-    """A store on a file system of its own."""
+async def test_a_full_disk_is_named_with_a_fix(tmp_path):
     settings(tmp_path, up=FREE)
     with small_disk(tmp_path / "state" / "store", 64):
         found = await doctor(tmp_path, code=1)
-    told(found, "disk", "fail", f"free in {tmp_path}/state/store", "`llmkube cache prune`")
+    check(found, "disk", "fail", f"free in {tmp_path}/state/store", "`llmkube cache prune`")
 
 
 async def test_an_api_server_that_is_away_is_named(tmp_path):
-    """By its address and its context, in time."""
+    """The finding names its context and the flags that choose another."""
     settings(tmp_path, up=FREE)
     async with open_limited_api(tmp_path) as kubeconfig:
         pass
     found = await doctor(tmp_path, kubeconfig=kubeconfig, code=1)
-    told(found, "API server", "fail", 'context "lab"', "--kubeconfig and --context choose another")
+    check(found, "API server", "fail", 'context "lab"', "--kubeconfig and --context choose another")
     kubeconfig.write_text("{")
     found = await doctor(tmp_path, kubeconfig=kubeconfig, code=1)
-    told(found, "API server", "fail", "the named cluster", str(kubeconfig))
+    check(found, "API server", "fail", "the named cluster", str(kubeconfig))
     assert found["disk"]["verdict"] == "pass"
 
 
 async def test_credentials_that_are_refused_are_named(tmp_path):
-    """A 401 is not an API server that is away."""
+    """A 401 is not reported as an API server that is away."""
     settings(tmp_path, up=FREE)
     async with open_limited_api(tmp_path) as kubeconfig:
         kubeconfig.write_text(kubeconfig.read_text().replace(TOKEN, "an-old-one"))
         found = await doctor(tmp_path, kubeconfig=kubeconfig, code=1)
-    told(found, "API server", "fail", "rejects these credentials", "`llmkube agent join`")
+    check(found, "API server", "fail", "rejects these credentials", "`llmkube agent join`")
 
 
 async def test_lacking_verbs_a_wrong_clock_and_missing_kinds_are_named(tmp_path):
-    """Each with the command that mends it."""
+    """Each finding has the command that fixes it."""
     settings(tmp_path, up=FREE)
     refused = (("patch", "leases"), ("create", "leases"), ("patch", "inferenceservices/status"))
     async with open_limited_api(tmp_path, refused=refused, ahead_seconds=300, installed=False) as kubeconfig:
         found = await doctor(tmp_path, kubeconfig=kubeconfig, code=1)
-    told(found, "API server", "pass", "Kubernetes v1.34.1")
-    told(found, "rights", "warn", "create, patch leases in llmkube-system", "patch inferenceservices/status in all")
-    told(found, "rights", "warn", "`llmkube rbac agent --all-namespaces | kubectl apply --server-side -f -`")
-    told(found, "clock", "fail", "behind the API server's", "timedatectl set-ntp true")
-    told(found, "kinds", "fail", "`llmkube crds | kubectl apply --server-side -f -`")
+    check(found, "API server", "pass", "Kubernetes v1.34.1")
+    check(found, "rights", "warn", "create, patch leases in llmkube-system", "patch inferenceservices/status in all")
+    check(found, "rights", "warn", "`llmkube rbac agent --all-namespaces | kubectl apply --server-side -f -`")
+    check(found, "clock", "fail", "behind the API server's", "timedatectl set-ntp true")
+    check(found, "kinds", "fail", "`llmkube crds | kubectl apply --server-side -f -`")
 
 
 async def test_a_cluster_that_lacks_nothing_passes(tmp_path):
-    """The same server, with all rights and our clock."""
     settings(tmp_path, up=FREE)
     async with open_limited_api(tmp_path) as kubeconfig:
         found = await doctor(tmp_path, kubeconfig=kubeconfig, code=0)
-    told(found, "rights", "pass", "everything that an agent does")
-    told(found, "clock", "pass")
+    check(found, "rights", "pass", "everything that an agent does")
+    check(found, "clock", "pass")
     assert "kinds" not in found
 
 
@@ -161,44 +159,43 @@ async def test_a_cluster_that_lacks_nothing_passes(tmp_path):
     ids=["missing", "too old", "broken"],
 )
 async def test_an_engine_that_cannot_be_used_is_named(tmp_path, script, words):
-    """Missing, of a build without keys, or one that does not start."""
+    """The program is missing, has no API keys, or does not start."""
     engine = tmp_path / "llama-server"
     if script is not None:
         engine.write_text(script)
         engine.chmod(0o755)
     settings(tmp_path, up={**FREE, "llama_server": str(engine)})
-    told(await doctor(tmp_path, code=1), "engine", "fail", words, "--llama-server")
+    check(await doctor(tmp_path, code=1), "engine", "fail", words, "--llama-server")
 
 
-async def test_an_ollama_that_settings_name_and_that_is_not_there_is_named(tmp_path):
-    """`up` does not start with that setting; nothing of llama-server is advised."""
+async def test_a_missing_ollama_of_the_settings_is_named(tmp_path):
+    """`up` does not start with that setting, and the fix does not mention llama-server."""
     settings(tmp_path, up={**FREE, "ollama": str(tmp_path / "ollama")})
     found = await doctor(tmp_path, code=1)
-    told(found, "engine", "fail", f"--ollama: {tmp_path}/ollama does not exist", "remove the setting")
+    check(found, "engine", "fail", f"--ollama: {tmp_path}/ollama does not exist", "remove the setting")
     assert "llama-server" not in str(found["engine"])
 
 
-async def test_an_engine_that_hangs_costs_no_other_line(tmp_path):
-    """Its line says that it gave no answer; the rest is there."""
+async def test_an_engine_that_hangs_blocks_no_other_finding(tmp_path):
     engine = tmp_path / "llama-server"
     engine.write_text("#!/bin/sh\nexec sleep 600\n")
     engine.chmod(0o755)
     settings(tmp_path, up={**FREE, "llama_server": str(engine)})
     found = await doctor(tmp_path)
-    told(found, "engine", "fail", "did not answer within 30 s")
+    check(found, "engine", "fail", "did not answer within 30 s")
     assert found["disk"]["verdict"] == "pass"
 
 
-async def test_a_budget_above_what_the_host_has_is_named(tmp_path):
-    """By a share that leaves nothing, and by a Model that was promised more than there is."""
+async def test_a_budget_above_the_hosts_memory_is_named(tmp_path):
+    """As a fraction that leaves no memory, and as the memoryBudget of a Model."""
     settings(tmp_path, up={**FREE, "memory_fraction": 1.0})
-    told(await doctor(tmp_path, code=1), "memory", "fail", "memory_fraction in config.toml")
+    check(await doctor(tmp_path, code=1), "memory", "fail", "memory_fraction in config.toml")
     settings(tmp_path, up=FREE)
     desired = entry(None).desired
     hardware = attrs.evolve(desired.model.spec.hardware, memory_budget="900Ti")
     model = attrs.evolve(desired.model, spec=attrs.evolve(desired.model.spec, hardware=hardware))
     await journaled(tmp_path, attrs.evolve(entry(None), desired=attrs.evolve(desired, model=model)))
-    told(await doctor(tmp_path, code=1), "memory", "fail", "memoryBudget of 900.0 TiB", "spec.hardware.memoryBudget")
+    check(await doctor(tmp_path, code=1), "memory", "fail", "memoryBudget of 900.0 TiB", "spec.hardware.memoryBudget")
 
 
 async def journaled(folder, *entries):
@@ -207,17 +204,17 @@ async def journaled(folder, *entries):
         await journal.write(each)
 
 
-async def test_an_unclean_end_is_named_with_the_largest(tmp_path):
-    """The journal has an engine, the machine has no such process, and nothing of ours runs that could have ended it."""
+async def test_an_unclean_exit_is_named_with_the_largest_engine(tmp_path):
+    """The journal has an engine that no longer runs, and no running program of ours could have stopped it."""
     settings(tmp_path, up=FREE)
     await journaled(tmp_path, entry(attrs.evolve(ENGINE, pid=os.getpid(), started="another boot:1")))
     found = await doctor(tmp_path, code=0)
-    told(found, "last end", "warn", "1 engine exited when this machine restarted", str(entry().key), "memory_fraction")
+    check(found, "last end", "warn", "1 engine exited when this machine restarted", str(entry().key), "memory_fraction")
 
 
 @pytest.mark.opens_port
 async def test_listeners_without_a_key_are_named(tmp_path):
-    """Another llama-server of this machine, open to its network, and the setting that opens ours."""
+    """Another llama-server that is open to the network, and the setting that opens ours."""
     settings(tmp_path, up={**FREE, "insecure_lan": True})
     engine = tmp_path / "llama-server"
     engine.write_text(
@@ -244,15 +241,14 @@ def listens_at(port):
         return tried.connect_ex(("127.0.0.1", port)) == 0
 
 
-async def test_settings_that_cannot_be_read_are_a_line(tmp_path):
-    """The defaults are looked at meanwhile."""
+async def test_unreadable_settings_are_a_finding(tmp_path):
     settings(tmp_path, up={**FREE, "gateway_prot": 1})
     found = await doctor(tmp_path, code=1)
-    told(found, "settings", "fail", "gateway_prot", "docs/config.md")
+    check(found, "settings", "fail", "gateway_prot", "docs/config.md")
 
 
 async def test_a_piped_report_is_whole_and_plain(tmp_path):
-    """No line is broken or coloured, whatever COLUMNS says."""
+    """No line is wrapped or coloured, whatever COLUMNS is."""
     settings(tmp_path, up={**FREE, "memory_fraction": 1.0})
     code, out, _ = await run_program(tmp_path, "doctor", "--state-dir", str(tmp_path / "state"))
     assert code == 1
@@ -263,18 +259,17 @@ async def test_a_piped_report_is_whole_and_plain(tmp_path):
     assert (code, "name the cluster" in err or "no cluster" in err) == (1, True)
 
 
-async def test_an_agent_is_looked_at_with_its_own_flags(tmp_path):
-    """A flag of the running program counts, and not the file's value; its cluster has been named to it."""
+async def test_an_agent_is_checked_with_its_own_flags(tmp_path):
+    """Flags of the running agent override the file, and its cluster is the one to check."""
     settings(tmp_path, agent={"memory_fraction": 0.2})
     async with open_limited_api(tmp_path, refused=(("create", "leases"),)) as kubeconfig:
         state = str(tmp_path / "state")
         words = ("agent", "--state-dir", state, "--accelerator", "cpu", "--port", "0", "--kubeconfig", str(kubeconfig))
-        async with open_program(
-            tmp_path, *words, "--memory-fraction", "0.5", "--host-ip", own_address(), runs_engines=True
-        ) as agent:
+        flags = ("--memory-fraction", "0.5", "--host-ip", own_address())
+        async with open_program(tmp_path, *words, *flags, runs_engines=True) as agent:
             await agent.wait_for("err", '"msg":"agent started"')
             found = await doctor(tmp_path, code=1)
-            told(found, "running", "pass", f"llmkube agent (pid {agent.process.pid})")
-            told(found, "memory", "pass", "50 % of")
-            told(found, "rights", "fail", "create leases")
-            told(found, "address", "pass", own_address(), "by --host-ip")
+            check(found, "running", "pass", f"llmkube agent (pid {agent.process.pid})")
+            check(found, "memory", "pass", "50 % of")
+            check(found, "rights", "fail", "create leases")
+            check(found, "address", "pass", own_address(), "by --host-ip")

@@ -1,4 +1,4 @@
-"""Every everyday command on a terminal of 80 columns with NO_COLOR, and into a pipe: no broken row, no escape."""
+"""Everyday commands on a terminal of 80 columns with NO_COLOR, and into a pipe: no broken row, no escape."""
 
 import fcntl
 import os
@@ -65,19 +65,19 @@ CHANGE = (
 )
 
 UNTIL = {("port-forward", "demo"): "Forwarding ", ("port-forward", LONG): "Forwarding "}
-"""What commands that do not end by themselves say first."""
+"""First output of the commands that run until Ctrl-C."""
 
 FREE = {"logs", "chat", "run"}
-"""What a program or a model has written is shown as it is, whatever its width."""
+"""Commands that show the output of a program or a model, of any width."""
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 
 
 async def on_terminal(home, kubeconfig, command):
-    """Return what a command draws on a terminal of 80 columns with NO_COLOR, escapes and all.
+    """Return what a command draws on a terminal of 80 columns with NO_COLOR, including escapes.
 
-    One that goes on until Ctrl-C gets it as soon as it has said what it does.
+    A command that runs until Ctrl-C gets it after its first output.
     """
     async with open_terminal() as (end, drawn):
         try:
@@ -91,20 +91,20 @@ async def on_terminal(home, kubeconfig, command):
                 async with trio.open_nursery() as nursery:
                     process = await nursery.start(run)
                     if command in UNTIL:
-                        await until_said(drawn, UNTIL[command])
+                        await wait_drawn(drawn, UNTIL[command])
                         process.send_signal(signal.SIGINT)
         finally:
             os.close(end)
     return drawn.decode()
 
 
-async def until_said(drawn, words):
+async def wait_drawn(drawn, words):
     while words not in " ".join(_ESCAPE.sub("", drawn.decode(errors="replace")).split()):  # noqa: ASYNC110
         await trio.sleep(0.05)
 
 
 async def into_a_pipe(home, kubeconfig, command):
-    """Return what a command writes into a pipe, ended in the same way."""
+    """Return what a command writes into a pipe; it gets Ctrl-C in the same way."""
     if command not in UNTIL:
         _, out, err = await run_program(home, *command, kubeconfig=kubeconfig)
         return out + err
@@ -116,20 +116,20 @@ async def into_a_pipe(home, kubeconfig, command):
 
 
 def too_wide(drawn):
-    """Return the lines that the terminal has to break; one word alone, such as a path, is better left whole."""
+    """Return the lines that the terminal has to wrap, except single words, such as a path."""
     lines = _ESCAPE.sub("", drawn).replace("\r", "\n").split("\n")
     return [line for line in lines if len(line) > COLUMNS and len(line.split()) > 1]
 
 
 def words_of(written):
-    """What tells of the objects and their engines; not ages, which pass."""
+    """Return the words about objects and their engines, without ages, which change."""
     return {word for word in written.split() if re.search(r"http|gguf|xllamacpp|builtin|InferenceService|model", word)}
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize("walk", [LOOK, FORWARD, TALK, CHANGE], ids=["look", "forward", "talk", "change"])
 async def test_a_day_fits_on_a_narrow_terminal_and_into_a_pipe(tmp_path, walk):
-    """No table, status or sentence is wider than the terminal; into a pipe goes no escape, with NO_COLOR no style."""
+    """No table, status or sentence is wider than the terminal; a pipe gets no escape, and NO_COLOR no style."""
     home = tmp_path / "home"
     home.mkdir()
     kubeconfig = tmp_path / "state" / "kubeconfig"
@@ -141,7 +141,7 @@ async def test_a_day_fits_on_a_narrow_terminal_and_into_a_pipe(tmp_path, walk):
             if "\x1b" in written or "\r" in written:
                 wrong[command] = "an escape in a pipe", written
             if LONG in command[1:2] and command[0] == "deploy":
-                continue  # its sentences are commands to paste, which are not broken
+                continue  # it prints commands to paste, which are not wrapped
             drawn = await on_terminal(home, kubeconfig, command)
             if _STYLE.search(drawn):
                 wrong[command] = "a style despite NO_COLOR", drawn

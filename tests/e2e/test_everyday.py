@@ -1,4 +1,4 @@
-"""The commands of every day against a real `llmkube up`, as a person and as a script would use them."""
+"""Everyday commands against a real `llmkube up`, as a person and as a script use them."""
 
 import json
 import os
@@ -8,20 +8,19 @@ import signal
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import trio
 
-import llmkube.weights
+from e2e.separate_programs import chat
 from e2e.up_process import ANSWER, engines_in, environment, open_machine, open_program
+from gguf_corpus import DEMO
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Headers
 from waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 
-MODEL = Path(llmkube.weights.__file__).parent / "builtin" / "demo.gguf"
 QUESTION = "What is LLMKube?"
 DEPLOY = ("deploy", "demo", "--source", "builtin://demo", "--context-size", "512", "--extra-arg=--threads=1")
 
@@ -32,19 +31,9 @@ async def interrupted(program):
     return await program.process.wait()
 
 
-async def ask_by_http(url):
-    body = {"model": "demo", "temperature": 0, "messages": [{"role": "user", "content": QUESTION}]}
-    async with open_http_client() as http:
-        headers = Headers.of({"Content-Type": "application/json"})
-        response = await http.request(
-            "POST", f"{url}/v1/chat/completions", headers=headers, body=json.dumps(body).encode()
-        )
-    return json.loads(response.body)["choices"][0]["message"]["content"].strip()
-
-
 @pytest.mark.ci
 async def test_a_day_with_one_model(tmp_path):
-    """Deploy, look, ask, read the log, forward a port, stop and delete: each does what it says, with its exit code."""
+    """Deploy, list, chat, read the log, forward a port, stop and delete: each command works and has its exit code."""
     follow = partial(open_program, tmp_path / "home", kubeconfig=tmp_path / "state" / "kubeconfig")
     async with open_machine(tmp_path) as (up, run):
         _, gateway, _ = await up.urls()
@@ -66,13 +55,11 @@ async def test_a_day_with_one_model(tmp_path):
         assert "listening on http://127.0.0.1:" in (await run("logs", "demo"))[1]
 
         async with follow("logs", "demo", "-f", "--tail", "0") as log, follow("list", "isvc", "-w") as watch:
-            async with follow("port-forward", "demo") as tunnel:
-                found = await tunnel.wait_for(
-                    "out", r"Forwarding (127\.0\.0\.1:\d+) -> default/demo through the gateway"
-                )
-                assert await ask_by_http(f"http://{found[1]}") == ANSWER
-                assert (await interrupted(tunnel), tunnel.err) == (130, "")
-            await log.wait_for("out", "slot")  # the engine tells of the question
+            async with follow("port-forward", "demo") as port:
+                hit = await port.wait_for("out", r"Forwarding (127\.0\.0\.1:\d+) -> default/demo through the gateway")
+                assert await chat(f"http://{hit[1]}") == ANSWER
+                assert (await interrupted(port), port.err) == (130, "")
+            await log.wait_for("out", "slot")  # the engine logs the request
             await watch.wait_for("out", r"demo +demo +Ready")
             assert await run("scale", "demo", "0") == (0, "InferenceService demo scaled from 1 to 0\n", "")
             await watch.wait_for("out", r"demo +demo +Stopped")
@@ -80,10 +67,7 @@ async def test_a_day_with_one_model(tmp_path):
             assert (await interrupted(log), log.err) == (130, "")
         await until(lambda: not engines_in(tmp_path / "state"))
         code, _, err = await run("chat", "demo", QUESTION)
-        assert (code, err) == (
-            1,
-            "Error: InferenceService default/demo is stopped; `llmkube scale demo 1` starts it\n",
-        )
+        assert (code, err) == (1, "Error: InferenceService default/demo is stopped; `llmkube scale demo 1` starts it\n")
 
         code, out, err = await run("delete", "demo", "--with-model", "--wait")
         assert (code, out) == (0, "InferenceService demo is gone\nModel demo is gone\n"), err
@@ -91,8 +75,8 @@ async def test_a_day_with_one_model(tmp_path):
 
 
 @pytest.mark.ci
-async def test_a_failure_says_what_to_do(tmp_path):
-    """A wrong digest, a missing file and too little time end a deployment with the cause, a way out and a code."""
+async def test_a_failure_has_a_cause_and_a_fix(tmp_path):
+    """A wrong digest, a missing file and too short a timeout end a deployment with the cause, a fix and a code."""
     async with open_machine(tmp_path) as (_, run):
         code, _, err = await run(*DEPLOY, "--sha256", "ab" * 32)
         assert code == 1
@@ -107,7 +91,7 @@ async def test_a_failure_says_what_to_do(tmp_path):
 
 @pytest.mark.ci
 async def test_a_conversation_on_a_terminal(tmp_path):
-    """On a terminal `chat` stays, survives Ctrl-C and leaves with Ctrl-D and 0; a pipe is one question."""
+    """On a terminal `chat` keeps running, survives Ctrl-C and exits 0 on Ctrl-D; a pipe is one question."""
     kubeconfig = tmp_path / "state" / "kubeconfig"
     env = environment(tmp_path) | {"KUBECONFIG": str(kubeconfig), "TERM": "dumb", "COLUMNS": "500"}
     command = [sys.executable, "-m", "llmkube", "chat", "demo", "--temperature", "0"]
@@ -130,7 +114,7 @@ async def test_a_conversation_on_a_terminal(tmp_path):
             process = await nursery.start(partial(start, start_new_session=True, check=False))
             os.close(theirs)
             await wait_for("\n> ")
-            while "(Ctrl-D exits)" not in seen:  # a signal just before readline waits is seen with the next key only
+            while "(Ctrl-D exits)" not in seen:  # a signal just before readline waits is handled with the next key only
                 process.send_signal(signal.SIGINT)
                 with trio.move_on_after(1):
                     await wait_for("(Ctrl-D exits)")
@@ -142,12 +126,12 @@ async def test_a_conversation_on_a_terminal(tmp_path):
 
 
 @pytest.mark.ci
-async def test_what_people_are_used_to(tmp_path):
-    """`run` deploys and answers, `pull` fetches, `ps`, `top` and `restart` tell of the engine that really runs."""
+async def test_run_pull_ps_top_and_restart_work_on_one_engine(tmp_path):
+    """`run` deploys and answers, `pull` fetches, `ps`, `top` and `restart` act on the engine that runs."""
     model = tmp_path / "my models" / "tiny model.gguf"
     model.parent.mkdir()
-    shutil.copy(MODEL, model)
-    spaces = "sta te"  # U9: every path of this machine may have some
+    shutil.copy(DEMO, model)
+    spaces = "sta te"  # U9: any path of a machine may have spaces
     async with open_machine(tmp_path, "--allow-local-sources", str(tmp_path), state=spaces) as (_, run):
         code, out, err = await run("run", str(model), QUESTION, "--context-size", "512")
         assert (code, out.splitlines()[-1]) == (0, ANSWER), err
@@ -167,16 +151,14 @@ async def test_what_people_are_used_to(tmp_path):
 
 
 async def test_a_forwarded_port_reaches_one_model(tmp_path):
-    """Behind the gateway of `up` the port has one model: it needs no name, and no name leads to another one."""
+    """Behind the gateway of `up` the port has one model: it needs no name, and no name selects another."""
     async with open_machine(tmp_path) as (_, run):
         for name in ("demo", "second"):
             assert (await run("deploy", name, "--source", "builtin://demo", "--context-size", "512"))[0] == 0
         follow = partial(open_program, tmp_path / "home", kubeconfig=tmp_path / "state" / "kubeconfig")
-        async with follow("port-forward", "second") as tunnel, open_http_client() as http:
-            found = await tunnel.wait_for(
-                "out", r"Forwarding (127\.0\.0\.1:\d+) -> default/second through the gateway at "
-            )
-            url, kind = f"http://{found[1]}/v1", Headers.of({"Content-Type": "application/json"})
+        async with follow("port-forward", "second") as port, open_http_client() as http:
+            hit = await port.wait_for("out", r"Forwarding (127\.0\.0\.1:\d+) -> default/second through the gateway at ")
+            url, kind = f"http://{hit[1]}/v1", Headers.of({"Content-Type": "application/json"})
             listed = json.loads((await http.request("GET", f"{url}/models")).body)["data"]
             assert [(model["id"], model["meta"]["n_ctx"]) for model in listed] == [("second", 512)]
             question = {"temperature": 0, "messages": [{"role": "user", "content": QUESTION}]}

@@ -1,7 +1,7 @@
-"""Findings S8 and S14, as they were run.
+"""Findings S8 and S14, reproduced.
 
-Models name files of the host, and who may read all objects looks for them; a second Unix user makes a state directory
-for root.
+Models name files of the host, and a reader of all objects looks for their content; a second Unix user makes a state
+directory for root.
 """
 
 import hashlib
@@ -41,24 +41,22 @@ async def fetched(client, name, *reasons):
 
 
 async def apply(client, folder, sources):
-    """Apply a Model with a digest that is none, and its service, for each source."""
+    """Apply a Model with a wrong digest, and its service, for each source."""
     file = folder / "sources.yaml"
-    texts = (
-        served(name, source).replace("source:", f"sha256: {'a' * 64}\n  source:") for name, source in sources.items()
-    )
+    texts = (served(*each).replace("source:", f"sha256: {'a' * 64}\n  source:") for each in sources.items())
     file.write_text("\n---\n".join(texts))
     applied = await Applier(client).apply_all(load_manifests((str(file),), lambda: ""), lambda _: None)
     assert not any(each.error for each in applied), applied
 
 
 async def everything(client):
-    """Return all that who may read Models, services and Events is told, as text."""
+    """Return all that a reader of Models, services and Events sees, as text."""
     found = [each for kind in (Model, InferenceService, Event) for each in (await client.list(kind)).items]
     return json.dumps([encode(each) for each in found])
 
 
-async def test_s8_an_agent_without_a_list_tells_nothing_of_any_file(tmp_path):
-    """Secret, missing, unreadable and good files, by path, URL and link, are refused in one sentence."""
+async def test_s8_an_agent_without_a_list_reveals_nothing_about_files(tmp_path):
+    """Secret, missing, unreadable and good files, by path, URL and link, are refused in the same sentence."""
     secret = tmp_path / "secret.gguf"
     secret.write_bytes(GOOD)
     (tmp_path / "text").write_text("root:$y$j9T$secret")
@@ -73,11 +71,11 @@ async def test_s8_an_agent_without_a_list_tells_nothing_of_any_file(tmp_path):
     }
     async with open_cluster(tmp_path) as cluster, cluster.open_agent(own_address()) as agent:
         await apply(cluster.client, tmp_path, {**paths, "url": f"file://{tmp_path}/text"})
-        told = set()
+        messages = set()
         for name, path in {**paths, "url": f"{tmp_path}/text"}.items():
             condition = await fetched(cluster.client, name, "SourceNotAllowed")
-            told.add(condition.message.replace(path, "PATH"))
-        (sentence,) = told
+            messages.add(condition.message.replace(path, "PATH"))
+        (sentence,) = messages
         assert "--allow-local-sources" in sentence
         seen = await everything(cluster.client)
     for content in (GOOD, (tmp_path / "text").read_bytes(), Path("/etc/passwd").read_bytes()):
@@ -85,36 +83,33 @@ async def test_s8_an_agent_without_a_list_tells_nothing_of_any_file(tmp_path):
     assert "root:" not in seen + agent.err
 
 
-async def test_s8_a_listed_folder_serves_its_models_and_tells_of_nothing_else(tmp_path):
-    """Below the folder a GGUF is served; a text is as good as missing, and a link out of it is refused."""
+async def test_s8_a_listed_folder_serves_its_models_and_reveals_nothing_else(tmp_path):
+    """A GGUF in the folder is served; a text file looks missing, and a link out of the folder is refused."""
     models = tmp_path / "models"
     models.mkdir()
     (models / "good.gguf").write_bytes(GOOD)
     (models / "text").write_text("root:$y$j9T$secret")
     (models / "link").symlink_to("/etc/passwd")
-    async with (
-        open_cluster(tmp_path) as cluster,
-        cluster.open_agent(own_address(), "--allow-local-sources", str(models)) as agent,
-    ):
+    flags = ("--allow-local-sources", str(models))
+    async with open_cluster(tmp_path) as cluster, cluster.open_agent(own_address(), *flags) as agent:
         names = ("good.gguf", "text", "missing", "link")
         await apply(cluster.client, tmp_path, {name.partition(".")[0]: f"{models}/{name}" for name in names})
-        told = partial(fetched, cluster.client)
-        assert "aaaa" not in (await told("good", "DigestMismatch")).message
-        text, missing = await told("text", "FileNotFound"), await told("missing", "FileNotFound")
+        condition_of = partial(fetched, cluster.client)
+        assert "aaaa" not in (await condition_of("good", "DigestMismatch")).message
+        text, missing = await condition_of("text", "FileNotFound"), await condition_of("missing", "FileNotFound")
         assert text.message.replace("/text", "/missing") == missing.message
-        await told("link", "SourceNotAllowed")
+        await condition_of("link", "SourceNotAllowed")
         seen = await everything(cluster.client)
         for content in (GOOD, (models / "text").read_bytes(), Path("/etc/passwd").read_bytes()):
             assert hashlib.sha256(content).hexdigest() not in seen
-        assert "is not a GGUF file" in agent.err  # its owner's log says more
-        await cluster.client.patch(
-            Model, Key("default", "good"), {"spec": {"sha256": hashlib.sha256(GOOD).hexdigest()}}
-        )
-        await told("good", "Fetched")
+        assert "is not a GGUF file" in agent.err  # the owner's log has the details
+        spec = {"sha256": hashlib.sha256(GOOD).hexdigest()}
+        await cluster.client.patch(Model, Key("default", "good"), {"spec": spec})
+        await condition_of("good", "Fetched")
 
 
 async def test_s8_up_serves_what_its_user_has_and_nothing_else(tmp_path):
-    """Without a list, the home of the user who runs `up` holds the files that Models may name; /etc does not."""
+    """Without a list, Models may name files in the home of the user who runs `up`, but not in /etc."""
     (tmp_path / "mine.gguf").write_bytes(GOOD)
     documents = [served("mine", f"{tmp_path}/mine.gguf"), served("passwd", "/etc/passwd"), served("none", "/etc/none")]
     async with open_up_with(tmp_path, documents=documents) as up:  # its HOME is tmp_path
@@ -127,7 +122,7 @@ async def test_s8_up_serves_what_its_user_has_and_nothing_else(tmp_path):
 @needs_second_user
 @pytest.mark.parametrize("args", [("up",), ("agent",), ("agent", "stop"), ("apiserver",), ("list",), ("logs", "x")])
 async def test_s14_root_does_not_take_another_users_state_directory(tmp_path, args):
-    """A second user makes a state directory whose config.toml names his program: root reads none of it."""
+    """A second user makes a state directory whose config.toml names a program: root does not use it."""
     with open_common_folder() as base:
         base.chmod(0o1777)
         evil, state = base / "evil", base / "state"
@@ -142,8 +137,7 @@ async def test_s14_root_does_not_take_another_users_state_directory(tmp_path, ar
         variable = ("env", f"LLMKUBE_STATE_DIR={state}")
         async with open_program(tmp_path, *args, *flags, prefix=variable) as program:
             assert await program.process.wait() != 0
-        assert f"the state directory {state} is not safe to use: it belongs to another user (uid {OTHER_UID})" in (
-            program.err
-        )
+        refusal = f"the state directory {state} is not safe to use: it belongs to another user (uid {OTHER_UID})"
+        assert refusal in program.err
         assert not Path(f"{evil}.ran").exists()
         assert not (state / "api.db").exists()

@@ -1,4 +1,4 @@
-"""A real engine that is stopped is replaced, one that computes is left alone, and a taken port is not served from."""
+"""A real engine that is stopped is replaced; one that computes is not."""
 
 import json
 import os
@@ -44,7 +44,7 @@ PROMPT_TOKENS = 17 * 700
 
 
 async def test_a_stopped_engine_is_withdrawn_and_replaced(tmp_path):
-    """After kill -STOP the slice says not ready, and a new engine answers behind it."""
+    """After SIGSTOP the slice is not ready, and then a new engine answers behind it."""
     address = own_address()
     async with open_cluster(tmp_path) as cluster, cluster.open_agent(address) as agent:
         await cluster.apply_demo()
@@ -69,7 +69,7 @@ def settings(tmp_path, **changes):
 
 
 def long_model(tmp_path):
-    """The demo model, said to be trained for long prompts: it computes nonsense, but as long as a real one."""
+    """Return the demo model with a longer trained context: it computes nonsense, but takes as long as a real one."""
     data, key = bytearray(MODEL.read_bytes()), b"llama.context_length"
     at = data.index(key) + len(key) + 4
     data[at : at + 4] = struct.pack("<I", 2 * PROMPT_TOKENS)
@@ -80,7 +80,7 @@ def long_model(tmp_path):
 
 @asynccontextmanager
 async def real_engine(tmp_path, model):
-    """A bundled engine, how to ask it, and how to look at it."""
+    """Run a bundled engine; yield its process, its client and a function that samples it."""
     engines = LocalEngines(settings(tmp_path))
     port = free_port()
     program = await engines.info()
@@ -93,7 +93,7 @@ async def real_engine(tmp_path, model):
         yield child, engine, partial(child.read_stats, "127.0.0.1", port, loading=False)
 
 
-def wish(**spec):
+def desired(**spec):
     names = {"name": "chat", "namespace": "default"}
     model = {"metadata": names, "spec": {"source": "builtin://demo", "hardware": {"accelerator": "cpu"}}}
     service = {"metadata": names, "spec": {"modelRef": "chat", **spec}}
@@ -101,19 +101,19 @@ def wish(**spec):
 
 
 def launched(model, engine, **spec):
-    wanted, facts = wish(contextSize=2 * PROMPT_TOKENS, **spec), read_header(model)
+    wanted, facts = desired(contextSize=2 * PROMPT_TOKENS, **spec), read_header(model)
     weights = WeightsFile(model, model.stat().st_size, None, "test")
     plan = plan_for(PlanInputs(wanted.service, wanted.model, weights, facts, engine, alias="chat", asks_key=False))
     return Launch(plan, weights)
 
 
-async def test_a_long_prompt_is_left_alone_and_a_stop_in_its_middle_is_not(tmp_path):
-    """An engine at a prompt longer than the limits is not called hung; stopped in the middle of the next it is."""
-    async with real_engine(tmp_path, long_model(tmp_path)) as (child, engine, look), trio.open_nursery() as nursery:
+async def test_a_long_prompt_is_no_hang_and_a_stop_during_one_is(tmp_path):
+    """An engine that computes for longer than the limits is not hung until it is stopped."""
+    async with real_engine(tmp_path, long_model(tmp_path)) as (child, engine, sample), trio.open_nursery() as nursery:
         verdict = []
 
         async def watch():
-            verdict.append(await health.watch(engine, look, lambda _: None, HASTY))
+            verdict.append(await health.watch(engine, sample, lambda _: None, HASTY))
 
         async def prompt():
             body = {"model": "chat", "prompt": "What is LLMKube? " * (PROMPT_TOKENS // 17), "max_tokens": 1}

@@ -1,4 +1,4 @@
-"""Engines behind keys: what other users, pods and strangers reach of `llmkube up` and `llmkube agent`."""
+"""Engines behind keys: what other users, pods and strangers can reach of `llmkube up` and `llmkube agent`."""
 
 import base64
 import json
@@ -10,7 +10,6 @@ from functools import partial
 import psutil
 import pytest
 
-from e2e.addresses import own_address
 from e2e.separate_programs import chat, eventually, open_cluster
 from e2e.up_process import (
     ANSWER,
@@ -34,24 +33,18 @@ pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 
 ASK = json.dumps({"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": "What is LLMKube?"}]})
 SECRETS = ("/slots", "/props", "/metrics", "/v1/completions", "/completion", "/tokenize")
-"""What llama.cpp's server tells or does for any client that it lets in."""
-
-
-@pytest.fixture
-def address():
-    return own_address()
+"""Paths at which llama.cpp's server reveals or computes something for an authorized client."""
 
 
 async def statuses(url, headers=NO_HEADERS):
-    """Return what an engine answers to each question of a stranger."""
-    said = {}
+    """Return the status of each of a stranger's requests to an engine."""
+    got = {}
     async with open_http_client() as http:
         for path in (*SECRETS, "/health", "/v1/models"):
-            said[path] = (await http.request("GET", url + path, headers=headers)).status
-        said["chat"] = (
-            await http.request("POST", f"{url}/v1/chat/completions", headers=headers, body=ASK.encode())
-        ).status
-    return said
+            got[path] = (await http.request("GET", url + path, headers=headers)).status
+        answer = await http.request("POST", f"{url}/v1/chat/completions", headers=headers, body=ASK.encode())
+        got["chat"] = answer.status
+    return got
 
 
 def listeners(pids):
@@ -71,9 +64,9 @@ def keys_in(folder):
     return [line for path in folder.rglob("keys/*") for line in path.read_text().split()]
 
 
-def assert_closed(said):
-    assert {path: said[path] for path in (*SECRETS, "chat")} == dict.fromkeys((*SECRETS, "chat"), 401)
-    assert said["/health"] == 200
+def assert_closed(got):
+    assert {path: got[path] for path in (*SECRETS, "chat")} == dict.fromkeys((*SECRETS, "chat"), 401)
+    assert got["/health"] == 200
 
 
 async def test_s4_the_engines_own_port_asks_for_a_key_and_answers_no_page(tmp_path):
@@ -116,9 +109,9 @@ async def test_s5_the_host_itself_reaches_a_published_engine_without_a_key(tmp_p
             await cluster.wait_ready()
             _, host, port = await cluster.slice()
             url = f"http://{host}:{port}"
-            said = await statuses(url)
-            assert said == {**dict.fromkeys(said, 200), "/slots": 401} | {
-                path: said[path] for path in ("/v1/completions", "/completion", "/tokenize")
+            got = await statuses(url)
+            assert got == {**dict.fromkeys(got, 200), "/slots": 401} | {
+                path: got[path] for path in ("/v1/completions", "/completion", "/tokenize")
             }
             assert await chat(url) == ANSWER
             (engine,), (proxy,) = engines_in(tmp_path / "agent"), proxies_in(tmp_path / "agent")
@@ -133,8 +126,8 @@ async def test_s5_the_host_itself_reaches_a_published_engine_without_a_key(tmp_p
         assert not list((tmp_path / "agent").glob("proxies/*"))
 
 
-async def test_insecure_lan_lets_every_request_in_and_says_so(tmp_path, address):
-    """With --insecure-lan the engine itself is published and asks for nothing; the log says it at the start."""
+async def test_insecure_lan_accepts_every_request_and_logs_it(tmp_path, address):
+    """With --insecure-lan the engine itself is published and requires no key, which the log reports at the start."""
     async with open_cluster(tmp_path) as cluster, cluster.open_agent(address, "--insecure-lan") as agent:
         await cluster.apply_demo()
         await cluster.wait_ready()
@@ -144,8 +137,8 @@ async def test_insecure_lan_lets_every_request_in_and_says_so(tmp_path, address)
         assert '"msg":"published engines accept requests from any address without a key"' in agent.err
 
 
-async def test_an_answer_outlives_the_agent_and_the_next_agent_goes_on_with_the_proxy(tmp_path, address):
-    """Kill -9 of the agent cuts no stream through a proxy; the next agent keeps it; a killed one is replaced."""
+async def test_an_answer_outlives_the_agent_and_the_next_agent_adopts_the_proxy(tmp_path, address):
+    """SIGKILL of the agent cuts no stream through a proxy; the next agent adopts it; a killed proxy is replaced."""
     async with open_cluster(tmp_path) as cluster:
         body = {"model": "demo", "stream": True, "max_tokens": 64, "messages": [{"role": "user", "content": "Hi"}]}
         async with cluster.open_agent(address) as agent:
@@ -154,10 +147,8 @@ async def test_an_answer_outlives_the_agent_and_the_next_agent_goes_on_with_the_
             _, _, port = await cluster.slice()
             (engine,), (proxy,) = engines_in(tmp_path / "agent"), proxies_in(tmp_path / "agent")
             url = f"http://{address}:{port}/v1/chat/completions"
-            async with (
-                open_http_client() as http,
-                http.open_stream("POST", url, body=json.dumps(body).encode()) as answer,
-            ):
+            data = json.dumps(body).encode()
+            async with open_http_client() as http, http.open_stream("POST", url, body=data) as answer:
                 received = await answer.receive_some()
                 agent.process.kill()
                 await agent.process.wait()
@@ -166,7 +157,7 @@ async def test_an_answer_outlives_the_agent_and_the_next_agent_goes_on_with_the_
             assert received.endswith(b"data: [DONE]\n\n")
             async with cluster.open_agent(address):
                 await cluster.wait_ready()
-                assert await eventually(cluster.slice, lambda told: told[0]) == (True, address, port)
+                assert await eventually(cluster.slice, lambda state: state[0]) == (True, address, port)
                 assert [each.pid for each in engines_in(tmp_path / "agent")] == [engine.pid]
                 assert [each.pid for each in proxies_in(tmp_path / "agent")] == [proxy.pid]
                 os.kill(proxy.pid, signal.SIGKILL)
@@ -188,13 +179,13 @@ async def test_a_service_with_a_secret_is_reached_with_each_of_its_keys(tmp_path
         await cluster.client.patch(InferenceService, Key("default", "demo"), patch)
         await until(lambda: any("--no-slots" in command_line(each) for each in engines_in(tmp_path / "agent")))
         await until(lambda: not proxies_in(tmp_path / "agent"))
-        _, host, port = await eventually(cluster.slice, lambda told: told[0])
+        _, host, port = await eventually(cluster.slice, lambda state: state[0])
         url = f"http://{host}:{port}"
         assert_closed(await statuses(url))
         for key in (first, second):
-            said = await statuses(url, Headers.of({"Authorization": f"Bearer {key}"}))
-            assert said["chat"] == 200
-            assert said["/slots"] != 200
+            got = await statuses(url, Headers.of({"Authorization": f"Bearer {key}"}))
+            assert got["chat"] == 200
+            assert got["/slots"] != 200
         everything = " ".join(" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
         everything += agent.out + agent.err + "".join(log.read_text() for log in tmp_path.rglob("*.log*"))
         everything += "".join(path.read_text() for path in tmp_path.rglob("journal/*/*.json"))

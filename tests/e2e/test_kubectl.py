@@ -1,14 +1,14 @@
 """Unmodified kubectl against the embedded server over TLS.
 
-The kubectl on PATH always; more of them (older, newer) when `LLMKUBE_TEST_KUBECTL=path[:path…]` names them.
+The kubectl on PATH, and others (older, newer) that `LLMKUBE_TEST_KUBECTL=path[:path…]` names.
 """
 
 import os
 import re
-import subprocess
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 
 import pytest
 import trio
@@ -19,8 +19,7 @@ from llmkube.apiserver.server import open_api_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.kubectl, pytest.mark.ci]
 
-KUBECTLS = [*filter(None, os.environ.get("LLMKUBE_TEST_KUBECTL", "").split(":"))]
-KUBECTLS = ["kubectl", *KUBECTLS]
+KUBECTLS = ["kubectl", *filter(None, os.environ.get("LLMKUBE_TEST_KUBECTL", "").split(":"))]
 CRDS = Path(__file__).parents[2] / "charts" / "llmkube" / "files" / "crds.yaml"
 
 MANIFESTS = """
@@ -67,10 +66,8 @@ async def kubectl(program, tmp_path):
 
 @asynccontextmanager
 async def in_background(tool: Kubectl, *args: str):
-    """Yield a function that reads the next line of a kubectl that keeps running."""
-    process = await trio.lowlevel.open_process(
-        [tool.program, *args], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=tool.env
-    )
+    """Yield a function that reads the next line of a kubectl in the background."""
+    process = await trio.lowlevel.open_process([tool.program, *args], stdout=PIPE, stderr=STDOUT, env=tool.env)
     pending = b""
 
     async def next_line() -> str:
@@ -110,8 +107,8 @@ async def test_server_side_apply_and_its_conflicts(kubectl):
     """Server-side apply works on custom and built-in kinds, and another manager's field is a conflict."""
     assert (await kubectl.apply(3, "--server-side")).count("serverside-applied") == 3
     other = ("apply", "--server-side", "--field-manager=other", "-f", "-")
-    said = await kubectl.run(*other, stdin=MANIFESTS % {"size": 5}, code=1)
-    assert 'conflict with "kubectl": .spec.size' in said
+    output = await kubectl.run(*other, stdin=MANIFESTS % {"size": 5}, code=1)
+    assert 'conflict with "kubectl": .spec.size' in output
     await kubectl.apply(5, "--server-side", "--field-manager=other", "--force-conflicts")
 
 
@@ -128,14 +125,14 @@ async def test_get_in_every_form(kubectl):
     assert '"colour": "red"' in await kubectl.run("get", "wd", "-l", "app in (demo)", "-o", "json")
     assert "No resources found" in await kubectl.run("get", "wd", "-l", "app=other")
     assert "demo" in await kubectl.run("get", "wd", "-A", "--field-selector", "metadata.name=demo")
-    said = await kubectl.run("get", "wd", "absent", code=1)
-    assert said == 'Error from server (NotFound): widgets.check.llmkube.dev "absent" not found\n'
+    output = await kubectl.run("get", "wd", "absent", code=1)
+    assert output == 'Error from server (NotFound): widgets.check.llmkube.dev "absent" not found\n'
     assert "Active" in await kubectl.run("get", "namespaces")
     assert "No resources found" in await kubectl.run("get", "events")
 
 
 async def test_describe_and_explain(kubectl):
-    """Describe shows spec and events of both kinds of kinds; explain knows the CRD's fields."""
+    """Describe shows spec and events of custom and built-in kinds; explain knows the CRD's fields."""
     await kubectl.apply(3)
     shown = await kubectl.run("describe", "wd", "demo")
     assert re.search(r"Size: +3", shown)
@@ -147,7 +144,7 @@ async def test_describe_and_explain(kubectl):
 
 
 async def test_watching_with_get(kubectl):
-    """`get -w` shows what is there and each change as a row."""
+    """`get -w` shows the object and each change as a row."""
     await kubectl.apply(3)
     async with in_background(kubectl, "get", "wd", "demo", "-w") as next_line:
         assert (await next_line()).split() == ["NAME", "SIZE"]
@@ -157,7 +154,7 @@ async def test_watching_with_get(kubectl):
 
 
 async def test_patches_labels_and_scale(kubectl):
-    """The four ways to change a field, and what a wrong one says."""
+    """The four ways to change a field, and the error for a wrong value."""
     await kubectl.apply(3)
     await kubectl.run("patch", "wd", "demo", "--type=merge", "-p", '{"spec":{"size":4}}')
     operation = '[{"op":"replace","path":"/spec/size","value":5}]'
@@ -170,8 +167,8 @@ async def test_patches_labels_and_scale(kubectl):
     fields = "jsonpath={.spec.size} {.spec.replicas} {.metadata.labels.tier}"
     shown = await kubectl.run("get", "wd", "demo", "-o", fields)
     assert shown == "5 3 web"
-    said = await kubectl.run("patch", "wd", "demo", "--type=merge", "-p", '{"spec":{"size":99}}', code=1)
-    assert "spec.size in body should be less than or equal to 10" in said
+    output = await kubectl.run("patch", "wd", "demo", "--type=merge", "-p", '{"spec":{"size":99}}', code=1)
+    assert "spec.size in body should be less than or equal to 10" in output
 
 
 async def test_edit(kubectl):
@@ -183,12 +180,12 @@ async def test_edit(kubectl):
 
 
 async def test_wait(kubectl):
-    """Waiting for a condition, a field and a deletion ends when it comes true."""
+    """Waiting for a condition, a field and a deletion ends when it occurs."""
     await kubectl.apply(3)
     crd = "crd/widgets.check.llmkube.dev"
     assert "condition met" in await kubectl.run("wait", "--for=condition=established", crd, "--timeout=30s")
     async with trio.open_nursery() as nursery:
-        if kubectl.minor >= 23:  # --for=jsonpath is that young
+        if kubectl.minor >= 23:  # the first with --for=jsonpath
             waiting = ("wait", "wd/demo", "--for=jsonpath={.spec.size}=6", "--timeout=30s")
             nursery.start_soon(partial(kubectl.run, *waiting))
         await kubectl.run("patch", "wd", "demo", "--type=merge", "-p", '{"spec":{"size":6}}')
@@ -211,7 +208,7 @@ async def test_delete_in_every_way(kubectl):
 
 
 async def test_validation_before_the_server_sees_it(kubectl):
-    """A misspelt field is refused, by the client's schema or by the server."""
+    """A misspelt field is refused, by the client or by the server."""
     manifest = "apiVersion: check.llmkube.dev/v1\nkind: Widget\nmetadata: {name: x}\nspec: {size: 1, colur: red}\n"
     assert 'unknown field "' in await kubectl.run("apply", "-f", "-", stdin=manifest, code=1)
 
@@ -229,8 +226,8 @@ async def test_creating_without_a_file(kubectl):
     assert (await kubectl.run("auth", "can-i", "create", "services")).endswith("yes\n")
 
 
-async def test_what_there_is(kubectl):
-    """api-resources and api-versions list built-in kinds and the CRD's."""
+async def test_api_resources_and_versions(kubectl):
+    """Both list built-in kinds and the CRD's."""
     shown = await kubectl.run("api-resources")
     for plural in ("configmaps", "endpointslices", "leases", "widgets"):
         assert plural in shown

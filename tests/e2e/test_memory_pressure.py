@@ -1,4 +1,4 @@
-"""Real memory in a control group that has little of it: what is seen, who has to go, who stays, and who comes back."""
+"""Real memory pressure in a control group: which engine is evicted, which one stays, and which one returns."""
 
 import json
 import shlex
@@ -17,7 +17,6 @@ from e2e.control_groups import ControlGroup, open_control_group
 from e2e.one_machine import open_up_with, served
 from e2e.separate_programs import REAL_ENGINE, chat
 from e2e.up_process import ANSWER, fake_engine
-from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.supervisor.host.this_machine import footprints_here
 from waiting import until
 
@@ -29,14 +28,14 @@ WATCH = """
 import json, trio
 from llmkube.supervisor.host.this_machine import open_host_memory
 
-async def tell(memory):
+async def report(memory):
     while True:
         await memory.wait_change()
         print(json.dumps({"woken": True}), flush=True)
 
 async def main():
     async with open_host_memory() as memory, trio.open_nursery() as nursery:
-        nursery.start_soon(tell, memory)
+        nursery.start_soon(report, memory)
         while True:
             sample = await memory.sample()
             figures = {"total": sample.total_bytes, "available": sample.available_bytes, "why": sample.why}
@@ -45,10 +44,10 @@ async def main():
 
 trio.run(main)
 """
-"""What the agent sees, as lines of JSON."""
+"""Prints the agent's memory samples as lines of JSON."""
 
 HOLD = "import sys, time; held = bytearray(b'x') * int(sys.argv[1]); print('holding', flush=True); time.sleep(600)"
-"""Another program, which takes memory and keeps it."""
+"""Another program, which holds memory."""
 
 THRASH = """
 import mmap, os, sys
@@ -61,7 +60,7 @@ with open(sys.argv[1], "w+b") as file:
         while True:
             touched = sum(mapped[at] for at in range(0, len(mapped), mmap.PAGESIZE))
 """
-"""Reads a file that does not fit, again and again: an engine whose weights the kernel keeps dropping."""
+"""Reads a file that exceeds the memory repeatedly, like an engine whose weights the kernel keeps dropping."""
 
 
 @attrs.define(eq=False)
@@ -72,7 +71,7 @@ class Program:
     _rest: bytes = b""
 
     async def line(self) -> str:
-        """Return the next one."""
+        """Return the next line."""
         while b"\n" not in self._rest:
             chunk = await self.process.stdout.receive_some()
             assert chunk, f"ended with {await self.process.wait()}"
@@ -82,13 +81,13 @@ class Program:
 
     async def until(self, condition: Callable[[dict], bool]) -> dict:
         """Return the next line of JSON for which the condition holds."""
-        while not condition(said := json.loads(await self.line())):
+        while not condition(line := json.loads(await self.line())):
             pass
-        return said
+        return line
 
     async def until_level(self, level: str) -> dict:
         """Return the next sample with this level."""
-        return await self.until(lambda said: said.get("level") == level)
+        return await self.until(lambda line: line.get("level") == level)
 
 
 @asynccontextmanager
@@ -104,34 +103,34 @@ async def open_in(group: ControlGroup, code: str, *args: object) -> AsyncIterato
             process.kill()
 
 
-async def test_the_group_is_the_host():
-    """A program in a group sees its limit as the total, CRITICAL when little of it is left, and NORMAL after that."""
+async def test_the_groups_limit_is_the_hosts_memory():
+    """A program in a group reads its limit as the total, CRITICAL when little is left, and NORMAL afterwards."""
     with open_control_group("signals", 512 * MIB) as group:
         async with open_in(group, WATCH) as watch:
             first = await watch.until_level("NORMAL")
             assert first["total"] == 512 * MIB
-            async with open_in(group, HOLD, group.room.available_bytes - 20 * MIB) as other:
+            async with open_in(group, HOLD, group.headroom.available_bytes - 20 * MIB) as other:
                 assert await other.line() == "holding"
                 short = await watch.until_level("CRITICAL")
                 assert 0 <= short["available"] < 0.05 * 512 * MIB
                 assert "of 512.0 MiB left" in short["why"]
-            await watch.until(lambda said: said.get("available", 0) > first["available"] - 16 * MIB)
+            await watch.until(lambda line: line.get("available", 0) > first["available"] - 16 * MIB)
 
 
 @pytest.mark.ci
 async def test_the_kernel_wakes_the_agent(tmp_path):
-    """Programs that wait for memory wake the watcher without a look, and what they have mapped is not available."""
+    """Memory stalls wake the watcher between its samples, and mapped pages are not available memory."""
     with open_control_group("stalls", 160 * MIB) as group:
         async with open_in(group, WATCH) as watch:
             await watch.until_level("NORMAL")
             async with open_in(group, THRASH, tmp_path / "weights", 300) as other:
                 assert await other.line() == "thrashing"
-                await watch.until(lambda said: "woken" in said)
+                await watch.until(lambda line: "woken" in line)
                 await watch.until_level("CRITICAL")
 
 
 def heavy_engine(folder):
-    """A real llama-server with a child that holds what a larger model would: 300 MiB for `low`, 200 MiB else."""
+    """Write a real engine whose child holds a larger model's memory: 300 MiB for `low`, 200 MiB otherwise."""
     hold = f"{shlex.quote(sys.executable)} -c {shlex.quote(HOLD)}"
     script = f'mib=200; for a; do [ "$a" = low ] && mib=300; done\n{hold} $((mib << 20)) &\nexec {REAL_ENGINE} "$@"'
     return fake_engine(folder, script)
@@ -142,19 +141,19 @@ def low_priority():
 
 
 def holds(engine: psutil.Process) -> int:
-    """What an engine and its child hold, in bytes."""
+    """Return the bytes that an engine and its child hold."""
     return footprints_here([engine.pid])[engine.pid]
 
 
 async def keep_asking(gateway: str, answers: list[str]) -> None:
-    """Ask the demo all the time; anything else than an answer fails the test."""
+    """Query the demo continuously; anything but an answer fails the test."""
     while True:
         answers.append(await chat(gateway))
 
 
 @pytest.mark.ci
-async def test_the_right_one_goes_and_returns(tmp_path):
-    """Another program takes the memory: `low` has to go, `demo` answers all the while, and `low` returns after it."""
+async def test_the_low_priority_engine_is_evicted_and_returns(tmp_path):
+    """`demo` answers while another program holds the memory, and `low` returns after it has exited."""
     program = heavy_engine(tmp_path)
     args = ("--llama-server", program, "--eviction-return-seconds", "2")
     with open_control_group("eviction", 1536 * MIB) as group:
@@ -165,15 +164,13 @@ async def test_the_right_one_goes_and_returns(tmp_path):
             await until(lambda: holds(demo) >= 200 * MIB and holds(low) >= 300 * MIB)
             async with trio.open_nursery() as clients:
                 clients.start_soon(keep_asking, up.gateway, answers)
-                async with open_in(group, HOLD, group.room.available_bytes - 30 * MIB) as other:
+                async with open_in(group, HOLD, group.headroom.available_bytes - 30 * MIB) as other:
                     assert await other.line() == "holding"
-                    told = await up.wait_condition(
-                        InferenceService, "low", "MemoryPressure", lambda found: found.reason == "Evicted"
-                    )
-                    assert told.status == "True"
-                    assert "of 1.5 GiB left" in told.message
+                    evicted = await up.wait_service("low", "MemoryPressure", lambda found: found.reason == "Evicted")
+                    assert evicted.status == "True"
+                    assert "of 1.5 GiB left" in evicted.message
                     await until(lambda: not low.is_running())
-                    await until(lambda: group.room.available_bytes > 250 * MIB)  # its child has gone as well
+                    await until(lambda: group.headroom.available_bytes > 250 * MIB)  # its child has exited as well
                     await up.wait_loaded("low", "Evicted")
                 await up.wait_loaded("low", "Loaded")
                 before = len(answers)

@@ -1,4 +1,4 @@
-"""What goes wrong gets a reason and the engine's own words, and costs nobody else anything."""
+"""Failures get a reason and the engine's own message, and affect no other service."""
 
 import os
 import re
@@ -14,7 +14,6 @@ from e2e.one_machine import open_up_with, served
 from e2e.separate_programs import REAL_ENGINE, chat
 from e2e.up_process import ANSWER, fake_engine, run_program
 from llmkube.base.http.client import open_http_client
-from llmkube.base.http.message import Headers
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
@@ -23,11 +22,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 
 
 async def test_an_engine_that_exits_at_once(tmp_path):
-    """The condition quotes the engine, attempts get rarer, and the service beside it keeps its process."""
+    """The condition quotes the engine, restarts back off, and the other service keeps its process."""
     last_words = "llama_model_load: error: no kernel image is available"
-    program = fake_engine(
-        tmp_path, f'for a; do [ "$a" = bad ] && {{ echo "{last_words}"; exit 3; }}; done\nexec {REAL_ENGINE} "$@"'
-    )
+    script = f'for a; do [ "$a" = bad ] && {{ echo "{last_words}"; exit 3; }}; done\nexec {REAL_ENGINE} "$@"'
+    program = fake_engine(tmp_path, script)
     async with open_up_with(tmp_path, "--llama-server", program, documents=[served("bad")]) as up:
         await up.wait_loaded("demo", "Loaded")
         demo = up.engine("demo")
@@ -42,9 +40,8 @@ async def test_an_engine_that_exits_at_once(tmp_path):
         failed = await up.wait_condition(InferenceService, "bad", "Degraded", lambda found: found.status == "True")
         assert last_words in failed.message
         async with open_http_client() as http:
-            answer = await http.request(
-                "POST", f"{up.gateway}/v1/completions", headers=Headers.of({}), body=b'{"model": "bad", "prompt": "x"}'
-            )
+            body = b'{"model": "bad", "prompt": "x"}'
+            answer = await http.request("POST", f"{up.gateway}/v1/completions", body=body)
         assert answer.status == 503
         assert answer.headers.get("Retry-After")
         assert await chat(up.gateway) == ANSWER
@@ -52,7 +49,7 @@ async def test_an_engine_that_exits_at_once(tmp_path):
 
 
 async def test_files_that_are_no_models(tmp_path):
-    """A file that is no GGUF is told as a missing one, a truncated GGUF as that; a mended one is served at once."""
+    """A file that is no GGUF looks missing, a truncated GGUF is NotGGUF, and a repaired file is served at once."""
     good = files("llmkube.weights").joinpath("builtin/demo.gguf").read_bytes()
     (tmp_path / "page").write_text("<html>Not found</html>")
     (tmp_path / "foreign").write_text("a letter to my aunt")
@@ -75,10 +72,10 @@ async def test_files_that_are_no_models(tmp_path):
     documents = [served(name, f"{tmp_path}/{name}") for name in expected]
     async with open_up_with(tmp_path, documents=documents) as up:
         for name, (reason, words) in expected.items():
-            told = await up.wait_condition(Model, name, "Fetched", lambda found: found.status == "False")
-            assert (told.reason, words in told.message) == (reason, True), told
+            condition = await up.wait_condition(Model, name, "Fetched", lambda found: found.status == "False")
+            assert (condition.reason, words in condition.message) == (reason, True), condition
             loaded = await up.wait_loaded(name, reason)
-            assert loaded.message == told.message
+            assert loaded.message == condition.message
         await up.wait_loaded("demo", "Loaded")
         assert await chat(up.gateway) == ANSWER
         (tmp_path / "truncated").write_bytes(good)
@@ -86,8 +83,8 @@ async def test_files_that_are_no_models(tmp_path):
         assert await chat(up.gateway, "truncated") == ANSWER
 
 
-async def test_a_bad_edit_leaves_the_engine_alone(tmp_path):
-    """An extraArgs that overrides --port is Accepted=False by its name; the same process answers on; mending mends."""
+async def test_a_bad_edit_does_not_restart_the_engine(tmp_path):
+    """An extraArgs with --port is Accepted=False by name, the same process answers, and a valid edit is accepted."""
     async with open_up_with(tmp_path) as up:
         await up.wait_loaded("demo", "Loaded")
         engine, key = up.engine("demo"), Key("default", "demo")
@@ -103,7 +100,7 @@ async def test_a_bad_edit_leaves_the_engine_alone(tmp_path):
         assert up.engine("demo") == engine
         await up.client.patch(InferenceService, key, {"spec": {"extraArgs": ["--threads=1"]}})
         await accepted(lambda found: found.status == "True")
-        assert up.engine("demo") == engine  # the plan is the one that runs
+        assert up.engine("demo") == engine  # the running plan is unchanged
         assert await chat(up.gateway) == ANSWER
 
 
@@ -115,8 +112,8 @@ async def test_an_engine_program_that_vanishes(tmp_path):
         await up.wait_loaded("demo", "Loaded")
         program.unlink()
         up.engine("demo").kill()
-        told = await up.wait_loaded("demo", "EngineNotFound")
-        assert f"no llama-server at {program} (No such file or directory)" in told.message
+        condition = await up.wait_loaded("demo", "EngineNotFound")
+        assert f"no llama-server at {program} (No such file or directory)" in condition.message
         Path(away).rename(program)
         await up.wait_loaded("demo", "Loaded")
         assert await chat(up.gateway) == ANSWER
@@ -124,7 +121,7 @@ async def test_an_engine_program_that_vanishes(tmp_path):
 
 @pytest.mark.skipif(shutil.which("ollama") is not None, reason="this machine has an Ollama")
 async def test_a_service_of_ollama_without_an_ollama(tmp_path):
-    """`deploy` ends with what brings an Ollama to the host, and advises no llama-server."""
+    """The error of `deploy` names how to install Ollama, and not llama-server."""
     async with open_up_with(tmp_path) as up:
         deploy = ("deploy", "poet", "--source", "builtin://demo", "--runtime", "ollama")
         code, _, err = await run_program(tmp_path, *deploy, kubeconfig=up.state / "kubeconfig")
@@ -140,9 +137,8 @@ async def test_a_llama_server_that_is_not_there(tmp_path, program):
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(KUBECONFIG)
     missing = tmp_path / "llama-server"
-    code, out, err = await run_program(
-        tmp_path, program, "--llama-server", str(missing), "--state-dir", str(tmp_path / "state"), kubeconfig=kubeconfig
-    )
+    flags = ("--llama-server", str(missing), "--state-dir", str(tmp_path / "state"))
+    code, out, err = await run_program(tmp_path, program, *flags, kubeconfig=kubeconfig)
     words = f"Error: --llama-server: {missing} does not exist; specify the path of a llama-server program\n"
     assert (code, out, err) == (1, "", words)
 
@@ -156,9 +152,8 @@ async def test_a_taken_port_of_the_separate_programs(tmp_path, program):
         other.bind(("127.0.0.1", 0))
         other.listen()
         number = str(other.getsockname()[1])
-        code, _, err = await run_program(
-            tmp_path, program, "--port", number, "--state-dir", str(tmp_path / "state"), kubeconfig=kubeconfig
-        )
+        flags = ("--port", number, "--state-dir", str(tmp_path / "state"))
+        code, _, err = await run_program(tmp_path, program, *flags, kubeconfig=kubeconfig)
     assert code == 1
     words = f"Error: --port: cannot listen on 127.0.0.1:{number}: another program listens there"
     assert [line for line in err.splitlines() if line.startswith(words)], err

@@ -1,7 +1,7 @@
-"""`mlx_lm.server` as an engine of `llmkube up`, on the processor: a folder of two random layers, made here.
+"""`mlx_lm.server` as an engine of `llmkube up`, on the CPU: a folder with two random layers, made here.
 
-The real one is run where `LLMKUBE_TEST_MLX_SERVER` names the program, or PATH has one: `pip install mlx-lm 'mlx[cpu]'`
-on Linux. A stand-in, `mlx_lm_program`, is run everywhere.
+The real server runs where `LLMKUBE_TEST_MLX_SERVER` names the program, or PATH has one: `pip install mlx-lm 'mlx[cpu]'`
+on Linux. A fake one, `mlx_lm_program`, runs everywhere.
 """
 
 import json
@@ -22,7 +22,6 @@ from free_ports import free_port
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import HttpError
 from llmkube.base.http.message import Headers
-from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.programs import mlx_entry
 from mlx_folder import whole_folder
 
@@ -30,17 +29,11 @@ SERVER = os.environ.get("LLMKUBE_TEST_MLX_SERVER") or shutil.which("mlx_lm.serve
 
 pytestmark = pytest.mark.e2e
 
-REAL = pytest.param(
-    SERVER,
-    marks=[
-        pytest.mark.ci,
-        pytest.mark.skipif(SERVER is None, reason="no mlx_lm.server: pip install mlx-lm 'mlx[cpu]'"),
-    ],
-    id="real",
-)
+NEEDS_SERVER = pytest.mark.skipif(SERVER is None, reason="no mlx_lm.server: pip install mlx-lm 'mlx[cpu]'")
+REAL = pytest.param(SERVER, marks=[pytest.mark.ci, NEEDS_SERVER], id="real")
 
 
-@pytest.fixture(params=[pytest.param(None, id="stand-in"), REAL])
+@pytest.fixture(params=[pytest.param(None, id="fake"), REAL])
 def server(request, tmp_path):
     """The path of an `mlx_lm.server`."""
     return request.param or str(mlx_lm_program.install(tmp_path / "python"))
@@ -65,20 +58,15 @@ async def first_key(path):
 
 async def statuses(url, headers):
     body = json.dumps({"model": "x", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}).encode()
+    asked = (("GET", "/v1/models", b""), ("GET", "/metrics", b""), ("POST", "/v1/chat/completions", body))
     async with open_http_client() as http:
-        return [
-            (await http.request(method, url + path, headers=headers, body=sent)).status
-            for method, path, sent in (
-                ("GET", "/v1/models", b""),
-                ("GET", "/metrics", b""),
-                ("POST", "/v1/chat/completions", body),
-            )
-        ]
+        send = partial(http.request, headers=headers)
+        return [(await send(method, url + path, body=sent)).status for method, path, sent in asked]
 
 
 @pytest.mark.ci
-async def test_a_folder_is_served_and_its_port_asks_for_a_key(server, tmp_path):
-    """The gateway answers with the folder's model; a stranger at the engine's port gets 401; nothing stays."""
+async def test_a_folder_is_served_and_its_port_requires_a_key(server, tmp_path):
+    """The gateway answers with the model, the engine's port requires a key, and a killed engine is restarted."""
     whole_folder(tmp_path / "tiny")
     flags = ("--mlx-server", server)
     async with open_up_with(tmp_path, *flags, documents=documents("tiny", tmp_path / "tiny")) as up:
@@ -104,20 +92,20 @@ async def test_a_folder_is_served_and_its_port_asks_for_a_key(server, tmp_path):
 
 
 @pytest.mark.ci
-async def test_a_folder_that_cannot_be_loaded_is_told_with_the_servers_words(server, tmp_path):
-    """An architecture that mlx_lm does not know ends the attempt with its own words, and not after a stall."""
+async def test_a_folder_that_cannot_be_loaded_is_reported_with_the_servers_message(server, tmp_path):
+    """An architecture that mlx_lm does not know ends the attempt with the server's message, not after a stall."""
     folder = whole_folder(tmp_path / "odd")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "of_tomorrow"}))
     async with open_up_with(tmp_path, "--mlx-server", server, documents=documents("odd", folder)) as up:
-        told = await up.wait_condition(InferenceService, "odd", "Loaded", lambda found: "of_tomorrow" in found.message)
-        assert "it cannot load or run the model" in told.message
-        assert "check the Model's spec.source" in told.message
+        failed = await up.wait_service("odd", "Loaded", lambda found: "of_tomorrow" in found.message)
+        assert "it cannot load or run the model" in failed.message
+        assert "check the Model's spec.source" in failed.message
 
 
 @asynccontextmanager
 async def open_entry(tmp_path, *ours, changed=("", "")):
-    """Run `mlx_entry` by the stand-in's Python before a folder; yields the process, its URL and what it has said."""
+    """Run `mlx_entry` by the fake's Python on a folder; yield the process, its URL and its log."""
     python = mlx_lm_program.install(tmp_path / "python").parent / "python"
     (module,) = (tmp_path / "python").glob("lib/*/*/mlx_lm/server.py")
     module.write_text(module.read_text().replace(*changed))
@@ -135,13 +123,13 @@ async def open_entry(tmp_path, *ours, changed=("", "")):
 
 
 async def answer(url, body=b""):
-    """What is answered to a POST of the body, or to a GET."""
+    """Return the response to a POST of the body, or to a GET."""
     async with open_http_client() as http:
         return await http.request("POST" if body else "GET", url, headers=Headers.of({}), body=body)
 
 
-async def test_without_a_file_of_keys_everybody_is_answered_by_the_one_model(tmp_path):
-    """What a question names beside the model that was loaded is not loaded for it; its tokens are counted."""
+async def test_without_a_key_file_the_one_model_answers_every_request(tmp_path):
+    """Another model, adapter or draft that a request names is not loaded; its tokens are counted."""
 
     async def status():
         assert process.returncode is None, log.read_text()
@@ -153,23 +141,23 @@ async def test_without_a_file_of_keys_everybody_is_answered_by_the_one_model(tmp
     asked = json.dumps({"model": "/etc", "adapters": "/adapters", "draft_model": "org/draft"}).encode()
     async with open_entry(tmp_path) as (process, url, log):
         await eventually(status, lambda found: found == 200)
-        said = json.loads((await answer(f"{url}/v1/chat/completions", asked)).body)
-        assert said["choices"][0]["message"]["content"] == f"{tmp_path}/tiny None default_model"
+        reply = json.loads((await answer(f"{url}/v1/chat/completions", asked)).body)
+        assert reply["choices"][0]["message"]["content"] == f"{tmp_path}/tiny None default_model"
         assert b"\nllmkube:tokens_predicted_total 3\n" in (await answer(f"{url}/metrics")).body
         assert json.loads((await answer(f"{url}/v1/models")).body)["data"][0]["id"] == "tiny"
 
 
 @pytest.mark.parametrize(
-    ("keys", "changed", "said"),
+    ("keys", "changed", "message"),
     [
         ("", ("", ""), "the key file is empty: no key would be required"),
         ("key", ("def generation_available", "def is_alive"), "it has no ResponseGenerator.generation_available"),
     ],
 )
-async def test_nothing_is_served_unguarded(tmp_path, keys, changed, said):
-    """A file without keys, and an mlx_lm that the entry does not fit, end it with the reason before it listens."""
+async def test_nothing_is_served_unguarded(tmp_path, keys, changed, message):
+    """With an empty key file or an incompatible mlx_lm, the entry exits with the reason before it listens."""
     (tmp_path / "keys").write_text(keys)
     async with open_entry(tmp_path, "--llmkube-keys", tmp_path / "keys", changed=changed) as (process, _, log):
         assert await process.wait() == 1
-        assert said in log.read_text()
+        assert message in log.read_text()
         assert "Starting httpd" not in log.read_text()

@@ -1,4 +1,4 @@
-"""What a user reads where what was asked for and what is are two things: `deploy`, `status`, `list`, the gateway."""
+"""Reports of `deploy`, `status`, `list` and the gateway where the requested and the actual state differ."""
 
 import json
 import socket
@@ -16,7 +16,7 @@ OTHER_DIGEST = "ab" * 32
 
 
 async def settled(run, words, *command):
-    """Return the output of a command as soon as it has these words, however they are aligned."""
+    """Return the output of a command once it has these words, however they are aligned."""
     out = ""
     with trio.move_on_after(60):
         while words not in " ".join((out := (await run(*command))[1]).split()):  # noqa: ASYNC110
@@ -25,16 +25,16 @@ async def settled(run, words, *command):
     return out
 
 
-async def test_a_context_beyond_the_trained_one_is_told_everywhere(tmp_path):
-    """`deploy`, `status`, `list -o wide` and /v1/models name the 512 tokens that there are, not those asked for."""
+async def test_a_context_beyond_the_trained_one_is_reported_everywhere(tmp_path):
+    """`deploy`, `status`, `list -o wide` and /v1/models name the 512 tokens in effect, not those requested."""
     async with open_machine(tmp_path) as (up, run):
         _, gateway, _ = await up.urls()
         code, _, err = await run(*DEPLOY, "--context-size", "2097152")
-        said = "have no effect on this machine: spec.contextSize beyond 512 (the model was trained for 512 tokens)"
-        assert (code, said in err) == (0, True), err
+        ignored = "have no effect on this machine: spec.contextSize beyond 512 (the model was trained for 512 tokens)"
+        assert (code, ignored in err) == (0, True), err
         status = (await run("status", "demo"))[1]
         assert "llamacpp, 512 tokens of context (2097152 requested)" in status
-        assert said in status
+        assert ignored in status
         assert "SpecHonoured    False   FieldsIgnored" in status
         assert "2097152" not in (await run("list", "isvc", "-o", "wide"))[1]
         async with open_http_client() as http:
@@ -42,8 +42,8 @@ async def test_a_context_beyond_the_trained_one_is_told_everywhere(tmp_path):
         assert [(model["id"], model["meta"]["n_ctx"]) for model in listed] == [("demo", 512)]
 
 
-async def test_a_refused_edit_is_told_with_what_serves_on(tmp_path):
-    """A field, a digest and a budget that cannot be: each edit is told as refused, and the model answers on."""
+async def test_a_refused_edit_is_reported_with_the_spec_that_serves(tmp_path):
+    """A wrong field, digest or budget is reported as a refused edit, and the model keeps answering."""
     async with open_machine(tmp_path) as (_, run):
         assert (await run(*DEPLOY))[0] == 0
         code, _, err = await run(*DEPLOY, "--runtime", "vllm")
@@ -72,8 +72,8 @@ async def test_a_refused_edit_is_told_with_what_serves_on(tmp_path):
         assert (await run("chat", "demo", "Hi"))[0] == 0
 
 
-async def test_what_can_never_fit_fails_at_once_with_what_would_help(tmp_path):
-    """A budget below what the model needs is a failure with both figures and the ways out, not a wait."""
+async def test_a_model_that_can_never_fit_fails_at_once_with_a_fix(tmp_path):
+    """A budget below what the model needs is a failure with both figures and a fix, not a wait."""
     async with open_machine(tmp_path) as (_, run):
         code, _, err = await run(*DEPLOY, "--memory-budget", "8Mi")
         assert (code, "cannot be served: ExceedsMemory: needs " in err) == (1, True), err
@@ -83,15 +83,14 @@ async def test_what_can_never_fit_fails_at_once_with_what_would_help(tmp_path):
         assert (await run(*DEPLOY, "--memory-budget", "1Gi"))[0] == 0
 
 
-async def test_a_server_that_does_not_answer_is_waited_for_by_name_and_since_when(tmp_path):
-    """`deploy`, `status` and `up` say for what it waits and since when, and nothing of a time that is left."""
-    with socket.socket() as silent:  # bound, and nobody listens: every connection is refused
+async def test_a_wait_for_a_silent_server_is_reported_with_its_name_and_start(tmp_path):
+    """`deploy`, `status` and `up` name the server and the start of the wait, and no time that is left."""
+    with socket.socket() as silent:  # bound but not listening: every connection is refused
         silent.bind(("127.0.0.1", 0))
         origin = f"127.0.0.1:{silent.getsockname()[1]}"
         async with open_machine(tmp_path) as (up, run):
-            code, _, err = await run(
-                "deploy", "far", "--source", f"http://{origin}/m.gguf", "--accelerator", "cpu", "--timeout", "4"
-            )
+            source = ("--source", f"http://{origin}/m.gguf", "--accelerator", "cpu")
+            code, _, err = await run("deploy", "far", *source, "--timeout", "4")
             assert (code, "waiting since 20" in err, " left" in err) == (4, True, False), err
             status = await settled(run, "progress waiting since 20", "status", "far")
             assert origin in status.partition("waiting since ")[2].splitlines()[0]
@@ -100,8 +99,8 @@ async def test_a_server_that_does_not_answer_is_waited_for_by_name_and_since_whe
             await up.wait_for("out", r"default/far: Pending \(Fetching\): waiting since 20\S+Z: ")
 
 
-async def test_the_next_deploy_begins_with_words_of_its_own(tmp_path):
-    """Neither a missing file nor a flag that ended the engine is told by the deploy that mends it."""
+async def test_the_next_deploy_does_not_repeat_the_last_failure(tmp_path):
+    """The deploy that fixes a missing file or a wrong flag does not report it."""
     async with open_machine(tmp_path) as (_, run):
         missing = ("deploy", "demo", "--source", f"{tmp_path}/none.gguf", "--accelerator", "cpu")
         for broken, reason in ((missing, "FileNotFound"), ((*DEPLOY, "--extra-arg=--no-such-flag"), "no-such-flag")):

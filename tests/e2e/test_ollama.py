@@ -1,23 +1,22 @@
-"""Ollama's real server, on a CPU, with the demo model: loaded, asked, unloaded, and what a killed one leaves.
+"""Ollama's real server, on a CPU, with the demo model: load, chat, unload, and a killed server.
 
-Its program is built first, from Go and C++, which takes minutes: `make soak` runs these tests.
+Its program is built from Go and C++ first, which takes minutes: `make soak` runs these tests.
 """
 
 import json
 import os
 import signal
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import psutil
 import pytest
 import trio
 
-import llmkube.weights
 from e2e import ollama_program
 from e2e.daemon_lab import end, ready, running, running_engine
 from e2e.up_process import open_machine
 from free_ports import free_port
+from gguf_corpus import DEMO
 from go_programs import BuildError
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import HttpError
@@ -26,14 +25,13 @@ from llmkube.programs.daemon_engine.processes import kind_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.soak]
 
-DEMO = Path(llmkube.weights.__file__).parent / "builtin" / "demo.gguf"
 ASK = json.dumps({"model": "demo", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}).encode()
 LOAD_SECONDS = 180
 
 
 @pytest.fixture(scope="module")
 def ollama():
-    """Its program."""
+    """Ollama's program."""
     try:
         return ollama_program.program()
     except BuildError as error:
@@ -50,13 +48,13 @@ def environ(tmp_path):
 
 
 def engine(ollama, environ, tmp_path):
-    """An engine of ours, with its key; and a way to ask it."""
+    """Run one of our engines, as `running_engine` does."""
     flags = ("--ollama", ollama, "--model", DEMO, "--ctx-size", 512, "--n-gpu-layers", 0)
     return running_engine(front, "demo", *flags, environ=environ, folder=tmp_path)
 
 
 def runners(folder):
-    """The processes of Ollama that hold a model of a store in this folder."""
+    """Return the processes of Ollama that hold a model of a store in this folder."""
     found = []
     for each in psutil.process_iter(["pid", "cmdline"]):
         argv = tuple(each.info["cmdline"] or ())
@@ -66,7 +64,7 @@ def runners(folder):
 
 
 async def server_answers(environ):
-    """Whether an Ollama answers at this test's address."""
+    """Return whether an Ollama answers at this test's address."""
     async with open_http_client() as http:
         try:
             return (await http.request("GET", f"http://{environ['OLLAMA_HOST']}/api/version")).status == 200
@@ -75,31 +73,30 @@ async def server_answers(environ):
 
 
 async def test_without_a_server_one_is_started_and_ends_with_the_engine(ollama, environ, tmp_path):
-    """Loaded, asked with and without its key, ended by TERM: no process and no server is left."""
+    """It answers, and after SIGTERM no process and no server is left."""
     async with engine(ollama, environ, tmp_path) as (process, ask, log):
         await ready(ask, log, LOAD_SECONDS)
         assert len(runners(tmp_path)) == 1
         answer = await ask("POST", "/v1/chat/completions", ASK)
-        said = json.loads(answer.body)
+        reply = json.loads(answer.body)
         assert answer.status == 200, answer
-        assert said["model"] == "demo"
-        assert said["choices"][0]["message"]["content"]
+        assert reply["model"] == "demo"
+        assert reply["choices"][0]["message"]["content"]
         assert b"llamacpp:requests_processing 0" in (await ask("GET", "/metrics")).body
         await end(process, log)
         assert "the model is unloaded, and its process is gone" in log.read_text()
         assert runners(tmp_path) == []
-    assert not [
-        one for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get("HOME") == environ["HOME"]
-    ]
+    home = environ["HOME"]
+    assert not [one for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get("HOME") == home]
 
 
 async def test_a_server_that_runs_is_borrowed_and_stays(ollama, environ, tmp_path):
-    """It is upgraded by its owner meanwhile: killed with its model, and started again; then the engine ends."""
+    """Its owner restarts it meanwhile, and the engine loads the model again; then the engine exits."""
     log = tmp_path / "server.log"
-    async with engine_beside(ollama, environ, tmp_path, log) as (server, process, ask, engine_log):
+    async with engine_with_server(ollama, environ, tmp_path, log) as (server, process, ask, engine_log):
         await ready(ask, engine_log, LOAD_SECONDS)
         [runner] = runners(tmp_path)
-        server.terminate()  # TERM takes its models along
+        server.terminate()  # SIGTERM ends its models as well
         await server.wait()
         async with running(ollama, "serve", environ=environ, log=log):
             with trio.fail_after(LOAD_SECONDS):
@@ -112,10 +109,10 @@ async def test_a_server_that_runs_is_borrowed_and_stays(ollama, environ, tmp_pat
             assert await server_answers(environ)
 
 
-async def test_what_a_killed_server_leaves_is_told_and_not_doubled(ollama, environ, tmp_path):
-    """Its process holds the memory on: no second copy is loaded beside it, and the engine says whom to end."""
+async def test_a_model_that_a_killed_server_left_is_reported_and_not_loaded_twice(ollama, environ, tmp_path):
+    """Its process still holds the memory, so the engine exits and names the process to kill."""
     log = tmp_path / "server.log"
-    async with engine_beside(ollama, environ, tmp_path, log) as (server, process, ask, engine_log):
+    async with engine_with_server(ollama, environ, tmp_path, log) as (server, process, ask, engine_log):
         await ready(ask, engine_log, LOAD_SECONDS)
         [runner] = runners(tmp_path)
         server.kill()
@@ -133,7 +130,7 @@ async def test_what_a_killed_server_leaves_is_told_and_not_doubled(ollama, envir
 
 
 async def test_the_agent_serves_a_model_on_ollama(ollama, tmp_path):
-    """From `deploy` to an answer of the gateway, with the name of the service; `delete` gives the memory back."""
+    """From `deploy` to an answer of the gateway, with the name of the service; `delete` releases the memory."""
     async with open_machine(tmp_path, "--ollama", str(ollama)) as (up, run):
         _, gateway, _ = await up.urls()
         code, _, err = await run("deploy", "demo", "--source", "builtin://demo", "--runtime", "ollama")
@@ -152,13 +149,13 @@ async def test_the_agent_serves_a_model_on_ollama(ollama, tmp_path):
         up.process.send_signal(signal.SIGINT)
         with trio.fail_after(60):
             await up.process.wait()
-    home = str(tmp_path)  # of `llmkube up`, and of what it has started
+    home = str(tmp_path)  # of `llmkube up` and its children
     assert not [one for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get("HOME") == home]
 
 
 @asynccontextmanager
-async def engine_beside(ollama, environ, tmp_path, log):
-    """An engine that finds a server."""
+async def engine_with_server(ollama, environ, tmp_path, log):
+    """Run a server, and an engine that finds it."""
     async with running(ollama, "serve", environ=environ, log=log) as server:
         with trio.fail_after(60):
             while not await server_answers(environ):  # noqa: ASYNC110 - of other programs

@@ -1,4 +1,4 @@
-"""The real agent before an Ollama that a script plays: what is pulled, adopted and given back as agents are killed."""
+"""The real agent with a scripted Ollama: models are pulled, adopted and released while agents are killed."""
 
 import json
 from contextlib import asynccontextmanager
@@ -28,10 +28,10 @@ class Host:
     """A cluster with one host, on which an Ollama runs.
 
     Attributes:
-        cluster: Its API server and controller.
+        cluster: The API server and controller.
         daemon: The Ollama.
-        port: Where it listens.
-        address: Where the host is reached.
+        port: The port of the daemon.
+        address: The address of the host.
     """
 
     cluster: object
@@ -40,7 +40,7 @@ class Host:
     address: str
 
     def open_agent(self, version="0.17.4"):
-        """Run an agent; the program of Ollama is of this version."""
+        """Run an agent; Ollama's program reports this version."""
         program = self.cluster.folder / f"ollama-{version}"
         program.write_text(f'#!/bin/sh\necho "ollama version is {version}"\n')
         program.chmod(0o755)
@@ -49,7 +49,7 @@ class Host:
         return self.cluster.open_agent(self.address, *flags, prefix=prefix)
 
     async def apply(self):
-        """Have a model of Ollama's library served."""
+        """Apply a model of Ollama's library and its service."""
         specs = {
             Model: {"source": "ollama://tiny", "hardware": {"accelerator": "cpu"}},
             InferenceService: {"modelRef": DEMO.name, "runtime": "ollama", "contextSize": 512},
@@ -60,7 +60,7 @@ class Host:
             await self.cluster.client.apply(kind, {**manifest, "spec": spec}, field_manager="user")
 
     async def engine(self):
-        """What the service says of its engine."""
+        """Return the engine in the service's status."""
         return str((await self.cluster.client.get(InferenceService, DEMO)).status.engine)
 
 
@@ -72,21 +72,21 @@ async def open_host(tmp_path):
 
     async def handle(exchange):
         if not fake.answers:
-            raise ConnectionResetError  # as if nobody listened: the connection is closed without an answer
+            raise ConnectionResetError  # like a closed port: the connection ends without an answer
         await fake.handle(exchange)
 
     async with open_cluster(tmp_path) as cluster, trio.open_nursery() as nursery:
         await nursery.start(partial(run_server, handle, [listener]))
         yield Host(cluster, fake, port, own_address())
-        nursery.cancel_scope.cancel(reason="the play is over")
+        nursery.cancel_scope.cancel(reason="the test is over")
 
 
 async def test_a_killed_agent_loses_no_answer_of_ollama(tmp_path):
-    """Pulled once, served; the next agent takes the same front over, ready throughout, and says what was started."""
+    """The model is pulled once; the next agent adopts the front, which is ready throughout."""
     async with open_host(tmp_path) as host, host.open_agent() as agent:
         await host.apply()
         await host.cluster.wait_ready()
-        assert await eventually(host.engine, lambda told: told != "None") == "ollama 0.17.4 (gguf)"
+        assert await eventually(host.engine, lambda state: state != "None") == "ollama 0.17.4 (gguf)"
         front, (_, _, port) = host.cluster.engine(), await host.cluster.slice()
         async with host.cluster.open_slices() as seen, asking(f"http://{host.address}:{port}") as (answers, clients):
             await until(lambda: len(answers) > 5)
@@ -98,10 +98,10 @@ async def test_a_killed_agent_loses_no_answer_of_ollama(tmp_path):
                 assert (line["pid"], line["port"]) == (front.pid, port)
                 count = len(answers)
                 await until(lambda: len(answers) > count + 5)
-                clients.cancel(reason="none of them may outlive the engine")
+                clients.cancel(reason="no client may outlive the engine")
                 assert {json.loads(answer.body)["model"] for answer in answers} == {DEMO.name}
                 await until(lambda: logs(successor, "started inference service"))
-                assert await eventually(host.engine, lambda told: told != "None") == "ollama 0.17.4 (gguf)"
+                assert await eventually(host.engine, lambda state: state != "None") == "ollama 0.17.4 (gguf)"
                 assert not any(not ready for ready, _, _ in seen), seen
                 assert host.daemon.calls.count("/api/pull") == 1
                 assert host.daemon.calls.count("/api/generate") <= loads + 1  # a renewal
@@ -112,20 +112,20 @@ async def test_a_killed_agent_loses_no_answer_of_ollama(tmp_path):
 
 
 async def test_the_status_has_the_build_that_serves_now(tmp_path):
-    """Its Ollama is upgraded below the front, once before and once after another agent has taken the front over."""
+    """Ollama is upgraded below the front, once before and once after another agent has adopted it."""
     async with open_host(tmp_path) as host, host.open_agent() as agent:
         await host.apply()
         await host.cluster.wait_ready()
         front = host.cluster.engine()
-        assert await eventually(host.engine, lambda told: told != "None") == "ollama 0.17.4 (gguf)"
-        host.daemon.start("0.18.0")  # whatever serves there now knows the model, and has it loaded
-        await eventually(host.engine, lambda told: told == "ollama 0.18.0 (gguf)")
+        assert await eventually(host.engine, lambda state: state != "None") == "ollama 0.17.4 (gguf)"
+        host.daemon.start("0.18.0")  # the new version has the model loaded
+        await eventually(host.engine, lambda state: state == "ollama 0.18.0 (gguf)")
         await kill(agent)
         async with host.open_agent() as successor:
             await until(lambda: logs(successor, "started inference service"))
-            assert await eventually(host.engine, lambda told: told != "None") == "ollama 0.18.0 (gguf)"
+            assert await eventually(host.engine, lambda state: state != "None") == "ollama 0.18.0 (gguf)"
             host.daemon.start("0.19.0")
-            await eventually(host.engine, lambda told: told == "ollama 0.19.0 (gguf)")
+            await eventually(host.engine, lambda state: state == "ollama 0.19.0 (gguf)")
             served = await host.cluster.client.get(InferenceService, DEMO)
             (loaded,) = [each.message for each in served.status.conditions if each.type == "Loaded"]
             assert loaded == "the model is loaded; ollama is now 0.19.0 (was 0.18.0)"
@@ -133,26 +133,26 @@ async def test_the_status_has_the_build_that_serves_now(tmp_path):
             assert len(host.daemon.held) == 1
 
 
-async def test_what_happened_while_no_agent_ran_is_told_by_the_next(tmp_path):
-    """Its Ollama has gone meanwhile: the front is adopted, and published when it has its model again."""
+async def test_an_ollama_that_stopped_while_no_agent_ran_is_noticed(tmp_path):
+    """The next agent adopts the front, and publishes it when it has its model again."""
     async with open_host(tmp_path) as host, host.open_agent() as agent:
         await host.apply()
         await host.cluster.wait_ready()
         front = host.cluster.engine()
         await kill(agent)
         host.daemon.stop()
-        await trio.sleep(6.0)  # a look of the front
+        await trio.sleep(6.0)  # the front checks its daemon meanwhile
         async with host.open_agent() as successor:
             await until(lambda: logs(successor, "adopted inference service"))
-            await eventually(host.cluster.slice, lambda told: not told[0])
+            await eventually(host.cluster.slice, lambda state: not state[0])
             host.daemon.start()
-            await eventually(host.cluster.slice, lambda told: told[0])
+            await eventually(host.cluster.slice, lambda state: state[0])
             assert host.cluster.engine() == front
             assert len(host.daemon.held) == 1
 
 
 async def test_a_killed_front_is_replaced_without_a_second_copy(tmp_path):
-    """The new one finds what the killed one has left in Ollama, and goes on with it."""
+    """The new front adopts the model that the killed one has left in Ollama."""
     async with open_host(tmp_path) as host, host.open_agent():
         await host.apply()
         await host.cluster.wait_ready()
@@ -160,7 +160,7 @@ async def test_a_killed_front_is_replaced_without_a_second_copy(tmp_path):
         front.kill()
         await until(lambda: not front.is_running())
         await until(lambda: engines_in(tmp_path))
-        await eventually(host.engine, lambda told: told == "ollama 0.17.4 (gguf)")
+        await eventually(host.engine, lambda state: state == "ollama 0.17.4 (gguf)")
         assert host.cluster.engine() != front
         assert len(host.daemon.held) == 1
         assert host.daemon.calls.count("/api/pull") == 1

@@ -1,6 +1,6 @@
-"""The engine for oMLX as a process, with an oMLX as a process: loaded, asked, unloaded, lied to, killed.
+"""The engine for oMLX as a process, with an oMLX as a process: load, chat, unload, false reports and kills.
 
-oMLX runs on Macs alone: `omlx_program` plays it, by the API that its sources document, and holds real memory.
+oMLX runs only on Macs: `omlx_program` has the API that its sources document, and holds real memory.
 """
 
 import json
@@ -30,7 +30,7 @@ READY_SECONDS = 60
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder of models, with one in it."""
+    """The folder of a model, in a folder of models."""
     model = tmp_path / "models" / "tiny-4bit"
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")
@@ -45,18 +45,18 @@ def environ(tmp_path):
 
 
 def engine(folder, environ, tmp_path, *further):
-    """An engine of ours, with its key; and a way to ask it."""
+    """Run one of our engines, as `running_engine` does."""
     flags = ("--omlx", omlx_program.install(tmp_path), "--model", folder, "--ctx-size", 512, *further)
     return running_engine(front, "tiny", *flags, environ=environ, folder=tmp_path)
 
 
 @asynccontextmanager
 async def owners(folder, environ, tmp_path, key=""):
-    """An oMLX that the host's owner runs."""
+    """Run an oMLX as the host's owner."""
     log = tmp_path / "owners.log"
-    its = environ | ({"OMLX_API_KEY": key} if key else {})
+    own = environ | ({"OMLX_API_KEY": key} if key else {})
     argv = (omlx_program.install(tmp_path), "serve", "--model-dir", folder.parent, "--port", environ["OMLX_PORT"])
-    async with running(*argv, environ=its, log=log) as process:
+    async with running(*argv, environ=own, log=log) as process:
         with trio.fail_after(READY_SECONDS):
             while not await answers(environ):  # noqa: ASYNC110 - another program
                 await trio.sleep(0.1)
@@ -64,7 +64,7 @@ async def owners(folder, environ, tmp_path, key=""):
 
 
 async def answers(environ):
-    """Whether an oMLX answers at this test's port."""
+    """Return whether an oMLX answers at this test's port."""
     async with open_http_client() as http:
         try:
             return (await http.request("GET", f"http://127.0.0.1:{environ['OMLX_PORT']}/health")).status == 200
@@ -73,7 +73,7 @@ async def answers(environ):
 
 
 def servers_below(folder):
-    """The processes of an oMLX that serves models below a folder."""
+    """Return the processes of an oMLX that serves models below a folder."""
     found = []
     for each in psutil.process_iter(["pid", "cmdline"]):
         words = each.info["cmdline"] or ()
@@ -83,7 +83,7 @@ def servers_below(folder):
 
 
 async def test_without_an_omlx_one_is_started_and_ends_with_the_engine(folder, environ, tmp_path):
-    """Loaded, asked with and without its key, ended by TERM: no process is left, and no file of it."""
+    """It answers, and after SIGTERM no process and no file of it is left."""
     async with engine(folder, environ, tmp_path) as (process, ask, log):
         await ready(ask, log)
         [server] = servers_below(tmp_path)
@@ -103,7 +103,7 @@ async def test_without_an_omlx_one_is_started_and_ends_with_the_engine(folder, e
 
 @pytest.mark.ci
 async def test_what_a_killed_engine_has_left_is_removed_by_the_next(folder, environ, tmp_path):
-    """Its oMLX is ended by the agent, here by the test; the folder of a live engine and the model itself stay."""
+    """The agent kills its oMLX, as the test does here; the folder of a live engine and the model itself stay."""
     others = tmp_path / "others"
     others.mkdir()
     async with engine(folder, environ, others) as (neighbour, other, others_log):
@@ -132,12 +132,12 @@ async def test_what_a_killed_engine_has_left_is_removed_by_the_next(folder, envi
     assert servers_below(tmp_path) == []
 
 
-async def test_one_that_runs_is_borrowed_with_its_key_and_stays(folder, environ, tmp_path):
-    """It is killed and started again by its owner meanwhile; then the engine ends, and its memory is back."""
+async def test_a_running_omlx_is_borrowed_with_its_key_and_stays(folder, environ, tmp_path):
+    """Its owner kills and restarts it meanwhile; then the engine exits, and its memory is released."""
     key = tmp_path / "owners-key"
     key.write_text(f"{OWNERS_KEY}\n")
     environ["LLMKUBE_OMLX_KEY_FILE"] = str(key)
-    async with engine_beside(folder, environ, tmp_path) as (server, process, ask, log):
+    async with engine_with_owners(folder, environ, tmp_path) as (server, process, ask, log):
         await ready(ask, log)
         assert footprints_here([server.pid])[server.pid] > omlx_program.SIZE
         server.kill()
@@ -155,36 +155,36 @@ async def test_one_that_runs_is_borrowed_with_its_key_and_stays(folder, environ,
 
 
 @pytest.mark.ci
-async def test_what_a_killed_engine_has_left_is_unloaded_alone(folder, environ, tmp_path):
-    """By the same command line, which serves nothing; beside an engine that uses the model it leaves it loaded."""
+async def test_what_a_killed_engine_has_left_is_unloaded(folder, environ, tmp_path):
+    """By the same command line with a flag; the model stays loaded while another engine uses it."""
     environ[OWNER_VARIABLE] = str(tmp_path)
-    async with engine_beside(folder, environ, tmp_path, key="") as (server, killed, ask, log):
+    async with engine_with_owners(folder, environ, tmp_path, key="") as (server, killed, ask, log):
         await ready(ask, log)
         killed.kill()
         await killed.wait()
         async with engine(folder, environ, tmp_path) as (another, ask_it, its_log):
             await ready(ask_it, its_log)
-            await unloads(folder, environ, tmp_path)
+            await unload_left(folder, environ, tmp_path)
             assert footprints_here([server.pid])[server.pid] > omlx_program.SIZE
             another.kill()
             await another.wait()
         assert footprints_here([server.pid])[server.pid] > omlx_program.SIZE
-        await unloads(folder, environ, tmp_path)
+        await unload_left(folder, environ, tmp_path)
         assert footprints_here([server.pid])[server.pid] < omlx_program.SIZE
         assert await answers(environ)
 
 
-async def unloads(folder, environ, tmp_path):
-    """Have unloaded what is left."""
+async def unload_left(folder, environ, tmp_path):
+    """Unload what is left."""
     async with engine(folder, environ, tmp_path, UNLOAD_LEFT) as (process, _, log):
         with trio.fail_after(60):
             assert await process.wait() == 0, log.read_text()
 
 
 @pytest.mark.ci
-async def test_memory_that_a_borrowed_one_keeps_is_told(folder, environ, tmp_path):
-    """It says that the model is unloaded, and its process holds as much as before: the engine ends with 1."""
-    async with engine_beside(folder, environ, tmp_path, key="") as (server, process, ask, log):
+async def test_memory_that_a_borrowed_omlx_keeps_is_reported(folder, environ, tmp_path):
+    """It reports the model as unloaded, but its process holds as much as before, so the engine exits with 1."""
+    async with engine_with_owners(folder, environ, tmp_path, key="") as (server, process, ask, log):
         await ready(ask, log)
         (tmp_path / "lies").touch()
         await end(process, log, code=1)
@@ -193,8 +193,8 @@ async def test_memory_that_a_borrowed_one_keeps_is_told(folder, environ, tmp_pat
 
 
 @pytest.mark.ci
-async def test_beside_one_that_lacks_the_model_one_of_our_own_serves_it(folder, environ, tmp_path):
-    """Which one, and what would have it used, is in the log."""
+async def test_our_own_omlx_serves_a_model_that_the_owners_lacks(folder, environ, tmp_path):
+    """The log names how to have the owner's oMLX used."""
     other = tmp_path / "others" / "another"
     other.mkdir(parents=True)
     async with owners(other, environ, tmp_path) as server, engine(folder, environ, tmp_path) as (process, ask, log):
@@ -206,7 +206,7 @@ async def test_beside_one_that_lacks_the_model_one_of_our_own_serves_it(folder, 
 
 
 @asynccontextmanager
-async def engine_beside(folder, environ, tmp_path, key=OWNERS_KEY):
-    """An engine that finds an oMLX."""
+async def engine_with_owners(folder, environ, tmp_path, key=OWNERS_KEY):
+    """Run an oMLX, and an engine that finds it."""
     async with owners(folder, environ, tmp_path, key) as server, engine(folder, environ, tmp_path) as found:
         yield server, *found

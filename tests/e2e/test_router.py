@@ -1,4 +1,4 @@
-"""`llmkube router -f` as its users meet it: the guide's manifest, the official client, a real llama.cpp, a provider."""
+"""`llmkube router -f` with the guide's manifest, the official client, a real llama.cpp and a provider."""
 
 import json
 import re
@@ -45,7 +45,7 @@ spec:
 
 @pytest.mark.ci
 async def test_the_guides_router_with_the_official_client(tmp_path, client_packages):
-    """Plain, streaming, tools, errors and timeouts need nothing but the address; pii stays here or gets 503."""
+    """Plain, streaming, tools, errors and timeouts need nothing but the address; pii stays local or gets 503."""
     asked, port = [], free_port()
     audit = tmp_path / "audit.log"
     async with trio.open_nursery() as nursery:
@@ -57,7 +57,7 @@ async def test_the_guides_router_with_the_official_client(tmp_path, client_packa
             url, admin, program = router.url, router.admin, router.program
             async with open_engine(tmp_path, port):
                 script = Path(__file__).with_name("router_clients.py")
-                said = await run_clients(tmp_path, client_packages, script, url, QUESTION)
+                got = await run_clients(tmp_path, client_packages, script, url, QUESTION)
                 before = len(asked)
                 private = await chat(http, url, "pii")
                 assert (private.status, ANSWER in private.body.decode()) == (200, True)
@@ -70,14 +70,14 @@ async def test_the_guides_router_with_the_official_client(tmp_path, client_packa
             argv = Path(f"/proc/{program.process.pid}/cmdline")
             shown = argv.read_bytes().decode() if argv.exists() else ""
         nursery.cancel_scope.cancel()
-    assert (said["plain"].strip(), said["streaming"].strip()) == (ANSWER, ANSWER)
-    assert (said["cloud"], said["cloud streaming"]) == ("from the cloud", "from the cloud")
-    assert said["tools"] == ["weather", {"city": "Rome"}]
-    assert said["models"] == ["local-mac", "cloud"]
-    assert said["broken"][0] == "APIError"
-    assert "Timeout" in said["timeout"][0]
-    assert said["url"][0] == "BadRequestError"
-    assert said["embeddings"][0] in {"InternalServerError", "BadRequestError", "APIStatusError"}
+    assert (got["plain"].strip(), got["streaming"].strip()) == (ANSWER, ANSWER)
+    assert (got["cloud"], got["cloud streaming"]) == ("from the cloud", "from the cloud")
+    assert got["tools"] == ["weather", {"city": "Rome"}]
+    assert got["models"] == ["local-mac", "cloud"]
+    assert got["broken"][0] == "APIError"
+    assert "Timeout" in got["timeout"][0]
+    assert got["url"][0] == "BadRequestError"
+    assert got["embeddings"][0] in {"InternalServerError", "BadRequestError", "APIStatusError"}
     assert all(lines.get("authorization") == f"Bearer {CANARY}" for lines, _ in asked)
     written = audit.read_text()
     for place, text in {"log": program.err + program.out, "audit": written, "metrics": metrics, "argv": shown}.items():

@@ -1,4 +1,4 @@
-"""Budgets of `llmkube router -f`: over SIGKILLs, whoever kills it gets nothing twice; two of it have one count."""
+"""Budgets of `llmkube router -f`: a SIGKILL admits no request twice, and two programs share one budget."""
 
 import json
 
@@ -27,11 +27,11 @@ spec:
 """
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 100}).encode()
 MOST = len(BODY) + 100
-"""What each request reserves."""
+"""Tokens that each request reserves."""
 
 
 async def test_a_kill_admits_nothing_twice(tmp_path):
-    """Killed again and again in the middle of requests, the router sends no more of them than its budget holds."""
+    """Killed repeatedly during requests, the router never sends more than its budget allows."""
     asked, reached = [], trio.Event()
 
     async def silent(exchange):
@@ -73,7 +73,7 @@ async def test_a_kill_admits_nothing_twice(tmp_path):
 
 
 async def test_a_damaged_file_is_named_and_the_router_does_not_start(tmp_path):
-    """It says what to do; the file is left as it is."""
+    """The error names the budgets; the file is not changed."""
     file = tmp_path / "state" / "router-budgets" / "default.limited.db"
     file.parent.mkdir(mode=0o700, parents=True)
     file.parents[1].chmod(0o700)
@@ -86,7 +86,7 @@ async def test_a_damaged_file_is_named_and_the_router_does_not_start(tmp_path):
 
 
 async def test_two_programs_share_one_budget(tmp_path):
-    """Kept by a real redis-server: what one of them has taken the other does not send."""
+    """With a real redis-server, tokens that one router has used are not available to the other."""
     asked, password = [], tmp_path / "password"
     password.write_text(PASSWORD)
 
@@ -111,8 +111,8 @@ async def test_two_programs_share_one_budget(tmp_path):
             open_http_client() as http,
         ):
             routers = (one, other)
-            said = [await http.request("POST", f"{each.url}/v1/chat/completions", body=BODY) for each in routers]
+            answers = [await http.request("POST", f"{each.url}/v1/chat/completions", body=BODY) for each in routers]
         nursery.cancel_scope.cancel()
-    assert [each.status for each in said] == [200, 429]
-    assert b"budget hour has no room" in said[1].body
+    assert [each.status for each in answers] == [200, 429]
+    assert b"budget hour has no room" in answers[1].body
     assert len(asked) == 1

@@ -43,25 +43,25 @@ LENGTHS = "(100004 tokens) exceeds the available context size (512 tokens)"
 USAGE = {"input_tokens": 3, "output_tokens": 5}
 
 
-def encoded(**said):
-    return f"event: {said['type']}\ndata: {json.dumps(said)}\n\n".encode()
+def encoded(**event):
+    return f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()
 
 
 async def open_claude(nursery, asked):
-    """A provider that answers like Anthropic's, and notes what it is asked."""
+    """Serve a provider that answers like Anthropic's and records its requests; return its port."""
 
     async def answer(exchange):
         body = json.loads(exchange.body)
         asked.append((exchange.head.path, exchange.head.lines, body))
         blocks = [CALL] if body.get("tools") else [{"type": "text", "text": "from claude"}]
         reason = "tool_use" if body.get("tools") else "end_turn"
-        said = {"id": "msg_1", "type": "message", "role": "assistant", "model": body["model"], "stop_sequence": None,
-                "content": blocks, "stop_reason": reason, "usage": USAGE}  # fmt: skip
+        reply = {"id": "msg_1", "type": "message", "role": "assistant", "model": body["model"], "stop_sequence": None,
+                 "content": blocks, "stop_reason": reason, "usage": USAGE}  # fmt: skip
         if not body.get("stream"):
-            await exchange.respond(Response.json(200, said))
+            await exchange.respond(Response.json(200, reply))
             return
         async with exchange.stream(200, Headers.of({"Content-Type": "text/event-stream"})) as send:
-            await send(encoded(type="message_start", message=said | {"content": [], "stop_reason": None}))
+            await send(encoded(type="message_start", message=reply | {"content": [], "stop_reason": None}))
             await send(encoded(type="ping"))
             empty = {"text": ""} if "text" in blocks[0] else {"input": {}}
             await send(encoded(type="content_block_start", index=0, content_block=blocks[0] | empty))
@@ -82,7 +82,7 @@ async def open_claude(nursery, asked):
 @pytest.mark.ci
 @pytest.mark.parametrize("script", ["router_dialect_clients.py", "router_responses_clients.py"])
 async def test_clients_of_every_dialect_at_one_router(tmp_path, client_packages, script):
-    """Plain, streaming, tools and their results, errors, lists: each client gets what it knows, whoever answers."""
+    """Plain, streaming, tools and their results, errors, lists: each client gets its own dialect from any backend."""
     asked, asked_of_claude, port = [], [], free_port()
     options = {"keys": {"backends/cloud": "sk-openai", "backends/claude": "sk-ant"}, "services": {"demo": port}}
     async with trio.open_nursery() as nursery:
@@ -91,15 +91,15 @@ async def test_clients_of_every_dialect_at_one_router(tmp_path, client_packages,
         manifest = manifest.replace("ANTHROPIC", f'"http://127.0.0.1:{claude}/v1"')
         async with open_router(tmp_path, manifest, **options) as router, open_engine(tmp_path, port):
             words = (Path(__file__).with_name(script), router.url, QUESTION)
-            said = await run_clients(tmp_path, client_packages, *words)
+            got = await run_clients(tmp_path, client_packages, *words)
         nursery.cancel_scope.cancel()
     if script == "router_responses_clients.py":
-        judge_responses(said)
+        check_responses(got)
     else:
-        judge_anthropic(said["anthropic"])
-        judge_openai(said["openai"])
-        judge_litellm(said["litellm"])
-        judge_ollama(said["ollama"])
+        check_anthropic(got["anthropic"])
+        check_openai(got["openai"])
+        check_litellm(got["litellm"])
+        check_ollama(got["ollama"])
     assert not any("a secret" in json.dumps(body) for _, body in asked)
     assert all(lines.get("authorization") == "Bearer sk-openai" for lines, _ in asked)
     for path, lines, _ in asked_of_claude:
@@ -108,61 +108,61 @@ async def test_clients_of_every_dialect_at_one_router(tmp_path, client_packages,
         assert "authorization" not in lines
 
 
-def judge_anthropic(said):
-    assert (said["plain"].strip(), said["streaming"].strip()) == (ANSWER, ANSWER)
-    assert said["final"] == ["end_turn", True, True]
-    assert said["tokens"] > 0
+def check_anthropic(got):
+    assert (got["plain"].strip(), got["streaming"].strip()) == (ANSWER, ANSWER)
+    assert got["final"] == ["end_turn", True, True]
+    assert got["tokens"] > 0
     for model, words in (("gpt-5", "from the cloud"), ("claude-opus", "from claude")):
-        assert said[f"{model} tools"] == ["weather", {"city": "Rome"}] * 2
-        assert said[f"{model} answers"] == words
-    assert said["too long"][0] == "BadRequestError"
-    assert LENGTHS in said["too long"][1]
-    assert said["unsupported"][0] == "BadRequestError"
-    assert "tools[0].type" in said["unsupported"][1]
-    assert said["broken"][0] in {"APIStatusError", "InternalServerError", "APIError"}
+        assert got[f"{model} tools"] == ["weather", {"city": "Rome"}] * 2
+        assert got[f"{model} answers"] == words
+    assert got["too long"][0] == "BadRequestError"
+    assert LENGTHS in got["too long"][1]
+    assert got["unsupported"][0] == "BadRequestError"
+    assert "tools[0].type" in got["unsupported"][1]
+    assert got["broken"][0] in {"APIStatusError", "InternalServerError", "APIError"}
 
 
-def judge_openai(said):
-    assert (said["plain"], said["streaming"], said["answers"]) == ("from claude",) * 3
-    assert said["usage"] == [3, 5]
-    assert said["tools"] == ["tool_calls", "weather", {"city": "Rome"}, {"city": "Rome"}]
-    assert said["unsupported"][0] == "BadRequestError"
-    assert said["too long"][0] == "BadRequestError"
-    assert LENGTHS in said["too long"][1]
-    assert said["broken"][0] == "APIError"
+def check_openai(got):
+    assert (got["plain"], got["streaming"], got["answers"]) == ("from claude",) * 3
+    assert got["usage"] == [3, 5]
+    assert got["tools"] == ["tool_calls", "weather", {"city": "Rome"}, {"city": "Rome"}]
+    assert got["unsupported"][0] == "BadRequestError"
+    assert got["too long"][0] == "BadRequestError"
+    assert LENGTHS in got["too long"][1]
+    assert got["broken"][0] == "APIError"
 
 
-def judge_litellm(said):
-    from_claude = said.pop("chat")
-    assert (from_claude, {text.strip() for text in said.values()}) == ("from claude", {ANSWER})
+def check_litellm(got):
+    from_claude = got.pop("chat")
+    assert (from_claude, {text.strip() for text in got.values()}) == ("from claude", {ANSWER})
 
 
-def judge_responses(said):
-    assert (said["plain"].strip(), said["streaming"].strip(), said["numbers"]) == (ANSWER, ANSWER, True)
-    assert said["kinds"] == ["response.created", "response.in_progress", "response.completed"]
-    assert said["final"] == [said["plain"], "completed", True, True]
-    assert said["continued"] == ["incomplete", True, True]
-    assert (said["cut"], said["retrieved"]) == ("max_output_tokens", True)
-    assert said["items"] == ["user", "assistant", "user"]
+def check_responses(got):
+    assert (got["plain"].strip(), got["streaming"].strip(), got["numbers"]) == (ANSWER, ANSWER, True)
+    assert got["kinds"] == ["response.created", "response.in_progress", "response.completed"]
+    assert got["final"] == [got["plain"], "completed", True, True]
+    assert got["continued"] == ["incomplete", True, True]
+    assert (got["cut"], got["retrieved"]) == ("max_output_tokens", True)
+    assert got["items"] == ["user", "assistant", "user"]
     for model, words in (("gpt-5", "from the cloud"), ("claude-opus", "from claude")):
-        assert said[f"{model} tools"] == ["weather", {"city": "Rome"}] * 2
-        assert said[f"{model} answers"] == said[f"{model} without state"] == words
-    assert said["deleted"][0] == said["unknown"][0] == "NotFoundError"
-    assert "memory of the router that created them" in said["unknown"][1]
-    assert said["unsupported"][0] == said["too long"][0] == "BadRequestError"
-    assert "tools[0].type is 'web_search'" in said["unsupported"][1]
-    assert LENGTHS in said["too long"][1]
-    assert said["broken"][0] == "APIError"
-    assert said["pii"] == ["local-mac", "cloud"]  # the same model, with and without such a history
+        assert got[f"{model} tools"] == ["weather", {"city": "Rome"}] * 2
+        assert got[f"{model} answers"] == got[f"{model} without state"] == words
+    assert got["deleted"][0] == got["unknown"][0] == "NotFoundError"
+    assert "memory of the router that created them" in got["unknown"][1]
+    assert got["unsupported"][0] == got["too long"][0] == "BadRequestError"
+    assert "tools[0].type is 'web_search'" in got["unsupported"][1]
+    assert LENGTHS in got["too long"][1]
+    assert got["broken"][0] == "APIError"
+    assert got["pii"] == ["local-mac", "cloud"]  # the same model, with and without such a history
 
 
-def judge_ollama(said):
-    assert {said[each].strip() for each in ("plain", "streaming", "generate")} == {ANSWER}
-    assert said["last"] == [True, "stop", True, True]
-    assert said["tools"] == ["weather", {"city": "Rome"}]
-    assert said["answers"] == "from claude"
-    assert said["list"] == ["local-mac", "gpt-5", "claude-opus"]
-    assert said["running"] == ["local-mac"]
-    assert said["show"] == ["completion"]
-    assert said["embed"][0] == said["unknown"][0] == said["too long"][0] == said["broken"][0] == "ResponseError"
-    assert LENGTHS in said["too long"][1]
+def check_ollama(got):
+    assert {got[each].strip() for each in ("plain", "streaming", "generate")} == {ANSWER}
+    assert got["last"] == [True, "stop", True, True]
+    assert got["tools"] == ["weather", {"city": "Rome"}]
+    assert got["answers"] == "from claude"
+    assert got["list"] == ["local-mac", "gpt-5", "claude-opus"]
+    assert got["running"] == ["local-mac"]
+    assert got["show"] == ["completion"]
+    assert got["embed"][0] == got["unknown"][0] == got["too long"][0] == got["broken"][0] == "ResponseError"
+    assert LENGTHS in got["too long"][1]

@@ -1,4 +1,4 @@
-"""A router in front of real engines: one that is stopped is left, one that reads a long prompt is not."""
+"""A router in front of real engines: a stopped one is skipped, one that reads a long prompt is not."""
 
 import contextlib
 import json
@@ -37,7 +37,7 @@ LONG = 65536
 
 
 def long_model(folder):
-    """The demo's model, which may be asked for more than it was trained for: what it answers means nothing."""
+    """Return the demo's model with a longer trained context: its answers mean nothing."""
     data, key = DEMO.read_bytes(), b"llama.context_length"
     at = data.index(key) + len(key)
     kind, trained = struct.unpack("<II", data[at : at + 8])
@@ -49,7 +49,7 @@ def long_model(folder):
 
 @contextlib.asynccontextmanager
 async def open_two(folder, **first):
-    """A router over two engines; yields what asks it, its status and its audit log."""
+    """Run a router over two engines; yield one engine and functions for requests, status, audit log and metrics."""
     ports = {"one": free_port(), "two": free_port()}
     audit = folder / "audit.log"
     for name in ports:
@@ -63,16 +63,16 @@ async def open_two(folder, **first):
 
         async def ask(prompt, **more):
             body = json.dumps({"model": "m", "prompt": prompt, "max_tokens": 1} | more).encode()
-            said = await http.request("POST", f"{router.url}/v1/completions", body=body)
-            assert said.status == 200, said.body
-            return said.headers.get("x-llmkube-backend"), json.loads(said.body)
+            answer = await http.request("POST", f"{router.url}/v1/completions", body=body)
+            assert answer.status == 200, answer.body
+            return answer.headers.get("x-llmkube-backend"), json.loads(answer.body)
 
         async def states():
-            said = json.loads((await http.request("GET", f"{router.admin}/backends")).body)["backends"]
-            return {each["name"]: each["message"] for each in said}
+            answer = json.loads((await http.request("GET", f"{router.admin}/backends")).body)["backends"]
+            return {each["name"]: each["message"] for each in answer}
 
         async def attempts(requests):
-            """What was tried for each of so many requests: a line is written when its client has the answer."""
+            """Return the attempts of this many requests; a line is written when its client has the answer."""
             while True:
                 lines = [json.loads(line) for line in audit.read_text().splitlines()]
                 decided = [line for line in lines if line["kind"] == "decision"]
@@ -81,17 +81,17 @@ async def open_two(folder, **first):
                 await trio.sleep(0.1)
 
         async def metric(name):
-            """The value of a series without labels; None while it has none."""
-            said = (await http.request("GET", f"{router.admin}/metrics")).body.decode()
-            found = re.search(rf"^{name} (\S+)$", said, re.MULTILINE)
+            """Return the value of a series without labels, or None."""
+            answer = (await http.request("GET", f"{router.admin}/metrics")).body.decode()
+            found = re.search(rf"^{name} (\S+)$", answer, re.MULTILINE)
             return float(found[1]) if found else None
 
         yield process, ask, states, attempts, metric
 
 
 @pytest.mark.ci
-async def test_a_stopped_engine_is_left_and_comes_back(tmp_path):
-    """SIGSTOP: the next permitted engine answers, no request is sent to the first until SIGCONT, and then one is."""
+async def test_a_stopped_engine_is_skipped_and_comes_back(tmp_path):
+    """After SIGSTOP the next permitted engine answers, and the first gets no request until SIGCONT."""
     async with open_two(tmp_path) as (engine, ask, states, attempts, _):
         with trio.fail_after(120):
             assert (await ask("hello"))[0] == "one"
@@ -117,38 +117,38 @@ async def test_a_stopped_engine_is_left_and_comes_back(tmp_path):
 
 
 @pytest.mark.ci
-async def test_an_engine_that_reads_a_long_prompt_is_not_left(tmp_path):
-    """On one thread it reads for longer than a frozen one is waited for, and answers."""
+async def test_an_engine_that_reads_a_long_prompt_is_not_skipped(tmp_path):
+    """On one thread it reads for longer than the timeout of a frozen engine, and answers."""
     flags = ("--ctx-size", str(LONG), "-b", "512", "-t", "1", "--parallel", "1")
     async with open_two(tmp_path, model=long_model(tmp_path), flags=flags) as (_, ask, _, attempts, _):
         with trio.fail_after(600):
-            name, said = await ask("hello world " * 600)
+            name, answer = await ask("hello world " * 600)
             assert name == "one"
-            assert said["usage"]["prompt_tokens"] > 7000
+            assert answer["usage"]["prompt_tokens"] > 7000
             found = await attempts(1)
     assert found == [[("one", "answered")]]
-    if said["timings"]["prompt_ms"] < 9000:
-        pytest.skip("this machine reads 7,000 tokens on one thread before a frozen engine would be left")
+    if answer["timings"]["prompt_ms"] < 9000:
+        pytest.skip("this machine reads 7,000 tokens on one thread before a frozen engine would be skipped")
 
 
 @pytest.mark.ci
 async def test_the_use_of_the_kv_cache_is_the_engines_own(tmp_path):
-    """Nothing before it was asked, a part while it writes, 0 when it is idle, nothing when it is gone."""
+    """Absent before a request, a fraction while the engine writes, 0 when it is idle, absent when it has exited."""
     flags = ("--ctx-size", str(LONG), "-t", "1", "--parallel", "1")
     async with open_two(tmp_path, model=long_model(tmp_path), flags=flags) as (engine, ask, _, _, metric):
         with trio.fail_after(300):
             assert await metric("vllm:kv_cache_usage_perc") is None
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(partial(ask, "hello", max_tokens=60_000, ignore_eos=True))
-                assert 0 < await shown(metric, lambda use: use) < 1
+                assert 0 < await wait_usage(metric, lambda use: use) < 1
                 nursery.cancel_scope.cancel()
-            await shown(metric, lambda use: use == 0)
+            await wait_usage(metric, lambda use: use == 0)
             engine.kill()
-            await shown(metric, lambda use: use is None)
+            await wait_usage(metric, lambda use: use is None)
 
 
-async def shown(metric, holds):
-    """Wait until the figure is such, and return it."""
+async def wait_usage(metric, holds):
+    """Wait until the usage is accepted; return it."""
     while True:
         if holds(use := await metric("vllm:kv_cache_usage_perc")):
             return use

@@ -1,4 +1,4 @@
-"""`llmkube router -f` with the keys of an issuer in a file, and the official client with a token for its API key."""
+"""`llmkube router -f` with the keys of an issuer in a file, and the official client with a token as its API key."""
 
 import json
 import time
@@ -41,11 +41,11 @@ import openai
 def outcome(token, model="cloud"):
     client = openai.OpenAI(base_url=sys.argv[1] + "/v1", api_key=token, max_retries=0)
     try:
-        said = client.chat.completions.create(model=model, messages=[{"role": "user", "content": "hi"}])
+        answer = client.chat.completions.create(model=model, messages=[{"role": "user", "content": "hi"}])
     except openai.APIStatusError as error:
         return [error.status_code, error.code]
     pieces = client.chat.completions.create(model=model, messages=[{"role": "user", "content": "hi"}], stream=True)
-    return [said.choices[0].message.content, "".join(each.choices[0].delta.content or "" for each in pieces)]
+    return [answer.choices[0].message.content, "".join(each.choices[0].delta.content or "" for each in pieces)]
 
 tokens = json.load(sys.stdin)
 print(json.dumps({name: outcome(*asked) for name, asked in tokens.items()}))
@@ -58,7 +58,7 @@ def fresh(name="rsa-1", algorithm="RS256", **claims):
 
 @pytest.mark.ci
 async def test_the_official_client_shows_a_token(tmp_path, client_packages):
-    """By its team; the provider, the audit log and the log get nothing of the token; keys may be rotated."""
+    """Access follows its team, neither the provider nor a log gets the token, and keys may be rotated."""
     asked, audit = [], tmp_path / "audit.log"
     keys = {"backends/cloud": CANARY, "tokens/jwks.json": jwks("rsa-1").decode()}
     tokens = {

@@ -1,4 +1,4 @@
-"""Real processes that are killed with real signals: what the cluster sees meanwhile, and what is left."""
+"""Real processes that are killed by real signals: what the cluster sees, and what is left."""
 
 import json
 import shlex
@@ -8,8 +8,7 @@ import sys
 import pytest
 import trio
 
-from e2e.addresses import own_address
-from e2e.kubectl_tool import Kubectl, needs_kubectl
+from e2e.kubectl_tool import Kubectl
 from e2e.separate_programs import DEMO, chat, eventually, logs, open_cluster, open_server
 from e2e.up_process import ANSWER, command_line, engines_in, fake_engine, processes_in
 from free_ports import free_port
@@ -21,15 +20,9 @@ from waiting import until
 pytestmark = pytest.mark.e2e
 
 
-@pytest.fixture
-def address():
-    """An address of this machine that Kubernetes accepts in a slice."""
-    return own_address()
-
-
 @pytest.mark.ci
 async def test_a_killed_engine_is_replaced_behind_the_same_address(tmp_path, address):
-    """After kill -9 the slice says not ready, then ready with a new engine; Service and ClusterIP stay."""
+    """After SIGKILL the slice is not ready, then ready with a new engine; Service and ClusterIP stay."""
     async with open_cluster(tmp_path) as cluster, cluster.open_agent(address) as agent:
         await cluster.apply_demo()
         await cluster.wait_ready()
@@ -53,9 +46,9 @@ async def test_a_killed_engine_is_replaced_behind_the_same_address(tmp_path, add
         ("registered endpoint", lambda _pid, port: {"hostIP": address, "port": port}),
         ("started inference service", lambda pid, port: {"pid": pid, "port": port}),
     ):
-        told = logs(agent, message)
-        assert [line["name"] for line in told] == ["demo", "demo"]
-        for line, engine in zip(told, engines, strict=True):
+        lines = logs(agent, message)
+        assert [line["name"] for line in lines] == ["demo", "demo"]
+        for line, engine in zip(lines, engines, strict=True):
             assert keys(*engine).items() <= line.items()
     (failed,) = logs(agent, "inference service failed")
     assert failed["message"].startswith("the engine exited while serving: killed by SIGKILL: LLMKube did not send it")
@@ -63,7 +56,7 @@ async def test_a_killed_engine_is_replaced_behind_the_same_address(tmp_path, add
 
 @pytest.mark.ci
 async def test_scaling_to_zero_is_logged_in_the_words_of_the_guide(tmp_path, address):
-    """Replicas: 0 ends the process with the guide's log line, and keeps the Service for the way back."""
+    """`replicas: 0` stops the process with the guide's log line, and keeps the Service."""
     async with open_cluster(tmp_path) as cluster, cluster.open_agent(address) as agent:
         await cluster.apply_demo()
         await cluster.wait_ready()
@@ -78,7 +71,7 @@ async def test_scaling_to_zero_is_logged_in_the_words_of_the_guide(tmp_path, add
 
 @pytest.mark.ci
 async def test_serving_outlives_the_api_server(tmp_path, address):
-    """With the API server killed, engines answer and are replaced; back on its state directory, all is made true."""
+    """With the API server killed, engines answer and are replaced; once it is back, all is reconciled."""
     own_port = str(free_port())
     async with open_cluster(tmp_path, server_port=own_port) as cluster, cluster.open_agent(address) as agent:
         await cluster.apply_demo()
@@ -103,9 +96,9 @@ async def test_serving_outlives_the_api_server(tmp_path, address):
         second_port = logs(agent, "started inference service")[-1]["port"]
         assert await chat(f"http://{address}:{second_port}") == ANSWER
         async with open_server(tmp_path, own_port):
-            assert await eventually(cluster.slice, lambda told: told[2] != port) == (True, address, second_port)
+            assert await eventually(cluster.slice, lambda state: state[2] != port) == (True, address, second_port)
             await cluster.apply_demo(contextSize=256)
-            _, _, third_port = await eventually(cluster.slice, lambda told: told[0] and told[2] != second_port)
+            _, _, third_port = await eventually(cluster.slice, lambda state: state[0] and state[2] != second_port)
             await cluster.wait_service(lambda service: service.status.ready_replicas == 1)
             assert await chat(f"http://{address}:{third_port}") == ANSWER
             await until(lambda: len(engines_in(tmp_path)) == 1)
@@ -145,8 +138,8 @@ server.serve_forever()
 
 
 @pytest.mark.ci
-async def test_the_endpoint_goes_before_the_engine(tmp_path, address):
-    """SIGTERM to the agent: TERM reaches an engine whose slice says not ready already; no process and no Lease stay."""
+async def test_the_endpoint_is_withdrawn_before_the_engine_is_stopped(tmp_path, address):
+    """After SIGTERM of the agent the slice is not ready before the engine gets TERM; no process or Lease is left."""
     async with open_cluster(tmp_path) as cluster:
         script, seen = tmp_path / "engine.py", tmp_path / "seen.json"
         script.write_text(ENGINE_THAT_LOOKS_BACK.format(kubeconfig=str(cluster.kubeconfig), seen=str(seen)))
@@ -162,11 +155,6 @@ async def test_the_endpoint_goes_before_the_engine(tmp_path, address):
             leases = await cluster.client.list(Lease, namespace="llmkube-system")
             assert "box" not in [lease.metadata.name for lease in leases.items]
             await cluster.wait_service(lambda service: service.status.phase == "Pending")
-
-
-@pytest.fixture
-def kubectl_program():
-    return needs_kubectl()
 
 
 @pytest.mark.ci

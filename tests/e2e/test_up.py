@@ -1,12 +1,12 @@
-"""The real `llmkube up`, with a real engine, as a newcomer meets it."""
+"""The real `llmkube up` with a real engine, as a new user runs it."""
 
 import json
 import os
 import signal
 import socket
 import stat
-import subprocess
 import sys
+from subprocess import DEVNULL
 
 import pytest
 import trio
@@ -23,8 +23,8 @@ def nothing_left(folder):
     return not processes_in(folder) and not list(folder.glob("llmkube-*"))
 
 
-async def test_the_demo_answers_truly_and_leaves_nothing(tmp_path):
-    """One command prints the model's true answer, the objects and the times, exits 0, and leaves no process or port."""
+async def test_the_demo_answers_and_leaves_nothing(tmp_path):
+    """One command prints the model's answer, the objects and the times, exits 0, and leaves no process or port."""
     async with open_up(tmp_path, "--demo", "--ask", "What is LLMKube?") as up:
         urls = await up.urls()
         assert await up.process.wait() == 0
@@ -45,7 +45,7 @@ async def test_the_demo_answers_truly_and_leaves_nothing(tmp_path):
 
 
 async def test_state_survives_and_a_signal_stops_in_order(tmp_path):
-    """SIGTERM ends engine, ports and program with 0; the next start serves again what was there, without -f."""
+    """SIGTERM stops engine, ports and program with 0; the next start serves the same objects without -f."""
     state = tmp_path / "state"
     for files in (("-f", str(DEMO)), ()):
         async with open_up(tmp_path, "--state-dir", str(state), *FREE_PORTS, *files) as up:
@@ -70,7 +70,7 @@ async def test_state_survives_and_a_signal_stops_in_order(tmp_path):
 
 @pytest.mark.ci
 async def test_ctrl_c_twice_still_stops_cleanly(tmp_path):
-    """A second SIGINT during the stop is answered, and nothing is left behind."""
+    """A second SIGINT during the stop is acknowledged, and nothing is left."""
     stubborn = fake_engine(tmp_path, "trap '' TERM INT; while :; do sleep 1; done")
     async with open_up(tmp_path, "--demo", "--llama-server", stubborn) as up:
         await up.wait_for("out", r"default/demo: Creating")
@@ -102,7 +102,7 @@ async def test_a_taken_port_is_named_by_its_flag(tmp_path, flag):
 
 @pytest.mark.ci
 async def test_a_crashing_engine_is_quoted(tmp_path):
-    """When the engine keeps ending, --ask gives up with the reason and the engine's own last words, and exits 1."""
+    """When the engine keeps exiting, --ask exits 1 with the reason and the engine's last output."""
     crashing = fake_engine(tmp_path, 'echo "error: no kernel image is available" >&2; exit 3')
     code, out, err = await run_up(tmp_path, "--demo", "--ask", "x", "--llama-server", crashing)
     assert code == 1
@@ -115,7 +115,7 @@ async def test_a_crashing_engine_is_quoted(tmp_path):
 
 @pytest.mark.ci
 async def test_waiting_has_an_end(tmp_path):
-    """An engine that never becomes ready is given up after --timeout, with exit code 4."""
+    """--timeout ends the wait for an engine that never becomes ready, with exit code 4."""
     slow = fake_engine(tmp_path, "exec sleep 100")
     code, _, err = await run_up(tmp_path, "--demo", "--ask", "x", "--timeout", "3", "--llama-server", slow)
     assert code == 4
@@ -124,8 +124,8 @@ async def test_waiting_has_an_end(tmp_path):
 
 
 @pytest.mark.ci
-async def test_refusals_are_told_per_object(tmp_path):
-    """With --ask, an object that the API server refuses is told with its reason, and nothing is asked."""
+async def test_refusals_are_reported_per_object(tmp_path):
+    """With --ask, an object that the API server refuses is reported with its reason, and no question is sent."""
     file = tmp_path / "bad.yaml"
     file.write_text(DEMO.read_text().replace("replicas: 1", "replicas: -1"))
     code, _, err = await run_up(tmp_path, "--ephemeral", *FREE_PORTS, "-f", str(file), "--ask", "x")
@@ -137,7 +137,7 @@ async def test_refusals_are_told_per_object(tmp_path):
 
 
 @pytest.mark.ci
-async def test_a_model_that_is_not_there_is_told(tmp_path):
+async def test_a_missing_model_file_is_reported(tmp_path):
     """A Model whose file does not exist ends --ask at once with the reason, not after the timeout."""
     file = tmp_path / "none.yaml"
     file.write_text(DEMO.read_text().replace("builtin://demo", f"{tmp_path}/none.gguf"))
@@ -164,12 +164,10 @@ async def test_one_state_directory_one_program(tmp_path):
 @pytest.mark.ci
 async def test_progress_moves_on_a_terminal(tmp_path):
     """On a terminal the same command draws a live line, and ends with the same answer."""
-    command = [sys.executable, "-m", "llmkube", "up", "--demo", "--ask", "What is LLMKube?"]
+    argv = [sys.executable, "-m", "llmkube", "up", "--demo", "--ask", "What is LLMKube?"]
     env = environment(tmp_path) | {"TERM": "xterm-256color"}
     async with open_terminal() as (follower, drawn):
-        done = await trio.run_process(
-            command, env=env, stdin=subprocess.DEVNULL, capture_stdout=True, stderr=follower, check=False
-        )
+        done = await trio.run_process(argv, env=env, stdin=DEVNULL, capture_stdout=True, stderr=follower, check=False)
         os.close(follower)
     text = drawn.decode()
     assert done.returncode == 0, text

@@ -1,11 +1,11 @@
-"""A ModelRouter behind `llmkube up`: the guide's policy over a real engine, a provider with a canary, real kubectl."""
+"""A ModelRouter behind `llmkube up`: the guide's policy, a real engine, a provider with a canary, real kubectl."""
 
 import json
 
 import pytest
 import trio
 
-from e2e.kubectl_tool import Kubectl, needs_kubectl
+from e2e.kubectl_tool import Kubectl
 from e2e.router_lab import serve
 from e2e.up_process import ANSWER, FREE_PORTS, open_up
 from llmkube.base.http.client import open_http_client
@@ -47,7 +47,7 @@ spec:
 
 
 class Provider:
-    """What a provider is asked, and with which key."""
+    """A provider that records the keys of its requests."""
 
     def __init__(self):
         self.keys = []
@@ -60,21 +60,16 @@ class Provider:
         await exchange.respond(Response.json(200, answer))
 
 
-@pytest.fixture
-def kubectl_program():  # not async: a skip within Trio loses its reason
-    return needs_kubectl("kubectl")
-
-
 async def ask(url, **headers):
     body = json.dumps({"model": "any", "temperature": 0, "messages": [{"role": "user", "content": QUESTION}]}).encode()
     async with open_http_client() as client:
         answer = await client.request("POST", f"{url}/v1/chat/completions", headers=Headers.of(headers), body=body)
-    said = json.loads(answer.body)
-    return answer.status, said["choices"][0]["message"]["content"] if answer.status == 200 else said["error"]["message"]
+    data = json.loads(answer.body)
+    return answer.status, data["choices"][0]["message"]["content"] if answer.status == 200 else data["error"]["message"]
 
 
-async def test_the_guide_s_policy_holds_on_one_machine(tmp_path, kubectl_program):
-    """Sensitive requests stay here or get 503 at once, with the reason; a hard one goes to the provider."""
+async def test_the_guides_policy_holds_on_one_machine(tmp_path, kubectl_program):
+    """Sensitive requests stay local or get 503 at once, with the reason; a hard one goes to the provider."""
     provider = Provider()
     async with trio.open_nursery() as nursery:
         manifest = tmp_path / "router.yaml"
@@ -96,7 +91,7 @@ async def test_the_guide_s_policy_holds_on_one_machine(tmp_path, kubectl_program
                 assert await ask(url, **{"X-LLMKube-Task-Complexity": "complex"}) == (200, "from the cloud")
                 assert provider.keys == [f"Bearer {CANARY}"]
                 await kubectl.run("scale", "isvc/demo", "--replicas=0")
-                with trio.fail_after(30):  # an engine that loads is waited for, for two minutes
+                with trio.fail_after(30):  # a request waits up to two minutes for an engine that loads
                     while "local-mac: not_ready (ScaledToZero)" not in (await ask(url, **pii))[1]:  # noqa: ASYNC110
                         await trio.sleep(0.2)
                 await kubectl.run("wait", "mr/hybrid", "--for=jsonpath={.status.phase}=Degraded", "--timeout=30s")
@@ -105,9 +100,9 @@ async def test_the_guide_s_policy_holds_on_one_machine(tmp_path, kubectl_program
                 assert await ask(url, **pii) == (200, ANSWER)
                 await kubectl.run("delete", "isvc/demo")
                 with trio.fail_after(60):
-                    while (said := await ask(url, **pii))[0] != 503:  # noqa: ASYNC110 (nothing tells)
+                    while (data := await ask(url, **pii))[0] != 503:  # noqa: ASYNC110 (no event to wait for)
                         await trio.sleep(0.2)
-                assert "127.0.0.1" not in said[1]
+                assert "127.0.0.1" not in data[1]
                 assert provider.keys == [f"Bearer {CANARY}"]
                 async with open_http_client() as client:
                     metrics = (await client.request("GET", f"{probes}/metrics")).body

@@ -1,4 +1,4 @@
-"""A user's day with `llmkube up`, an unmodified kubectl and the examples as they are in the repository."""
+"""A user's day with `llmkube up`, an unmodified kubectl and the examples of the repository."""
 
 import re
 import signal
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from e2e.kubectl_tool import Kubectl, needs_kubectl
+from e2e.kubectl_tool import Kubectl
 from e2e.separate_programs import chat
 from e2e.up_process import ANSWER, FREE_PORTS, command_line, engines_in, open_up, processes_in, run_program
 from llmkube.base.http.client import open_http_client
@@ -19,14 +19,9 @@ pytestmark = pytest.mark.e2e
 EXAMPLE = Path(__file__).parents[2] / "examples" / "demo.yaml"
 
 
-@pytest.fixture
-def kubectl_program():
-    return needs_kubectl()
-
-
 @pytest.mark.kubectl
 async def test_apply_ask_scale_edit_and_delete(tmp_path, kubectl_program):
-    """Every step of a day with the demo works through kubectl, each restarts at most one engine, and none is left."""
+    """Every step of a day with the demo works through kubectl, restarts at most one engine, and leaves none."""
     state = tmp_path / "state"
     async with open_up(tmp_path, "--state-dir", str(state), *FREE_PORTS, "--log-level", "info") as up:
         _, gateway, _ = await up.urls()
@@ -54,7 +49,7 @@ async def test_apply_ask_scale_edit_and_delete(tmp_path, kubectl_program):
         await until(lambda: (engines := engines_in(state)) and engines != [first] and "256" in command_line(engines[0]))
         await kubectl.run("wait", "isvc/demo", "--for=condition=Available", "--timeout=60s")
         assert await chat(gateway) == ANSWER
-        await kubectl.run("label", "isvc", "demo", "team=a")  # is no reason to restart
+        await kubectl.run("label", "isvc", "demo", "team=a")  # does not restart it
         assert len(starts(up.err)) == 2
 
         await kubectl.run("scale", "isvc/demo", "--replicas=0")
@@ -72,7 +67,7 @@ async def test_apply_ask_scale_edit_and_delete(tmp_path, kubectl_program):
         up.process.send_signal(signal.SIGINT)
         assert await up.process.wait() == 0, up.err
     complaints = [line for line in up.err.splitlines() if re.search("WARNING|ERROR|Traceback", line)]
-    # A machine with too much to do stops any process for a while, and the watchdog says so.
+    # On a busy machine any process may stall, which the watchdog reports.
     assert not [line for line in complaints if "event loop" not in line], up.err
     assert not processes_in(state)
 
@@ -80,7 +75,7 @@ async def test_apply_ask_scale_edit_and_delete(tmp_path, kubectl_program):
 @pytest.mark.ci
 @pytest.mark.kubectl
 async def test_mistakes_are_refused_with_the_field(tmp_path, kubectl_program):
-    """What the schema forbids never becomes an object: kubectl apply fails and names the field."""
+    """An object that violates the schema is never created: kubectl apply fails and names the field."""
     good = EXAMPLE.read_text()
     async with open_up(tmp_path, "--ephemeral", *FREE_PORTS) as up:
         await up.urls()
@@ -101,7 +96,7 @@ async def test_mistakes_are_refused_with_the_field(tmp_path, kubectl_program):
 
 @pytest.mark.ci
 async def test_list_status_and_delete_without_kubectl(tmp_path):
-    """`llmkube list`, `status` and `delete` do what most people need of kubectl, with exit codes for scripts."""
+    """`llmkube list`, `status` and `delete` cover the common uses of kubectl, with exit codes for scripts."""
     state = tmp_path / "state"
     run = partial(run_program, tmp_path, kubeconfig=state / "kubeconfig")
     async with open_up(tmp_path, "--state-dir", str(state), *FREE_PORTS, "-f", str(EXAMPLE)) as up:
@@ -116,17 +111,15 @@ async def test_list_status_and_delete_without_kubectl(tmp_path):
         assert await run("delete", "demo", "--wait") == (0, "InferenceService demo is gone\n", "")
         await until(lambda: not engines_in(state))
         code, _, err = await run("status", "demo")
-        assert (code, err) == (
-            3,
-            "Error: there is no InferenceService demo in namespace default; see `llmkube list -A`\n",
-        )
+        missing = "Error: there is no InferenceService demo in namespace default; see `llmkube list -A`\n"
+        assert (code, err) == (3, missing)
     code, _, err = await run("list")
     assert code == 1
     assert "Connection refused" in err
 
 
 async def adopted(probes):
-    """Return once the agent knows of an engine that answers; the objects say so from the time before."""
+    """Wait until the agent reports a healthy engine; the status of the objects may be older."""
     async with open_http_client() as http:
 
         async def healthy():
@@ -139,7 +132,7 @@ async def adopted(probes):
 
 @pytest.mark.ci
 async def test_state_and_engines_survive_a_killed_up(tmp_path):
-    """After kill -9 the next `llmkube up` on the same folder adopts the engine and serves the same objects again."""
+    """After SIGKILL the next `llmkube up` on the same folder adopts the engine and serves the same objects again."""
     state = tmp_path / "state"
     async with open_up(tmp_path, "--state-dir", str(state), *FREE_PORTS, "-f", str(EXAMPLE)) as up:
         await up.wait_for("out", r"default/demo: Ready\n")

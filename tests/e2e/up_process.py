@@ -4,12 +4,12 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 
 import attrs
 import psutil
@@ -27,7 +27,7 @@ RunProgram = Callable[..., Awaitable[tuple[int, str, str]]]
 
 @attrs.define(eq=False)
 class Program:
-    """One `llmkube` program and what it has said so far."""
+    """A running `llmkube` program and its output so far."""
 
     process: trio.Process
     lines: dict[str, str] = attrs.field(factory=lambda: {"out": "", "err": ""})
@@ -65,7 +65,7 @@ class Program:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """An environment in which everything temporary and personal lies in `folder`."""
+    """Return an environment whose home and temporary folders are `folder`."""
     kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
     return kept | {"TMPDIR": str(folder), "HOME": str(folder), "COLUMNS": "80"}
 
@@ -79,32 +79,23 @@ async def open_program(
     module: str = "llmkube",
     runs_engines: bool = False,
 ) -> AsyncIterator[Program]:
-    """Run `llmkube ARGS`; it is killed if the test leaves it behind.
+    """Run `llmkube ARGS`; kill it if it still runs after the block.
 
-    One that `runs_engines` leaves none in its folder; any other program leaves alone those that work there.
-    `prefix` is a program that becomes it, such as a shell that enters a control group first; `module` another one of
-    ours than `llmkube`.
+    With `runs_engines`, the engines and proxies in its folder are killed as well.
+    `prefix` is a program that executes it, such as a shell that enters a control group first; `module` is run in place
+    of `llmkube`.
     """
     command = [*prefix, sys.executable, "-m", module, *args]
     env = environment(folder) | ({"KUBECONFIG": str(kubeconfig)} if kubeconfig else {})
     async with trio.open_nursery() as nursery:
-        process = await nursery.start(
-            partial(
-                trio.run_process,
-                command,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                check=False,
-            )
-        )
+        run = partial(trio.run_process, command, env=env, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, check=False)
+        process = await nursery.start(run)
         program = Program(process)
         nursery.start_soon(program.pump, "out", process.stdout)
         nursery.start_soon(program.pump, "err", process.stderr)
         try:
             yield program
-        finally:  # the nursery then waits for the ends of both outputs, so that nothing said last is missed
+        finally:  # the nursery then waits for the end of both outputs, so that no line is missed
             if process.returncode is None:
                 if runs_engines:
                     await _stop(process)  # noqa: ASYNC102 - it shields itself, with a deadline
@@ -129,15 +120,15 @@ def open_up(folder: Path, *args: str, prefix: tuple[str, ...] = ()) -> AbstractA
 
 @asynccontextmanager
 async def open_machine(folder: Path, *args: str, state: str = "state") -> AsyncIterator[tuple[Program, RunProgram]]:
-    """Run `llmkube up ARGS` with its state in the folder; yields it, and what runs a command of its user to its end.
+    """Run `llmkube up ARGS` with its state in the folder; yield it and a function that runs a command.
 
-    Commands run beside the state: a program that ends takes the engines of its folder along.
+    Commands run next to the state, since a program that ends kills the engines of its folder.
     """
-    home, place = folder / "home", folder / state
+    home, data = folder / "home", folder / state
     home.mkdir()
-    async with open_up(folder, "--state-dir", str(place), *FREE_PORTS, *args) as up:
+    async with open_up(folder, "--state-dir", str(data), *FREE_PORTS, *args) as up:
         await up.urls()
-        yield up, partial(run_program, home, kubeconfig=place / "kubeconfig")
+        yield up, partial(run_program, home, kubeconfig=data / "kubeconfig")
 
 
 async def run_program(folder: Path, *args: str, kubeconfig: Path | None = None) -> tuple[int, str, str]:
@@ -157,21 +148,21 @@ async def _run(opening: AbstractAsyncContextManager[Program]) -> tuple[int, str,
 
 
 def command_line(process: psutil.Process) -> list[str]:
-    """What the process was started with; nothing once it has ended, which it may between any two looks."""
+    """Return the process's command line, or nothing if it has exited, which may happen at any time."""
     with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
         return process.cmdline()
     return []
 
 
 def working_folder(process: psutil.Process) -> str:
-    """Where the process works; nothing once it has ended."""
+    """Return the process's working folder, or nothing if it has exited."""
     with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
         return process.cwd()
     return ""
 
 
 def processes_in(folder: Path, word: str = "") -> list[psutil.Process]:
-    """Every living process whose command line mentions the folder, and the word too, except this one."""
+    """Return every other process whose command line mentions the folder and the word."""
     found = []
     for process in psutil.process_iter():
         line = " ".join(command_line(process))
@@ -181,7 +172,7 @@ def processes_in(folder: Path, word: str = "") -> list[psutil.Process]:
 
 
 def engines_in(folder: Path) -> list[psutil.Process]:
-    """Every engine that works in the folder: it is told where its model lies, and lies in the work folder itself."""
+    """Return every engine that works in the folder: its command line has a model, and its working folder is there."""
     return [
         process
         for process in psutil.process_iter()
@@ -190,12 +181,12 @@ def engines_in(folder: Path) -> list[psutil.Process]:
 
 
 def proxies_in(folder: Path) -> list[psutil.Process]:
-    """Every proxy of an engine whose agent has its state in the folder."""
+    """Return every proxy of an engine whose agent has its state in the folder."""
     return processes_in(folder, "engine_proxy")
 
 
 def fake_engine(folder: Path, script: str, name: str = "engine") -> str:
-    """A llama-server of a few lines of shell: it knows its flags and its version, and then does as told."""
+    """Write a llama-server as a shell script: it prints its flags and version, and otherwise runs `script`."""
     path = folder / name
     flags = "--model --host --port --alias --ctx-size --parallel --metrics --verbosity --fit --n-gpu-layers --threads "
     flags += "--api-key-file"
@@ -208,7 +199,7 @@ def fake_engine(folder: Path, script: str, name: str = "engine") -> str:
 
 
 def is_open(url: str) -> bool:
-    """Whether somebody listens there."""
+    """Return whether a program listens there."""
     host, _, port = url.partition("://")[2].partition(":")
     with socket.socket() as probe:
         return probe.connect_ex((host, int(port))) == 0

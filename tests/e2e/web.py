@@ -12,15 +12,15 @@ from weights.hostile import Request, Wire
 
 @attrs.define(eq=False)
 class Web:
-    """What it serves; a file may be held back in the middle until `go_on` is set.
+    """A web server that may hold back half of a file until `resume` is set.
 
     Attributes:
-        url: Where it is.
+        url: Base URL.
         files: Content by name; a test may change it.
-        names: Of paths at which a file is found besides its own.
-        held: Names that are only sent by half until `go_on`.
-        credentials: What a request has to show one of, in its target or in Authorization; nothing where there is none.
-        requests: What was asked for.
+        names: Additional paths of files.
+        held: Names of which only half is sent until `resume`.
+        credentials: Requests need one of these in the target or in Authorization; if empty, they need none.
+        requests: All requests so far.
     """
 
     url: str
@@ -28,12 +28,12 @@ class Web:
     names: dict[str, str] = attrs.field(factory=dict)
     held: set[str] = attrs.field(factory=set)
     credentials: tuple[str, ...] = ()
-    go_on: trio.Event = attrs.field(factory=trio.Event)
+    resume: trio.Event = attrs.field(factory=trio.Event)
     requests: list[Request] = attrs.field(factory=list)
 
     @property
     def downloads(self) -> list[Request]:
-        """Who asked for more than a part: the header of a file is read before it is worth a download."""
+        """Requests for more than a part, without those that read a file's header before the download."""
         return [each for each in self.requests if not each.headers.get("range", "")[-1:].isdigit()]
 
     async def serve(self, stream: trio.SocketStream) -> None:
@@ -61,7 +61,7 @@ class Web:
             return await wire.file(request, data)
         half = max(len(data) // 2, request.start or 0)
         await wire.file(request, data, cut=half)
-        await self.go_on.wait()
+        await self.resume.wait()
         await wire.send(data[half:])
         return None
 

@@ -16,7 +16,7 @@ import trio
 import yaml
 
 from e2e.addresses import own_address
-from e2e.separate_programs import Cluster, chat, eventually, logs, told_by
+from e2e.separate_programs import Cluster, chat, endpoint_of, eventually, logs
 from e2e.test_files import apply, everything, fetched
 from e2e.up_process import ANSWER, command_line, engines_in, open_program, run_program
 from envtest.plane import open_control_plane
@@ -189,7 +189,7 @@ async def test_a_whole_life_on_a_real_cluster(assets, tmp_path):
                 await eventually(lambda: is_gone(client, Service, service.key), bool)
                 await eventually(
                     lambda: client.list(EndpointSlice, namespace=SECOND),
-                    lambda pieces: [told_by(one)[0] for one in pieces.items] == [True],
+                    lambda pieces: [endpoint_of(one)[0] for one in pieces.items] == [True],
                 )
             assert "forbidden" not in successor.err.lower()
 
@@ -256,7 +256,7 @@ async def serve_and_take_over(assets, tmp_path):
 
 
 async def _slice(client, key):
-    return told_by(await client.get(EndpointSlice, key))
+    return endpoint_of(await client.get(EndpointSlice, key))
 
 
 async def test_s2_a_host_joins_renews_its_token_and_outlives_its_end(assets, tmp_path):

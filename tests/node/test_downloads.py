@@ -52,7 +52,7 @@ async def test_a_killed_job_resumes_where_it_stopped(node: Node, release: Releas
                 if not any(each.is_running() for each in fetching):
                     break
                 await trio.sleep(0.1)
-        web.go_on.set()
+        web.resume.set()
         await wait(node, namespace, "model/big", "jsonpath={.status.phase}=Ready")
         assert (await read(node, namespace, "model/big"))["status"]["sha256"] == digest(padded)
         ranges = [each.headers.get("range", "") for each in web.requests]
