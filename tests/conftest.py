@@ -1,6 +1,6 @@
 """Setup of the whole suite: number of examples, signals, and what runs in parallel.
 
-Tests are handed out one by one (`--dist loadgroup`), those that start real programs first: they take longest and
+Tests are distributed one by one (`--dist loadgroup`), those that start real programs first: they take longest and
 mostly wait, so there is one worker more than there are cores.
 """
 
@@ -42,7 +42,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_xdist_auto_num_workers(config):
-    """One worker for each core, and one more, since real programs are mostly waited for."""
+    """Use one worker for each core and one more, since real programs are mostly waited for."""
     return (psutil.cpu_count(logical=False) or os.cpu_count() or 1) + 1
 
 
@@ -60,7 +60,7 @@ def pytest_collection_finish(session):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Keep what takes long for `.ci/run` and `make soak`, and real programs first."""
+    """Leave long tests to `.ci/run` and `make soak`, and put real programs first."""
     for marker in omitted():
         if marker not in config.option.markexpr:
             config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker(marker)])
@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True)
 def logs_as_before():
-    """Programs configure the logs of their process; what a test runs in ours leaves no level behind for the next."""
+    """Restore the log level: programs that run in this process configure it."""
     before = structlog.get_config()
     yield
     structlog.configure(**before)
@@ -78,13 +78,13 @@ def logs_as_before():
 
 @pytest.fixture
 def autojump_clock():
-    """The clock of `virtual_clock` instead of the one of pytest-trio."""
+    """Use `virtual_clock` in place of the clock of pytest-trio."""
     return virtual_clock()
 
 
 @pytest.fixture
 def machine_lock(request, tmp_path_factory):
-    """Keep tests that look at every process of this machine apart from the one that opens a port on it."""
+    """Keep tests that inspect every process of this machine apart from the test that opens a port on it."""
     with (tmp_path_factory.getbasetemp().parent / "machine.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX if request.node.get_closest_marker("opens_port") else fcntl.LOCK_SH)
         yield

@@ -1,7 +1,7 @@
-"""Length of the suite: LLMKUBE_LENGTHS is `sample` in `make test`, `soak` in `make soak`, otherwise `ci`.
+"""Lengths of the suite: LLMKUBE_LENGTHS is `sample` in `make test`, `soak` in `make soak`, otherwise `ci`.
 
-`ci` is what has to pass before a change lands, and what pytest plays when it is called by hand. `sample` is for a first
-look at the project: smaller lengths, without the tests marked `ci`.
+`ci` has to pass before a change is merged, and is the default of pytest. `sample` is for a first look at the project:
+smaller lengths, without the tests marked `ci`.
 
 Each length can be set for one run: `LLMKUBE_SIM_SEEDS=1000 pytest tests/sim/test_score.py`.
 """
@@ -20,17 +20,17 @@ SOAK: Final = LENGTHS == "soak"
 
 
 def omitted() -> tuple[str, ...]:
-    """Return the markers of the tests that these lengths leave out."""
+    """Return the markers of the tests that are left out."""
     return NAMES[NAMES.index(LENGTHS) + 1 :]
 
 
 def sample_rows(rows: Iterable[T]) -> list[T]:
-    """Return every fourth of a table's rows for the sample, otherwise all: for tables whose rows take long."""
+    """Return every fourth row of a table for the sample, otherwise all: for tables whose rows take long."""
     return list(rows)[:: 4 if LENGTHS == "sample" else 1]
 
 
 def _length(name: str, *lengths: int) -> int:
-    """Return a length: given for the sample, for CI and for the soak, unless its own variable is set."""
+    """Return a length, given for the sample, for CI and for the soak, unless its own variable is set."""
     return int(os.environ.get(f"LLMKUBE_{name}", lengths[NAMES.index(LENGTHS)]))
 
 

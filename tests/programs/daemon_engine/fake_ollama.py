@@ -1,6 +1,6 @@
-"""An Ollama as its API is documented (docs/api.md, server/routes.go, 0.17.4), with the faults that were seen of it.
+"""A fake Ollama with the API of its docs (docs/api.md, server/routes.go, 0.17.4), and with observed faults.
 
-It has a store, a library, a process for each loaded model, and what a machine shows of them. Time is Trio's.
+It has a store, a library, a process for each loaded model, and the process table that a machine shows. Time is Trio's.
 """
 
 import hashlib
@@ -105,14 +105,14 @@ class FakeDaemon:
     # -- what happens to it -------------------------------------------------------------------------------------------
 
     def drop(self, name):
-        """It is not listed any more; its process ends a moment later, or never."""
+        """Remove a model from the list; its process exits after `lag_seconds`, or never if the daemon `lies`."""
         pid = self.loaded.pop(name)
         self.expires.pop(name, None)
         if not self.lies:
             self._going[pid] = trio.current_time() + self.lag_seconds
 
     def stop(self, *, killed=False):
-        """TERM takes its models along; KILL leaves their processes to init."""
+        """Stop the server: TERM ends the models' processes too, KILL leaves them to init."""
         self.answers = False
         self.held = {pid: (blob, 1) for pid, (blob, _) in self.held.items()} if killed else {}
         self.loaded, self.expires = {}, {}
@@ -121,11 +121,11 @@ class FakeDaemon:
         self.answers, self.version = True, version
 
     def server(self):
-        """The one that was started for a front."""
+        """Return the server as it is when started for a front."""
         return Server(URL, SERVER_PID)
 
     def kill_runner(self, name):
-        """The kernel has ended the process; the server lists it still."""
+        """End the process as the kernel would; the server still lists its model."""
         self.held.pop(self.loaded[name], None)
 
     def holders(self):
@@ -258,7 +258,7 @@ class FakeDaemon:
             await send(line({"status": "success"}))
 
     async def free(self, folder):
-        """A look at its disk."""
+        """Return the free bytes of its disk."""
         await trio.lowlevel.checkpoint()
         return self.free_bytes
 
@@ -278,7 +278,7 @@ class FakeDaemon:
         await exchange.respond(Response.json(200, {"model": name, "done": True}))
 
     async def load(self, name):
-        """Have a process hold a model of the store; what is loaded stays for as long again."""
+        """Hold a model of the store in a process; a loaded one has its expiry extended."""
         blob = self.store[name]
         shared = next((other for other, pid in self.loaded.items() if self.held.get(pid, ("", 0))[0] == blob), name)
         pid = self.loaded.get(shared)
@@ -310,7 +310,7 @@ class FakeDaemon:
 
 
 def shown_header(path):
-    """What an Ollama says of a file in GGUF: keys of its header, and its tensors."""
+    """Return what an Ollama shows of a GGUF file: keys of its header, and its tensors."""
     facts = read_header(path)
     shape = facts.shape
     numbers = {
@@ -335,7 +335,7 @@ async def lines(exchange, *body):
 
 
 def answers(status, body):
-    """A fault: this, instead of an answer."""
+    """Return a fault: this response in place of the regular one."""
 
     async def answer(exchange):
         await exchange.respond(Response(status, NO_HEADERS, body))
@@ -344,7 +344,7 @@ def answers(status, body):
 
 
 async def break_off(exchange):
-    """A fault: half of an answer."""
+    """A fault: half a response."""
     async with exchange.stream(200, NO_HEADERS) as send:
         await send(line({"status": "pulling", "completed": 1, "total": 100}))
         exchange.scope.cancel(reason="the peer has gone")
@@ -353,7 +353,7 @@ async def break_off(exchange):
 
 @asynccontextmanager
 async def reached(fake):
-    """A way to the server."""
+    """Yield a client that connects to the server."""
     listener = MemoryListener()
 
     async def connect(host, port):

@@ -1,4 +1,4 @@
-"""An oMLX as its sources document its API (`omlx/server.py`, `omlx/engine_pool.py`), with the faults seen of it.
+"""A fake oMLX with the API of its sources (`omlx/server.py`, `omlx/engine_pool.py`), and with observed faults.
 
 One process has all of its models. It runs in a test's memory, and as a process of its own (`omlx_program.py`).
 """
@@ -89,7 +89,7 @@ class FakeOmlx:
     # -- what happens to it -------------------------------------------------------------------------------------------
 
     def drop(self, name):
-        """It is not listed any more; its memory is back a moment later, or never."""
+        """Remove a model from the list; its memory is free after `lag_seconds`, or never if the server `lies`."""
         self.loaded.discard(name)
         if not self.lies:
             self._going[name] = trio.current_time() + self.lag_seconds
@@ -99,13 +99,13 @@ class FakeOmlx:
             self.put(self.next)
 
     def put(self, name):
-        """It is loaded, for whatever reason."""
+        """List a model as loaded, and hold its memory."""
         self.loaded.add(name)
         self.held[name] = self.sizes[name]
         self._going.pop(name, None)
 
     def stop(self, *, killed=False):
-        """All that it held goes with its process, however that ends."""
+        """Stop the process; all the memory that it held is free."""
         self.answers = False
         self.loaded, self.held, self.kept, self._going = set(), {}, [], {}
 
@@ -113,7 +113,7 @@ class FakeOmlx:
         self.answers, self.version, self.pid = True, version, self.pid + 1
 
     def server(self):
-        """The one that was started for a front."""
+        """Return the server as it is when started for a front."""
         return Server(URL, self.pid, self.key)
 
     @property
@@ -121,7 +121,7 @@ class FakeOmlx:
         return self.answers and self.pid not in self.ended
 
     def holding(self):
-        """What its process holds of models, in bytes."""
+        """Return the bytes that its process holds for models."""
         now = trio.current_time()
         for name in [name for name, at in self._going.items() if now >= at]:
             self.held.pop(name, None)
@@ -251,7 +251,7 @@ async def as_written(path):
 
 @asynccontextmanager
 async def reached(fake):
-    """A way to the server."""
+    """Yield a client that connects to the server."""
     listener = MemoryListener()
 
     async def connect(host, port):

@@ -1,4 +1,4 @@
-"""A keeper at work on a scripted daemon, and what starts one where none runs."""
+"""A keeper that runs against a fake daemon, and a starter for daemons that do not run."""
 
 from contextlib import asynccontextmanager
 from typing import Any
@@ -28,7 +28,7 @@ class Stage:
     given_up: str = ""
 
     async def unload(self):
-        """A stop."""
+        """Stop the keeper, and unload the model."""
         self.scope.cancel(reason="a stop")
         await trio.lowlevel.checkpoint()
         return await self.keeper.unload()
@@ -59,13 +59,13 @@ async def keep_loaded(connected, make):
 
 
 def given(**facts):
-    """Give a test a `fake` that differs from the usual one."""
+    """Parametrize a test with a `fake` that differs from the default one in these attributes."""
     return pytest.mark.parametrize("fake", [facts], indirect=True, ids=["-".join(facts)])
 
 
 @attrs.define(eq=False)
 class FakeStarter:
-    """Starts the scripted server, and ends it."""
+    """Start the fake server, and stop it."""
 
     fake: Any
     starts: int = 0

@@ -1,4 +1,4 @@
-"""`llmkube fetch` puts weights where engines can read them, and leaves last words that a controller can read."""
+"""`llmkube fetch` puts weights where engines can read them, and writes a termination message for the controller."""
 
 import contextlib
 import json
@@ -36,7 +36,7 @@ def read_result(tmp_path):
     return json.loads((tmp_path / "log").read_text())
 
 
-def test_the_built_in_model_is_there_for_everybody(run, tmp_path):
+def test_other_users_can_read_the_built_in_model(run, tmp_path):
     """The file is complete, readable by other users, and in a folder that they may enter."""
     done = run("builtin://demo")
     assert done.exit_code == 0, done.output
@@ -48,8 +48,8 @@ def test_the_built_in_model_is_there_for_everybody(run, tmp_path):
     assert sorted(path.name for path in (tmp_path / "models").iterdir()) == [".store", "k"]
 
 
-def test_the_last_words_are_what_the_controller_reads(run, tmp_path):
-    """The controller finds path, size, digest and header in what the container has left."""
+def test_the_controller_reads_the_termination_message(run, tmp_path):
+    """It finds path, size, digest and header in it."""
     run("builtin://demo")
     ended = {"terminated": {"exitCode": 0, "message": (tmp_path / "log").read_text()}}
     pod = {"metadata": {"name": "x"}, "status": {"containerStatuses": [{"name": "fetch", "state": ended}]}}
@@ -59,8 +59,8 @@ def test_the_last_words_are_what_the_controller_reads(run, tmp_path):
     assert len((tmp_path / "log").read_bytes()) <= 4096
 
 
-def test_the_second_time_changes_nothing(run, tmp_path):
-    """A Job that is run again finds everything there, and leaves the file that an engine may have open."""
+def test_a_second_run_changes_nothing(run, tmp_path):
+    """A Job that runs again finds all files, and does not touch the file that an engine may have open."""
     run("builtin://demo")
     before = (tmp_path / "models" / "k" / "model.gguf").stat()
     assert run("builtin://demo").exit_code == 0
@@ -68,8 +68,8 @@ def test_the_second_time_changes_nothing(run, tmp_path):
     assert (before.st_ino, before.st_ctime_ns) == (after.st_ino, after.st_ctime_ns)
 
 
-def test_an_endpoint_of_a_bucket_is_judged_like_any_other_source(run, tmp_path):
-    """What the environment names as a bucket's server may be no private address, and half a key is refused by name."""
+def test_a_buckets_endpoint_is_checked_as_any_other_source(run, tmp_path):
+    """An endpoint from the environment may be no private address, and half a key is refused by name."""
     local = {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": "hush"}
     done = run("s3://bucket/model.gguf", env=local)
     assert (done.exit_code, read_result(tmp_path)["reason"]) == (2, "AddressBlocked")
@@ -100,8 +100,8 @@ def test_the_source_may_come_from_the_environment(run, tmp_path):
         (("builtin://demo", "--hf-token-file", "/nonexistent"), 2, "TokenUnavailable"),
     ],
 )
-def test_what_another_try_would_not_mend_has_its_own_code(run, tmp_path, args, code, reason):
-    """Exit code 2, a word for programs and a sentence for people; nothing is shown to engines."""
+def test_a_permanent_failure_has_its_own_exit_code(run, tmp_path, args, code, reason):
+    """Exit code 2, a reason for programs and a message for people; engines see no file."""
     done = run(*args)
     assert done.exit_code == code, done.output
     assert read_result(tmp_path)["reason"] == reason
@@ -119,21 +119,21 @@ def test_what_another_try_would_not_mend_has_its_own_code(run, tmp_path, args, c
         ("a-00001-of-00002.gguf", "model.gguf", False),
     ],
 )
-def test_what_lies_beside_a_model_never_takes_its_place(model, other, collides):
-    """A file that would get the model's own name is refused before anything is downloaded."""
+def test_a_further_file_never_replaces_the_model(model, other, collides):
+    """A file that would get the model's own name is refused before the download."""
     with pytest.raises(FileSetError, match="would replace the model") if collides else contextlib.nullcontext():
         fetch._sources("org/repo", (model,), (other,))
 
 
-def test_what_the_disk_does_is_worth_another_try(run, tmp_path):
-    """A store that cannot be made is exit code 1."""
+def test_a_failure_of_the_disk_is_temporary(run, tmp_path):
+    """A store that cannot be created is exit code 1."""
     (tmp_path / "models").write_text("in the way")
     assert run("builtin://demo").exit_code == 1
     assert read_result(tmp_path)["reason"] == "FetchFailed"
 
 
-def test_a_folder_with_something_else_in_it_is_replaced(tmp_path):
-    """What was published before under this key gives way to what belongs there, all at once."""
+def test_a_folder_with_other_content_is_replaced(tmp_path):
+    """Atomically."""
     file = tmp_path / "blob"
     file.write_bytes(b"x")
     publish(tmp_path / "k", {"old.gguf": file})
@@ -144,8 +144,8 @@ def test_a_folder_with_something_else_in_it_is_replaced(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["blob", "k"]
 
 
-def test_a_file_that_is_gone_publishes_nothing(tmp_path):
-    """Half a set is never shown, and nothing is left of the attempt."""
+def test_a_missing_file_publishes_nothing(tmp_path):
+    """An incomplete set is never visible, and nothing is left of the attempt."""
     file = tmp_path / "blob"
     file.write_bytes(b"x")
     with pytest.raises(FetchError):
@@ -157,7 +157,7 @@ def test_a_file_that_is_gone_publishes_nothing(tmp_path):
 
 
 class Shop:
-    """A web server with one file, in whatever version; it also plays a bucket's server."""
+    """A web server with one file in several versions; it also plays a bucket's server."""
 
     def __init__(self) -> None:
         demo = next((Path(blobs.__file__).parents[1] / "builtin").glob("*.gguf")).read_bytes()
@@ -198,7 +198,7 @@ MINE = ("--allow-private-sources", "127.0.0.1/32", "--fresh", "--versions")
 
 
 def test_each_version_has_a_folder_and_the_last_two_stay(run, tmp_path, shop):
-    """What changed comes into a folder beside the old one, whose file stays for whoever has it; older ones go."""
+    """A changed file gets a new folder; the previous one stays for processes that use it, older ones are removed."""
     source, paths, models = f"{shop.url}/m.gguf", {}, tmp_path / "models"
     for version in ("v1", "v1", "v2", "v3"):
         shop.version = version
@@ -213,8 +213,8 @@ def test_each_version_has_a_folder_and_the_last_two_stay(run, tmp_path, shop):
     assert len(list((models / ".store" / "blobs").iterdir())) == 1
 
 
-def test_what_cannot_be_compared_is_kept(run, tmp_path, shop):
-    """A server that has lost the file does not take it from those who have it, but the last words say so."""
+def test_a_file_that_the_server_has_lost_is_kept(run, tmp_path, shop):
+    """The termination message reports it."""
     source = f"{shop.url}/m.gguf"
     run(source, *MINE)
     before = read_result(tmp_path)
@@ -227,7 +227,7 @@ def test_what_cannot_be_compared_is_kept(run, tmp_path, shop):
 
 
 def test_an_object_is_fetched_with_the_key_of_the_environment(run, tmp_path, shop):
-    """The variables of AWS's tools lead to a server of one's own, and sign for it."""
+    """The variables of AWS's tools name an endpoint and sign requests to it."""
     env = {"AWS_ENDPOINT_URL": shop.url, "AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": "hush"}
     done = run("s3://bucket/chat", *MINE, "--file", "m.gguf", env=env)
     assert done.exit_code == 0, done.output
@@ -238,7 +238,7 @@ def test_an_object_is_fetched_with_the_key_of_the_environment(run, tmp_path, sho
 
 
 def test_a_job_takes_the_usual_quantization_of_a_repository(run, tmp_path, shop):
-    """A controller's Job chooses in a repository as a host does, and lists what is there when a name is wrong."""
+    """A controller's Job chooses in a repository as a host does, and lists the files when a name is wrong."""
     names = ("m-Q2_K.gguf", "m-Q4_K_M.gguf", "mmproj-m-F16.gguf")
     shop.listing = json.dumps({"sha": "c" * 40, "siblings": [{"rfilename": name} for name in names]}).encode()
     flags = (f"--hub-endpoint={shop.url}", "--allow-private-sources=127.0.0.0/8")

@@ -38,12 +38,7 @@ def stored(name, owner="a", before=None, size=10):
     turn = Turn(asked=b"q" * size, answered=b"a" * size, before=before.turn if before else None)
     length = turn.bytes + (before.conversation_bytes if before else 0)
     return StoredResponse(
-        owner=owner,
-        response_id=name,
-        response=b"r" * size,
-        turn=turn,
-        limits=NO_LIMITS,
-        conversation_bytes=length,
+        owner=owner, response_id=name, response=b"r" * size, turn=turn, limits=NO_LIMITS, conversation_bytes=length
     )
 
 
