@@ -373,7 +373,7 @@ def demo_copy(demo):
 # -- verdicts ----------------------------------------------------------------------------------------------------------
 
 
-def judge(data, size, piece_bytes=4096):
+def assess(data, size, piece_bytes=4096):
     """Return LLMKube's verdict on a case: its facts or None, and the reason."""
     try:
         reader = HeaderReader("FILE", size)
@@ -393,7 +393,7 @@ ENGINE_REASONS = {
     "a tensor type that it does not know": r"has invalid ggml type",
     "it crashed": r"^died of",
 }
-"""Why an engine may refuse what a header reader lets pass, by what llama.cpp says."""
+"""Reasons for which an engine refuses a header that llama.cpp's reader accepts, by llama.cpp's messages."""
 
 
 def disagreement(facts, verdict):

@@ -61,7 +61,7 @@ class Oracle:
             self.close()
             self.died += 1
             return Verdict(bool(read) and read[0]["ok"], loads=False, message=f"died of {code}")
-        return Verdict(read[0]["ok"], read[1]["ok"], read[0]["says"] or read[1]["says"])
+        return Verdict(read[0]["ok"], read[1]["ok"], read[0]["error"] or read[1]["error"])
 
     def close(self):
         """End the answering process."""
@@ -107,7 +107,7 @@ def main():
                 if made:
                     free(made)
                 message = "" if made else b"".join(errors[:2]).decode("utf-8", "replace").strip()
-                answer = {"ok": bool(made), "says": message.replace(file.name, "FILE")}
+                answer = {"ok": bool(made), "error": message.replace(file.name, "FILE")}
                 sys.stdout.write(json.dumps(answer) + "\n")
                 sys.stdout.flush()
 

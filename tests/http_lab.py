@@ -61,12 +61,12 @@ class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
 
     async def connect(self, host: str, port: int) -> trio.abc.Stream:
         self.dialled.append((host, port))
-        mine, theirs = self._make_pair()
+        ours, theirs = self._make_pair()
         try:
             await self._send.send(theirs)
         except trio.BrokenResourceError as exc:
             raise ConnectionRefusedError(111, "Connection refused") from exc
-        return mine
+        return ours
 
 
 def answers(*wires: bytes, then_hang: bool = False) -> Script:

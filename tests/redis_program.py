@@ -55,8 +55,8 @@ class RedisServer:
     async def start(self) -> None:
         """Start it, and return when it accepts connections."""
         program, environ = await trio.to_thread.run_sync(redis_program)
-        words = f"--port {self.port} --bind 127.0.0.1 --appendonly no --requirepass {PASSWORD} --save"
-        self.process = await trio.to_thread.run_sync(partial(_start, [program, *words.split(), ""], environ))
+        flags = f"--port {self.port} --bind 127.0.0.1 --appendonly no --requirepass {PASSWORD} --save"
+        self.process = await trio.to_thread.run_sync(partial(_start, [program, *flags.split(), ""], environ))
         with trio.fail_after(ANSWER_SECONDS):
             while True:
                 try:

@@ -41,7 +41,7 @@ IDLE, BUSY = "r_running 0\nr_waiting 0\n", "r_running 1\nr_waiting 0\n"
 
 
 @pytest.mark.parametrize(
-    ("seen", "waited", "over"),
+    ("samples", "waited", "ends"),
     [
         ([], 99, False),
         (["idle", "idle"], MIN_DRAIN_SECONDS - 0.1, False),
@@ -53,9 +53,9 @@ IDLE, BUSY = "r_running 0\nr_waiting 0\n", "r_running 1\nr_waiting 0\n"
         (["busy", "gone"], 3, True),
     ],
 )
-def test_two_idle_samples_end_an_engine_once_the_proxies_know(seen, waited, over):
+def test_two_idle_samples_end_an_engine_once_the_proxies_know(samples, waited, ends):
     """Before ten seconds only an engine that has exited may end; then one that is idle in two samples in a row."""
-    assert may_stop(seen, waited) is over
+    assert may_stop(samples, waited) is ends
 
 
 class Engine:
@@ -90,11 +90,11 @@ class Engine:
     ("metrics", "ends"),
     [
         (lambda now: (200, BUSY if now < 30 else IDLE), (31, 33)),  # a long answer
-        (lambda now: (200, BUSY if now < 3 else IDLE), (10, 12)),  # a short one: the proxies are waited for
+        (lambda now: (200, BUSY if now < 3 else IDLE), (10, 12)),  # a short one: the drain waits for the proxies
         (lambda now: (200, BUSY if int(now) % 2 else IDLE), (60, 62)),  # never twice in a row
-        (lambda now: None if now < 20 else (200, IDLE), (21, 26)),  # one that answers late has work
+        (lambda now: None if now < 20 else (200, IDLE), (21, 26)),  # a slow one has work
         (lambda now: ConnectionLostError("broke"), (60, 63)),
-        (lambda now: (200, BUSY), (60, 62)),  # the longest
+        (lambda now: (200, BUSY), (60, 62)),  # the maximum
     ],
 )
 async def test_an_engine_with_idle_metrics_ends(autojump_clock, metrics, ends):
@@ -215,13 +215,13 @@ async def test_metrics_are_read_over_real_sockets(monkeypatch):
     monkeypatch.setattr(module, "MIN_DRAIN_SECONDS", 0.0)
     monkeypatch.setattr(module, "SAMPLE_SECONDS", 0.02)
     monkeypatch.setattr(module, "METRICS_TIMEOUT_SECONDS", 0.3)
-    said = []
+    paths = []
 
     async def handle(exchange):
-        said.append(exchange.request.path)
-        if len(said) == 1:
+        paths.append(exchange.request.path)
+        if len(paths) == 1:
             await trio.sleep_forever()
-        text = BUSY if len(said) < 4 else IDLE
+        text = BUSY if len(paths) < 4 else IDLE
         await exchange.respond(Response(200, Headers.of({"Content-Type": "text/plain"}), text.encode()))
 
     [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
@@ -232,7 +232,7 @@ async def test_metrics_are_read_over_real_sockets(monkeypatch):
             target = DrainTarget(port, port, f"http://127.0.0.1:{port}/metrics", METRICS)
             assert await Drain(target, http).wait() == "it has no requests"
             nursery.cancel_scope.cancel()
-    assert len(said) >= 5
+    assert len(paths) >= 5
 
 
 def test_the_port_of_the_hooks_is_required():
@@ -249,7 +249,7 @@ NAMED = "Secret chat-keys, api-key"
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         (None, "not found; create it"),
         (b"", "is empty"),
@@ -258,7 +258,7 @@ NAMED = "Secret chat-keys, api-key"
         ("\u00e9".encode(), "characters other than ASCII"),
     ],
 )
-def test_a_secret_without_keys_is_an_error_at_the_start(tmp_path, value, said):
+def test_a_secret_without_keys_is_an_error_at_the_start(tmp_path, value, message):
     """An engine is never open because its Secret is empty, and no message repeats the Secret's content."""
     path = tmp_path / "keys"
     if value is not None:
@@ -267,7 +267,7 @@ def test_a_secret_without_keys_is_an_error_at_the_start(tmp_path, value, said):
     result = CliRunner().invoke(engine_pod.key_proxy, args)
     assert result.exit_code == 1
     assert NAMED in result.stderr
-    assert said in result.stderr
+    assert message in result.stderr
     assert FIRST not in result.output
 
 
@@ -293,18 +293,18 @@ async def test_a_problem_with_keys_is_logged_once_and_no_key_is_shown(tmp_path, 
     file = KeyFile(tmp_path / "keys", NAMED)
     file.path.write_text(f"{FIRST}\n")
     file.read()
-    with structlog.testing.capture_logs() as said:
+    with structlog.testing.capture_logs() as log:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(file.watch)
             file.path.write_text("")
-            await until(lambda: said)
+            await until(lambda: log)
             await trio.sleep(0.1)
             (tmp_path / "new").write_text(f"{FIRST}\n{SECOND}\n")
             (tmp_path / "new").replace(file.path)
-            await until(lambda: len(said) > 1)
+            await until(lambda: len(log) > 1)
             nursery.cancel_scope.cancel()
-    assert [line["event"] for line in said] == ["client keys not reloaded", "client keys reloaded"]
-    assert FIRST not in str(said)
+    assert [line["event"] for line in log] == ["client keys not reloaded", "client keys reloaded"]
+    assert FIRST not in str(log)
 
 
 @contextlib.asynccontextmanager
@@ -333,10 +333,10 @@ async def open_proxy(file, opened=("/health",)):
             headers = Headers.of({"Authorization": f"Bearer {key}"} if key else {})
             url = f"http://{LOOPBACK}:{port}{path}"
             async with http.open_stream("POST", url, headers=headers, body=b"{}") as answer:
-                said = await answer.receive_some()
-                while path == "/slow" and said != b"the rest":
+                text = await answer.receive_some()
+                while path == "/slow" and text != b"the rest":
                     stop.request_nowait("SIGTERM")
-                    said += await answer.receive_some()
+                    text += await answer.receive_some()
                 return answer.status
 
         yield ask, asked, stop

@@ -33,22 +33,22 @@ def program(folder, name="llama-server", mode=0o755):
 def test_the_chosen_program_wins(tmp_path):
     """--llama-server beats what is on PATH."""
     program(tmp_path / "bin")
-    mine = program(tmp_path / "mine", "my-server")
-    assert find_llama_server(mine, search_path=str(tmp_path / "bin")) == mine
+    chosen = program(tmp_path / "chosen", "my-server")
+    assert find_llama_server(chosen, search_path=str(tmp_path / "bin")) == chosen
 
 
 def test_a_bare_name_is_looked_up(tmp_path):
     """--llama-server may be a name on PATH."""
-    mine = program(tmp_path / "bin", "llama-server-b7000")
-    assert find_llama_server(type(mine)("llama-server-b7000"), search_path=str(tmp_path / "bin")) == mine
+    chosen = program(tmp_path / "bin", "llama-server-b7000")
+    assert find_llama_server(type(chosen)("llama-server-b7000"), search_path=str(tmp_path / "bin")) == chosen
 
 
 def test_a_program_in_the_working_directory(tmp_path, monkeypatch):
     """--llama-server ./llama-server is the file here, even when PATH has one of that name."""
     program(tmp_path / "bin")
-    mine = program(tmp_path / "here")
-    monkeypatch.chdir(mine.parent)
-    assert find_llama_server(type(mine)("./llama-server"), search_path=str(tmp_path / "bin")) == mine
+    chosen = program(tmp_path / "here")
+    monkeypatch.chdir(chosen.parent)
+    assert find_llama_server(type(chosen)("./llama-server"), search_path=str(tmp_path / "bin")) == chosen
 
 
 def test_path_beats_the_bundled_program(tmp_path):
@@ -91,8 +91,8 @@ def test_what_cannot_be_run_is_named(tmp_path):
 
 def test_a_named_program_of_another_runtime_has_to_exist(tmp_path):
     """The agent looks for the others itself, when a service needs one."""
-    mine = program(tmp_path / "bin", "mlx_lm.server")
-    assert configured_programs(HostConfig(mlx_server=mine)) == {"mlx-lm": str(mine)}
+    chosen = program(tmp_path / "bin", "mlx_lm.server")
+    assert configured_programs(HostConfig(mlx_server=chosen)) == {"mlx-lm": str(chosen)}
     assert configured_programs(HostConfig()) == {}
     with pytest.raises(UserError, match=r"--vllm-metal: .* does not exist; give the path of a vllm program"):
         configured_programs(HostConfig(vllm_metal=tmp_path / "nothing"))
@@ -109,9 +109,9 @@ def test_mlx_is_served_by_omlx_or_else_by_mlx_lm(tmp_path, monkeypatch, installe
         program(tmp_path / "brew", name)
     path = str(tmp_path / "bin")
     assert engine_settings(HostConfig(), search_path=path)["mlx_runtime"] == taken
-    mine = program(tmp_path / "mine", "my-omlx")
-    named = engine_settings(HostConfig(omlx_bin=mine), search_path=path)
-    assert (named["mlx_runtime"], named["programs"]) == ("omlx", {"omlx": str(mine)})
+    chosen = program(tmp_path / "chosen", "my-omlx")
+    named = engine_settings(HostConfig(omlx_bin=chosen), search_path=path)
+    assert (named["mlx_runtime"], named["programs"]) == ("omlx", {"omlx": str(chosen)})
 
 
 def test_the_fronts_of_shared_daemons_are_commands_that_run():
@@ -161,18 +161,18 @@ def test_allowances_of_config_toml_apply_and_are_logged(table, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("config", "says"),
+    ("config", "message"),
     [
         (AgentConfig(allow_engine_flag=("--port",)), "--allow-engine-flag: --port is set by LLMKube itself"),
         (AgentConfig(allow_engine_flag=("--api-*",)), "--allow-engine-flag: '--api-"),
         (UpConfig(allow_engine_variable=("OMP_*",)), "--allow-engine-variable: 'OMP_"),
     ],
 )
-def test_an_invalid_allowance_stops_the_start(config, says):
+def test_an_invalid_allowance_stops_the_start(config, message):
     """A pattern, or a flag of LLMKube's own, is refused with the setting before an engine runs."""
     with pytest.raises(UserError) as caught:
         engine_allowances(config)
-    assert str(caught.value).startswith(says)
+    assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize("config", [AgentConfig(), UpConfig()])

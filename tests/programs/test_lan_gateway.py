@@ -159,7 +159,7 @@ def test_an_address_of_this_machine_is_accepted(text, address, port):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("0.0.0.0", "0.0.0.0 means every address of this machine"),
         ("0.0.0.0:8080", "0.0.0.0 means every address of this machine"),
@@ -185,9 +185,9 @@ def test_an_address_of_this_machine_is_accepted(text, address, port):
         ("[fd00::5", '"[fd00::5" is not an IP address'),
     ],
 )
-def test_another_address_is_refused_with_a_list_of_this_machines(text, words):
+def test_another_address_is_refused_with_a_list_of_this_machines(text, message):
     """Neither all addresses nor loopback nor a name: the message has the reason, and the addresses to choose from."""
-    with pytest.raises(UserError, match=re.escape(words)) as caught:
+    with pytest.raises(UserError, match=re.escape(message)) as caught:
         parse_listen(text, 8080, OWN)
     assert str(caught.value).startswith("--listen: ")
     assert str(caught.value).endswith("; give one of 192.168.1.50, fd00::5")
@@ -200,14 +200,14 @@ def test_an_invalid_port_and_a_missing_network_are_reported():
         parse_listen("192.168.1.50", 8080, ())
 
 
-def unasked():
-    raise AssertionError("nobody wants to know the addresses")
+def not_called():
+    raise AssertionError("the addresses were listed")
 
 
 def test_without_listen_addresses_are_not_listed():
     """A machine that cannot list its addresses starts; keys without an address are refused."""
-    assert listen_settings(UpConfig(), unasked) is None
-    assert listen_settings(UpConfig(insecure_lan=True), unasked) is None
+    assert listen_settings(UpConfig(), not_called) is None
+    assert listen_settings(UpConfig(insecure_lan=True), not_called) is None
 
 
 def test_a_failure_to_list_addresses_is_one_sentence():
@@ -225,7 +225,7 @@ def test_flags_that_do_not_fit_together_are_refused(tmp_path):
     file = tmp_path / "keys"
     file.write_text("mine\n")
     with pytest.raises(UserError, match="--listen-key-file: it requires --listen ADDRESS"):
-        listen_settings(UpConfig(listen_key_file=file), unasked)
+        listen_settings(UpConfig(listen_key_file=file), not_called)
     with pytest.raises(UserError, match="--listen-key-file: under --insecure-lan no keys are needed"):
         listen_settings(attrs.evolve(LAN, listen_key_file=file, insecure_lan=True), lambda: OWN)
     asked = listen_settings(attrs.evolve(LAN, listen_key_file=file, gateway_port=0), lambda: OWN)

@@ -130,7 +130,7 @@ async def test_port_0_may_mean_none():
 
 def test_loaded_modules_are_frozen_for_the_garbage_collector():
     thresholds, loaded = gc.get_threshold(), []
-    assert any(one is loaded for one in gc.get_objects())  # which lists what the collector looks through
+    assert any(one is loaded for one in gc.get_objects())  # the objects that the collector scans
     try:
         freeze_heap()
         assert all(one is not loaded for one in gc.get_objects())

@@ -66,7 +66,7 @@ def test_children_do_not_inherit_the_lock(tmp_path):
     with hold_state_dir(tmp_path):
         program = [sys.executable, "-c", "print('here', flush=True); input()"]
         child = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False)
-    # Linux closes what is not inherited a moment after it has let the parent go on: wait for the program itself.
+    # Linux closes what is not inherited only after the parent has continued: wait for the program itself.
     assert child.stdout.readline() == b"here\n"
     with hold_state_dir(tmp_path):
         pass

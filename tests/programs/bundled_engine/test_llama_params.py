@@ -12,7 +12,7 @@ ROWS = [row for rows in FLAGS.values() for row in rows]
 VALUES = [row for row in ROWS if isinstance(row, Value)]
 SWITCHES = [row for row in ROWS if isinstance(row, Switch)]
 
-# One telling value for each flag that takes no plain number and no word of a list
+# One value that differs from the default for each flag that takes neither a plain number nor a listed value
 EXAMPLES = {
     "--model": "m.gguf", "--alias": "a,b", "--gpu-layers": "all", "--tensor-split": "3,1", "--fit": "off",
     "--override-tensor": "x=CPU", "--api-prefix": "/p", "--cors-origins": "o", "--host": "::1",
@@ -29,7 +29,7 @@ def long_name(row):
     return next(name for name in names(row) if name.startswith("--"))
 
 
-def words(row):
+def values_of(row):
     return row.read.metavar.strip("{}").split(",")
 
 
@@ -63,7 +63,7 @@ def test_a_value_reaches_the_engine(row, tmp_path):
     """Each flag with a value changes an attribute of the engine, the same one under each of its names."""
     (tmp_path / "file").write_text("# comment\nkey\n")
     if isinstance(row.read, Choice):
-        text = words(row)[0 if row.names.startswith("-fa") else -1]  # one that is not the default
+        text = values_of(row)[0 if row.names.startswith("-fa") else -1]  # one that is not the default
     elif row.metavar == "FILE" and "model" not in row.names:
         text = str(tmp_path / "file")
     else:
@@ -78,8 +78,8 @@ def test_a_value_reaches_the_engine(row, tmp_path):
 @pytest.mark.parametrize("row", [row for row in VALUES if isinstance(row.read, Choice)], ids=long_name)
 def test_every_listed_value_is_one_of_the_engines(row):
     """The engine has each value that --help offers."""
-    for word in words(row):
-        params(names(row)[0], word)
+    for value in values_of(row):
+        params(names(row)[0], value)
     with pytest.raises(argparse.ArgumentTypeError, match="nonsense"):
         row.read("nonsense")
 
@@ -112,7 +112,7 @@ def test_values_are_translated_as_by_llama_server(argv, target, value):
 
 
 @pytest.mark.parametrize(
-    ("argv", "says"),
+    ("argv", "message"),
     [
         (("--mlock",), "--mlock is not honoured"),
         (("--override-kv", "a=int:1"), "--override-kv is not honoured"),
@@ -128,12 +128,12 @@ def test_values_are_translated_as_by_llama_server(argv, target, value):
         (("--chat-template-kwargs", "[]"), "is not a JSON object"),
     ],
 )
-def test_unsupported_flags_are_refused_by_name(argv, says, capsys):
+def test_unsupported_flags_are_refused_by_name(argv, message, capsys):
     """A flag outside the table, a shortened one and a bad value each end the program with exit code 2 and one line."""
     with pytest.raises(SystemExit) as caught:
         parse(["-m", "m.gguf", *argv])
     assert caught.value.code == 2
-    assert says in capsys.readouterr().err.splitlines()[-1]
+    assert message in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_model_is_required(capsys):

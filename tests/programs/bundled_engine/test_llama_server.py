@@ -161,7 +161,7 @@ def test_a_stop_breaks_a_running_stream_off_at_once(tmp_path):
         answer = connection.getresponse()
         answer.readline()
         server.process.terminate()
-        assert server.process.wait(10) == 0  # the engine's own way out takes 30 seconds here
+        assert server.process.wait(10) == 0  # the engine's own shutdown would take 30 seconds here
         with pytest.raises((http.client.IncompleteRead, ConnectionError)):
             answer.read()
         connection.close()
@@ -172,7 +172,7 @@ def run(*argv):
 
 
 @pytest.mark.parametrize(
-    ("write", "says"),
+    ("write", "message"),
     [
         (None, "cannot read the model"),
         (b"hello", "is not a GGUF file: it starts with b'hell'"),
@@ -181,7 +181,7 @@ def run(*argv):
     ],
     ids=["missing", "text", "truncated", "garbage"],
 )
-def test_an_unreadable_model_ends_it_with_one_line(tmp_path, write, says):
+def test_an_unreadable_model_ends_it_with_one_line(tmp_path, write, message):
     """A line on stderr names the file and the reason, and the exit code is 1.
 
     It is not always the last line: the engine writes to stderr from a thread of its own.
@@ -191,7 +191,7 @@ def test_an_unreadable_model_ends_it_with_one_line(tmp_path, write, says):
         path.write_bytes(write)
     done = run("--model", str(path), "--port", "0")
     assert (done.returncode, done.stdout) == (1, "")
-    (ours,) = [line for line in done.stderr.splitlines() if says in line]
+    (ours,) = [line for line in done.stderr.splitlines() if message in line]
     assert str(path) in ours
     assert "Traceback" not in done.stderr
 

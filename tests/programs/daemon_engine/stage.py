@@ -13,13 +13,13 @@ from llmkube.programs.daemon_engine.keeper import Counters, GivenUpError, Keeper
 
 @attrs.define(eq=False)
 class Stage:
-    """A keeper at work.
+    """A keeper that runs.
 
     Attributes:
         keeper: The keeper.
-        client: The way to the server.
-        scope: Ends the keeper's loop.
-        given_up: What it has said when it gave up.
+        client: A client of the server.
+        scope: The cancel scope of the keeper's loop.
+        given_up: The keeper's message when it gave up.
     """
 
     keeper: Keeper
@@ -29,7 +29,7 @@ class Stage:
 
     async def unload(self):
         """Stop the keeper, and unload the model."""
-        self.scope.cancel(reason="a stop")
+        self.scope.cancel(reason="stopped by the test")
         await trio.lowlevel.checkpoint()
         return await self.keeper.unload()
 
@@ -52,8 +52,8 @@ async def keep_loaded(connected, make):
         try:
             yield stage
         except (AssertionError, ValueError, trio.TooSlowError) as error:
-            failed = error  # raised in here it would come as a group
-        nursery.cancel_scope.cancel(reason="the play is over")
+            failed = error  # raised inside the nursery it would become a group
+        nursery.cancel_scope.cancel(reason="the test is over")
     if failed is not None:
         raise failed
 

@@ -165,7 +165,7 @@ async def test_the_agent_reads_work_progress_and_name(autojump_clock, fake, clie
         nursery.start_soon(ask, f"{URL}/v1/chat/completions")
         await trio.sleep(6)
         first = await engine.counters()
-        await trio.sleep(6)  # a long prompt: only the process that computes moves
+        await trio.sleep(6)  # a long prompt: only the runner's CPU time increases
         second = await engine.counters()
         assert (first.work, second.work) == (1, 1)
         assert first.counters != second.counters
@@ -175,7 +175,7 @@ async def test_the_agent_reads_work_progress_and_name(autojump_clock, fake, clie
     assert stage.keeper.ready
 
 
-# -- bugs made on purpose ---------------------------------------------------------------------------------------------
+# -- rewriting of names ------------------------------------------------------------------------------------------------
 
 
 OLLAMAS, OURS = "llmkube/default_chat", "chat"

@@ -169,7 +169,7 @@ async def test_a_load_without_a_process_is_a_failed_load(autojump_clock, stage):
 async def test_repeated_unloads_by_others_are_answered_with_backoff(autojump_clock, fake, stage):
     """Two programs that compete for memory do not load in turn without a pause."""
     loads = []
-    for _ in range(240):  # 40 minutes in which the model is taken away whenever it is there
+    for _ in range(240):  # for 40 minutes the model is unloaded whenever it is loaded
         if NAME in fake.loaded:
             loads.append(trio.current_time())
             fake.drop(NAME)
@@ -178,7 +178,7 @@ async def test_repeated_unloads_by_others_are_answered_with_backoff(autojump_clo
     pauses = [after - before for before, after in pairwise(loads)]
     assert pauses[0] <= 20
     assert min(pauses[6:]) >= 50
-    assert len(loads) > 30  # and it comes back each time
+    assert len(loads) > 30  # it is loaded again each time
 
 
 async def test_an_orphan_of_a_borrowed_server_is_reported_and_not_killed(autojump_clock, fake, stage):

@@ -104,11 +104,11 @@ async def test_an_unusable_folder_is_named_with_a_fix(tmp_path):
 
 async def test_an_abandoned_thread_touches_no_other_file(tmp_path, monkeypatch):
     """A descriptor's number is not reused while a thread uses it, and a thread that starts later fails."""
-    at_it, go_on, done, seen = threading.Event(), threading.Event(), threading.Event(), []
+    started, resume, done, seen = threading.Event(), threading.Event(), threading.Event(), []
 
     def slow(fd, operation):
-        at_it.set()
-        go_on.wait(60)
+        started.set()
+        resume.wait(60)
         seen.append((fd, os.fstat(fd).st_ino))
         done.set()
         return True
@@ -117,12 +117,12 @@ async def test_an_abandoned_thread_touches_no_other_file(tmp_path, monkeypatch):
     other = tmp_path / "other"
     async with lock_opener(str(tmp_path))(MODEL) as lock, trio.open_nursery() as nursery:
         nursery.start_soon(lock.exclusive)
-        await trio.to_thread.run_sync(at_it.wait, 60)
+        await trio.to_thread.run_sync(started.wait, 60)
         nursery.cancel_scope.cancel(reason="the front ends")
     with other.open("w") as file:
         (path,) = (tmp_path / "daemon-models").iterdir()
         assert file.fileno() != lock.file.fd
-        go_on.set()
+        resume.set()
         assert await trio.to_thread.run_sync(done.wait, 60)
         assert seen == [(lock.file.fd, path.stat().st_ino)]
     with pytest.raises(ModelLockError):

@@ -23,7 +23,7 @@ from llmkube.programs.daemon_engine.ollama_program import (
 from llmkube.programs.daemon_engine.server import NoDaemonError
 from llmkube.programs.program import Stop
 from llmkube.runtimes.plan import UNLOAD_LEFT
-from programs.daemon_engine.fake_ollama import URL, FakeDaemon, blob_of, reached
+from programs.daemon_engine.fake_ollama import URL, FakeDaemon, blob_of, open_client
 from programs.daemon_engine.stage import FakeStarter
 from waiting import until
 
@@ -41,7 +41,7 @@ async def test_a_file_is_served_and_unloaded(tmp_path, runs):
     options = parse(
         ["--model", str(path), "--alias", "chat", "--service", "a/b", "--port", "0", "--ctx-size", "64"], {}
     )
-    async with reached(fake) as client, open_http_client() as http, trio.open_nursery() as nursery:
+    async with open_client(fake) as client, open_http_client() as http, trio.open_nursery() as nursery:
 
         async def run(*, task_status):
             deps = Dependencies(client, fake, starter)
@@ -75,14 +75,14 @@ async def test_a_model_left_by_a_killed_front_is_unloaded(tmp_path, used):
     fake.store[options.store_name] = blob_of(WEIGHTS)
     await fake.load(options.store_name)
     starter = FakeStarter(fake)
-    async with reached(fake) as client:
+    async with open_client(fake) as client:
         deps = Dependencies(client, fake, starter, open_lock=locks)
 
         async def unloads():
             return await serve(options, frozenset(), deps, Stop())
 
         assert await unloads()
-        assert len(fake.holders()) == 1  # by somebody who has no lock: it was not left
+        assert len(fake.holders()) == 1  # by a client without a lock: no front has left it
         async with locks(f"{options.daemon} {options.store_name}") as lock:
             await lock.share()
             if used:
@@ -105,7 +105,7 @@ async def test_no_second_server_is_started_while_one_hangs():
     fake = FakeDaemon(hangs=True)
     starter = FakeStarter(fake)
     options = parse(LIBRARY, {})
-    async with reached(fake) as client:
+    async with open_client(fake) as client:
         with pytest.raises(NoDaemonError, match="no second server is started"):
             await serve(options, frozenset(), Dependencies(client, fake, starter), Stop())
     assert starter.starts == 0
@@ -195,7 +195,7 @@ def test_a_model_of_the_library_is_named_by_its_url():
 
 
 @pytest.mark.parametrize(
-    ("changed", "environ", "said"),
+    ("changed", "environ", "message"),
     [
         (("--service", "chat"), {}, "use NAMESPACE/NAME"),
         (("--model", "ollama://"), {}, "ollama://NAME:TAG"),
@@ -203,23 +203,23 @@ def test_a_model_of_the_library_is_named_by_its_url():
         (("--threads", "4"), {}, "--threads"),
     ],
 )
-def test_unsupported_flags_are_refused_by_name(capsys, changed, environ, said):
+def test_unsupported_flags_are_refused_by_name(capsys, changed, environ, message):
     with pytest.raises(SystemExit) as end:
         parse([*LEAST, *changed], environ)
     assert end.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("said", ["mac.local:80", "10.0.0.7", "[fe80::1]:11434"])
-def test_a_server_of_another_machine_is_refused(said):
+@pytest.mark.parametrize("address", ["mac.local:80", "10.0.0.7", "[fe80::1]:11434"])
+def test_a_server_of_another_machine_is_refused(address):
     """Its memory is not this host's, and its processes are not visible here."""
     with pytest.raises(DaemonAddressError, match=r"127\.0\.0\.1:PORT"):
-        require_local(daemon_url({"OLLAMA_HOST": said}))
+        require_local(daemon_url({"OLLAMA_HOST": address}))
 
 
-@pytest.mark.parametrize("said", ["", "0.0.0.0:1", "[::1]:1", "localhost", "127.0.0.1:99"])
-def test_a_loopback_server_is_accepted(said):
-    require_local(daemon_url({"OLLAMA_HOST": said}))
+@pytest.mark.parametrize("address", ["", "0.0.0.0:1", "[::1]:1", "localhost", "127.0.0.1:99"])
+def test_a_loopback_server_is_accepted(address):
+    require_local(daemon_url({"OLLAMA_HOST": address}))
 
 
 @pytest.mark.parametrize(

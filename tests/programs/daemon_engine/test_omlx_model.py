@@ -117,7 +117,7 @@ async def test_an_unload_waits_for_the_end_of_a_load(autojump_clock, seconds, ba
     async with staged(fake) as stage, trio.open_nursery() as nursery:
         nursery.start_soon(end_load)
         assert await stage.unload() is back
-        nursery.cancel_scope.cancel(reason="the play is over")
+        nursery.cancel_scope.cancel(reason="the test is over")
     assert (fake.holding(), set(fake.calls)) == (0, {UNLOAD} if back else set())
 
 
@@ -300,14 +300,14 @@ def test_no_text_shows_the_key():
     assert "CanaryKey" not in repr(api) + repr(OmlxModel(api, 1, "/m", None))
 
 
-# -- bugs made on purpose ---------------------------------------------------------------------------------------------
+# -- memory samples ---------------------------------------------------------------------------------------------------
 
 
 G = 1024**3
 OURS, OTHER = 4 * G, 2 * G
 
 
-def shot(held, others=(), *, pid=1, size=OURS):
+def sample(held, others=(), *, pid=1, size=OURS):
     return MemorySample(pid=pid, held=held, size=size, others=dict.fromkeys(others, OTHER))
 
 
@@ -315,28 +315,30 @@ def history(before, loaded):
     return MemoryHistory(before=before, loaded=loaded)
 
 
-LOADED = history(shot(G), shot(5 * G))
+LOADED = history(sample(G), sample(5 * G))
 
 
 @pytest.mark.parametrize(
     ("known", "now", "still"),
     [
-        pytest.param(LOADED, shot(G), False, id="it holds what it held before"),
-        pytest.param(LOADED, shot(5 * G), True, id="it holds all of it"),
-        pytest.param(LOADED, shot(2 * G), False, id="a quarter is left: buffers of its requests"),
-        pytest.param(LOADED, shot(4 * G), True, id="three quarters are left"),
-        pytest.param(LOADED, shot(3 * G, ["other"]), False, id="another one came, ours went"),
-        pytest.param(LOADED, shot(7 * G, ["other"]), True, id="another one came, ours stayed"),
-        pytest.param(history(shot(3 * G, ["other"]), shot(7 * G, ["other"])), shot(5 * G), True, id="another one went"),
-        pytest.param(history(shot(3 * G, ["other"]), shot(7 * G, ["other"])), shot(G), False, id="both went"),
-        pytest.param(history(None, shot(5 * G)), shot(5 * G), True, id="it was there at the first look"),
-        pytest.param(history(None, shot(5 * G)), shot(G), False, id="it was there at the first look, and went"),
-        pytest.param(history(None, shot(5 * G, size=0)), shot(5 * G), False, id="nobody knows what it takes"),
-        pytest.param(history(shot(G), shot(2 * G)), shot(G), False, id="it took less than it was said to"),
-        pytest.param(history(shot(G), shot(2 * G)), shot(2 * G), True, id="it took less, and stayed"),
-        pytest.param(history(shot(G), shot(5 * G, size=0)), shot(5 * G), True, id="measured alone"),
-        pytest.param(LOADED, shot(5 * G, pid=2), False, id="another process"),
-        pytest.param(MemoryHistory(before=shot(G)), shot(5 * G), False, id="it was never listed"),
+        pytest.param(LOADED, sample(G), False, id="as much memory as before the load"),
+        pytest.param(LOADED, sample(5 * G), True, id="all of it is held"),
+        pytest.param(LOADED, sample(2 * G), False, id="a quarter is left: buffers of its requests"),
+        pytest.param(LOADED, sample(4 * G), True, id="three quarters are left"),
+        pytest.param(LOADED, sample(3 * G, ["other"]), False, id="other loaded, ours unloaded"),
+        pytest.param(LOADED, sample(7 * G, ["other"]), True, id="other loaded, ours not unloaded"),
+        pytest.param(
+            history(sample(3 * G, ["other"]), sample(7 * G, ["other"])), sample(5 * G), True, id="other unloaded"
+        ),
+        pytest.param(history(sample(3 * G, ["other"]), sample(7 * G, ["other"])), sample(G), False, id="both unloaded"),
+        pytest.param(history(None, sample(5 * G)), sample(5 * G), True, id="loaded at the first sample"),
+        pytest.param(history(None, sample(5 * G)), sample(G), False, id="loaded at the first sample, then unloaded"),
+        pytest.param(history(None, sample(5 * G, size=0)), sample(5 * G), False, id="its size is unknown"),
+        pytest.param(history(sample(G), sample(2 * G)), sample(G), False, id="it took less than its listed size"),
+        pytest.param(history(sample(G), sample(2 * G)), sample(2 * G), True, id="it took less, and stayed"),
+        pytest.param(history(sample(G), sample(5 * G, size=0)), sample(5 * G), True, id="measured alone"),
+        pytest.param(LOADED, sample(5 * G, pid=2), False, id="another process"),
+        pytest.param(MemoryHistory(before=sample(G)), sample(5 * G), False, id="it was never listed"),
     ],
 )
 def test_the_rest_of_a_model_is_estimated_from_its_memory(known, now, still):
@@ -347,31 +349,31 @@ def test_the_rest_of_a_model_is_estimated_from_its_memory(known, now, still):
 def test_for_a_small_model_the_servers_list_decides():
     """Buffers vary by as much memory."""
     small = MEASURABLE_BYTES - 1
-    known = history(shot(G), shot(G + small, size=small))
-    assert not is_still_held(known, shot(G + small))
+    known = history(sample(G), sample(G + small, size=small))
+    assert not is_still_held(known, sample(G + small))
 
 
 def test_samples_are_evaluated_in_order():
     """A listed model is loaded; an unlisted one is kept until its memory is free; the next load is then measured."""
-    known = record_sample(MemoryHistory(), shot(G), listed=False)
-    assert known == MemoryHistory(before=shot(G))
-    known = record_sample(known, shot(5 * G), listed=True)
+    known = record_sample(MemoryHistory(), sample(G), listed=False)
+    assert known == MemoryHistory(before=sample(G))
+    known = record_sample(known, sample(5 * G), listed=True)
     assert known == LOADED
-    assert record_sample(known, shot(5 * G), listed=False) == LOADED
-    assert record_sample(known, shot(2 * G), listed=False) == MemoryHistory(before=shot(2 * G))
+    assert record_sample(known, sample(5 * G), listed=False) == LOADED
+    assert record_sample(known, sample(2 * G), listed=False) == MemoryHistory(before=sample(2 * G))
 
 
 def test_samples_of_another_process_are_ignored():
     """So are those from before a process was hidden."""
-    assert record_sample(LOADED, shot(7 * G, pid=2), listed=True) == MemoryHistory(loaded=shot(7 * G, pid=2))
-    assert record_sample(LOADED, shot(7 * G, pid=2), listed=False) == MemoryHistory(before=shot(7 * G, pid=2))
+    assert record_sample(LOADED, sample(7 * G, pid=2), listed=True) == MemoryHistory(loaded=sample(7 * G, pid=2))
+    assert record_sample(LOADED, sample(7 * G, pid=2), listed=False) == MemoryHistory(before=sample(7 * G, pid=2))
     assert record_sample(LOADED, MemorySample(pid=None), listed=True) == MemoryHistory()
 
 
 def test_memory_of_another_model_that_is_freed_late_is_not_ours():
     """That model is not listed in the last sample before our unload, but its memory is freed after it."""
-    both = history(shot(3 * G, ["other"]), shot(7 * G, ["other"]))
-    known = record_sample(both, shot(7 * G), listed=True)
-    assert known.loaded == shot(7 * G, ["other"])
-    assert is_still_held(known, shot(5 * G))
-    assert record_sample(both, shot(5 * G), listed=True).loaded == shot(5 * G)
+    both = history(sample(3 * G, ["other"]), sample(7 * G, ["other"]))
+    known = record_sample(both, sample(7 * G), listed=True)
+    assert known.loaded == sample(7 * G, ["other"])
+    assert is_still_held(known, sample(5 * G))
+    assert record_sample(both, sample(5 * G), listed=True).loaded == sample(5 * G)

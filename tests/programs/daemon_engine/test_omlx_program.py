@@ -29,7 +29,7 @@ from llmkube.programs.daemon_engine.omlx_server import (
 )
 from llmkube.programs.daemon_engine.server import NoDaemonError
 from llmkube.programs.program import Stop
-from programs.daemon_engine.fake_omlx import NAME, URL, FakeOmlx, reached
+from programs.daemon_engine.fake_omlx import NAME, URL, FakeOmlx, open_client
 from programs.daemon_engine.stage import FakeStarter
 from second_user import OTHER_UID, needs_second_user
 from waiting import until
@@ -50,7 +50,7 @@ async def test_a_folder_is_served_and_unloaded(tmp_path, runs):
     link.symlink_to(folder)  # as one of our own has it
     fake = FakeOmlx(answers=runs, folders={NAME: str(link)}, sizes={NAME: 4 << 30}, load_seconds=0.01, lag_seconds=0.05)
     starter, stop, ended = FakeStarter(fake), Stop(), []
-    async with reached(fake) as client, open_http_client() as http, trio.open_nursery() as nursery:
+    async with open_client(fake) as client, open_http_client() as http, trio.open_nursery() as nursery:
 
         async def run(*, task_status):
             deps = OmlxDependencies(client, fake, starter)
@@ -63,9 +63,9 @@ async def test_a_folder_is_served_and_unloaded(tmp_path, runs):
                 await trio.sleep(0.01)
         for asked in (ASK, json.dumps(json.loads(ASK) | {"stream": True}).encode()):
             answer = await http.request("POST", f"{front}/v1/chat/completions", body=asked)
-            said = json.loads(answer.body.rpartition(b"data: ")[2])
-            assert (answer.status, said["model"]) == (200, "chat")
-            assert said["choices"][0]["message"]["content"] == f'"model":"{NAME}" of {NAME}'
+            chunk = json.loads(answer.body.rpartition(b"data: ")[2])
+            assert (answer.status, chunk["model"]) == (200, "chat")
+            assert chunk["choices"][0]["message"]["content"] == f'"model":"{NAME}" of {NAME}'
         assert json.loads((await http.request("GET", f"{front}/v1/models")).body)["data"][0]["owned_by"] == "omlx"
         assert b"prompt_tokens_total 14\n" in (await http.request("GET", f"{front}/metrics")).body
         assert (await http.request("POST", f"{front}/v1/models/{NAME}/unload")).status == 404
@@ -92,7 +92,7 @@ async def test_a_folder_is_served_and_unloaded(tmp_path, runs):
 )
 async def test_a_running_omlx_is_asked_for_its_folders(fake, key, folders):
     """With the given key; without one the server answers that it needs one."""
-    async with reached(fake) as client:
+    async with open_client(fake) as client:
         found = await probe_owner(OmlxApi(client, URL, key))
     assert (found.is_omlx, found.answers, found.folders) == (True, True, folders)
     assert found.status == (401 if fake.key != key else 0)
@@ -108,10 +108,10 @@ async def test_another_program_at_its_port_is_no_omlx():
     fake = Other()
     for answer in (Response(404), Response(200, body=b"<html>"), Response.json(200, {"status": "ok"}), Response(503)):
         fake.faults["/health"] = answer
-        async with reached(fake) as client:
+        async with open_client(fake) as client:
             assert not (await probe_owner(OmlxApi(client, URL))).is_omlx
     fake.answers = False
-    async with reached(fake) as client:
+    async with open_client(fake) as client:
         assert not (await probe_owner(OmlxApi(client, URL))).answers
 
 
@@ -120,7 +120,7 @@ async def test_no_second_server_is_started_while_one_hangs(tmp_path):
     """The hanging one may hold models in memory that the agent cannot measure."""
     fake = FakeOmlx(hangs=True)
     starter = FakeStarter(fake)
-    async with reached(fake) as client:
+    async with open_client(fake) as client:
         with pytest.raises(NoDaemonError, match="no second server is started"):
             await serve(options(tmp_path), frozenset(), OmlxDependencies(client, fake, starter), Stop())
     assert starter.starts == 0
@@ -206,7 +206,7 @@ def test_the_defaults_are_those_of_oMLX():  # noqa: N802 - its name
 
 
 @pytest.mark.parametrize(
-    ("changed", "environ", "said"),
+    ("changed", "environ", "message"),
     [
         (["--service", "b"], {}, "use NAMESPACE/NAME"),
         ([], {"OMLX_PORT": "0"}, "OMLX_PORT=0: set a port, such as 8000"),
@@ -214,19 +214,19 @@ def test_the_defaults_are_those_of_oMLX():  # noqa: N802 - its name
         ([], {"LLMKUBE_OMLX_STARTUP_SECONDS": "2m"}, "LLMKUBE_OMLX_STARTUP_SECONDS=2m: set seconds, such as 120"),
     ],
 )
-def test_unsupported_flags_are_refused_by_name(capsys, changed, environ, said):
+def test_unsupported_flags_are_refused_by_name(capsys, changed, environ, message):
     """With exit code 2, and one line."""
     with pytest.raises(SystemExit) as caught:
         parse([*ARGV, *changed], environ)
     assert caught.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 FOLDER = "/models/tiny"
 
 
 @pytest.mark.parametrize(
-    ("found", "is_used", "said"),
+    ("found", "is_used", "expected"),
     [
         ({"folders": ["/models/a", FOLDER]}, True, "has the model"),
         ({"folders": ["/models/a"]}, False, f"add the parent folder of {FOLDER} to its model folders"),
@@ -239,14 +239,14 @@ FOLDER = "/models/tiny"
         ({"error": "oMLX answers 500: oops", "status": 500}, None, "oops; no second server"),
     ],
 )
-def test_a_running_omlx_is_used_if_it_can_serve_the_model(found, is_used, said):
+def test_a_running_omlx_is_used_if_it_can_serve_the_model(found, is_used, expected):
     """Otherwise our own is started and the reason logged; but not next to one that may hold models it does not list."""
     if is_used is None:
-        with pytest.raises(NoDaemonError, match=said):
+        with pytest.raises(NoDaemonError, match=expected):
             choose(OwnerServer(url=URL, **found), FOLDER)
     else:
         chosen, reason = choose(OwnerServer(url=URL, **found), FOLDER)
-        assert (chosen, said in reason) == (is_used, True)
+        assert (chosen, expected in reason) == (is_used, True)
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ DEMO_BYTES = 956256
 def run(tmp_path):
     def invoke(*args, env=None):
         fixed = ["--to", tmp_path / "models" / "k", "--model-store", tmp_path / "models" / ".store"]
-        words = ["fetch", *args, *fixed, "--termination-log", tmp_path / "log"]
-        return CliRunner().invoke(cli, [str(word) for word in words], env=env)
+        argv = ["fetch", *args, *fixed, "--termination-log", tmp_path / "log"]
+        return CliRunner().invoke(cli, [str(each) for each in argv], env=env)
 
     return invoke
 
@@ -153,27 +153,27 @@ def test_a_missing_file_publishes_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["blob"]
 
 
-# -- a source that is followed ----------------------------------------------------------------------------------------
+# -- changes of a source ---------------------------------------------------------------------------------------------
 
 
-class Shop:
+class FileServer:
     """A web server with one file in several versions; it also plays a bucket's server."""
 
     def __init__(self) -> None:
         demo = next((Path(blobs.__file__).parents[1] / "builtin").glob("*.gguf")).read_bytes()
         self.files = {"v1": demo, "v2": demo[:-1] + bytes([demo[-1] ^ 1]), "v3": demo[:-1] + bytes([demo[-1] ^ 2])}
         self.version, self.status, self.asked, self.listing = "v1", 0, [], b""
-        shop = self
+        server = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                shop.asked.append((self.path, self.headers.get("Authorization") or ""))
-                data = shop.listing if self.path.startswith("/api/") else shop.files[shop.version]
-                self.send_response(shop.status or 200)
+                server.asked.append((self.path, self.headers.get("Authorization") or ""))
+                data = server.listing if self.path.startswith("/api/") else server.files[server.version]
+                self.send_response(server.status or 200)
                 self.send_header("Content-Length", str(len(data)))
-                self.send_header("ETag", f'"{shop.version}"')
+                self.send_header("ETag", f'"{server.version}"')
                 self.end_headers()
-                with contextlib.suppress(OSError):  # who has seen enough hangs up
+                with contextlib.suppress(OSError):  # the client may disconnect early
                     self.wfile.write(data)
 
             def log_message(self, *_: object) -> None:
@@ -184,8 +184,8 @@ class Shop:
 
 
 @pytest.fixture
-def shop():
-    one = Shop()
+def server():
+    one = FileServer()
     thread = threading.Thread(target=one.server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield one
@@ -194,57 +194,57 @@ def shop():
     one.server.server_close()
 
 
-MINE = ("--allow-private-sources", "127.0.0.1/32", "--fresh", "--versions")
+FRESH = ("--allow-private-sources", "127.0.0.1/32", "--fresh", "--versions")
 
 
-def test_each_version_has_a_folder_and_the_last_two_stay(run, tmp_path, shop):
+def test_each_version_has_a_folder_and_the_last_two_stay(run, tmp_path, server):
     """A changed file gets a new folder; the previous one stays for processes that use it, older ones are removed."""
-    source, paths, models = f"{shop.url}/m.gguf", {}, tmp_path / "models"
+    source, paths, models = f"{server.url}/m.gguf", {}, tmp_path / "models"
     for version in ("v1", "v1", "v2", "v3"):
-        shop.version = version
-        done = run(source, *MINE)
+        server.version = version
+        done = run(source, *FRESH)
         assert done.exit_code == 0, done.output
         assert read_result(tmp_path)["etag"] == f'"{version}"'
         assert paths.setdefault(version, read_result(tmp_path)["path"]) == read_result(tmp_path)["path"]
-        assert (models / "k" / read_result(tmp_path)["path"]).read_bytes() == shop.files[version]
+        assert (models / "k" / read_result(tmp_path)["path"]).read_bytes() == server.files[version]
     assert len(set(paths.values())) == 3
     left = {str(path.relative_to(models / "k")) for path in (models / "k").rglob("*.gguf")}
     assert left == {paths["v2"], paths["v3"]}
     assert len(list((models / ".store" / "blobs").iterdir())) == 1
 
 
-def test_a_file_that_the_server_has_lost_is_kept(run, tmp_path, shop):
+def test_a_file_that_the_server_has_lost_is_kept(run, tmp_path, server):
     """The termination message reports it."""
-    source = f"{shop.url}/m.gguf"
-    run(source, *MINE)
+    source = f"{server.url}/m.gguf"
+    run(source, *FRESH)
     before = read_result(tmp_path)
-    shop.status = 404
-    done = run(source, *MINE)
+    server.status = 404
+    done = run(source, *FRESH)
     assert done.exit_code == 0, done.output
     assert read_result(tmp_path)["path"] == before["path"]
     assert "404" in read_result(tmp_path)["kept"]
-    assert run(f"{shop.url}/other.gguf", *MINE).exit_code == 2
+    assert run(f"{server.url}/other.gguf", *FRESH).exit_code == 2
 
 
-def test_an_object_is_fetched_with_the_key_of_the_environment(run, tmp_path, shop):
+def test_an_object_is_fetched_with_the_key_of_the_environment(run, tmp_path, server):
     """The variables of AWS's tools name an endpoint and sign requests to it."""
-    env = {"AWS_ENDPOINT_URL": shop.url, "AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": "hush"}
-    done = run("s3://bucket/chat", *MINE, "--file", "m.gguf", env=env)
+    env = {"AWS_ENDPOINT_URL": server.url, "AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": "hush"}
+    done = run("s3://bucket/chat", *FRESH, "--file", "m.gguf", env=env)
     assert done.exit_code == 0, done.output
-    [(path, authorization)] = shop.asked
+    [(path, authorization)] = server.asked
     assert path == "/bucket/chat/m.gguf"
     assert authorization.startswith("AWS4-HMAC-SHA256 Credential=AKID/")
     assert "hush" not in done.output + (tmp_path / "log").read_text()
 
 
-def test_a_job_takes_the_usual_quantization_of_a_repository(run, tmp_path, shop):
+def test_a_job_takes_the_usual_quantization_of_a_repository(run, tmp_path, server):
     """A controller's Job chooses in a repository as a host does, and lists the files when a name is wrong."""
     names = ("m-Q2_K.gguf", "m-Q4_K_M.gguf", "mmproj-m-F16.gguf")
-    shop.listing = json.dumps({"sha": "c" * 40, "siblings": [{"rfilename": name} for name in names]}).encode()
-    flags = (f"--hub-endpoint={shop.url}", "--allow-private-sources=127.0.0.0/8")
+    server.listing = json.dumps({"sha": "c" * 40, "siblings": [{"rfilename": name} for name in names]}).encode()
+    flags = (f"--hub-endpoint={server.url}", "--allow-private-sources=127.0.0.0/8")
     done = run("org/repo", *flags)
     assert done.exit_code == 0, done.output
-    assert shop.asked[-1][0].endswith("/m-Q4_K_M.gguf")
+    assert server.asked[-1][0].endswith("/m-Q4_K_M.gguf")
     done = run("hf.co/org/repo:Q9_X", *flags)
     assert done.exit_code == 2
     assert "has no Q9_X; it has m-Q2_K.gguf" in read_result(tmp_path)["message"]

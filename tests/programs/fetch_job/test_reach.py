@@ -15,7 +15,7 @@ from llmkube.programs.fetch_job.reach import OTHER_PROGRAM, reach, try_connect
 
 
 @asynccontextmanager
-async def open_speaker(*pieces):
+async def open_server(*pieces):
     """Send these pieces to each client that connects, and close the connection."""
 
     async def speak(stream):
@@ -42,7 +42,7 @@ async def open_speaker(*pieces):
 )
 async def test_only_the_hosts_token_identifies_it(pieces, result):
     """Another machine may have the same address, and a proxy answers for any."""
-    async with open_speaker(*pieces) as port:
+    async with open_server(*pieces) as port:
         assert await try_connect("127.0.0.1", port, "word") == result
 
 

@@ -32,8 +32,8 @@ KEYS = ("a" * 16, "b" * 16)
 @pytest.fixture
 def run(tmp_path):
     def invoke(*args):
-        words = ["fetch", *args, "--termination-log", tmp_path / "log"]
-        return CliRunner().invoke(cli, [str(word) for word in words], env={"LLMKUBE_SOURCE": ""})
+        argv = ["fetch", *args, "--termination-log", tmp_path / "log"]
+        return CliRunner().invoke(cli, [str(each) for each in argv], env={"LLMKUBE_SOURCE": ""})
 
     return invoke
 
@@ -126,11 +126,11 @@ def test_a_link_is_not_followed(run, tmp_path, volume):
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("builtin://demo", "--inspect", "x"), ("--inspect", "x", "--prune", "a" * 16), ("builtin://demo",)]
+    "argv", [(), ("builtin://demo", "--inspect", "x"), ("--inspect", "x", "--prune", "a" * 16), ("builtin://demo",)]
 )
-def test_exactly_one_operation_is_required(run, words):
+def test_exactly_one_operation_is_required(run, argv):
     """No operation, two operations, and a fetch without folders are usage errors."""
-    assert run(*words).exit_code == 2
+    assert run(*argv).exit_code == 2
 
 
 async def test_the_progress_server_shows_the_percentage_alone():
@@ -231,8 +231,8 @@ async def test_a_file_with_the_expected_digest_is_adopted(tmp_path):
     assert isinstance(await taken(tmp_path, WEB, ["x.gguf"], DIGEST), WeightsFile)
 
 
-def written(path, words):
-    write_result(path / "log", words)
+def written(path, result):
+    write_result(path / "log", result)
     content = (path / "log").read_bytes()
     assert len(content) <= MAX_BYTES
     return json.loads(content)

@@ -14,7 +14,7 @@ from llmkube.programs.one_machine import AgentDirectory
 from programs.router_host.test_router_host import CHAT, KEY, SEEN, open_host, patient_clock
 from router.proxy.test_default_route import Engine, View
 
-__all__ = ["patient_clock"]  # the fixture, for pytest to find
+__all__ = ["patient_clock"]  # a fixture that pytest looks up here
 
 CLOSED = {"name": "closed", "route": {"backends": ["chat"]}, "match": {}, "failClosed": True}
 READY = View()
@@ -83,10 +83,10 @@ async def test_a_stopped_failed_or_refused_service_is_503_at_once(patient_clock,
         agent.publish(unready("Loading"))
         async with trio.open_nursery() as nursery:
 
-            async def answered():
+            async def expect_200():
                 assert (await ask(host))[0].status == 200
 
-            nursery.start_soon(answered)
+            nursery.start_soon(expect_200)
             await trio.sleep(SEEN)
             assert (await host.status()).backends[0].healthy is True
             agent.publish(READY)
@@ -97,11 +97,11 @@ async def test_a_loading_service_is_waited_for(patient_clock, tmp_path, reason):
     """So is a service whose engine has just exited: the next one starts."""
     async with open_router(tmp_path, unready(reason)) as (host, agent), trio.open_nursery() as nursery:
 
-        async def come_up():
+        async def become_ready():
             await trio.sleep(30)
             agent.publish(READY)
 
-        nursery.start_soon(come_up)
+        nursery.start_soon(become_ready)
         response, seconds = await ask(host)
         assert response.status == 200
         assert seconds >= 30

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.ci
 KEY = Key("ml", "front")
 CHAT = {"name": "chat", "inferenceServiceRef": {"name": "chat"}}
 SEEN = 4.0
-"""Seconds after which a change is taken up: the host looks every second, and so does the router."""
+"""Seconds after which a change applies: the host checks every second, and so does the router."""
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ class Host:
         self.host = host
         self.front = front
         self.folder = folder
-        self.asked = []  # what reached the engine
+        self.asked = []  # the bodies that the engine got
 
     async def apply(self, name=KEY.name, **spec):
         meta = {"name": name, "namespace": KEY.namespace}
@@ -100,7 +100,7 @@ async def open_host(tmp_path, services=("chat",), directory=None, connect=None):
     front, engine = MemoryListener(), MemoryListener()
     hosts = []
 
-    def placed(client):
+    def cluster_routers(client):
         services = Services(
             directory=directory or OneEngine(),
             get=there.get,
@@ -114,7 +114,7 @@ async def open_host(tmp_path, services=("chat",), directory=None, connect=None):
         hosts.append(RouterHost(services, client, tmp_path))
         return hosts[0]
 
-    async with open_cluster(routers=placed) as cluster, trio.open_nursery() as nursery:
+    async with open_cluster(routers=cluster_routers) as cluster, trio.open_nursery() as nursery:
         (host,) = hosts
         made = Host(cluster.client, host, front, tmp_path)
 
