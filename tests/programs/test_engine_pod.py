@@ -18,20 +18,7 @@ from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server
 from llmkube.controller.render.drain import PATH as ASKED_PATH
 from llmkube.programs import engine_pod
-from llmkube.programs import engine_pod as module
-from llmkube.programs.engine_pod import (
-    METRICS_TIMEOUT_SECONDS,
-    MIN_DRAIN_SECONDS,
-    PATH,
-    Drain,
-    DrainTarget,
-    KeyFile,
-    KeysError,
-    drain,
-    may_stop,
-    run_drain,
-    serve_keys,
-)
+from llmkube.programs.engine_pod import MIN_DRAIN_SECONDS, PATH, Drain, DrainTarget, KeyFile, KeysError, run_drain
 from llmkube.programs.program import LOOPBACK, Stop
 from waiting import until
 
@@ -55,7 +42,7 @@ IDLE, BUSY = "r_running 0\nr_waiting 0\n", "r_running 1\nr_waiting 0\n"
 )
 def test_two_idle_samples_end_an_engine_once_the_proxies_know(samples, waited, ends):
     """Before ten seconds only an engine that has exited may end; then one that is idle in two samples in a row."""
-    assert may_stop(samples, waited) is ends
+    assert engine_pod.may_stop(samples, waited) is ends
 
 
 class Engine:
@@ -149,13 +136,13 @@ async def test_many_hooks_cost_the_engine_one_sample_a_second(autojump_clock):
         for _ in range(50):
             nursery.start_soon(shared.wait)
     assert engine.asked <= 22
-    assert METRICS_TIMEOUT_SECONDS < MIN_DRAIN_SECONDS
+    assert engine_pod.METRICS_TIMEOUT_SECONDS < MIN_DRAIN_SECONDS
 
 
 async def test_a_hook_is_answered_when_the_last_connection_is_closed(monkeypatch):
     """Over real sockets, with the kernel's own table: no metrics, one client, and then none."""
-    monkeypatch.setattr(module, "MIN_DRAIN_SECONDS", 0.0)
-    monkeypatch.setattr(module, "SAMPLE_SECONDS", 0.05)
+    monkeypatch.setattr(engine_pod, "MIN_DRAIN_SECONDS", 0.0)
+    monkeypatch.setattr(engine_pod, "SAMPLE_SECONDS", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as engine:
         port, hooks = engine.getsockname()[1], free_port()
         client = socket.create_connection(("127.0.0.1", port))
@@ -183,8 +170,8 @@ async def test_a_hook_is_answered_when_the_last_connection_is_closed(monkeypatch
 
 async def test_a_stranger_cannot_occupy_the_kubelets_connection(monkeypatch):
     """300 hooks from one address wait or are closed, and one from another address is still answered."""
-    monkeypatch.setattr(module, "MIN_DRAIN_SECONDS", 0.0)
-    monkeypatch.setattr(module, "SAMPLE_SECONDS", 0.05)
+    monkeypatch.setattr(engine_pod, "MIN_DRAIN_SECONDS", 0.0)
+    monkeypatch.setattr(engine_pod, "SAMPLE_SECONDS", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as engine:
         port, hooks = engine.getsockname()[1], free_port()
         busy = socket.create_connection(("127.0.0.1", port))
@@ -212,9 +199,9 @@ async def test_a_stranger_cannot_occupy_the_kubelets_connection(monkeypatch):
 
 async def test_metrics_are_read_over_real_sockets(monkeypatch):
     """A slow response times out and counts as work; the next idle one ends the engine."""
-    monkeypatch.setattr(module, "MIN_DRAIN_SECONDS", 0.0)
-    monkeypatch.setattr(module, "SAMPLE_SECONDS", 0.02)
-    monkeypatch.setattr(module, "METRICS_TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(engine_pod, "MIN_DRAIN_SECONDS", 0.0)
+    monkeypatch.setattr(engine_pod, "SAMPLE_SECONDS", 0.02)
+    monkeypatch.setattr(engine_pod, "METRICS_TIMEOUT_SECONDS", 0.3)
     paths = []
 
     async def handle(exchange):
@@ -236,7 +223,7 @@ async def test_metrics_are_read_over_real_sockets(monkeypatch):
 
 
 def test_the_port_of_the_hooks_is_required():
-    result = CliRunner().invoke(drain, ["--engine", "8080"])
+    result = CliRunner().invoke(engine_pod.drain, ["--engine", "8080"])
     assert (result.exit_code, "--drain-port" in result.stderr) == (2, True)
 
 
@@ -327,7 +314,7 @@ async def open_proxy(file, opened=("/health",)):
     port = free_port()
     async with trio.open_nursery() as nursery, open_http_client() as http:
         await nursery.start(partial(run_server, engine, inner))
-        await nursery.start(serve_keys, file, port, inner[0].socket.getsockname()[1], opened, stop)
+        await nursery.start(engine_pod.serve_keys, file, port, inner[0].socket.getsockname()[1], opened, stop)
 
         async def ask(path, key=""):
             headers = Headers.of({"Authorization": f"Bearer {key}"} if key else {})

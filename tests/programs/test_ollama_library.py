@@ -29,7 +29,7 @@ from programs.daemon_engine.fake_ollama import (
     answers,
     blob_of,
     break_off,
-    open_client,
+    client_of,
     shown_header,
 )
 
@@ -47,7 +47,7 @@ def library(client, fake, *allowed):
 async def test_a_model_is_pulled_once_with_progress(autojump_clock):
     """Its file is Ollama's, its facts are the header's, and the progress is in bytes."""
     fake, reported = daemon(), []
-    async with open_client(fake) as client:
+    async with client_of(fake) as client:
         models = library(client, fake)
         assert not await models.has(TINY)
         weights, facts = await models.fetch(TINY, reported.append)
@@ -67,7 +67,7 @@ async def test_services_of_one_model_share_a_pull(autojump_clock):
     """The second one waits, and finds the model; after a failure the second one tries once more."""
     fake = daemon(faults={"/api/pull": [break_off]})
     failed = []
-    async with open_client(fake) as client, trio.open_nursery() as nursery:
+    async with client_of(fake) as client, trio.open_nursery() as nursery:
         models = library(client, fake)
 
         async def fetch():
@@ -103,7 +103,7 @@ def error(message, status=500):
 async def test_a_failed_pull_names_the_model_and_the_fix(autojump_clock, fault, kind, message):
     """One attempt is one pull; the caller decides when to retry."""
     fake = daemon(faults={"/api/pull": [fault]})
-    async with open_client(fake) as client:
+    async with client_of(fake) as client:
         with pytest.raises(kind, match=message):
             await library(client, fake).fetch(TINY, lambda _: None)
     assert fake.calls.count("/api/pull") == 1
@@ -112,7 +112,7 @@ async def test_a_failed_pull_names_the_model_and_the_fix(autojump_clock, fault, 
 async def test_a_missing_ollama_is_reported_with_the_fix(autojump_clock, monkeypatch):
     """It may be started later; an Ollama on another machine is never used."""
     fake = daemon(answers=False)
-    async with open_client(fake) as client:
+    async with client_of(fake) as client:
         with pytest.raises(FetchError, match=r"does not respond at http://127.0.0.1:11434: start it .*OLLAMA_HOST"):
             await library(client, fake).fetch(TINY, lambda _: None)
         assert not await library(client, fake).has(TINY)
@@ -125,7 +125,7 @@ async def test_missing_facts_are_not_guessed(autojump_clock):
     """A server that is too old to report them has to be upgraded; the model is not pulled again."""
     fake = daemon(blobs={LIBRARY_BLOB})
     fake.shows = {}
-    async with open_client(fake) as client:
+    async with client_of(fake) as client:
         with pytest.raises(NotGGUFError, match="upgrade Ollama"):
             await library(client, fake).fetch(TINY, lambda _: None)
     assert fake.calls.count("/api/pull") == 0
@@ -134,7 +134,7 @@ async def test_missing_facts_are_not_guessed(autojump_clock):
 async def test_a_forbidden_model_is_neither_pulled_nor_served(autojump_clock):
     """The message is the same whether or not Ollama has it; no request is sent to Ollama."""
     fake, reported = daemon(blobs={LIBRARY_BLOB}), []
-    async with open_client(fake) as client:
+    async with client_of(fake) as client:
         models = library(client, fake, "llama*", "me/*")
         for name in ("tiny:latest", "library/tiny:latest", "you/tiny:latest", "nothing:latest"):
             with pytest.raises(SourceNotAllowedError, match=f"--allow-ollama-sources {name} .*name the same") as caught:
@@ -161,7 +161,7 @@ MIB = 1 << 20
 async def test_a_pull_that_would_fill_the_disk_ends_when_its_size_is_known(autojump_clock, layers, free, refused):
     """Before a tenth of it has arrived; the message has the bytes, the folder and two fixes."""
     fake = daemon(layers={"tiny:latest": layers}, free_bytes=free)
-    async with open_client(fake) as client:
+    async with client_of(fake) as client:
         models = library(client, fake)
         if not refused:
             await models.fetch(TINY, lambda _: None)
@@ -182,7 +182,7 @@ async def test_a_model_that_did_not_fit_is_not_pulled_to_learn_its_size_again(au
         with pytest.raises(NoSpaceError):
             await models.fetch(TINY, lambda _: None)
 
-    async with open_client(fake) as client:
+    async with client_of(fake) as client:
         models = library(client, fake)
         for seconds in (0, 30, 300):
             await trio.sleep(seconds)
@@ -202,7 +202,7 @@ async def test_two_pulls_do_not_reserve_the_same_space(autojump_clock):
     fake = daemon(layers={"tiny:latest": [100 * MIB], "other:latest": [90 * MIB]}, free_bytes=150 * MIB)
     fake.library["other:latest"] = blob_of(b"other")
     reported = []
-    async with open_client(fake) as client, trio.open_nursery() as nursery:
+    async with client_of(fake) as client, trio.open_nursery() as nursery:
         models = library(client, fake)
         nursery.start_soon(models.fetch, TINY, lambda _: None)
         await trio.sleep(0.3)
@@ -231,7 +231,7 @@ async def test_the_free_space_is_that_of_the_models_disk(autojump_clock, monkeyp
         sampled.append(str(path))
         return await fake.free(path)
 
-    async with open_client(fake) as client:
+    async with client_of(fake) as client:
         await OllamaLibrary(OllamaApi(client, URL), AllowedModels(("*",)), free=free).fetch(TINY, lambda _: None)
     assert sampled == [folder]
 

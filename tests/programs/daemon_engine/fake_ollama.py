@@ -352,7 +352,7 @@ async def break_off(exchange):
 
 
 @asynccontextmanager
-async def open_client(fake):
+async def client_of(fake):
     """Yield a client that connects to the server."""
     listener = MemoryListener()
 
@@ -379,4 +379,4 @@ def staged(fake):
     def make(client):
         return OllamaModel(OllamaApi(client, URL), 11434, NAME, fake, weights, fake.embeds, server=server)
 
-    return keep_loaded(open_client(fake), make)
+    return keep_loaded(client_of(fake), make)

@@ -250,7 +250,7 @@ async def same_path(path):
 
 
 @asynccontextmanager
-async def open_client(fake):
+async def client_of(fake):
     """Yield a client that connects to the server."""
     listener = MemoryListener()
 
@@ -276,4 +276,4 @@ def staged(fake):
         api = OmlxApi(client, URL, fake.key)
         return OmlxModel(api, 8000, FOLDER, fake, fake.embeds, resolve=same_path, server=server)
 
-    return keep_loaded(open_client(fake), make)
+    return keep_loaded(client_of(fake), make)

@@ -182,14 +182,7 @@ OLLAMAS, OURS = "llmkube/default_chat", "chat"
 
 
 @pytest.mark.parametrize(
-    "asked",
-    [
-        {"model": "secret"},
-        {"Model": "secret"},
-        {"MODEL": "secret", "model": "other"},
-        {"model": {"a": 1}},
-        {},
-    ],
+    "asked", [{"model": "secret"}, {"Model": "secret"}, {"MODEL": "secret", "model": "other"}, {"model": {"a": 1}}, {}]
 )
 def test_a_request_asks_for_our_model_whatever_it_names(asked):
     """Go's JSON decoder accepts a key in any case: no such key is left that could name another model."""

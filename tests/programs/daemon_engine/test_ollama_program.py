@@ -23,7 +23,7 @@ from llmkube.programs.daemon_engine.ollama_program import (
 from llmkube.programs.daemon_engine.server import NoDaemonError
 from llmkube.programs.program import Stop
 from llmkube.runtimes.plan import UNLOAD_LEFT
-from programs.daemon_engine.fake_ollama import URL, FakeDaemon, blob_of, open_client
+from programs.daemon_engine.fake_ollama import URL, FakeDaemon, blob_of, client_of
 from programs.daemon_engine.stage import FakeStarter
 from waiting import until
 
@@ -41,7 +41,7 @@ async def test_a_file_is_served_and_unloaded(tmp_path, runs):
     options = parse(
         ["--model", str(path), "--alias", "chat", "--service", "a/b", "--port", "0", "--ctx-size", "64"], {}
     )
-    async with open_client(fake) as client, open_http_client() as http, trio.open_nursery() as nursery:
+    async with client_of(fake) as client, open_http_client() as http, trio.open_nursery() as nursery:
 
         async def run(*, task_status):
             deps = Dependencies(client, fake, starter)
@@ -75,7 +75,7 @@ async def test_a_model_left_by_a_killed_front_is_unloaded(tmp_path, used):
     fake.store[options.store_name] = blob_of(WEIGHTS)
     await fake.load(options.store_name)
     starter = FakeStarter(fake)
-    async with open_client(fake) as client:
+    async with client_of(fake) as client:
         deps = Dependencies(client, fake, starter, open_lock=locks)
 
         async def unloads():
@@ -105,7 +105,7 @@ async def test_no_second_server_is_started_while_one_hangs():
     fake = FakeDaemon(hangs=True)
     starter = FakeStarter(fake)
     options = parse(LIBRARY, {})
-    async with open_client(fake) as client:
+    async with client_of(fake) as client:
         with pytest.raises(NoDaemonError, match="no second server is started"):
             await serve(options, frozenset(), Dependencies(client, fake, starter), Stop())
     assert starter.starts == 0

@@ -316,6 +316,7 @@ def history(before, loaded):
 
 
 LOADED = history(sample(G), sample(5 * G))
+BOTH = history(sample(3 * G, ["other"]), sample(7 * G, ["other"]))
 
 
 @pytest.mark.parametrize(
@@ -327,10 +328,8 @@ LOADED = history(sample(G), sample(5 * G))
         pytest.param(LOADED, sample(4 * G), True, id="three quarters are left"),
         pytest.param(LOADED, sample(3 * G, ["other"]), False, id="other loaded, ours unloaded"),
         pytest.param(LOADED, sample(7 * G, ["other"]), True, id="other loaded, ours not unloaded"),
-        pytest.param(
-            history(sample(3 * G, ["other"]), sample(7 * G, ["other"])), sample(5 * G), True, id="other unloaded"
-        ),
-        pytest.param(history(sample(3 * G, ["other"]), sample(7 * G, ["other"])), sample(G), False, id="both unloaded"),
+        pytest.param(BOTH, sample(5 * G), True, id="other unloaded"),
+        pytest.param(BOTH, sample(G), False, id="both unloaded"),
         pytest.param(history(None, sample(5 * G)), sample(5 * G), True, id="loaded at the first sample"),
         pytest.param(history(None, sample(5 * G)), sample(G), False, id="loaded at the first sample, then unloaded"),
         pytest.param(history(None, sample(5 * G, size=0)), sample(5 * G), False, id="its size is unknown"),
@@ -372,8 +371,7 @@ def test_samples_of_another_process_are_ignored():
 
 def test_memory_of_another_model_that_is_freed_late_is_not_ours():
     """That model is not listed in the last sample before our unload, but its memory is freed after it."""
-    both = history(sample(3 * G, ["other"]), sample(7 * G, ["other"]))
-    known = record_sample(both, sample(7 * G), listed=True)
+    known = record_sample(BOTH, sample(7 * G), listed=True)
     assert known.loaded == sample(7 * G, ["other"])
     assert is_still_held(known, sample(5 * G))
-    assert record_sample(both, sample(5 * G), listed=True).loaded == sample(5 * G)
+    assert record_sample(BOTH, sample(5 * G), listed=True).loaded == sample(5 * G)

@@ -20,16 +20,10 @@ from llmkube.programs.daemon_engine.omlx_program import (
     read_key,
     serve,
 )
-from llmkube.programs.daemon_engine.omlx_server import (
-    PREFIX,
-    OmlxProgram,
-    create_own_folder,
-    link_name,
-    remove_abandoned,
-)
+from llmkube.programs.daemon_engine.omlx_server import PREFIX, OmlxProgram, create_own_folder, remove_abandoned
 from llmkube.programs.daemon_engine.server import NoDaemonError
 from llmkube.programs.program import Stop
-from programs.daemon_engine.fake_omlx import NAME, URL, FakeOmlx, open_client
+from programs.daemon_engine.fake_omlx import NAME, URL, FakeOmlx, client_of
 from programs.daemon_engine.stage import FakeStarter
 from second_user import OTHER_UID, needs_second_user
 from waiting import until
@@ -50,7 +44,7 @@ async def test_a_folder_is_served_and_unloaded(tmp_path, runs):
     link.symlink_to(folder)  # as one of our own has it
     fake = FakeOmlx(answers=runs, folders={NAME: str(link)}, sizes={NAME: 4 << 30}, load_seconds=0.01, lag_seconds=0.05)
     starter, stop, ended = FakeStarter(fake), Stop(), []
-    async with open_client(fake) as client, open_http_client() as http, trio.open_nursery() as nursery:
+    async with client_of(fake) as client, open_http_client() as http, trio.open_nursery() as nursery:
 
         async def run(*, task_status):
             deps = OmlxDependencies(client, fake, starter)
@@ -92,7 +86,7 @@ async def test_a_folder_is_served_and_unloaded(tmp_path, runs):
 )
 async def test_a_running_omlx_is_asked_for_its_folders(fake, key, folders):
     """With the given key; without one the server answers that it needs one."""
-    async with open_client(fake) as client:
+    async with client_of(fake) as client:
         found = await probe_owner(OmlxApi(client, URL, key))
     assert (found.is_omlx, found.answers, found.folders) == (True, True, folders)
     assert found.status == (401 if fake.key != key else 0)
@@ -108,10 +102,10 @@ async def test_another_program_at_its_port_is_no_omlx():
     fake = Other()
     for answer in (Response(404), Response(200, body=b"<html>"), Response.json(200, {"status": "ok"}), Response(503)):
         fake.faults["/health"] = answer
-        async with open_client(fake) as client:
+        async with client_of(fake) as client:
             assert not (await probe_owner(OmlxApi(client, URL))).is_omlx
     fake.answers = False
-    async with open_client(fake) as client:
+    async with client_of(fake) as client:
         assert not (await probe_owner(OmlxApi(client, URL))).answers
 
 
@@ -120,7 +114,7 @@ async def test_no_second_server_is_started_while_one_hangs(tmp_path):
     """The hanging one may hold models in memory that the agent cannot measure."""
     fake = FakeOmlx(hangs=True)
     starter = FakeStarter(fake)
-    async with open_client(fake) as client:
+    async with client_of(fake) as client:
         with pytest.raises(NoDaemonError, match="no second server is started"):
             await serve(options(tmp_path), frozenset(), OmlxDependencies(client, fake, starter), Stop())
     assert starter.starts == 0
@@ -149,7 +143,7 @@ async def test_a_missing_omlx_is_reported(tmp_path):
 )
 def test_a_models_id_has_the_word_of_its_purpose(folder, embeds, name):
     """OMLX derives from words in the id what a model is for."""
-    assert link_name(Path("/m") / folder, embeds=embeds) == name
+    assert omlx_server.link_name(Path("/m") / folder, embeds=embeds) == name
 
 
 def test_our_own_omlx_writes_below_a_folder_of_its_own(tmp_path, monkeypatch):
