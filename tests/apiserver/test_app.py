@@ -36,7 +36,7 @@ async def open_http(**more):
 
 
 @asynccontextmanager
-async def client_of(server):
+async def open_client(server):
     await server.ensure_namespaces()
     async with (
         open_transport(server.handle) as transport,
@@ -64,7 +64,7 @@ async def test_a_write_is_shown_after_it_is_durable(autojump_clock):
     """Readers see nothing before the commit has returned; a full disk is a 500 that changes nothing."""
     disk = SlowDisk()
     server = ApiServer(Store(), durable=disk.commit, utcnow=utcnow, rng=random.Random(0))
-    async with client_of(server) as http, trio.open_nursery() as nursery:
+    async with open_client(server) as http, trio.open_nursery() as nursery:
         nursery.start_soon(lambda: http.post(CONFIG_MAPS, json={"metadata": {"name": "a"}}))
         await trio.sleep(0.5)
         assert (await http.get(f"{CONFIG_MAPS}/a")).status_code == 404
@@ -83,7 +83,7 @@ async def test_a_cancelled_write_that_was_committed_is_shown(autojump_clock):
     """A client that leaves during the commit leaves memory and disk in agreement."""
     disk = SlowDisk()
     server = ApiServer(Store(), durable=disk.commit, utcnow=utcnow, rng=random.Random(0))
-    async with client_of(server) as http:
+    async with open_client(server) as http:
         with trio.move_on_after(0.5):
             await http.post(CONFIG_MAPS, json={"metadata": {"name": "a"}})
         await trio.sleep(2)
@@ -113,7 +113,7 @@ async def test_housekeeping_continues_after_a_restart(autojump_clock):
     """A deletion that a crash interrupted is finished by the next server on the same store."""
     store = Store()
     server = ApiServer(store, utcnow=utcnow, rng=random.Random(0))  # without its housekeeping: it dies first
-    async with client_of(server) as http:
+    async with open_client(server) as http:
         await http.post("/api/v1/namespaces", json={"metadata": {"name": "doomed"}})
         await http.post("/api/v1/namespaces/doomed/configmaps", json={"metadata": {"name": "a"}})
         await http.delete("/api/v1/namespaces/doomed")

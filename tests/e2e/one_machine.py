@@ -9,7 +9,7 @@ import attrs
 from e2e.separate_programs import eventually
 from e2e.up_process import DEMO, FREE_PORTS, command_line, engines_in, open_up
 from llmkube.k8s.auth.kubeconfig import load_config
-from llmkube.k8s.client import Client, client_of
+from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.resource import Key
@@ -51,7 +51,7 @@ async def open_up_with(tmp_path, *args, documents=(), prefix=()):
     async with open_up(tmp_path, "--state-dir", str(state), *FREE_PORTS, "-f", str(file), *args, prefix=prefix) as up:
         _, gateway, probes = await up.urls()
         await up.wait_for("out", "export KUBECONFIG")
-        async with client_of(load_config(state / "kubeconfig", None)) as client:
+        async with open_client(load_config(state / "kubeconfig", None)) as client:
             yield Up(client, gateway, state, probes)
 
 

@@ -18,7 +18,7 @@ from llmkube.base.http.message import Headers
 from llmkube.cli.commands.tools.files import demo_manifests
 from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.builtins import EndpointSlice
-from llmkube.k8s.client import Client, client_of
+from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.errors import NotFoundError, TransportError
 from llmkube.k8s.resource import Key
@@ -106,7 +106,7 @@ async def open_cluster(folder: Path, *controller_args: str, server_port: str = "
     """Run the embedded API server and the controller, with these further arguments."""
     async with (
         open_server(folder, server_port) as (server, url),
-        client_of(load_config(folder / "server" / "kubeconfig", None)) as client,
+        open_client(load_config(folder / "server" / "kubeconfig", None)) as client,
         open_controller(folder, *controller_args) as controller,
     ):
         yield Cluster(folder, folder / "server" / "kubeconfig", client, server, url, controller)

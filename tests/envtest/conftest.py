@@ -17,7 +17,7 @@ from go_programs import missing
 from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.auth.transport import AuthTransport
 from llmkube.k8s.builtins import Namespace
-from llmkube.k8s.client import Client, client_of
+from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.crd.meta import ObjectMeta
 from llmkube.k8s.resource import Key
 
@@ -69,7 +69,7 @@ def real_kubeconfig(request: pytest.FixtureRequest, tmp_path_factory: pytest.Tem
 @pytest.fixture
 async def client(real_kubeconfig: Path) -> AsyncGenerator[Client, None]:
     """A client with every right."""
-    async with client_of(load_config(real_kubeconfig)) as opened:
+    async with open_client(load_config(real_kubeconfig)) as opened:
         yield opened
 
 

@@ -11,7 +11,7 @@ from envtest.plane import ControlPlane, open_control_plane
 from envtest.programs import Program, ProgramError
 from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.builtins import ConfigMap
-from llmkube.k8s.client import client_of
+from llmkube.k8s.client import open_client
 from llmkube.k8s.codec import decode
 from llmkube.k8s.errors import ForbiddenError, UnauthorizedError
 from llmkube.k8s.resource import Key
@@ -24,12 +24,12 @@ SERVICE_ACCOUNTS = "/api/v1/namespaces/default/serviceaccounts"
 
 
 async def _write_note(plane: ControlPlane) -> None:
-    async with client_of(load_config(plane.kubeconfig)) as client:
+    async with open_client(load_config(plane.kubeconfig)) as client:
         await client.create(decode(ConfigMap, {"metadata": {"name": NOTE.name, "namespace": NOTE.namespace}}))
 
 
 async def _may_read_note(kubeconfig: Path) -> bool:
-    async with client_of(load_config(kubeconfig)) as client:
+    async with open_client(load_config(kubeconfig)) as client:
         try:
             await client.get(ConfigMap, NOTE)
         except ForbiddenError:
@@ -56,7 +56,7 @@ async def test_rbac_knows_users_and_tokens_apart(assets: Path, tmp_path: Path):
     async with open_control_plane(assets, tmp_path / "plane") as plane:
         await _write_note(plane)
         assert not await _may_read_note(plane.write_kubeconfig(tmp_path / "user", user="somebody"))
-        async with client_of(load_config(plane.kubeconfig)) as client:
+        async with open_client(load_config(plane.kubeconfig)) as client:
             account = await client.request_json("POST", SERVICE_ACCOUNTS, body={"metadata": {"name": "agent"}})
         uid, now = account["metadata"]["uid"], datetime.datetime.now(datetime.UTC)
         fresh = plane.signer.token("default", "agent", uid, now=now, lifetime_seconds=60)

@@ -25,7 +25,7 @@ from llmkube.cli.commands.tools.rbac import agent_manifests
 from llmkube.controller import rights as controller_rights
 from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.builtins import EndpointSlice, Lease, Namespace, Secret, Service, ServiceAccount
-from llmkube.k8s.client import client_of
+from llmkube.k8s.client import open_client
 from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -87,7 +87,7 @@ async def open_real_cluster(assets: Path, folder: Path, agents, accounts=("llmku
     """
     async with AsyncExitStack() as stack:
         plane = await stack.enter_async_context(open_control_plane(assets, folder / "plane", controllers=True))
-        client = await stack.enter_async_context(client_of(load_config(plane.kubeconfig)))
+        client = await stack.enter_async_context(open_client(load_config(plane.kubeconfig)))
         manifests = [
             *all_crds(),
             *agents,
@@ -370,8 +370,8 @@ async def test_s2_s8_dev_reaches_no_secret_no_file_and_no_name_through_a_host(as
             await admin.request_json("POST", f"{path}/rolebindings", body=binding)
             host = attrs.evolve(cluster, kubeconfig=state / "host.kubeconfig")
             async with (
-                client_of(attrs.evolve(load_config(plane.kubeconfig), headers=DEV)) as dev,
-                client_of(load_config(host.kubeconfig)) as stolen,
+                open_client(attrs.evolve(load_config(plane.kubeconfig), headers=DEV)) as dev,
+                open_client(load_config(host.kubeconfig)) as stolen,
                 host.open_agent(address, "--namespace", "default") as agent,
             ):
                 await apply(dev, tmp_path, {"digest": "/etc/passwd", "missing": "/etc/none"})

@@ -21,7 +21,7 @@ from e2e.up_process import open_program, run_program
 from envtest.plane import ControlPlane, open_control_plane
 from llmkube.cli.main import cli
 from llmkube.k8s.auth.kubeconfig import load_config
-from llmkube.k8s.client import Client, client_of
+from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.errors import ForbiddenError
 from llmkube.programs.server_side_apply import Applier, Manifest
 
@@ -85,7 +85,7 @@ async def open_site(assets: Path, tmp_path: Path) -> AsyncIterator[Site]:
         run("helm", "repo", "add", "llmkube", url, home=tmp_path)
         async with (
             open_control_plane(assets, tmp_path / "plane") as plane,
-            client_of(load_config(plane.kubeconfig)) as client,
+            open_client(load_config(plane.kubeconfig)) as client,
         ):
             yield Site(plane, client, tmp_path)
 

@@ -15,7 +15,7 @@ from envtest.test_real_controller import crds, make_model, open_impersonated, un
 from llmkube.cli.commands.tools.rbac import agent_manifests
 from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.builtins import EndpointSlice, Lease, Secret, Service, ServiceAccount
-from llmkube.k8s.client import Client, client_of
+from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -439,7 +439,7 @@ async def test_s2_a_host_joins_with_a_token_of_an_hour(client, crds, namespace, 
         words = ("agent", "join", "--token-file", str(tmp_path / "line"), "--state-dir", str(state))
         code, out, err = await run_program(tmp_path, *words, kubeconfig=tmp_path / "none")
         assert code == 0, out + err
-        async with client_of(load_config(state / "host.kubeconfig")) as box:
+        async with open_client(load_config(state / "host.kubeconfig")) as box:
             presence = {"metadata": {"name": "box", "labels": {f"{GROUP}/host": "box"}, "annotations": {NOTE: "m (1)"}}}
             site = Site(client, box, box, namespace, system)
             await site.apply(box, "leases", presence)

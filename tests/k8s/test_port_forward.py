@@ -26,7 +26,7 @@ from k8s.scripted import ScriptedServer, html, status_object
 from llmkube.base.http.httpx_transport import HttpxTransport
 from llmkube.k8s.auth.config import BearerToken, ClusterConfig, ExecPlugin, TlsSettings
 from llmkube.k8s.auth.transport import AuthTransport
-from llmkube.k8s.client import Client, client_of
+from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.errors import ForbiddenError, NotFoundError, TransportError, UnauthorizedError
 from llmkube.k8s.exchange import TransportSender
 from llmkube.k8s.port_forward import PROTOCOL, PortForwardError, connect_to_pod
@@ -103,7 +103,7 @@ async def cluster(url, ca, identity=None, **tls):
         headers=(("Impersonate-User", "jane"),),
     )
     with trio.fail_after(60):
-        async with client_of(config) as client:
+        async with open_client(config) as client:
             yield client
 
 

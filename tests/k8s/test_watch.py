@@ -198,12 +198,12 @@ async def test_a_real_connection_is_left_without_a_trace():
         closed.set()
 
     from llmkube.k8s.auth.config import ClusterConfig
-    from llmkube.k8s.client import client_of
+    from llmkube.k8s.client import open_client
 
     async with trio.open_nursery() as nursery:
         (listener,) = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
         port = listener.socket.getsockname()[1]
-        async with client_of(ClusterConfig(server=f"http://127.0.0.1:{port}")) as client:
+        async with open_client(ClusterConfig(server=f"http://127.0.0.1:{port}")) as client:
             async with client.open_watch(ConfigMap, resource_version="1") as watch:
                 first = await watch.next_event()
                 assert json.dumps(dict(first.object.data)) == '{"x": "1"}'

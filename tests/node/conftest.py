@@ -16,7 +16,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.builtins import Namespace
-from llmkube.k8s.client import Client, client_of
+from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.resource import Key
 from node.objects import make_namespace
 from node.release import Release, opened
@@ -126,7 +126,7 @@ def turn(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 async def client(node: Node) -> AsyncGenerator[Client, None]:
     """A client with every right."""
-    async with client_of(load_config(node.kubeconfig)) as opened:
+    async with open_client(load_config(node.kubeconfig)) as opened:
         yield opened
 
 

@@ -33,7 +33,7 @@ from llmkube.controller.render.manifests import WantedPods, deployment
 from llmkube.controller.render.storage import Weights, serving_storage
 from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.builtins import Event, Lease, Secret, Service
-from llmkube.k8s.client import client_of
+from llmkube.k8s.client import open_client
 from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -70,7 +70,7 @@ async def test_secrets_are_where_they_belong_and_nowhere_else(tmp_path):
             _, gateway, probes = await program.urls()
             await program.wait_for("out", "export KUBECONFIG")
             config = load_config(state / "kubeconfig", None)
-            async with client_of(config) as client:
+            async with open_client(config) as client:
                 up = Up(client, gateway, state, probes)
                 for name, token in (("good", GOOD), ("wrong", WRONG)):
                     body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": "default"}}

@@ -20,7 +20,7 @@ from e2e.up_process import DEMO, FREE_PORTS, open_up
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Headers
 from llmkube.k8s.auth.kubeconfig import load_config
-from llmkube.k8s.client import client_of
+from llmkube.k8s.client import open_client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ci]
@@ -72,7 +72,7 @@ async def test_floods_silence_nothing(tmp_path, attacks):
                 await answered("POST", f"{gateway}/v1/chat/completions", ASK.encode())
                 await answered("GET", f"{probes}/healthz")
                 with trio.fail_after(ANSWER_SECONDS):
-                    async with client_of(load_config(str(state / "kubeconfig"))) as client:
+                    async with open_client(load_config(str(state / "kubeconfig"))) as client:
                         assert (await client.list(InferenceService)).items
                 assert psutil.Process(up.process.pid).memory_info().rss < MEMORY_BYTES
             assert [each.returncode for each in attackers] == [None] * len(attacks), "an attacker gave up"

@@ -20,7 +20,7 @@ from e2e.up_process import ANSWER, DEMO, FREE_PORTS, engines_in, open_up, proxie
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import HttpError
 from llmkube.k8s.auth.kubeconfig import load_config
-from llmkube.k8s.client import client_of
+from llmkube.k8s.client import open_client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from second_user import needs_second_user, open_common_folder, start_as_other
 from waiting import until
@@ -102,7 +102,7 @@ async def test_s6_the_sockets_of_another_user_silence_no_server(tmp_path):
                     await answered("POST", f"{gateway}/v1/chat/completions", ASK.encode())
                     await answered("GET", f"{probes}/healthz")
                     with trio.fail_after(ANSWER_SECONDS):
-                        async with client_of(load_config(state / "kubeconfig")) as client:
+                        async with open_client(load_config(state / "kubeconfig")) as client:
                             assert (await client.list(InferenceService)).items
                     assert psutil.Process(up.process.pid).memory_info().rss < MEMORY_BYTES
                 assert [each.poll() for each in attackers] == [None, None], "an attack ended by itself"

@@ -82,7 +82,7 @@ async def test_acknowledged_writes_survive_a_killed_server(tmp_path):
     ledger = Ledger()
     for _ in range(KILLS):
         with running_server(tmp_path) as (server, url):
-            async with client_of(tmp_path, url) as http:
+            async with open_client(tmp_path, url) as http:
                 await take_stock(http, ledger)
                 async with trio.open_nursery() as nursery:
                     for writer in range(WRITERS):
@@ -90,7 +90,7 @@ async def test_acknowledged_writes_survive_a_killed_server(tmp_path):
                     await trio.sleep(rng.uniform(0.05, 0.5))
                     server.kill()
     with running_server(tmp_path) as (_, url):
-        async with client_of(tmp_path, url) as http:
+        async with open_client(tmp_path, url) as http:
             await take_stock(http, ledger)
     assert ledger.writes > KILLS, "nothing was written, nothing was shown"
     sys.stderr.write(f"{KILLS} kills, {ledger.writes} acknowledged writes, none lost\n")
@@ -143,7 +143,7 @@ def running_server(state_dir: Path) -> Iterator[tuple[subprocess.Popen[str], str
 
 
 @asynccontextmanager
-async def client_of(state_dir: Path, url: str) -> AsyncGenerator[httpx.AsyncClient, None]:
+async def open_client(state_dir: Path, url: str) -> AsyncGenerator[httpx.AsyncClient, None]:
     user: dict[str, Any] = yaml.safe_load((state_dir / "kubeconfig").read_text())["users"][0]["user"]
     context = ssl.create_default_context(cafile=str(state_dir / "ca" / "ca.crt"))
     headers = {"authorization": f"Bearer {user['token']}"}

@@ -30,7 +30,7 @@ from llmkube.k8s.auth.config import (
 )
 from llmkube.k8s.auth.transport import AuthTransport, ClientCertificate, make_context
 from llmkube.k8s.builtins import ConfigMap
-from llmkube.k8s.client import Client, client_of
+from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.errors import CredentialsError, TransportError, UnauthorizedError
 from llmkube.k8s.resource import Key
 
@@ -113,7 +113,7 @@ async def tls_port(ca, localhost, tmp_path, nursery):
 async def ask(config, tls_port):
     config = ClusterConfig(server=f"https://127.0.0.1:{tls_port}", **config)
     with trio.fail_after(60):
-        async with client_of(config) as client:
+        async with open_client(config) as client:
             return await client.get_json("/whoami")
 
 
@@ -165,7 +165,7 @@ async def test_rotated_files_are_used_for_the_next_request(ca, tls_port, tmp_pat
     key.write_bytes(first.key)
     tls = TlsSettings(ca=ca.pem, certificate=crt, key=key)
     config = ClusterConfig(server=f"https://127.0.0.1:{tls_port}", tls=tls)
-    async with client_of(config) as client:
+    async with open_client(config) as client:
         assert (await client.get_json("/"))["name"] == "first"
         crt.write_bytes(second.certificate)
         assert (await client.get_json("/"))["name"] == "first"
@@ -230,7 +230,7 @@ def test_an_encrypted_key_is_refused_without_a_prompt(ca):
 async def test_unusable_certificates_are_known_before_the_first_request(tls):
     """Opening a client with a certificate that is none raises ConfigError at once."""
     with pytest.raises(ConfigError):
-        async with client_of(ClusterConfig(server="https://127.0.0.1:1", tls=tls)):
+        async with open_client(ClusterConfig(server="https://127.0.0.1:1", tls=tls)):
             pytest.fail("opened")
 
 
@@ -356,7 +356,7 @@ async def test_requests_share_a_connection_whatever_is_watched(nursery):
 
     [listener] = await nursery.start(partial(trio.serve_tcp, answer, 0, host="127.0.0.1"))
     server = f"http://127.0.0.1:{listener.socket.getsockname()[1]}"
-    async with AsyncExitStack() as watches, client_of(ClusterConfig(server=server)) as client:
+    async with AsyncExitStack() as watches, open_client(ClusterConfig(server=server)) as client:
         for _ in range(20):
             await watches.enter_async_context(client.open_watch(ConfigMap, resource_version="1"))
         for _ in range(3):

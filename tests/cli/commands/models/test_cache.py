@@ -60,7 +60,7 @@ def run(tmp_path, monkeypatch):
 
     def run(*args, models=(WEB,), error=None):
         @asynccontextmanager
-        async def client_of(config):
+        async def open_client(config):
             if error is not None:
                 raise error
             async with open_cluster_client() as client:
@@ -71,7 +71,7 @@ def run(tmp_path, monkeypatch):
                     await client.apply(Model, manifest | metadata, field_manager="test")
                 yield client
 
-        monkeypatch.setattr(module, "client_of", client_of)
+        monkeypatch.setattr(module, "open_client", open_client)
         monkeypatch.setattr(module, "_clusters", lambda *_: [("https://cluster", None)])
         return CliRunner().invoke(cli, ["cache", *args])
 

@@ -74,8 +74,8 @@ class JoinCluster:
     nodes: list[dict[str, Any]] | None = None
 
     @asynccontextmanager
-    async def client_of(self, config=None):
-        """Stand in for `k8s.client.client_of`."""
+    async def open_client(self, config=None):
+        """Stand in for `k8s.client.open_client`."""
         if config is not None:
             self.servers.append(config.server)
         if self.away:

@@ -33,7 +33,7 @@ ADMIN = {
 @pytest.fixture
 def cluster(monkeypatch):
     made = JoinCluster()
-    monkeypatch.setattr(join_module, "client_of", made.client_of)
+    monkeypatch.setattr(join_module, "open_client", made.open_client)
     return made
 
 
@@ -54,7 +54,7 @@ def granted(cluster, *plurals):
     """Return where the host `box` has these: namespaces, and an empty text for the whole cluster."""
 
     async def get():
-        async with cluster.client_of() as client:
+        async with cluster.open_client() as client:
             found = [await client.get_json(f"/apis/rbac.authorization.k8s.io/v1/{plural}") for plural in plurals]
         return [each["metadata"] for one in found for each in one["items"]]
 
@@ -65,7 +65,7 @@ def listed(cluster, kind, **where):
     """Return the objects of a kind by their names."""
 
     async def get():
-        async with cluster.client_of() as client:
+        async with cluster.open_client() as client:
             return (await client.list(kind, **where)).items
 
     return {each.metadata.name: each for each in trio.run(get)}
@@ -283,7 +283,7 @@ def test_a_join_elsewhere_takes_back_what_was_granted_before(run, cluster):
     box = ("join", "--name", "box", "--network", "10.0.0.7/32")
 
     async def make_namespace():
-        async with cluster.client_of() as client:
+        async with cluster.open_client() as client:
             await client.request_json("POST", "/api/v1/namespaces", body={"metadata": {"name": "ml"}})
 
     trio.run(make_namespace)
