@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, settings
 from lengths import EXAMPLES, LENGTHS, omitted
 from virtual_clock import virtual_clock
 
-# Deadlines judge the machine and not the code; examples that take long to draw are what the simulations are. Where `CI`
-# is set the examples are always the same.
+# No deadlines, which would depend on the machine and not on the code, and no check for slow examples, since simulations
+# are slow. With `CI` set the examples are always the same.
 CI = bool(os.environ.get("CI"))
 settings.register_profile(
     "suite",
@@ -30,8 +30,7 @@ settings.register_profile(
 )
 settings.load_profile("suite")
 
-# Without a program's own configuration, structlog prints tracebacks with all local variables: of a simulated world that
-# is gigabytes.
+# By default structlog prints tracebacks with all local variables: for a simulated world these are gigabytes.
 for processor in structlog.get_config()["processors"]:
     if isinstance(processor, structlog.dev.ConsoleRenderer):
         processor.exception_formatter = structlog.dev.plain_traceback
@@ -50,7 +49,7 @@ def pytest_report_header(config):
     return f"lengths: {LENGTHS} (tests/lengths.py)" + "".join(f", without tests marked {name}" for name in omitted())
 
 
-# The collector of cycles looks at what tests make, and not at all modules and tests again and again.
+# The garbage collector scans the objects of tests, and not all modules and tests each time.
 gc.set_threshold(50_000, 20, 50)
 
 

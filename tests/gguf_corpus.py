@@ -45,7 +45,7 @@ class Tensor:
     sizes: list[int]
     kind: int
     offset: int
-    dimensions: int | None = None  # what is claimed, if it is not the number of sizes
+    dimensions: int | None = None  # the claimed number of dimensions, if it differs from the number of sizes
 
     def packed(self):
         claimed = len(self.sizes) if self.dimensions is None else self.dimensions

@@ -108,7 +108,7 @@ class GoModule:
                     self._build_one(go, env, name, target)
 
     def _build_one(self, go: str, env: Mapping[str, str], name: str, target: Path) -> None:
-        # a name of its own and a rename: a build that is killed leaves no half program, and two at once do no harm
+        # a temporary name and a rename: a killed build leaves no incomplete program, and two builds may run at once
         with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=target) as scratch:
             built = Path(scratch) / name
             run([go, "build", *self.flags, "-o", str(built), self.packages[name]], cwd=self.folder, env=env)
@@ -202,7 +202,7 @@ def _dotted(version: tuple[int, ...]) -> str:
 def run(command: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> None:
     """Run a command whose output explains a failure."""
     try:
-        # stdout is kept for the answer of this program: what Go and pip have to say goes to stderr
+        # stdout is reserved for this program's result: the output of Go and pip goes to stderr
         subprocess.run(command, cwd=cwd, env=env, check=True, stdin=subprocess.DEVNULL, stdout=sys.stderr)
     except subprocess.CalledProcessError as error:
         raise BuildError(f"{' '.join(command)}: exit status {error.returncode}, see above") from error

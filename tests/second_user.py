@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 OTHER_UID = 65534
-"""The user `nobody` on Linux; the kernel needs no entry in passwd for it."""
+"""The unprivileged user of Linux (65534); the kernel needs no entry in passwd for it."""
 
 needs_second_user = pytest.mark.skipif(
     os.geteuid() != 0, reason="the attack by a second Unix user is not run: only root can act as one; run as root"

@@ -129,7 +129,7 @@ async def test_an_unreadable_connection_table_does_not_shorten_the_drain(autojum
 
 
 async def test_many_hooks_cost_the_engine_one_sample_a_second(autojump_clock):
-    """Any client that reaches the pod may call the hook: it reveals nothing, ends nothing and multiplies nothing."""
+    """Any client that reaches the pod may call the hook: it reveals nothing, ends no engine and causes no requests."""
     engine = Engine(metrics=lambda _: (200, BUSY))
     shared = engine.drain(longest_seconds=20)
     async with trio.open_nursery() as nursery:
