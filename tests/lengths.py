@@ -47,7 +47,7 @@ CORDON_SEEDS: Final = _length("CORDON_SEEDS", 1, 2, 100)
 """The same for two hosts whose owners cordon them repeatedly (tests/sim/test_cordon_seeds.py)."""
 
 QUIET_MINUTES: Final = _length("QUIET_MINUTES", 6, 11, 30)
-"""Seconds without faults after each, in which nothing may change; reports are repeated every 5 minutes."""
+"""Minutes without faults after each, in which nothing may change; reports are repeated every 5 minutes."""
 
 RANDOM_HOSTS: Final = _length("RANDOM_HOSTS", 1, 4, 200)
 """Timelines of three hosts that Hypothesis draws (tests/sim/test_random_hosts.py)."""
