@@ -1,6 +1,6 @@
 """Setup of the whole suite: number of examples, signals, and what runs in parallel.
 
-Tests are handed out one by one (`--dist loadgroup`), those that start real programs first: they take longest and
+Tests are distributed one by one (`--dist loadgroup`), those that start real programs first: they take longest and
 mostly wait, so there is one worker more than there are cores.
 """
 
@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, settings
 from lengths import EXAMPLES, LENGTHS, omitted
 from virtual_clock import virtual_clock
 
-# Deadlines judge the machine and not the code; examples that take long to draw are what the simulations are. Where `CI`
-# is set the examples are always the same.
+# No deadlines, which would depend on the machine and not on the code, and no check for slow examples, since simulations
+# are slow. With `CI` set the examples are always the same.
 CI = bool(os.environ.get("CI"))
 settings.register_profile(
     "suite",
@@ -30,8 +30,7 @@ settings.register_profile(
 )
 settings.load_profile("suite")
 
-# Without a program's own configuration, structlog prints tracebacks with all local variables: of a simulated world that
-# is gigabytes.
+# By default structlog prints tracebacks with all local variables: for a simulated world these are gigabytes.
 for processor in structlog.get_config()["processors"]:
     if isinstance(processor, structlog.dev.ConsoleRenderer):
         processor.exception_formatter = structlog.dev.plain_traceback
@@ -42,7 +41,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_xdist_auto_num_workers(config):
-    """One worker for each core, and one more, since real programs are mostly waited for."""
+    """Use one worker for each core and one more, since real programs are mostly waited for."""
     return (psutil.cpu_count(logical=False) or os.cpu_count() or 1) + 1
 
 
@@ -50,7 +49,7 @@ def pytest_report_header(config):
     return f"lengths: {LENGTHS} (tests/lengths.py)" + "".join(f", without tests marked {name}" for name in omitted())
 
 
-# The collector of cycles looks at what tests make, and not at all modules and tests again and again.
+# The garbage collector scans the objects of tests, and not all modules and tests each time.
 gc.set_threshold(50_000, 20, 50)
 
 
@@ -60,7 +59,7 @@ def pytest_collection_finish(session):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Keep what takes long for `.ci/run` and `make soak`, and real programs first."""
+    """Leave long tests to `.ci/run` and `make soak`, and put real programs first."""
     for marker in omitted():
         if marker not in config.option.markexpr:
             config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker(marker)])
@@ -70,7 +69,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True)
 def logs_as_before():
-    """Programs configure the logs of their process; what a test runs in ours leaves no level behind for the next."""
+    """Restore the log level: programs that run in this process configure it."""
     before = structlog.get_config()
     yield
     structlog.configure(**before)
@@ -78,13 +77,13 @@ def logs_as_before():
 
 @pytest.fixture
 def autojump_clock():
-    """The clock of `virtual_clock` instead of the one of pytest-trio."""
+    """Use `virtual_clock` in place of the clock of pytest-trio."""
     return virtual_clock()
 
 
 @pytest.fixture
 def machine_lock(request, tmp_path_factory):
-    """Keep tests that look at every process of this machine apart from the one that opens a port on it."""
+    """Keep tests that inspect every process of this machine apart from the test that opens a port on it."""
     with (tmp_path_factory.getbasetemp().parent / "machine.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX if request.node.get_closest_marker("opens_port") else fcntl.LOCK_SH)
         yield

@@ -1,7 +1,7 @@
-"""The marks of the engines that tests start.
+"""Cookies of the engines that tests start.
 
-The end of an engine kills every process of the machine that carries its cookie: two tests with the same one, in two
-workers or in two runs, would kill each other's.
+At the end of an engine every process of the machine with its cookie is killed: two tests with the same cookie, in two
+workers or in two runs, would kill each other's processes.
 """
 
 import secrets

@@ -1,4 +1,4 @@
-"""Debian's packages, unpacked and not installed, for tests; needs no root and the standard library alone."""
+"""Debian packages, unpacked and not installed, for tests; needs no root and the standard library alone."""
 
 import os
 import shutil
@@ -10,17 +10,17 @@ from pathlib import Path
 
 
 class PackageError(Exception):
-    """A package cannot be had here; the message says why."""
+    """A package is not available here; the message has the reason."""
 
 
 def unpack(package: str, folder: Path, environ: Mapping[str, str] = os.environ, *, dependencies: bool = False) -> None:
     """Unpack a package into a folder; apt checks it against the distribution's signatures.
 
     Args:
-        package: Its name, as apt knows it.
-        folder: Gets `usr/` and the like. It exists.
-        environ: For apt, whose PATH it is.
-        dependencies: Whether what the package depends on comes too, as far as this machine has it not installed.
+        package: Its name in apt.
+        folder: An existing folder, which gets `usr/` and the like.
+        environ: The environment of apt, with its PATH.
+        dependencies: Whether to unpack its dependencies too, except those installed on this machine.
 
     Raises:
         PackageError: There is no apt, or it does not know the package or cannot fetch it.

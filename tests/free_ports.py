@@ -1,8 +1,8 @@
 """A port for a program that needs its number beforehand: neither the kernel nor another test uses it.
 
-A port that the kernel chose and got back is the kernel's again: the next outgoing connection may get it, or the next
-bind of port 0, and the program finds its port taken. These ports lie outside of the kernel's own range. A
-program that can bind port 0 and say what it got does not need one.
+A port that the kernel has chosen is free again once it is closed: the next outgoing connection or the next bind of
+port 0 may get it, and the program then finds its port taken. The ports of this module lie outside of the kernel's
+range. A program that can bind port 0 and report the result does not need one.
 """
 
 import random
@@ -16,12 +16,12 @@ _dice = random.Random()  # of its own: Hypothesis seeds the module's, in all wor
 
 
 def free_port() -> int:
-    """Return a port that nothing uses on any address; it is this process's until it ends, and is never returned twice.
+    """Return a port that is free on all addresses; it is this process's until its exit, and never returned twice.
 
-    A UDP socket of the same number reserves it among the test processes; the kernel closes it with this one.
+    A UDP socket with the same number reserves it among the test processes; the kernel closes it with this process.
 
     Raises:
-        RuntimeError: There is none.
+        RuntimeError: No port is free.
     """
     first, last = kernels_range()
     ports = [port for port in _OURS if not first <= port <= last]
@@ -33,7 +33,7 @@ def free_port() -> int:
 
 
 def kernels_range() -> tuple[int, int]:
-    """Return the first and the last port that the kernel hands out by itself."""
+    """Return the first and the last port of the range from which the kernel assigns ports."""
     try:
         first, last = map(int, _KERNELS.read_text().split())
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""GGUF files by hand, so that tests can also write what no honest writer would."""
+"""GGUF files byte by byte, so that tests can also write invalid ones."""
 
 import struct
 

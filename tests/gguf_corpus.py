@@ -1,6 +1,6 @@
-"""Damaged GGUF headers by the thousand, from a seed: the demo model's and made-up ones, each with one or a few faults.
+"""Damaged GGUF headers by the thousand, from a seed: the demo model's and generated ones, with one or a few faults.
 
-A case is the bytes of a header and the size of the file that begins with it; what follows the header is zeros.
+A case is the bytes of a header and the size of the file that begins with it; zeros follow the header.
 """
 
 import random
@@ -24,7 +24,7 @@ WIDTHS = {g.U8: 1, g.I8: 1, g.BOOL: 1, g.U16: 2, g.I16: 2, g.U32: 4, g.I32: 4, g
 
 @attrs.define
 class Key:
-    """One key with its value: the bytes after the kind of value, and after the count if it is an array."""
+    """One key with its value: the bytes after the type of the value, and after the count of an array."""
 
     name: bytes
     kind: int
@@ -45,7 +45,7 @@ class Tensor:
     sizes: list[int]
     kind: int
     offset: int
-    dimensions: int | None = None  # what is claimed, if it is not the number of sizes
+    dimensions: int | None = None  # the claimed number of dimensions, if it differs from the number of sizes
 
     def packed(self):
         claimed = len(self.sizes) if self.dimensions is None else self.dimensions
@@ -55,7 +55,7 @@ class Tensor:
 
 @attrs.define
 class Draft:
-    """A header in parts that can be changed one by one."""
+    """A header in parts that can be changed separately."""
 
     keys: list[Key]
     tensors: list[Tensor]
@@ -77,7 +77,7 @@ class Draft:
         )
 
     def case(self, rng):
-        """Return the bytes and a file size: almost always the one at which nothing is missing."""
+        """Return the bytes and a file size: almost always the size of a complete file."""
         data = self.packed()
         size = len(data) + -len(data) % self.alignment + self.data_bytes
         if rng.random() < 0.1:
@@ -119,7 +119,7 @@ def demo_draft():
 
 
 def small_draft(rng):
-    """Make up a header that llama.cpp's header reader accepts."""
+    """Generate a header that llama.cpp's header reader accepts."""
     tensors, offset = [], 0
     for number in range(rng.randrange(4)):
         kind, row, row_bytes = rng.choice(
@@ -162,7 +162,7 @@ NAMES = (
 
 
 def random_key(rng, name):
-    """Make up a key whose value has the right length for its kind."""
+    """Generate a key whose value has the right length for its type."""
     kind = rng.choice((*WIDTHS, g.STRING, g.U32, g.U32))
     count = rng.choice((None, None, None, 0, 1, 3, 40))
     times = 1 if count is None else count
@@ -331,7 +331,7 @@ FAULTS = (
 
 
 def damaged_bytes(rng, data, size):
-    """Overwrite, insert or remove a few bytes anywhere, or cut the file off."""
+    """Overwrite, insert or remove a few bytes anywhere, or truncate the file."""
     data = bytearray(data)
     how = rng.randrange(4)
     at = rng.randrange(len(data))
@@ -348,7 +348,7 @@ def damaged_bytes(rng, data, size):
 
 
 def cases(count, seed):
-    """Yield that many (name of the fault, bytes, file size): the same for a seed, however many there are."""
+    """Yield that many (name of the fault, bytes, file size), the same ones for a seed whatever the count."""
     demo = demo_draft()
     for number in range(count):
         rng = random.Random(f"{seed}/{number}")
@@ -373,8 +373,8 @@ def demo_copy(demo):
 # -- verdicts ----------------------------------------------------------------------------------------------------------
 
 
-def judge(data, size, piece_bytes=4096):
-    """Return LLMKube's verdict on a case: its facts or None, and why not."""
+def assess(data, size, piece_bytes=4096):
+    """Return LLMKube's verdict on a case: its facts or None, and the reason."""
     try:
         reader = HeaderReader("FILE", size)
         while (needed := reader.next_range) is not None:
@@ -393,11 +393,11 @@ ENGINE_REASONS = {
     "a tensor type that it does not know": r"has invalid ggml type",
     "it crashed": r"^died of",
 }
-"""Why an engine may refuse what a header reader lets pass, by what llama.cpp says."""
+"""Reasons for which an engine refuses a header that llama.cpp's reader accepts, by llama.cpp's messages."""
 
 
 def disagreement(facts, verdict):
-    """Name how LLMKube's verdict differs from llama.cpp's; an empty string if it does not, or may not be known to."""
+    """Describe how LLMKube's verdict differs from llama.cpp's; empty if it does not, or if a difference is allowed."""
     if facts is None:
         return "refused, but it loads" if verdict.loads else ""
     if not verdict.header and not facts.newer_tensor_types:
@@ -406,5 +406,5 @@ def disagreement(facts, verdict):
 
 
 def engine_reason(verdict):
-    """Name the class of reasons that a full load alone can find, or return None."""
+    """Return the class of the reasons that only a full load finds, or None."""
     return next((name for name, pattern in ENGINE_REASONS.items() if re.search(pattern, verdict.message)), None)

@@ -1,4 +1,4 @@
-"""GGUF files that are made to hurt: each at one of the reader's bounds, or beyond all reason."""
+"""Hostile GGUF files: each at one of the reader's limits, or far beyond."""
 
 import struct
 
@@ -7,7 +7,7 @@ from llmkube.weights.formats.gguf_reader import MAX_HEADER_BYTES, MAX_KEYS, MAX_
 
 
 def hostile_files(folder, *, large=True):
-    """Make the files that cost a reader most, and return their paths by title; `large` is for 256 MiB on the disk."""
+    """Write the files that cost a reader most, and return their paths by title; `large` adds one of 256 MiB."""
     zeros = bytes(8)
     cases = {
         "array of 2^61 numbers": (g.header(g.ARCHITECTURE, g.array_head("x", g.U32, 2**61)), 0),

@@ -1,8 +1,8 @@
-"""llama.cpp's own verdict on a GGUF file, from the library in the xllamacpp wheel, in a process that may die of it.
+"""llama.cpp's verdict on a GGUF file, from the library in the xllamacpp wheel, in a process that a file may crash.
 
-`Oracle` asks; run as a program, this file answers: it reads cases from stdin and writes two lines of JSON for each,
-what `gguf_init_from_file` says of the header, then what loading the whole model says. The data of the tensors is zeros
-(a hole in the file), which loading does not look at.
+`Oracle` sends requests; run as a program, this file answers them: it reads cases from stdin and writes two lines of
+JSON for each, the result of `gguf_init_from_file` for the header, then that of loading the whole model. The data of the
+tensors is zeros (a hole in the file), which loading does not read.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ ERROR_LEVEL = 4  # ggml_log_level
 
 @attrs.frozen
 class Verdict:
-    """The verdict of llama.cpp: whether the header can be read, whether the model loads, and its error."""
+    """The verdict of llama.cpp: whether the header can be read, whether the model loads, and the error."""
 
     header: bool
     loads: bool
@@ -35,14 +35,14 @@ class Verdict:
 
 
 class Oracle:
-    """Asks one process for many verdicts, and starts another when a file has killed it."""
+    """Requests many verdicts from one process, and starts another when a file has crashed it."""
 
     def __init__(self):
         self.died = 0
         self._process = None
 
     def ask(self, header, size):
-        """Return the verdict on a file of that many bytes which begins with these."""
+        """Return the verdict on a file of that size that begins with these bytes."""
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, __file__],
@@ -61,7 +61,7 @@ class Oracle:
             self.close()
             self.died += 1
             return Verdict(bool(read) and read[0]["ok"], loads=False, message=f"died of {code}")
-        return Verdict(read[0]["ok"], read[1]["ok"], read[0]["says"] or read[1]["says"])
+        return Verdict(read[0]["ok"], read[1]["ok"], read[0]["error"] or read[1]["error"])
 
     def close(self):
         """End the answering process."""
@@ -107,7 +107,7 @@ def main():
                 if made:
                     free(made)
                 message = "" if made else b"".join(errors[:2]).decode("utf-8", "replace").strip()
-                answer = {"ok": bool(made), "says": message.replace(file.name, "FILE")}
+                answer = {"ok": bool(made), "error": message.replace(file.name, "FILE")}
                 sys.stdout.write(json.dumps(answer) + "\n")
                 sys.stdout.flush()
 
@@ -122,7 +122,7 @@ class InitParameters(ctypes.Structure):
 
 
 class ModelParameters(ctypes.Structure):
-    """struct llama_model_params, opaque: with room for more than any version has, since only defaults are passed on."""
+    """struct llama_model_params, opaque and larger than that of any version, since only defaults are passed on."""
 
     _fields_ = (("opaque", ctypes.c_uint64 * 128),)
 

@@ -33,11 +33,11 @@ Log = Callable[[str], None]
 
 
 class BuildError(Exception):
-    """Something outside this file is in the way; the message says what and what would help."""
+    """A build is not possible here; the message has the reason and a fix."""
 
 
 def cache_root(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of everything that is built or installed here."""
+    """Return the folder of all builds and installations of this module."""
     if environ.get("LLMKUBE_ENVTEST_CACHE"):
         return Path(environ["LLMKUBE_ENVTEST_CACHE"]).expanduser().absolute()
     base = Path(environ["XDG_CACHE_HOME"]) if environ.get("XDG_CACHE_HOME") else Path("~/.cache").expanduser()
@@ -67,7 +67,7 @@ class GoModule:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """For `go build`; the same for all modules, so that they share what is compiled."""
+        """Return the flags for `go build`; they are the same for all modules, so that compiled packages are shared."""
         ldflags = " ".join(
             ("-s", "-w", *(part for name, text in self.stamps.items() for part in ("-X", f"{name}={text}")))
         )
@@ -75,7 +75,7 @@ class GoModule:
 
     @property
     def source_hash(self) -> str:
-        """The name of what the sources and the flags build on this kind of machine: 16 hex digits."""
+        """Return the hash of sources and flags on this kind of machine: 16 hex digits."""
         digest = hashlib.sha256()
         for path in sorted((self.folder / "go.mod", self.folder / "go.sum", *self.folder.glob("cmd/*/*.go"))):
             content = path.read_bytes()
@@ -85,7 +85,7 @@ class GoModule:
         return digest.hexdigest()[:16]
 
     def build(self, programs: Sequence[str], target: Path, log: Log, environ: Mapping[str, str] = os.environ) -> None:
-        """Build into a folder what it lacks of these programs.
+        """Build the missing ones of these programs into a folder.
 
         Raises:
             BuildError: There is no Go and none can be installed, or a build failed.
@@ -108,7 +108,7 @@ class GoModule:
                     self._build_one(go, env, name, target)
 
     def _build_one(self, go: str, env: Mapping[str, str], name: str, target: Path) -> None:
-        # a name of its own and a rename: a build that is killed leaves no half program, and two at once do no harm
+        # a temporary name and a rename: a killed build leaves no incomplete program, and two builds may run at once
         with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=target) as scratch:
             built = Path(scratch) / name
             run([go, "build", *self.flags, "-o", str(built), self.packages[name]], cwd=self.folder, env=env)
@@ -124,7 +124,7 @@ def pinned_version(folder: Path, module: str) -> str:
 
 
 def kubernetes_stamps(version: str) -> dict[str, str]:
-    """Return what makes a program of Kubernetes tell its release, for example `v1.36.3`."""
+    """Return the stamps that set the release of a Kubernetes program, for example `v1.36.3`."""
     major, minor, *_ = version_of(version)
     stamp = "k8s.io/component-base/version"
     return {f"{stamp}.gitVersion": version, f"{stamp}.gitMajor": str(major), f"{stamp}.gitMinor": str(minor)}
@@ -200,9 +200,9 @@ def _dotted(version: tuple[int, ...]) -> str:
 
 
 def run(command: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> None:
-    """Run a command that speaks for itself when it fails."""
+    """Run a command whose output explains a failure."""
     try:
-        # stdout is kept for the answer of this program: what Go and pip have to say goes to stderr
+        # stdout is reserved for this program's result: the output of Go and pip goes to stderr
         subprocess.run(command, cwd=cwd, env=env, check=True, stdin=subprocess.DEVNULL, stdout=sys.stderr)
     except subprocess.CalledProcessError as error:
         raise BuildError(f"{' '.join(command)}: exit status {error.returncode}, see above") from error

@@ -1,4 +1,4 @@
-"""HTTP peers in memory, for tests that want to see every byte."""
+"""In-memory HTTP peers, for tests that check every byte."""
 
 import threading
 from collections.abc import Awaitable, Callable, Iterable
@@ -33,7 +33,7 @@ async def serve_connection(handler, stream, limits=Limits()):  # noqa: B008 (a f
 
 @contextmanager
 def serving_websockets(handler, **options):
-    """A server of the `websockets` package in a thread; yields its port."""
+    """Run a server of the `websockets` package in a thread; yield its port."""
     with serve(handler, "127.0.0.1", 0, **options) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -45,7 +45,7 @@ def serving_websockets(handler, **options):
 
 
 class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
-    """Accepts what `connect` opens; after `aclose` connecting is refused."""
+    """Accepts the streams that `connect` opens; after `aclose` connections are refused."""
 
     def __init__(self, make_pair: Callable[[], Pair] = trio.testing.memory_stream_pair) -> None:
         self._send, self._receive = trio.open_memory_channel[trio.abc.Stream](100)
@@ -61,16 +61,16 @@ class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
 
     async def connect(self, host: str, port: int) -> trio.abc.Stream:
         self.dialled.append((host, port))
-        mine, theirs = self._make_pair()
+        ours, theirs = self._make_pair()
         try:
             await self._send.send(theirs)
         except trio.BrokenResourceError as exc:
             raise ConnectionRefusedError(111, "Connection refused") from exc
-        return mine
+        return ours
 
 
 def answers(*wires: bytes, then_hang: bool = False) -> Script:
-    """A peer's side of one connection: the nth request gets the nth bytes, then the connection ends (or hangs)."""
+    """Return a script for one connection: the nth request gets the nth bytes, then the connection ends (or hangs)."""
 
     async def script(stream):
         try:
@@ -120,12 +120,12 @@ class Peer:
 
 
 def head_of(path: str, lines: str = "", method: str = "GET") -> RequestHead:
-    """The head of a request, as a server's judge gets it."""
+    """Return the head of a request as a server's judge gets it."""
     return read_request(f"{method} {path} HTTP/1.1\r\nHost: x\r\n{lines}\r\n".encode(), _LIMITS)
 
 
 def always(stream: trio.abc.Stream) -> Callable[[str, int], Awaitable[trio.abc.Stream]]:
-    """A way to connect that gives this one stream."""
+    """Return a connect function that always gives this stream."""
 
     async def connect(host: str, port: int) -> trio.abc.Stream:
         await trio.lowlevel.checkpoint()
@@ -141,7 +141,7 @@ def cut(data: bytes, positions: Iterable[int]) -> list[bytes]:
 
 
 async def receive_all(stream: trio.abc.ReceiveStream) -> bytes:
-    """Everything up to the end of the stream."""
+    """Return all bytes up to the end of the stream."""
     received = b""
     while piece := await stream.receive_some():
         received += piece
@@ -149,7 +149,7 @@ async def receive_all(stream: trio.abc.ReceiveStream) -> bytes:
 
 
 async def receive_until(stream: trio.abc.ReceiveStream, end: bytes) -> bytes:
-    """Bytes up to and including `end`."""
+    """Return the bytes up to and including `end`."""
     received = b""
     while not received.endswith(end):
         piece = await stream.receive_some()
@@ -159,7 +159,7 @@ async def receive_until(stream: trio.abc.ReceiveStream, end: bytes) -> bytes:
 
 
 async def converse(handler: Handler, *pieces: bytes, limits: Limits = _LIMITS, half_close: bool = False) -> bytes:
-    """Return all that a server sends to a client that sends these pieces, and perhaps an end of its own."""
+    """Return all that a server sends to a client that sends these pieces, and then perhaps closes its side."""
     client, server = trio.testing.memory_stream_pair()
 
     async def send() -> None:
@@ -181,6 +181,6 @@ async def converse(handler: Handler, *pieces: bytes, limits: Limits = _LIMITS, h
 
 
 async def echo(exchange: Exchange) -> None:
-    """Answer with what was asked."""
+    """Respond with the request's body."""
     request = exchange.request
     await exchange.respond(Response.text(200, f"{request.method} {request.target} {request.body.decode('latin-1')}"))

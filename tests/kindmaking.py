@@ -1,4 +1,4 @@
-"""Kinds for tests of the embedded API server: what a user's CustomResourceDefinition makes."""
+"""Custom kinds for tests of the embedded API server."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from llmkube.apiserver.kinds.kind_info import KindInfo, kinds_from_crd
 
 
 def custom_kind(kind: str, **parts: dict[str, Any]) -> KindInfo:
-    """A kind of `test.dev/v1` with a status of its own; `parts` are the properties of `spec`, `status` and so on."""
+    """Return the definition of a kind of `test.dev/v1`; `parts` are the properties of `spec`, `status` and so on."""
     fields = {name: {"type": "object", "properties": properties} for name, properties in parts.items()}
     version = {
         "name": "v1",

@@ -1,4 +1,4 @@
-"""A program that has run out of something, for as long as a test needs it to."""
+"""A process that has run out of a resource, for as long as a test needs it."""
 
 import os
 import resource
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_descriptors(*, but: int = 0) -> Iterator[None]:
-    """This process can open nothing, but for so many: every other number below the limit is taken."""
+    """Use up all descriptors of this process below its limit, except for so many."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.dup(0)
     os.close(lowest)

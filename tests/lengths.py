@@ -1,7 +1,7 @@
-"""Length of the suite: LLMKUBE_LENGTHS is `sample` in `make test`, `soak` in `make soak`, otherwise `ci`.
+"""Lengths of the suite: LLMKUBE_LENGTHS is `sample` in `make test`, `soak` in `make soak`, otherwise `ci`.
 
-`ci` is what has to pass before a change lands, and what pytest plays when it is called by hand. `sample` is for a first
-look at the project: smaller lengths, without the tests marked `ci`.
+`ci` has to pass before a change is merged, and is the default of pytest. `sample` is for a first look at the project:
+smaller lengths, without the tests marked `ci`.
 
 Each length can be set for one run: `LLMKUBE_SIM_SEEDS=1000 pytest tests/sim/test_score.py`.
 """
@@ -20,17 +20,17 @@ SOAK: Final = LENGTHS == "soak"
 
 
 def omitted() -> tuple[str, ...]:
-    """Return the markers of the tests that these lengths leave out."""
+    """Return the markers of the tests that are left out."""
     return NAMES[NAMES.index(LENGTHS) + 1 :]
 
 
 def sample_rows(rows: Iterable[T]) -> list[T]:
-    """Return every fourth of a table's rows for the sample, otherwise all: for tables whose rows take long."""
+    """Return every fourth row of a table for the sample, otherwise all: for tables whose rows take long."""
     return list(rows)[:: 4 if LENGTHS == "sample" else 1]
 
 
 def _length(name: str, *lengths: int) -> int:
-    """Return a length: given for the sample, for CI and for the soak, unless its own variable is set."""
+    """Return a length, given for the sample, for CI and for the soak, unless its own variable is set."""
     return int(os.environ.get(f"LLMKUBE_{name}", lengths[NAMES.index(LENGTHS)]))
 
 
@@ -41,13 +41,13 @@ SIM_SEEDS: Final = _length("SIM_SEEDS", 3, 12, 300)
 """Random timelines of a cluster, an hour each, which take 2 s (tests/sim/test_score.py)."""
 
 MAC_SEEDS: Final = _length("MAC_SEEDS", 1, 4, 300)
-"""The same of Macs, with the faults that only they have (tests/sim/test_macs.py)."""
+"""The same for Macs, with the faults that only they have (tests/sim/test_macs.py)."""
 
 CORDON_SEEDS: Final = _length("CORDON_SEEDS", 1, 2, 100)
-"""The same of two hosts whose owners cordon them again and again (tests/sim/test_cordon_seeds.py)."""
+"""The same for two hosts whose owners cordon them repeatedly (tests/sim/test_cordon_seeds.py)."""
 
 QUIET_MINUTES: Final = _length("QUIET_MINUTES", 6, 11, 30)
-"""Peace after each, in which nothing may move; all that is said again is said every 5 minutes."""
+"""Minutes without faults after each, in which nothing may change; reports are repeated every 5 minutes."""
 
 RANDOM_HOSTS: Final = _length("RANDOM_HOSTS", 1, 4, 200)
 """Timelines of three hosts that Hypothesis draws (tests/sim/test_random_hosts.py)."""
@@ -59,7 +59,7 @@ BUSY_HOURS: Final = _length("BUSY_HOURS", 10, 50, 1000)
 """Hours of busy engines, none of which may be called hung (tests/supervisor/values/test_liveness.py)."""
 
 BUG_LINES: Final = _length("BUG_LINES", 8, 2, 1)
-"""Of how many lines of code one is tried; 1 is every line (tests/sim/test_isolation.py)."""
+"""One of this many lines of code is tried; 1 is every line (tests/sim/test_isolation.py)."""
 
 BUGS: Final = _length("BUGS", 1, 1, 1000)
 """At how many checkpoints of one of these lines a bug is injected; a line has up to 150."""
@@ -86,10 +86,10 @@ KILLS: Final = _length("KILLS", 1, 4, 100)
 """Kills of a server while it writes (tests/apiserver/storage/test_durability.py)."""
 
 GGUF_CASES: Final = _length("GGUF_CASES", 100, 400, 5000)
-"""Damaged headers that llama.cpp is asked about, too (tests/weights/formats/test_gguf_rules.py)."""
+"""Damaged headers that llama.cpp reads too (tests/weights/formats/test_gguf_rules.py)."""
 
 DIFFERENTIAL_SEQUENCES: Final = _length("DIFFERENTIAL_SEQUENCES", 40, 40, 500)
-"""Random sequences that both API servers are asked (tests/envtest/test_differential.py)."""
+"""Random sequences of requests to both API servers (tests/envtest/test_differential.py)."""
 
 API_OPERATIONS: Final = _length("API_OPERATIONS", 150, 600, 12_000)
 """Mutated requests to the embedded API server (tests/apiserver/test_fuzzed_operations.py)."""

@@ -1,4 +1,4 @@
-"""A model as MLX engines keep it, with a header and no data behind it."""
+"""Folders of models in MLX's format; the weights have a header and no data."""
 
 import array
 import json
@@ -29,7 +29,7 @@ WHOLE = {
 
 
 def whole_folder(path, seed=1):
-    """A model that computes: two random layers, and a tokenizer of single bytes."""
+    """Write a model that can be computed: two random layers, and a tokenizer of single bytes."""
     wide, inner, some = WHOLE["hidden_size"], WHOLE["intermediate_size"], 32
     shapes = {"model.embed_tokens.weight": (WHOLE["vocab_size"], wide), "model.norm.weight": (wide,)}
     for layer in range(WHOLE["num_hidden_layers"]):

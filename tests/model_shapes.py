@@ -36,7 +36,7 @@ def shape(architecture, tensors, vocabulary, keys):
 
 def decoder(architecture="llama", *, width=4096, layers=32, heads=32, kv_heads=8, length=128, inner=14336,
             vocabulary=32000, kind="Q4_K", **keys):  # fmt: skip
-    """A plain transformer; further keys go into its header, with dots as double underscores."""
+    """Return a plain transformer; further keyword arguments go into its header, with dots as double underscores."""
     named = {name.replace("__", "."): value for name, value in keys.items()}
     facts = {
         "context_length": 131072,
@@ -77,7 +77,7 @@ def golden():
 
 @functools.cache
 def golden_shape(name):
-    """A model of the recorded runs; its file had blocks one after another, with the same order in each."""
+    """Return a model of the recorded runs; the blocks of its file follow each other, with the same order in each."""
     model = golden()["models"][name]
     order = list(dict.fromkeys(entry[0] for entry in model["tensors"]))
     tensors = []

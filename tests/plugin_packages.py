@@ -13,14 +13,14 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "runtime-plugin"
 
 
 def forget() -> None:
-    """Have the next question look for plug-ins again."""
+    """Clear the cache of plug-ins."""
     plugins.installed.cache_clear()
     plugins.load.cache_clear()
     importlib.invalidate_caches()
 
 
 def write_package(folder: Path, name: str, points: Mapping[str, str], version: str = "1.0") -> None:
-    """Write what is left of a package after its installation, apart from its modules."""
+    """Write the metadata that the installation of a package leaves."""
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -30,7 +30,7 @@ def write_package(folder: Path, name: str, points: Mapping[str, str], version: s
 
 @contextlib.contextmanager
 def imported_from(folder: Path) -> Iterator[None]:
-    """Have what is installed in a folder installed here, and as if it never was afterwards."""
+    """Make the packages of a folder importable, and undo it afterwards."""
     before = set(sys.modules)
     sys.path.insert(0, str(folder))
     forget()
@@ -46,7 +46,7 @@ def imported_from(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def example_installed(folder: Path) -> Iterator[None]:
-    """Install examples/runtime-plugin as its pyproject.toml says."""
+    """Install examples/runtime-plugin as its pyproject.toml describes."""
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
     write_package(folder, project["name"], project["entry-points"][plugins.GROUP], project["version"])
     (folder / "llmkube_echo").symlink_to(EXAMPLE / "src" / "llmkube_echo")

@@ -2,8 +2,8 @@
 
     python -m tests.random_mutants --count 120 --seed 7 [--jobs 2] [MODULE…]
 
-Mutants are made in a copy of the tree. A survivor is a missing test, or a change without an effect; which of the two is
-for the reader to say. Ends with 1 if fewer than four of five were noticed.
+Mutants are created in a copy of the tree. A survivor is a missing test, or a change without an effect; the reader
+has to decide which. Exits with 1 if fewer than four of five were detected.
 """
 
 import argparse
@@ -56,7 +56,7 @@ CALLS: Final = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 
 def mutations(tree: ast.Module) -> Iterator[tuple[ast.AST, str, object]]:
-    """Yield each place that can change: a node, the name of its field, and the new value of that field."""
+    """Yield each possible change: a node, the name of its field, and the new value of that field."""
     for node in ast.walk(tree):
         match node:
             case ast.Compare(ops=[op]) if type(op) in SWAPS:
@@ -78,7 +78,7 @@ def mutations(tree: ast.Module) -> Iterator[tuple[ast.AST, str, object]]:
 
 
 def mutant(path: Path, dice: random.Random) -> tuple[str, str] | None:
-    """Return the text of a module with one change, and the change; None if the module has no place for one."""
+    """Return the text of a module with one change, and the change; None if nothing in the module can be changed."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     inside = ast.Module([node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)], [])
     places = [each for each in mutations(inside) if hasattr(each[0], "lineno")]
@@ -94,7 +94,7 @@ def mutant(path: Path, dice: random.Random) -> tuple[str, str] | None:
 
 
 def suites(module: Path) -> list[list[str]]:
-    """Return what to run for a module, until something fails: its own tests, its folder's, its floor's."""
+    """Return the test suites of a module, to be run until one fails: its own tests, its folder's, its package's."""
     mirrored = Path("tests") / module.relative_to(SOURCES)
     own = mirrored.with_name(f"test_{mirrored.name}")
     folder = next(each for each in mirrored.parents if any((ROOT / each).glob("test_*.py")))
@@ -130,7 +130,7 @@ def is_killed(tree: Path, module: Path, seconds: float) -> str:
 
 
 def main() -> None:
-    """Play the sample, print each survivor, and at the end how many were killed."""
+    """Run the sample, print each survivor, and at the end the number of killed mutants."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("modules", nargs="*", help="paths below src/llmkube; those that decide unless given")
     parser.add_argument("--count", type=int, default=120)

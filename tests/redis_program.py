@@ -25,7 +25,7 @@ def redis_program() -> tuple[str, dict[str, str]]:
     """Return the program and its environment.
 
     Raises:
-        PackageError: There is none, and Debian's cannot be had.
+        PackageError: There is none, and Debian's is not available.
     """
     if found := shutil.which("redis-server"):
         return found, dict(os.environ)
@@ -47,16 +47,16 @@ def redis_program() -> tuple[str, dict[str, str]]:
 
 @attrs.define(eq=False)
 class RedisServer:
-    """It, on a port of its own; what it keeps is gone with it."""
+    """A redis-server on a port of its own; its data is lost with it."""
 
     port: int
     process: subprocess.Popen | None = None
 
     async def start(self) -> None:
-        """Start it, and return when it answers."""
+        """Start it, and return when it accepts connections."""
         program, environ = await trio.to_thread.run_sync(redis_program)
-        words = f"--port {self.port} --bind 127.0.0.1 --appendonly no --requirepass {PASSWORD} --save"
-        self.process = await trio.to_thread.run_sync(partial(_start, [program, *words.split(), ""], environ))
+        flags = f"--port {self.port} --bind 127.0.0.1 --appendonly no --requirepass {PASSWORD} --save"
+        self.process = await trio.to_thread.run_sync(partial(_start, [program, *flags.split(), ""], environ))
         with trio.fail_after(ANSWER_SECONDS):
             while True:
                 try:
@@ -69,7 +69,7 @@ class RedisServer:
                 return
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal; after one that ends it, wait for that."""
+        """Send it a signal; after one that ends it, wait for its exit."""
         assert self.process is not None
         self.process.send_signal(number)
         if number in (signal.SIGTERM, signal.SIGKILL):
@@ -82,7 +82,7 @@ def _start(command: list[str], environ: dict[str, str]) -> subprocess.Popen:
 
 @asynccontextmanager
 async def open_redis() -> AsyncIterator[RedisServer]:
-    """Hold a server."""
+    """Run a server during the block."""
     server = RedisServer(free_port())
     await server.start()
     try:

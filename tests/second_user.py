@@ -1,4 +1,4 @@
-"""Another user of this machine, whose attacks are really run: only root can act as one."""
+"""Attacks by another user of this machine that are really run, for which the tests have to run as root."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 OTHER_UID = 65534
-"""The user `nobody` on Linux; the kernel needs no entry in passwd for it."""
+"""The unprivileged user of Linux (65534); the kernel needs no entry in passwd for it."""
 
 needs_second_user = pytest.mark.skipif(
     os.geteuid() != 0, reason="the attack by a second Unix user is not run: only root can act as one; run as root"
@@ -19,7 +19,7 @@ needs_second_user = pytest.mark.skipif(
 
 @contextmanager
 def open_common_folder() -> Iterator[Path]:
-    """A folder of ours into which every user can look; pytest's own are closed to others."""
+    """Create a folder that every user can enter; those of pytest are private."""
     with tempfile.TemporaryDirectory(prefix="llmkube-common-") as name:
         folder = Path(name)
         folder.chmod(0o755)

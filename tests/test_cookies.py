@@ -1,4 +1,4 @@
-"""No test makes up the cookie of a process itself (tests/cookies.py)."""
+"""No test writes out the cookie of a process (tests/cookies.py)."""
 
 import re
 from pathlib import Path

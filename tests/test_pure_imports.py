@@ -1,8 +1,8 @@
 """A module whose docstring, or whose package's docstring, has the word "Pure." loads neither Trio nor psutil nor httpx.
 
-Modules are imported alone, each in an interpreter that has loaded nothing before, so that an import through a library
-or an `__init__` shows as well. An import by one of these modules of the list shows, too; `make soak` imports each
-first, which a cycle of imports may not survive.
+Modules are imported alone, each in a new interpreter, so that an import through a library or an `__init__` is found as
+well. So is an import by another module of the list; `make soak` imports each module first, which also finds cycles of
+imports.
 """
 
 import ast
@@ -56,9 +56,9 @@ def pure_modules():
 
 
 def imported_alone(modules, forbidden, *, each=SOAK):
-    """Import modules in forks of a fresh interpreter; return what each has loaded of the forbidden ones.
+    """Import modules in forks of a new interpreter; return the forbidden modules that each has loaded.
 
-    Unless `each` is, a module is left out that another one has loaded without loading anything forbidden.
+    Unless `each` is set, a module is skipped that another one has loaded without loading a forbidden one.
     """
     server = [sys.executable, "-c", FORK_SERVER, json.dumps([modules, forbidden, each])]
     done = subprocess.run(server, stdout=subprocess.PIPE, text=True, check=True)
@@ -67,13 +67,13 @@ def imported_alone(modules, forbidden, *, each=SOAK):
 
 @pytest.mark.ci
 def test_a_pure_module_loads_nothing_forbidden():
-    """Neither Trio nor psutil nor httpx, by whatever way; every module of the list can be imported first."""
+    """Neither directly nor through other modules; every module of the list can be imported first."""
     pure = list(pure_modules())
     assert imported_alone(pure, FORBIDDEN) == {module: [] for module in pure}
 
 
 def test_an_impure_module_is_found():
-    """The check sees a library that comes through another module of ours."""
+    """The check finds a library that is imported by another module of ours."""
     assert imported_alone(["llmkube.k8s.reflector"], ["trio", "httpx", "psutil"]) == {
         "llmkube.k8s.reflector": ["httpx", "trio"]
     }

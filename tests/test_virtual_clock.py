@@ -8,13 +8,13 @@ from trio.testing import MockClock  # noqa: TID251 (to show what it does)
 
 
 def work():
-    """Read a file on a machine that is busy."""
+    """Read a file on a busy machine."""
     time.sleep(0.2)
     return "read"
 
 
 async def test_it_waits_while_a_thread_works(autojump_clock):
-    """Each look at a file within a deadline is in time, and between two looks the clock jumps."""
+    """Each read of a file within a deadline is in time, and between two reads the clock jumps."""
     for _ in range(3):
         with trio.fail_after(1):
             assert await trio.to_thread.run_sync(work) == "read"
@@ -24,7 +24,7 @@ async def test_it_waits_while_a_thread_works(autojump_clock):
 
 
 async def test_it_waits_for_the_last_thread(autojump_clock):
-    """The first of two that is done does not let it jump."""
+    """When the first of two threads is done, the clock does not jump."""
     first, begun = threading.Event(), trio.current_time()
 
     async def read_first():
@@ -39,7 +39,7 @@ async def test_it_waits_for_the_last_thread(autojump_clock):
 
 
 async def test_an_abandoned_thread_does_not_stop_it(autojump_clock):
-    """A thread whose task was cancelled may hang on a dead disk; the clock jumps all the same."""
+    """The thread of a cancelled task may hang on a dead disk; the clock still jumps."""
     over = threading.Event()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: trio.to_thread.run_sync(over.wait, 60, abandon_on_cancel=True))

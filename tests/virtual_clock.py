@@ -9,8 +9,8 @@ from trio.testing import MockClock, active_thread_count, wait_all_threads_comple
 def virtual_clock() -> MockClock:
     """Return a clock that jumps as Trio's own does, except while a thread of `trio.to_thread` works.
 
-    To Trio's own, a task that waits for a thread waits: it jumps while the thread reads a file, by as many deadlines
-    as the machine lets it, and what happens in a virtual minute depends on how busy the machine is.
+    Trio's own clock also jumps while a task waits for a thread that reads a file, by as many deadlines as the machine
+    permits, so that the events of a virtual minute depend on how busy the machine is.
     """
     clock = MockClock(autojump_threshold=0)
     jump = clock._autojump

@@ -1,4 +1,4 @@
-"""Wait for a fact about the real world that offers no event; a caller may have a nearer deadline."""
+"""Wait for a state of the real world that offers no event; a caller may have a nearer deadline."""
 
 from collections.abc import Callable
 
@@ -6,10 +6,10 @@ import trio
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Return once the condition holds; it is looked at often, and less often while it does not.
+    """Return once the condition holds; it is checked often at first, and then less often.
 
     Raises:
-        trio.TooSlowError: It does not hold after five minutes: a test that waits for what cannot be ends.
+        trio.TooSlowError: It does not hold after five minutes.
     """
     pause = 0.01
     with trio.fail_after(300):

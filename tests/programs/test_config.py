@@ -26,8 +26,8 @@ def test_the_state_directory_is_the_platforms(monkeypatch, tmp_path):
     assert state_dir_of(None) == tmp_path / "Library" / "Application Support" / "llmkube"
 
 
-def test_the_file_in_the_chosen_directory_counts(tmp_path):
-    """Flag and variable choose the directory whose config.toml is read, and the flag is the stronger one."""
+def test_the_config_file_of_the_chosen_directory_is_read(tmp_path):
+    """Flag and variable choose the directory of config.toml, and the flag wins."""
     for name, port in (("flag", 1), ("variable", 2)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.toml").write_text(f"[up]\ngateway_port = {port}\n")
@@ -39,7 +39,7 @@ def test_the_file_in_the_chosen_directory_counts(tmp_path):
 
 
 def test_s14_no_setting_is_read_where_others_may_write(tmp_path):
-    """A state directory that is not this user's alone is refused before its config.toml is looked at."""
+    """A state directory that other users may write to is refused before its config.toml is read."""
     state = tmp_path / "state"
     state.mkdir()
     (state / "config.toml").write_text("this is no TOML")
@@ -64,8 +64,8 @@ def test_every_setting_has_help(kind):
     assert all(each.help.endswith(".") for each in settings_of(kind))
 
 
-def test_an_agent_beside_its_server_begins_with_no_address(tmp_path):
-    """With the API server on the loopback address none is known at first; the agent is told where to look for one."""
+def test_an_agent_on_its_servers_machine_starts_without_an_address(tmp_path):
+    """The API server's loopback address gives none; the agent detects one later with the API server's URL."""
     settings = agent_settings(AgentConfig(state_dir=tmp_path), "https://127.0.0.1:6443", Path("/bin/engine"))
     assert (settings.advertise_address, settings.bind_address) == (None, "127.0.0.1")
     assert settings.api_server == "https://127.0.0.1:6443"
@@ -74,8 +74,7 @@ def test_an_agent_beside_its_server_begins_with_no_address(tmp_path):
     assert settings.store_dir == tmp_path / "store"
 
 
-def test_a_selector_that_is_none_names_its_flag(tmp_path):
-    """A typo in --selector is an error at the start; a good one selects."""
+def test_an_invalid_selector_names_its_flag(tmp_path):
     config = AgentConfig(state_dir=tmp_path, selector="team in ml")
     with pytest.raises(UserError, match=r"--selector: .*team in ml"):
         agent_settings(config, "https://127.0.0.1:6443", Path("/bin/engine"))
@@ -86,7 +85,7 @@ def test_a_selector_that_is_none_names_its_flag(tmp_path):
 
 
 def test_an_agents_flags_reach_it(tmp_path):
-    """Name, namespace, store, endpoints API and Lease namespace are what the flags say."""
+    """Name, namespace, store, endpoints API and Lease namespace are those of the flags."""
     config = AgentConfig(
         state_dir=tmp_path,
         host_name="studio",
@@ -103,7 +102,7 @@ def test_an_agents_flags_reach_it(tmp_path):
 
 
 def test_labels_are_given_as_pairs():
-    """KEY=VALUE becomes a label, also an empty one; anything else is refused with its flag."""
+    """KEY=VALUE becomes a label, also with an empty value; other forms are refused with the flag."""
     given = ControllerConfig(image="x", monitor_label=("release=prometheus", "a="), shared_gpu_node=("gpu=shared",))
     settings = workload_settings(given)
     assert settings.monitor_labels == {"release": "prometheus", "a": ""}
@@ -112,8 +111,8 @@ def test_labels_are_given_as_pairs():
         workload_settings(ControllerConfig(image="x", monitor_label=("release",)))
 
 
-def test_what_editors_may_ask_for_reaches_the_controller(tmp_path):
-    """S3: each `--allow` is a member of the settings; none is given by default, and another word is refused."""
+def test_allowances_for_editors_reach_the_controller(tmp_path):
+    """S3: each `--allow` is a member of the settings; none is set by default, and an unknown one is refused."""
     assert workload_settings(ControllerConfig(image="x")).allow == frozenset()
     flags = {"state_dir": tmp_path, "image": "x", "allow": ALLOWANCES, "allow_priority_class": ("gpu-*",)}
     settings = workload_settings(load("controller", ControllerConfig, flags, {}))

@@ -1,4 +1,4 @@
-"""What holds a pod back until its engine is idle: the decision, the looks, and the answer over real sockets."""
+"""The preStop hook that holds a pod until its engine is idle: decision, samples, and responses over real sockets."""
 
 import contextlib
 import socket
@@ -18,20 +18,7 @@ from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server
 from llmkube.controller.render.drain import PATH as ASKED_PATH
 from llmkube.programs import engine_pod
-from llmkube.programs import engine_pod as module
-from llmkube.programs.engine_pod import (
-    METRICS_TIMEOUT_SECONDS,
-    MIN_DRAIN_SECONDS,
-    PATH,
-    Drain,
-    DrainTarget,
-    KeyFile,
-    KeysError,
-    drain,
-    may_stop,
-    run_drain,
-    serve_keys,
-)
+from llmkube.programs.engine_pod import MIN_DRAIN_SECONDS, PATH, Drain, DrainTarget, KeyFile, KeysError, run_drain
 from llmkube.programs.program import LOOPBACK, Stop
 from waiting import until
 
@@ -41,7 +28,7 @@ IDLE, BUSY = "r_running 0\nr_waiting 0\n", "r_running 1\nr_waiting 0\n"
 
 
 @pytest.mark.parametrize(
-    ("seen", "waited", "over"),
+    ("samples", "waited", "ends"),
     [
         ([], 99, False),
         (["idle", "idle"], MIN_DRAIN_SECONDS - 0.1, False),
@@ -53,13 +40,13 @@ IDLE, BUSY = "r_running 0\nr_waiting 0\n", "r_running 1\nr_waiting 0\n"
         (["busy", "gone"], 3, True),
     ],
 )
-def test_two_idle_looks_end_an_engine_once_the_proxies_know(seen, waited, over):
-    """Before ten seconds only an engine that has ended may; then one that two looks in a row find without a request."""
-    assert may_stop(seen, waited) is over
+def test_two_idle_samples_end_an_engine_once_the_proxies_know(samples, waited, ends):
+    """Before ten seconds only an engine that has exited may end; then one that is idle in two samples in a row."""
+    assert engine_pod.may_stop(samples, waited) is ends
 
 
 class Engine:
-    """Metrics by the second, and the connections that a kernel would count."""
+    """Metrics by the second, and the connections that the kernel reports."""
 
     def __init__(self, *, metrics=lambda _: (200, IDLE), links=lambda _port, _now: (True, 0)):
         self.metrics, self.links, self.asked = metrics, links, 0
@@ -90,15 +77,15 @@ class Engine:
     ("metrics", "ends"),
     [
         (lambda now: (200, BUSY if now < 30 else IDLE), (31, 33)),  # a long answer
-        (lambda now: (200, BUSY if now < 3 else IDLE), (10, 12)),  # a short one: the proxies are waited for
+        (lambda now: (200, BUSY if now < 3 else IDLE), (10, 12)),  # a short one: the drain waits for the proxies
         (lambda now: (200, BUSY if int(now) % 2 else IDLE), (60, 62)),  # never twice in a row
-        (lambda now: None if now < 20 else (200, IDLE), (21, 26)),  # one that answers late has work
+        (lambda now: None if now < 20 else (200, IDLE), (21, 26)),  # a slow one has work
         (lambda now: ConnectionLostError("broke"), (60, 63)),
-        (lambda now: (200, BUSY), (60, 62)),  # the longest
+        (lambda now: (200, BUSY), (60, 62)),  # the maximum
     ],
 )
-async def test_an_engine_ends_when_its_metrics_say_that_it_is_idle(autojump_clock, metrics, ends):
-    """Silence and broken answers are work; no engine, however hostile, holds its pod longer than the longest."""
+async def test_an_engine_with_idle_metrics_ends(autojump_clock, metrics, ends):
+    """Timeouts and broken responses mean work; no engine, however hostile, holds its pod longer than the maximum."""
     engine = Engine(metrics=metrics)
     reason = await engine.drain().wait()
     assert ends[0] <= engine.now <= ends[1]
@@ -106,23 +93,23 @@ async def test_an_engine_ends_when_its_metrics_say_that_it_is_idle(autojump_cloc
 
 
 @pytest.mark.parametrize("metrics", [(404, ""), (501, "no --metrics"), (401, ""), (200, "other 1\n")])
-async def test_where_an_engine_shows_no_metrics_its_connections_count(autojump_clock, metrics):
-    """An image without these metrics is held for as long as a client is connected, and no longer."""
+async def test_without_metrics_the_connections_decide(autojump_clock, metrics):
+    """An image without these metrics is held for as long as a client is connected."""
     engine = Engine(metrics=lambda _: metrics, links=lambda _port, now: (True, 1 if now < 25 else 0))
     await engine.drain().wait()
     assert 25 <= engine.now <= 28
 
 
-async def test_connections_count_where_clients_come_and_not_behind_the_keys(autojump_clock):
-    """What asks for keys keeps connections to the engine open: those are no requests."""
+async def test_connections_of_clients_decide_and_not_those_behind_the_key_proxy(autojump_clock):
+    """The proxy that checks keys keeps connections to the engine open: those are no requests."""
     engine = Engine(links=lambda port, now: (True, 0 if port == 8000 else 5))
     target = DrainTarget(21410, 8000)
     assert await Drain(target, engine, lambda port: engine.links(port, engine.now)).wait() == "it has no requests"
     assert (engine.now, engine.asked) == (MIN_DRAIN_SECONDS, 0)
 
 
-async def test_an_engine_that_listens_nowhere_holds_nothing_back(autojump_clock):
-    """A pod whose engine crashed, or loads and does not listen yet, ends at once."""
+async def test_an_engine_without_an_open_port_does_not_hold_its_pod(autojump_clock):
+    """A pod whose engine has crashed, or loads and does not listen yet, ends at once."""
     engine = Engine(metrics=lambda _: (200, BUSY), links=lambda _port, now: (now < 4, 1))
     assert await engine.drain().wait() == "it has exited"
     assert 4 <= engine.now <= 5
@@ -131,8 +118,8 @@ async def test_an_engine_that_listens_nowhere_holds_nothing_back(autojump_clock)
     assert nothing.now == 0
 
 
-async def test_a_kernel_that_does_not_tell_shortens_nothing(autojump_clock):
-    """Without a look at connections, metrics decide; without both, the longest."""
+async def test_an_unreadable_connection_table_does_not_shorten_the_drain(autojump_clock):
+    """Without a view of connections, metrics decide; without both, the maximum applies."""
     engine = Engine(links=lambda _port, _now: None)
     await engine.drain().wait()
     assert MIN_DRAIN_SECONDS <= engine.now <= MIN_DRAIN_SECONDS + 2
@@ -141,21 +128,21 @@ async def test_a_kernel_that_does_not_tell_shortens_nothing(autojump_clock):
     assert blind.now >= 60
 
 
-async def test_a_crowd_that_asks_costs_the_engine_one_look_a_second(autojump_clock):
-    """Who may reach the pod may ask as well: asking tells nothing, ends nothing, and does not multiply."""
+async def test_many_hooks_cost_the_engine_one_sample_a_second(autojump_clock):
+    """Any client that reaches the pod may call the hook: it reveals nothing, ends no engine and causes no requests."""
     engine = Engine(metrics=lambda _: (200, BUSY))
     shared = engine.drain(longest_seconds=20)
     async with trio.open_nursery() as nursery:
         for _ in range(50):
             nursery.start_soon(shared.wait)
     assert engine.asked <= 22
-    assert METRICS_TIMEOUT_SECONDS < MIN_DRAIN_SECONDS
+    assert engine_pod.METRICS_TIMEOUT_SECONDS < MIN_DRAIN_SECONDS
 
 
-async def test_a_hook_gets_its_answer_when_the_last_connection_is_gone(monkeypatch):
+async def test_a_hook_is_answered_when_the_last_connection_is_closed(monkeypatch):
     """Over real sockets, with the kernel's own table: no metrics, one client, and then none."""
-    monkeypatch.setattr(module, "MIN_DRAIN_SECONDS", 0.0)
-    monkeypatch.setattr(module, "SAMPLE_SECONDS", 0.05)
+    monkeypatch.setattr(engine_pod, "MIN_DRAIN_SECONDS", 0.0)
+    monkeypatch.setattr(engine_pod, "SAMPLE_SECONDS", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as engine:
         port, hooks = engine.getsockname()[1], free_port()
         client = socket.create_connection(("127.0.0.1", port))
@@ -181,10 +168,10 @@ async def test_a_hook_gets_its_answer_when_the_last_connection_is_gone(monkeypat
                 nursery.cancel_scope.cancel()
 
 
-async def test_a_stranger_who_keeps_every_hook_busy_leaves_the_kubelet_its_place(monkeypatch):
-    """300 hooks from one address wait or are closed, and one from another address is answered all the same."""
-    monkeypatch.setattr(module, "MIN_DRAIN_SECONDS", 0.0)
-    monkeypatch.setattr(module, "SAMPLE_SECONDS", 0.05)
+async def test_a_stranger_cannot_occupy_the_kubelets_connection(monkeypatch):
+    """300 hooks from one address wait or are closed, and one from another address is still answered."""
+    monkeypatch.setattr(engine_pod, "MIN_DRAIN_SECONDS", 0.0)
+    monkeypatch.setattr(engine_pod, "SAMPLE_SECONDS", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as engine:
         port, hooks = engine.getsockname()[1], free_port()
         busy = socket.create_connection(("127.0.0.1", port))
@@ -210,18 +197,18 @@ async def test_a_stranger_who_keeps_every_hook_busy_leaves_the_kubelet_its_place
                 nursery.cancel_scope.cancel()
 
 
-async def test_an_engine_s_metrics_are_asked_for_over_the_wire(monkeypatch):
-    """A slow answer is given up and counts as work; the next one that says idle ends it."""
-    monkeypatch.setattr(module, "MIN_DRAIN_SECONDS", 0.0)
-    monkeypatch.setattr(module, "SAMPLE_SECONDS", 0.02)
-    monkeypatch.setattr(module, "METRICS_TIMEOUT_SECONDS", 0.3)
-    said = []
+async def test_metrics_are_read_over_real_sockets(monkeypatch):
+    """A slow response times out and counts as work; the next idle one ends the engine."""
+    monkeypatch.setattr(engine_pod, "MIN_DRAIN_SECONDS", 0.0)
+    monkeypatch.setattr(engine_pod, "SAMPLE_SECONDS", 0.02)
+    monkeypatch.setattr(engine_pod, "METRICS_TIMEOUT_SECONDS", 0.3)
+    paths = []
 
     async def handle(exchange):
-        said.append(exchange.request.path)
-        if len(said) == 1:
+        paths.append(exchange.request.path)
+        if len(paths) == 1:
             await trio.sleep_forever()
-        text = BUSY if len(said) < 4 else IDLE
+        text = BUSY if len(paths) < 4 else IDLE
         await exchange.respond(Response(200, Headers.of({"Content-Type": "text/plain"}), text.encode()))
 
     [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
@@ -232,17 +219,15 @@ async def test_an_engine_s_metrics_are_asked_for_over_the_wire(monkeypatch):
             target = DrainTarget(port, port, f"http://127.0.0.1:{port}/metrics", METRICS)
             assert await Drain(target, http).wait() == "it has no requests"
             nursery.cancel_scope.cancel()
-    assert len(said) >= 5
+    assert len(paths) >= 5
 
 
-def test_a_port_for_the_hooks_has_to_be_named():
-    """A program that no kubelet could ask does not start."""
-    result = CliRunner().invoke(drain, ["--engine", "8080"])
+def test_the_port_of_the_hooks_is_required():
+    result = CliRunner().invoke(engine_pod.drain, ["--engine", "8080"])
     assert (result.exit_code, "--drain-port" in result.stderr) == (2, True)
 
 
-def test_the_controller_asks_where_the_program_answers():
-    """The hook's path is the program's."""
+def test_the_controllers_hook_has_the_programs_path():
     assert ASKED_PATH == PATH
 
 
@@ -251,7 +236,7 @@ NAMED = "Secret chat-keys, api-key"
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         (None, "not found; create it"),
         (b"", "is empty"),
@@ -260,8 +245,8 @@ NAMED = "Secret chat-keys, api-key"
         ("\u00e9".encode(), "characters other than ASCII"),
     ],
 )
-def test_without_keys_it_does_not_start_and_says_which_secret_lacks_what(tmp_path, value, said):
-    """An engine is never open because its Secret is empty, and no message repeats what stands there."""
+def test_a_secret_without_keys_is_an_error_at_the_start(tmp_path, value, message):
+    """An engine is never open because its Secret is empty, and no message repeats the Secret's content."""
     path = tmp_path / "keys"
     if value is not None:
         path.write_bytes(value)
@@ -269,12 +254,12 @@ def test_without_keys_it_does_not_start_and_says_which_secret_lacks_what(tmp_pat
     result = CliRunner().invoke(engine_pod.key_proxy, args)
     assert result.exit_code == 1
     assert NAMED in result.stderr
-    assert said in result.stderr
+    assert message in result.stderr
     assert FIRST not in result.output
 
 
-def test_keys_that_were_there_stay_while_there_are_none(tmp_path):
-    """A Secret that is emptied or taken away changes nothing for clients, as on a host."""
+def test_keys_stay_valid_while_the_secret_is_empty(tmp_path):
+    """A Secret that is emptied or deleted changes nothing for clients, as on a host."""
     file = KeyFile(tmp_path / "keys", NAMED)
     file.path.write_text(f"{FIRST}\n")
     file.read()
@@ -289,29 +274,29 @@ def test_keys_that_were_there_stay_while_there_are_none(tmp_path):
     assert FIRST not in repr(file)
 
 
-async def test_what_is_wrong_is_said_once_and_other_keys_are_told_without_being_shown(tmp_path, monkeypatch):
-    """A file that stays empty for many looks is one line of the log."""
+async def test_a_problem_with_keys_is_logged_once_and_no_key_is_shown(tmp_path, monkeypatch):
+    """A file that stays empty over many checks is one log line."""
     monkeypatch.setattr(engine_pod, "KEYS_POLL_SECONDS", 0.01)
     file = KeyFile(tmp_path / "keys", NAMED)
     file.path.write_text(f"{FIRST}\n")
     file.read()
-    with structlog.testing.capture_logs() as said:
+    with structlog.testing.capture_logs() as log:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(file.watch)
             file.path.write_text("")
-            await until(lambda: said)
+            await until(lambda: log)
             await trio.sleep(0.1)
             (tmp_path / "new").write_text(f"{FIRST}\n{SECOND}\n")
             (tmp_path / "new").replace(file.path)
-            await until(lambda: len(said) > 1)
+            await until(lambda: len(log) > 1)
             nursery.cancel_scope.cancel()
-    assert [line["event"] for line in said] == ["client keys not reloaded", "client keys reloaded"]
-    assert FIRST not in str(said)
+    assert [line["event"] for line in log] == ["client keys not reloaded", "client keys reloaded"]
+    assert FIRST not in str(log)
 
 
 @contextlib.asynccontextmanager
 async def open_proxy(file, opened=("/health",)):
-    """Yield a way to ask an engine behind the proxy, what it was asked, and the proxy's stop."""
+    """Yield a function that sends requests through the proxy, the engine's requests, and the proxy's stop."""
     asked, stop = [], Stop()
 
     async def engine(exchange):
@@ -329,24 +314,24 @@ async def open_proxy(file, opened=("/health",)):
     port = free_port()
     async with trio.open_nursery() as nursery, open_http_client() as http:
         await nursery.start(partial(run_server, engine, inner))
-        await nursery.start(serve_keys, file, port, inner[0].socket.getsockname()[1], opened, stop)
+        await nursery.start(engine_pod.serve_keys, file, port, inner[0].socket.getsockname()[1], opened, stop)
 
         async def ask(path, key=""):
             headers = Headers.of({"Authorization": f"Bearer {key}"} if key else {})
             url = f"http://{LOOPBACK}:{port}{path}"
             async with http.open_stream("POST", url, headers=headers, body=b"{}") as answer:
-                said = await answer.receive_some()
-                while path == "/slow" and said != b"the rest":
+                text = await answer.receive_some()
+                while path == "/slow" and text != b"the rest":
                     stop.request_nowait("SIGTERM")
-                    said += await answer.receive_some()
+                    text += await answer.receive_some()
                 return answer.status
 
         yield ask, asked, stop
         nursery.cancel_scope.cancel()
 
 
-async def test_each_key_opens_the_engine_and_a_new_file_counts_without_a_restart(tmp_path, monkeypatch):
-    """A kubelet puts a new file in the old one's place: what was taken out of it opens nothing any more."""
+async def test_each_key_is_accepted_and_a_new_file_applies_without_a_restart(tmp_path, monkeypatch):
+    """A kubelet replaces the file: a removed key is no longer accepted."""
     monkeypatch.setattr(engine_pod, "KEYS_POLL_SECONDS", 0.02)
     monkeypatch.setattr(engine_pod, "freeze_heap", lambda: None)  # these tests' heap is not settled
     file = KeyFile(tmp_path / "keys", NAMED)
@@ -364,8 +349,8 @@ async def test_each_key_opens_the_engine_and_a_new_file_counts_without_a_restart
         stop.request_nowait("SIGTERM")
 
 
-async def test_an_answer_under_way_outlives_the_end_of_its_pod(tmp_path, monkeypatch):
-    """TERM stops new requests; what an engine still says passes until it is complete."""
+async def test_a_running_response_outlives_the_stop_of_its_pod(tmp_path, monkeypatch):
+    """TERM stops new requests; the running response is sent to its end."""
     monkeypatch.setattr(engine_pod, "freeze_heap", lambda: None)
     file = KeyFile(tmp_path / "keys", NAMED)
     file.path.write_text(f"{FIRST}\n")

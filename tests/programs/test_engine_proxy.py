@@ -1,4 +1,4 @@
-"""Which networks a running proxy admits: what its file says now, and its own host."""
+"""The networks that a running proxy admits: those of its file, and its own host."""
 
 import attrs
 import pytest
@@ -15,7 +15,7 @@ STRANGER = "192.0.2.9"
 
 @pytest.fixture
 def own(monkeypatch):
-    """The addresses that this host has now."""
+    """Set the addresses of this host."""
     found = {"192.0.2.2"}
     monkeypatch.setattr(engine_proxy, "interface_addresses", lambda: [*found, "fe80::1%eth0", "127.0.0.1"])
     return found
@@ -32,7 +32,7 @@ def admitted(admission, *peers):
 
 
 def test_the_host_itself_is_never_locked_out(config, own):
-    """Over loopback, from the address that the engine is published at, and from any that the host has by now."""
+    """Over loopback, from the address that the engine is published at, and from any address that the host has now."""
     admission = AdmittedPeers(config)
     assert admitted(admission, "127.0.0.1", "::1", "::ffff:127.0.0.1", "192.0.2.1", "192.0.2.2") == [True] * 5
     assert admitted(admission, STRANGER, "192.0.2.3", "fe80::1%eth0", "") == [False] * 4
@@ -42,15 +42,15 @@ def test_the_host_itself_is_never_locked_out(config, own):
 
 
 @pytest.mark.parametrize("changes", [{"networks": ""}, {"networks": "", "allowed": (), "keys": ("of-a-client",)}])
-def test_an_engine_of_no_cluster_and_one_with_keys_ask_the_host_too(config, own, changes):
-    """As for `llmkube up`, whose gateway is the way in, and a service with a Secret."""
+def test_the_host_is_admitted_without_a_cluster_and_with_keys(config, own, changes):
+    """As for `llmkube up`, whose gateway connects from this host, and for a service with a Secret."""
     admission = AdmittedPeers(attrs.evolve(config, **changes))
     assert admitted(admission, "127.0.0.1", "192.0.2.1", "192.0.2.2") == [False] * 3
     assert admitted(admission, "10.9.0.1") == ["allowed" not in changes]
 
 
-async def test_what_the_agent_writes_counts_soon(config, own, autojump_clock, monkeypatch, tmp_path):
-    """Nodes come and go; a file that is gone or broken changes nothing, and so does an address that cannot be asked."""
+async def test_a_changed_file_applies_soon(config, own, autojump_clock, monkeypatch, tmp_path):
+    """Nodes come and go; a missing or broken file changes nothing, and neither does a failure to list addresses."""
 
     async def at_once(reload):  # no real thread under a virtual clock
         await trio.lowlevel.checkpoint()
@@ -73,7 +73,7 @@ async def test_what_the_agent_writes_counts_soon(config, own, autojump_clock, mo
         nursery.cancel_scope.cancel()
 
 
-def test_a_host_that_cannot_be_asked_for_its_addresses_keeps_what_counted(config, own, monkeypatch):
+def test_the_networks_stay_when_addresses_cannot_be_listed(config, own, monkeypatch):
     """No descriptor is left."""
     admission = AdmittedPeers(config)
     admission.reload()

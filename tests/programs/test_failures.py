@@ -1,4 +1,4 @@
-"""Hints say the program as the reader's shell finds it."""
+"""Errors of commands, with hints that name the program as the user's shell finds it."""
 
 import errno
 import io
@@ -39,20 +39,20 @@ def shown(error):
     ],
 )
 def test_expected_errors_become_sentences(error, message, code):
-    """What LLMKube expects to go wrong ends in its own sentence and its exit code, also out of a nursery."""
+    """Each expected error becomes its message and its exit code, also from a nursery."""
     assert shown(error) == (message, code)
 
 
 @pytest.mark.parametrize("error", [ValueError("bug"), ExceptionGroup("g", [ExternalError("a"), ValueError("bug")])])
 def test_bugs_keep_their_traceback(error):
-    """An unexpected error is never dressed up as a user's mistake, even in the company of expected ones."""
+    """An unexpected error is never reported as a user's mistake, even in a group with expected ones."""
     with pytest.raises(type(error)) as caught, errors_as_messages():
         raise error
     assert caught.value is error
 
 
 def test_a_full_disk_under_the_output_is_a_sentence():
-    """What a command prints and its file does not take is told as that; other errors of the system are bugs."""
+    """A failure to write a command's output is reported as that; other OSErrors are bugs."""
     full = OSError(errno.ENOSPC, "No space left on device")
     assert shown(full) == ("output cannot be written (No space left on device)", ExitCode.FAILED)
     with pytest.raises(OSError, match="elsewhere"), errors_as_messages():
@@ -92,7 +92,7 @@ PATH = "/a/path/that/is/longer/than/the/line"
     ],
 )
 def test_lines_break_between_words(text, width, lines):
-    """No word is cut, a column goes on below itself, and without a width nothing changes."""
+    """No word is cut, a column continues below itself, and without a width nothing changes."""
     assert wrap_text(text, width).split("\n") == lines
 
 
@@ -121,7 +121,7 @@ def test_elsewhere_it_is_the_path_that_was_typed(installed, monkeypatch):
 
 
 def test_commands_in_a_sentence_can_be_pasted(monkeypatch):
-    """Commands in backquotes change, and words do not."""
+    """Commands in backquotes change, and other text does not."""
     monkeypatch.setattr("sys.argv", [".venv/bin/llmkube"])
     text = "llmkube says: see `llmkube list -A`, or start `llmkube up`"
     assert runnable(text) == "llmkube says: see `.venv/bin/llmkube list -A`, or start `.venv/bin/llmkube up`"

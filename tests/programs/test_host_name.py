@@ -14,7 +14,7 @@ from llmkube.programs.host_name import (
 
 
 def test_the_name_is_the_short_host_name_and_four_digits():
-    """The domain goes, the case goes, and four hex digits of the machine id tell namesakes apart."""
+    """In lower case and without the domain; four hex digits of the machine id distinguish hosts of one name."""
     name = default_host_name("Anns-Mac.local", b"one")
     assert re.fullmatch(r"anns-mac-[0-9a-f]{4}", name)
     assert name != default_host_name("Anns-Mac.local", b"two")
@@ -22,7 +22,7 @@ def test_the_name_is_the_short_host_name_and_four_digits():
 
 @pytest.mark.parametrize("host", ["Ann's Mac", "", "mac_mini", "x" * 100, "-dash-"])
 def test_any_host_name_makes_a_dns_label(host):
-    """Whatever the machine is called, its name here can be a Lease's name and a label's value."""
+    """The name is always valid as a Lease's name and as a label's value."""
     assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", default_host_name(host, b"one"))
 
 
@@ -32,7 +32,7 @@ def test_the_name_is_the_same_at_every_start():
 
 
 def test_another_network_does_not_rename_a_host(tmp_path, monkeypatch):
-    """An agent that starts when DHCP has given the machine another name is the same host as before."""
+    """A host keeps its name when DHCP has given the machine another one before an agent starts."""
     folder = tmp_path / "new" / "llmkube"
     monkeypatch.setattr(socket, "gethostname", lambda: "Anns-Mac.local")
     first = persistent_host_name(folder)
@@ -44,8 +44,8 @@ def test_another_network_does_not_rename_a_host(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("content", ["", "\n", "Not A Label", "gr\u00f6\u00dfe"])
-def test_a_kept_name_that_is_none_is_made_anew(tmp_path, content):
-    """A file that somebody has emptied or filled with something else names nobody."""
+def test_an_invalid_stored_name_is_replaced(tmp_path, content):
+    """A file that was emptied or filled with something else has no name."""
     (tmp_path / "host-name").write_text(content, "utf-8")
     assert persistent_host_name(tmp_path) == default_host_name()
     assert (tmp_path / "host-name").read_text() == f"{default_host_name()}\n"

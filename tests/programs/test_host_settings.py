@@ -33,22 +33,22 @@ def program(folder, name="llama-server", mode=0o755):
 def test_the_chosen_program_wins(tmp_path):
     """--llama-server beats what is on PATH."""
     program(tmp_path / "bin")
-    mine = program(tmp_path / "mine", "my-server")
-    assert find_llama_server(mine, search_path=str(tmp_path / "bin")) == mine
+    chosen = program(tmp_path / "chosen", "my-server")
+    assert find_llama_server(chosen, search_path=str(tmp_path / "bin")) == chosen
 
 
 def test_a_bare_name_is_looked_up(tmp_path):
     """--llama-server may be a name on PATH."""
-    mine = program(tmp_path / "bin", "llama-server-b7000")
-    assert find_llama_server(type(mine)("llama-server-b7000"), search_path=str(tmp_path / "bin")) == mine
+    chosen = program(tmp_path / "bin", "llama-server-b7000")
+    assert find_llama_server(type(chosen)("llama-server-b7000"), search_path=str(tmp_path / "bin")) == chosen
 
 
 def test_a_program_in_the_working_directory(tmp_path, monkeypatch):
     """--llama-server ./llama-server is the file here, even when PATH has one of that name."""
     program(tmp_path / "bin")
-    mine = program(tmp_path / "here")
-    monkeypatch.chdir(mine.parent)
-    assert find_llama_server(type(mine)("./llama-server"), search_path=str(tmp_path / "bin")) == mine
+    chosen = program(tmp_path / "here")
+    monkeypatch.chdir(chosen.parent)
+    assert find_llama_server(type(chosen)("./llama-server"), search_path=str(tmp_path / "bin")) == chosen
 
 
 def test_path_beats_the_bundled_program(tmp_path):
@@ -70,8 +70,8 @@ def test_the_bundled_program_is_the_last_resort(tmp_path, monkeypatch):
     assert find_llama_server(None, search_path="", bundled_dir=tmp_path / "beside") == bundled
 
 
-def test_a_bundled_program_without_its_engine_does_not_count(tmp_path, monkeypatch):
-    """Without the extra, the error says how to get an engine."""
+def test_a_bundled_program_without_its_engine_is_ignored(tmp_path, monkeypatch):
+    """Without the extra, the error names the ways to get an engine."""
     without_homebrew(monkeypatch)
     program(tmp_path / "beside", "llmkube-llama-server")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
@@ -89,10 +89,10 @@ def test_what_cannot_be_run_is_named(tmp_path):
         find_llama_server(tmp_path)
 
 
-def test_other_programs_are_those_that_are_named(tmp_path):
-    """One that is named has to be there; the agent looks for the others itself, when a service asks for one."""
-    mine = program(tmp_path / "bin", "mlx_lm.server")
-    assert configured_programs(HostConfig(mlx_server=mine)) == {"mlx-lm": str(mine)}
+def test_a_named_program_of_another_runtime_has_to_exist(tmp_path):
+    """The agent looks for the others itself, when a service needs one."""
+    chosen = program(tmp_path / "bin", "mlx_lm.server")
+    assert configured_programs(HostConfig(mlx_server=chosen)) == {"mlx-lm": str(chosen)}
     assert configured_programs(HostConfig()) == {}
     with pytest.raises(UserError, match=r"--vllm-metal: .* does not exist; specify the path of a vllm program"):
         configured_programs(HostConfig(vllm_metal=tmp_path / "nothing"))
@@ -102,20 +102,20 @@ def test_other_programs_are_those_that_are_named(tmp_path):
     ("installed", "taken"),
     [((), "mlx-lm"), (("mlx_lm.server",), "mlx-lm"), (("omlx",), "omlx"), (("omlx", "mlx_lm.server"), "omlx")],
 )
-def test_mlx_is_served_by_what_the_host_has(tmp_path, monkeypatch, installed, taken):
-    """By oMLX where its program is, on PATH or of Homebrew; else by mlx-lm."""
+def test_mlx_is_served_by_omlx_or_else_by_mlx_lm(tmp_path, monkeypatch, installed, taken):
+    """By oMLX where its program is on PATH or in Homebrew's folder."""
     monkeypatch.setattr("llmkube.programs.host_settings._HOMEBREW", (str(tmp_path / "brew"),))
     for name in installed:
         program(tmp_path / "brew", name)
     path = str(tmp_path / "bin")
     assert engine_settings(HostConfig(), search_path=path)["mlx_runtime"] == taken
-    mine = program(tmp_path / "mine", "my-omlx")
-    named = engine_settings(HostConfig(omlx_bin=mine), search_path=path)
-    assert (named["mlx_runtime"], named["programs"]) == ("omlx", {"omlx": str(mine)})
+    chosen = program(tmp_path / "chosen", "my-omlx")
+    named = engine_settings(HostConfig(omlx_bin=chosen), search_path=path)
+    assert (named["mlx_runtime"], named["programs"]) == ("omlx", {"omlx": str(chosen)})
 
 
-def test_the_programs_before_shared_daemons_are_commands_that_run():
-    """Of this Python, whichever daemon: the agent hands them to runtimes that name no module."""
+def test_the_fronts_of_shared_daemons_are_commands_that_run():
+    """Each runs in this Python; the agent passes it to runtimes, which name no module."""
     fronts = engine_settings(HostConfig())["fronts"]
     assert set(fronts) == {name for name, runtime in HOST_RUNTIMES.items() if runtime.memory_elsewhere}
     for executable, flag, module in fronts.values():
@@ -123,7 +123,7 @@ def test_the_programs_before_shared_daemons_are_commands_that_run():
         assert importlib.util.find_spec(module)
 
 
-def test_engines_are_told_where_the_owners_omlx_is(tmp_path, monkeypatch):
+def test_engines_get_the_address_of_the_owners_omlx(tmp_path, monkeypatch):
     """By variables that hold paths and numbers, and no key."""
     monkeypatch.chdir(tmp_path)
     engines = engine_settings(HostConfig(omlx_port=8001, omlx_key_file=Path("key"), omlx_startup_seconds=30.0))
@@ -139,16 +139,16 @@ KINDS = {"agent": AgentConfig, "up": UpConfig}
 
 
 @pytest.mark.parametrize("kind", KINDS.values())
-def test_an_owner_who_says_nothing_allows_nothing(kind):
-    """By default no flag and no variable is allowed, and the log is silent about it."""
+def test_no_flag_and_no_variable_is_allowed_by_default(kind):
+    """The log does not mention it."""
     with capture_logs() as lines:
         assert engine_allowances(kind()) == Allowances()
     assert lines == []
 
 
 @pytest.mark.parametrize("table", KINDS)
-def test_what_the_owner_writes_in_config_toml_is_allowed_and_said_at_start(table, tmp_path):
-    """The host's own file is where it stands; the log names every flag and variable, as a warning."""
+def test_allowances_of_config_toml_apply_and_are_logged(table, tmp_path):
+    """The log names every flag and variable, as a warning."""
     file = tmp_path / "config.toml"
     file.write_text(f'[{table}]\nallow_engine_flag = ["--lora", "-jf"]\nallow_engine_variable = ["OMP_DISPLAY_ENV"]\n')
     config = resolve(KINDS[table], flags={}, environ={}, config=read_config(file, TABLES), table=table)
@@ -161,23 +161,23 @@ def test_what_the_owner_writes_in_config_toml_is_allowed_and_said_at_start(table
 
 
 @pytest.mark.parametrize(
-    ("config", "says"),
+    ("config", "message"),
     [
         (AgentConfig(allow_engine_flag=("--port",)), "--allow-engine-flag: --port is set by LLMKube itself"),
         (AgentConfig(allow_engine_flag=("--api-*",)), "--allow-engine-flag: '--api-"),
         (UpConfig(allow_engine_variable=("OMP_*",)), "--allow-engine-variable: 'OMP_"),
     ],
 )
-def test_what_cannot_be_allowed_stops_the_start(config, says):
-    """A pattern, or a flag of LLMKube's own, is refused with the setting before anything runs."""
+def test_an_invalid_allowance_stops_the_start(config, message):
+    """A pattern, or a flag of LLMKube's own, is refused with the setting before an engine runs."""
     with pytest.raises(UserError) as caught:
         engine_allowances(config)
-    assert str(caught.value).startswith(says)
+    assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize("config", [AgentConfig(), UpConfig()])
 def test_the_flags_defaults_are_the_policys(config):
-    """Who gives no flag gets the documented defaults of the policy and of the levels, and nothing else."""
+    """Without flags the documented defaults of the policy and of the levels apply."""
     settings = memory_settings(config)
     assert settings["memory_policy"] == Policy()
     assert settings["memory_fraction"] is None
@@ -185,7 +185,6 @@ def test_the_flags_defaults_are_the_policys(config):
 
 
 def test_every_flag_has_its_effect():
-    """What the operator says arrives in the settings of the agent."""
     config = AgentConfig(
         memory_fraction=0.5,
         memory_check="warn",

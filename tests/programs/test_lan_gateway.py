@@ -1,4 +1,4 @@
-"""An address that a machine loses and gets back, with real sockets on the loopback address and a virtual clock."""
+"""The LAN address of a gateway, with real sockets on the loopback address and a virtual clock."""
 
 import re
 import socket
@@ -36,7 +36,7 @@ def is_open(number):
 
 @attrs.define(eq=False)
 class Machine:
-    """A machine whose addresses and whose server the test decides."""
+    """A machine whose addresses and server are set by the test."""
 
     own: frozenset[str] | OSError = frozenset({HERE})
     network_down: trio.Event = attrs.field(factory=trio.Event)
@@ -60,7 +60,7 @@ class Machine:
 
 @pytest.fixture
 async def machine(nursery):
-    """Yield a machine, its port, and what it has logged."""
+    """Yield a machine, its port, and its log."""
     machine = Machine()
     with structlog.testing.capture_logs() as logs:
         async with open_port(number := free_port(), "--listen", HERE) as port:
@@ -70,8 +70,8 @@ async def machine(nursery):
             nursery.cancel_scope.cancel(reason="the test is over")
 
 
-async def test_an_address_that_stays_is_served_without_a_word(autojump_clock, machine):
-    """Looks find nothing new, also those that cannot be made: one server, no log line."""
+async def test_an_address_that_stays_is_served_without_a_log_line(autojump_clock, machine):
+    """Also over checks that fail: one server, no log line."""
     machine, number, logs = machine
     for own in (OSError(24, "Too many open files"), frozenset({HERE, "192.168.1.50"})):
         machine.own = own
@@ -80,8 +80,8 @@ async def test_an_address_that_stays_is_served_without_a_word(autojump_clock, ma
     assert (machine.served, logs) == (1, [])
 
 
-async def test_a_lost_address_is_told_once_and_served_again_when_it_is_back(autojump_clock, machine):
-    """Nothing listens meanwhile; the port stays the same."""
+async def test_a_lost_address_is_logged_once_and_served_again_when_it_is_back(autojump_clock, machine):
+    """The port is closed meanwhile, and stays the same."""
     machine, number, logs = machine
     machine.own = frozenset({"192.168.7.7"})
     await trio.sleep(10 * POLL_SECONDS)
@@ -98,7 +98,7 @@ async def test_a_lost_address_is_told_once_and_served_again_when_it_is_back(auto
 
 
 async def test_a_port_that_was_taken_meanwhile_is_waited_for(autojump_clock, machine):
-    """The log says once that another program has it; once that one has gone, the port is served."""
+    """The log reports once that another program has the port; it is served when that program has exited."""
     machine, number, logs = machine
     machine.own = frozenset()
     await trio.sleep(2 * POLL_SECONDS)
@@ -112,7 +112,7 @@ async def test_a_port_that_was_taken_meanwhile_is_waited_for(autojump_clock, mac
 
 
 async def test_a_listener_that_breaks_ends_nothing_else(autojump_clock, machine):
-    """What a network does to an accepting socket is logged, and the port is opened anew."""
+    """An error of an accepting socket is logged, and the port is opened again."""
     machine, number, logs = machine
     machine.network_down.set()
     await trio.sleep(3 * POLL_SECONDS)
@@ -121,8 +121,8 @@ async def test_a_listener_that_breaks_ends_nothing_else(autojump_clock, machine)
     assert "Network is down" in logs[0]["error"]
 
 
-async def test_a_taken_port_draws_no_key(tmp_path):
-    """A start that fails leaves no key behind that its owner was never shown."""
+async def test_a_taken_port_generates_no_key(tmp_path):
+    """A failed start leaves no key behind that was never shown."""
     with socket.create_server((HERE, 0)) as taken:
         opening = partial(open_lan_gateway, ListenSettings(HERE, taken.getsockname()[1]), tmp_path)
         with pytest.raises(Exception, match="--listen: cannot listen on"):
@@ -153,13 +153,13 @@ LAN = UpConfig(listen="192.168.1.50")
         ("[fd00::5]:9000", "fd00::5", 9000),
     ],
 )
-def test_an_address_of_this_machine_is_taken(text, address, port):
-    """With or without a port, of either family; the port is the gateway's unless another one is given."""
+def test_an_address_of_this_machine_is_accepted(text, address, port):
+    """With or without a port, of either family; the default port is the gateway's."""
     assert parse_listen(text, 8080, OWN) == (address, port)
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("0.0.0.0", "0.0.0.0 means every address of this machine"),
         ("0.0.0.0:8080", "0.0.0.0 means every address of this machine"),
@@ -185,34 +185,33 @@ def test_an_address_of_this_machine_is_taken(text, address, port):
         ("[fd00::5", '"[fd00::5" is not an IP address'),
     ],
 )
-def test_what_is_no_address_of_this_machine_is_refused_with_those_that_are(text, words):
-    """Neither all addresses nor loopback nor a name: the sentence says why not, and what to give."""
-    with pytest.raises(UserError, match=re.escape(words)) as caught:
+def test_another_address_is_refused_with_a_list_of_this_machines(text, message):
+    """Neither all addresses nor loopback nor a name: the message has the reason, and the addresses to choose from."""
+    with pytest.raises(UserError, match=re.escape(message)) as caught:
         parse_listen(text, 8080, OWN)
     assert str(caught.value).startswith("--listen: ")
     assert str(caught.value).endswith("; give one of 192.168.1.50, fd00::5")
 
 
-def test_a_port_that_is_none_and_a_machine_without_a_network():
-    """Both are told as what they are."""
+def test_an_invalid_port_and_a_missing_network_are_reported():
     with pytest.raises(UserError, match=r"192\.168\.1\.50:65536: 65536 is not a port; the highest is 65535"):
         parse_listen("192.168.1.50:65536", 8080, OWN)
     with pytest.raises(UserError, match="it has no address now that others can reach"):
         parse_listen("192.168.1.50", 8080, ())
 
 
-def unasked():
-    raise AssertionError("nobody wants to know the addresses")
+def not_called():
+    raise AssertionError("the addresses were listed")
 
 
-def test_without_listen_nothing_is_asked():
-    """A machine that cannot tell its addresses starts; keys for nothing are refused."""
-    assert listen_settings(UpConfig(), unasked) is None
-    assert listen_settings(UpConfig(insecure_lan=True), unasked) is None
+def test_without_listen_addresses_are_not_listed():
+    """A machine that cannot list its addresses starts; keys without an address are refused."""
+    assert listen_settings(UpConfig(), not_called) is None
+    assert listen_settings(UpConfig(insecure_lan=True), not_called) is None
 
 
-def test_a_system_that_does_not_tell_its_addresses_is_told_in_a_sentence():
-    """A sandbox may forbid the question; what was asked for is then refused, and does not end in a traceback."""
+def test_a_failure_to_list_addresses_is_one_sentence():
+    """A sandbox may forbid it; --listen is then refused without a traceback."""
 
     def forbidden():
         raise PermissionError(1, "Operation not permitted")
@@ -222,11 +221,11 @@ def test_a_system_that_does_not_tell_its_addresses_is_told_in_a_sentence():
 
 
 def test_flags_that_do_not_fit_together_are_refused(tmp_path):
-    """A file of keys needs an address, and is not beside --insecure-lan; no flag is taken and ignored."""
+    """A file of keys needs an address, and excludes --insecure-lan; no flag is ignored."""
     file = tmp_path / "keys"
     file.write_text("mine\n")
     with pytest.raises(UserError, match="--listen-key-file: it requires --listen ADDRESS"):
-        listen_settings(UpConfig(listen_key_file=file), unasked)
+        listen_settings(UpConfig(listen_key_file=file), not_called)
     with pytest.raises(UserError, match="--listen-key-file: under --insecure-lan no keys are needed"):
         listen_settings(attrs.evolve(LAN, listen_key_file=file, insecure_lan=True), lambda: OWN)
     asked = listen_settings(attrs.evolve(LAN, listen_key_file=file, gateway_port=0), lambda: OWN)
@@ -234,8 +233,8 @@ def test_flags_that_do_not_fit_together_are_refused(tmp_path):
     assert listen_settings(attrs.evolve(LAN, insecure_lan=True), lambda: OWN).requires_key is False
 
 
-def test_a_key_is_drawn_once(tmp_path):
-    """It stays in a private file; only the first start has one to show, and no repr tells it."""
+def test_a_key_is_generated_once(tmp_path):
+    """It is stored in a private file; only the first start shows it, and no repr does."""
     listen = listen_settings(LAN, lambda: OWN)
     first, second = listen.keys(tmp_path), listen.keys(tmp_path)
     assert (first.generated, second.generated) == (True, False)
@@ -247,8 +246,8 @@ def test_a_key_is_drawn_once(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"two words\n", b"\xff\n", b"k" + b"\n" * 70_000])
-def test_a_file_without_keys_is_told_and_nothing_of_it_is_quoted(tmp_path, content):
-    """The owner's own is refused before anything starts, the drawn one with what to do; nothing is drawn over it."""
+def test_a_file_without_keys_is_refused_and_not_quoted(tmp_path, content):
+    """The owner's file is refused before the start, the generated one with a fix; neither is overwritten."""
     file = tmp_path / "listen-key"
     file.write_bytes(content)
     problems = "(is empty|has |is larger than 65600 bytes)"
@@ -260,8 +259,8 @@ def test_a_file_without_keys_is_told_and_nothing_of_it_is_quoted(tmp_path, conte
     assert file.read_bytes() == content
 
 
-def test_the_owners_own_keys_count_instead(tmp_path):
-    """Each line is one; nothing is drawn, shown or changed."""
+def test_the_owners_own_keys_replace_the_generated_one(tmp_path):
+    """Each line is a key; none is generated, shown or changed."""
     file = tmp_path / "mine"
     file.write_text("one\n\ntwo\n")
     found = listen_settings(attrs.evolve(LAN, listen_key_file=file), lambda: OWN).keys(tmp_path)
@@ -299,15 +298,15 @@ def test_the_owners_own_keys_count_instead(tmp_path):
         (CHAT, "OPTIONS Origin: http://a.lan\r\nAccess-Control-Request-Method: GET\r\nContent-Length: 5\r\n", 401),
     ],
 )
-def test_other_machines_show_a_key_and_foreign_pages_are_refused_with_one(path, lines, status):
-    """No key helps a page from elsewhere; what it would do with the key of another page's user is not ours to allow."""
+def test_other_machines_need_a_key_and_foreign_pages_are_refused_with_one(path, lines, status):
+    """No key permits a foreign page: the key may be that of another page's user."""
     method = "OPTIONS" if lines.startswith("OPTIONS ") else "GET"
     refusal = lan_judge(["right"])(head_of(path, lines.removeprefix("OPTIONS "), method), "192.168.1.7")
     assert (refusal and refusal.status) == status
 
 
-def test_where_there_is_no_key_none_is_right():
-    """A judge without keys lets no other machine in, and not all of them."""
+def test_without_keys_every_key_is_refused():
+    """A judge without keys admits no other machine."""
     judge = lan_judge([])
     for lines in ("", "Authorization: Bearer \r\n", "X-Api-Key: \r\n", "X-Api-Key: x\r\n"):
         assert judge(head_of(CHAT, lines), "192.168.1.7").status == 401

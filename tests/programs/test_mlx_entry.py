@@ -1,4 +1,4 @@
-"""What stands before mlx_lm.server, on a stand-in with the methods that it replaces; tests/e2e has the real one."""
+"""The entry point around mlx_lm.server, with a fake of the methods that it replaces; tests/e2e has the real one."""
 
 import io
 import json
@@ -57,7 +57,7 @@ STATE = []
 
 @pytest.fixture
 def server():
-    """The stand-in, guarded by two keys; fresh classes each time, as methods are replaced."""
+    """Yield the fake server, guarded by two keys; its classes are new each time, since methods are replaced."""
     made = SimpleNamespace(
         ModelProvider=type("P", (Provider,), {"load": Provider.load, "load_default": Provider.load_default}),
         ResponseGenerator=type("G", (Generator,), dict(vars(Generator))),
@@ -78,21 +78,21 @@ def ask(world, path, key="second", method="GET"):
 @pytest.mark.parametrize("key", ["", "wrong", "firs", "first second", "sécond"])
 @pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/v1/chat/completions", "/healthy", "/health/x"])
 def test_a_stranger_gets_401(server, key, path):
-    """Without one of the keys nothing is answered, and nothing is counted."""
+    """A request without one of the keys is not counted either."""
     for method in ("GET", "POST", "OPTIONS"):
         answer = ask(server, path, key, method)
         assert b" 401 " in answer.splitlines()[0]
         assert b"working" not in answer
 
 
-def test_each_key_lets_in(server):
+def test_each_key_is_accepted(server):
     """The agent's, and those of the service's clients."""
     for key in ("first", "second"):
         assert json.loads(ask(server, "/v1/models?x=1", key).split(b"\r\n\r\n")[1])["data"][0]["id"] == "chat"
 
 
 def test_health_follows_the_load_and_needs_no_key(server):
-    """503 until the model is loaded, then 200 by the server's own answer; when its thread is dead the process ends."""
+    """503 during the load, then 200 by the server's own handler; the process exits when its thread is dead."""
     assert b" 503 " in ask(server, "/health", key="").splitlines()[0]
     server.server.ModelProvider().load_default()
     assert ask(server, "/health", key="") == b"theirs"
@@ -102,15 +102,15 @@ def test_health_follows_the_load_and_needs_no_key(server):
     assert server.ended == [WORKER_EXITED]
 
 
-def test_one_model_whatever_is_named(server):
-    """A request that names another model, an adapter or a draft is answered by the one that is loaded."""
+def test_every_request_uses_the_loaded_model(server):
+    """Also one that names another model, an adapter or a draft."""
     provider = server.server.ModelProvider()
     provider.load("/etc/passwd", "/adapters", draft_model_path="org/draft")
     assert provider.loads == [("default_model", None, "default_model")]
 
 
 def test_work_and_tokens_are_counted(server):
-    """A request counts until it has ended, also by an error; each token counts as it comes."""
+    """A request counts until it has ended, also by an error; each token counts when it is generated."""
     assert ask(server, "/v1/completions", method="POST") == b"working 1"
     with pytest.raises(OSError, match="gone"):
         ask(server, "/fail", method="POST")
@@ -121,7 +121,7 @@ def test_work_and_tokens_are_counted(server):
 
 
 def test_a_build_that_lacks_a_method_is_not_served():
-    """What has been renamed is named, so that nothing is served unguarded."""
+    """The missing method is named; an unguarded server never runs."""
     whole = {name: type(name, (), dict.fromkeys(methods, lambda self: None)) for name, methods in REQUIRED.items()}
     assert missing(SimpleNamespace(**whole)) == ""
     for name, methods in REQUIRED.items():

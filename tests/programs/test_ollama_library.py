@@ -1,4 +1,4 @@
-"""The models of a host's Ollama, which a script plays: pulled once, told with their progress, refused by name."""
+"""The models of a host's Ollama, which is a fake: pulled once, with progress, refused by name."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ from programs.daemon_engine.fake_ollama import (
     answers,
     blob_of,
     break_off,
-    reached,
+    client_of,
     shown_header,
 )
 
@@ -44,10 +44,10 @@ def library(client, fake, *allowed):
     return OllamaLibrary(OllamaApi(client, URL), AllowedModels(allowed or ("*",)), free=fake.free)
 
 
-async def test_a_model_is_pulled_once_and_told(autojump_clock):
-    """Its file is Ollama's, its facts are the header's, and how far the pull is shows in bytes."""
+async def test_a_model_is_pulled_once_with_progress(autojump_clock):
+    """Its file is Ollama's, its facts are the header's, and the progress is in bytes."""
     fake, reported = daemon(), []
-    async with reached(fake) as client:
+    async with client_of(fake) as client:
         models = library(client, fake)
         assert not await models.has(TINY)
         weights, facts = await models.fetch(TINY, reported.append)
@@ -64,10 +64,10 @@ async def test_a_model_is_pulled_once_and_told(autojump_clock):
 
 
 async def test_services_of_one_model_share_a_pull(autojump_clock):
-    """Who comes second waits, and finds it there; who comes second after a failure tries once more."""
+    """The second one waits, and finds the model; after a failure the second one tries once more."""
     fake = daemon(faults={"/api/pull": [break_off]})
     failed = []
-    async with reached(fake) as client, trio.open_nursery() as nursery:
+    async with client_of(fake) as client, trio.open_nursery() as nursery:
         models = library(client, fake)
 
         async def fetch():
@@ -82,12 +82,12 @@ async def test_services_of_one_model_share_a_pull(autojump_clock):
     assert fake.calls.count("/api/pull") == 2
 
 
-def error(words, status=500):
-    return answers(status, json.dumps({"error": words}).encode())
+def error(message, status=500):
+    return answers(status, json.dumps({"error": message}).encode())
 
 
 @pytest.mark.parametrize(
-    ("fault", "kind", "words"),
+    ("fault", "kind", "message"),
     [
         (error("pull model manifest: file does not exist", 404), SourceNotFoundError, "no tiny:latest: check name"),
         (error("pull model manifest: 412: this model requires a newer version"), SourceRefusedError, "upgrade Ollama"),
@@ -100,19 +100,19 @@ def error(words, status=500):
         ),
     ],
 )
-async def test_a_pull_that_fails_names_the_model_and_the_way_out(autojump_clock, fault, kind, words):
-    """One attempt is one pull; the caller decides when to ask again."""
+async def test_a_failed_pull_names_the_model_and_the_fix(autojump_clock, fault, kind, message):
+    """One attempt is one pull; the caller decides when to retry."""
     fake = daemon(faults={"/api/pull": [fault]})
-    async with reached(fake) as client:
-        with pytest.raises(kind, match=words):
+    async with client_of(fake) as client:
+        with pytest.raises(kind, match=message):
             await library(client, fake).fetch(TINY, lambda _: None)
     assert fake.calls.count("/api/pull") == 1
 
 
-async def test_without_an_ollama_the_way_to_one_is_told(autojump_clock, monkeypatch):
-    """It may be started later; one on another machine never is what is asked for."""
+async def test_a_missing_ollama_is_reported_with_the_fix(autojump_clock, monkeypatch):
+    """It may be started later; an Ollama on another machine is never used."""
     fake = daemon(answers=False)
-    async with reached(fake) as client:
+    async with client_of(fake) as client:
         with pytest.raises(FetchError, match=r"does not respond at http://127.0.0.1:11434: start it .*OLLAMA_HOST"):
             await library(client, fake).fetch(TINY, lambda _: None)
         assert not await library(client, fake).has(TINY)
@@ -121,20 +121,20 @@ async def test_without_an_ollama_the_way_to_one_is_told(autojump_clock, monkeypa
             await local_ollama(client, AllowedModels(("*",))).fetch(TINY, lambda _: None)
 
 
-async def test_what_its_answer_does_not_say_is_not_guessed(autojump_clock):
-    """A server that is older than the facts is to be upgraded; nothing is pulled again for that."""
+async def test_missing_facts_are_not_guessed(autojump_clock):
+    """A server that is too old to report them has to be upgraded; the model is not pulled again."""
     fake = daemon(blobs={LIBRARY_BLOB})
     fake.shows = {}
-    async with reached(fake) as client:
+    async with client_of(fake) as client:
         with pytest.raises(NotGGUFError, match="upgrade Ollama"):
             await library(client, fake).fetch(TINY, lambda _: None)
     assert fake.calls.count("/api/pull") == 0
 
 
-async def test_what_its_owner_does_not_allow_is_neither_pulled_nor_served(autojump_clock):
-    """The same words whether or not Ollama has it; nothing is asked of Ollama."""
+async def test_a_forbidden_model_is_neither_pulled_nor_served(autojump_clock):
+    """The message is the same whether or not Ollama has it; no request is sent to Ollama."""
     fake, reported = daemon(blobs={LIBRARY_BLOB}), []
-    async with reached(fake) as client:
+    async with client_of(fake) as client:
         models = library(client, fake, "llama*", "me/*")
         for name in ("tiny:latest", "library/tiny:latest", "you/tiny:latest", "nothing:latest"):
             with pytest.raises(SourceNotAllowedError, match=f"--allow-ollama-sources {name} .*name the same") as caught:
@@ -159,9 +159,9 @@ MIB = 1 << 20
     ],
 )
 async def test_a_pull_that_would_fill_the_disk_ends_when_its_size_is_known(autojump_clock, layers, free, refused):
-    """Before a tenth of what does not fit has come; said are the bytes, the folder and two ways out."""
+    """Before a tenth of it has arrived; the message has the bytes, the folder and two fixes."""
     fake = daemon(layers={"tiny:latest": layers}, free_bytes=free)
-    async with reached(fake) as client:
+    async with client_of(fake) as client:
         models = library(client, fake)
         if not refused:
             await models.fetch(TINY, lambda _: None)
@@ -174,15 +174,15 @@ async def test_a_pull_that_would_fill_the_disk_ends_when_its_size_is_known(autoj
         assert LIBRARY_BLOB not in fake.blobs
 
 
-async def test_what_did_not_fit_is_not_pulled_to_find_that_out_again(autojump_clock):
-    """Its size is kept for ten minutes; with room for it, it is pulled at once."""
+async def test_a_model_that_did_not_fit_is_not_pulled_to_learn_its_size_again(autojump_clock):
+    """The size is remembered for ten minutes; once there is space for it, it is pulled at once."""
     fake = daemon(layers={"tiny:latest": [100 * MIB]}, free_bytes=50 * MIB)
 
     async def refused():
         with pytest.raises(NoSpaceError):
             await models.fetch(TINY, lambda _: None)
 
-    async with reached(fake) as client:
+    async with client_of(fake) as client:
         models = library(client, fake)
         for seconds in (0, 30, 300):
             await trio.sleep(seconds)
@@ -196,13 +196,13 @@ async def test_what_did_not_fit_is_not_pulled_to_find_that_out_again(autojump_cl
         assert fake.calls.count("/api/pull") == 3
 
 
-async def test_two_pulls_do_not_share_one_room(autojump_clock):
-    """The second waits for the first, says so, and does not fit any more; what is there already waits for none."""
+async def test_two_pulls_do_not_reserve_the_same_space(autojump_clock):
+    """The second waits for the first, reports that, and then does not fit; a present model waits for no pull."""
     other = OllamaModel("other:latest")
     fake = daemon(layers={"tiny:latest": [100 * MIB], "other:latest": [90 * MIB]}, free_bytes=150 * MIB)
     fake.library["other:latest"] = blob_of(b"other")
     reported = []
-    async with reached(fake) as client, trio.open_nursery() as nursery:
+    async with client_of(fake) as client, trio.open_nursery() as nursery:
         models = library(client, fake)
         nursery.start_soon(models.fetch, TINY, lambda _: None)
         await trio.sleep(0.3)
@@ -221,22 +221,22 @@ async def test_two_pulls_do_not_share_one_room(autojump_clock):
         ({}, {"OLLAMA_MODELS": ""}, "/home/them/.ollama/models"),
     ],
 )
-async def test_the_disk_of_its_models_is_looked_at(autojump_clock, monkeypatch, store, environ, folder):
-    """Where it says that a model of its is; else where this user's Ollama would have them."""
-    fake, looked = daemon(store=store, sizes=dict.fromkeys(store, 1)), []
+async def test_the_free_space_is_that_of_the_models_disk(autojump_clock, monkeypatch, store, environ, folder):
+    """The folder is the one where Ollama reports a model; without any, this user's default."""
+    fake, sampled = daemon(store=store, sizes=dict.fromkeys(store, 1)), []
     for name, value in {"HOME": "/home/them", **environ}.items():
         monkeypatch.setenv(name, value)
 
     async def free(path):
-        looked.append(str(path))
+        sampled.append(str(path))
         return await fake.free(path)
 
-    async with reached(fake) as client:
+    async with client_of(fake) as client:
         await OllamaLibrary(OllamaApi(client, URL), AllowedModels(("*",)), free=free).fetch(TINY, lambda _: None)
-    assert looked == [folder]
+    assert sampled == [folder]
 
 
-async def test_a_folder_that_is_not_there_yet_is_measured_by_the_one_above(tmp_path):
+async def test_a_missing_folder_is_measured_by_its_parent(tmp_path):
     """So is one that this user may not see."""
     assert 0 < await free_bytes_near(tmp_path / "not" / "there" / "yet") <= shutil.disk_usage(tmp_path).total
 
@@ -246,7 +246,7 @@ def counts_the_largest(self, text, done, total):
     ollama_weights.check_capacity(self.folder, self.needed_bytes, self.free_bytes)
 
 
-allowed = test_what_its_owner_does_not_allow_is_neither_pulled_nor_served
+allowed = test_a_forbidden_model_is_neither_pulled_nor_served
 fits = test_a_pull_that_would_fill_the_disk_ends_when_its_size_is_known
 
 BUGS = {
@@ -268,8 +268,8 @@ BUGS = {
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", BUGS)
-async def test_a_bug_made_on_purpose_is_noticed(autojump_clock, monkeypatch, name):
-    """Each of these has a test that it does not survive."""
+async def test_a_mutant_is_noticed(autojump_clock, monkeypatch, name):
+    """Each of these bugs has a test that fails with it."""
     owner, attribute, replacement, timeline = BUGS[name]
     monkeypatch.setattr(owner, attribute, replacement)
     with pytest.RaisesGroup(pytest.fail.Exception, flatten_subgroups=True):

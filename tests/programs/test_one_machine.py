@@ -17,7 +17,7 @@ def directory(**services):
 
 
 def test_names_are_short_while_they_are_unique():
-    """A service is offered by its name, and by namespace/name only where another has the same name."""
+    """The id of a service is its name, and namespace/name only where another has the same name."""
     found = directory(default__chat=READY, other__chat=READY, default__embed=LOADING)
     assert found.model_ids() == ["default/chat", "embed", "other/chat"]
 
@@ -30,27 +30,27 @@ def test_a_ready_service_is_found_by_both_forms():
 
 
 def test_an_ambiguous_name_is_no_model():
-    """A short name that two services have leads to neither; the long forms do."""
+    """A short name of two services leads to neither; the long forms do."""
     found = directory(a__chat=READY, b__chat=LOADING)
     assert found.lookup("chat") is None
     assert isinstance(found.lookup("a/chat"), Backend)
 
 
-def test_a_loading_service_says_so():
-    """A service that is not ready is unavailable, with its reason and the first line of its message."""
+def test_a_loading_service_is_unavailable_with_its_reason():
+    """The first line of its message is included."""
     found = directory(default__embed=LOADING).lookup("embed")
     assert found == UnavailableModel("Loading", "the engine is loading", 2)
 
 
 def test_an_unknown_name_is_no_model():
-    """Neither an unknown name nor an empty one matches anything."""
+    """Neither an unknown name nor an empty one matches a service."""
     found = directory(default__chat=READY)
     assert found.lookup("other") is None
     assert found.lookup("") is None
 
 
-def test_every_lookup_sees_the_present():
-    """A service that becomes ready is found at the next look, and looks in between cost no other snapshot."""
+def test_every_lookup_sees_the_current_state():
+    """A service that becomes ready is found at the next lookup, and lookups in between take no new snapshot."""
     services, snapshots, version = {Key("default", "chat"): LOADING}, [], 1
 
     def take():
@@ -66,8 +66,8 @@ def test_every_lookup_sees_the_present():
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_a_client_is_told_when_to_ask_again(reason):
-    """A model that is on its way is worth another look soon; one that waits for a person is not."""
+def test_retry_after_is_sent_for_a_model_that_will_be_ready(reason):
+    """A model that waits for a person has no Retry-After."""
     found = directory(default__chat=ServiceView(reason)).lookup("chat")
     if reason is Reason.LOADED:
         assert isinstance(found, Backend)
@@ -78,7 +78,7 @@ def test_a_client_is_told_when_to_ask_again(reason):
         assert (found.state is State.LOADING) == (reason.meaning in {Meaning.FINE, Meaning.WAITING, Meaning.RECOVERING})
 
 
-def test_a_further_id_leads_to_its_service_unless_it_is_anothers():
+def test_an_alias_leads_to_its_service_unless_it_is_ambiguous():
     """A name wins over an alias, and an alias of two services leads to neither."""
     a = attrs.evolve(READY, aliases=("qwen3.5-4b", "embed", "both"))
     b = attrs.evolve(LOADING, aliases=("both", "org/small"))

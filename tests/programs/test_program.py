@@ -22,8 +22,8 @@ from llmkube.programs.program import (
 from waiting import until
 
 
-async def test_a_stop_ends_the_innermost_place_only():
-    """What lies around the innermost `scope` goes on, and ends in its own order."""
+async def test_a_stop_ends_the_innermost_scope_only():
+    """The code around the innermost `scope` continues, and ends in its own order."""
     stop, order = Stop(), []
     with stop.scope():
         async with open_service_nursery() as outer:
@@ -45,7 +45,7 @@ async def test_a_stop_ends_the_innermost_place_only():
     assert order == ["inner", "support", "outer"]
 
 
-async def test_a_place_after_the_stop_does_not_begin():
+async def test_a_scope_after_the_stop_does_not_start():
     """A stop during the start is not forgotten when the next layer opens."""
     stop = Stop()
     stop.request_nowait("SIGINT")
@@ -58,7 +58,7 @@ async def test_a_place_after_the_stop_does_not_begin():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_the_first_signal_stops_and_the_second_is_answered(number):
-    """Each of them stops; a second one during the stop says so and disturbs nothing."""
+    """Each kind of signal stops; a second one during the stop is reported and changes nothing."""
     reported, cleaned = [], False
 
     async def body(stop):
@@ -75,13 +75,10 @@ async def test_the_first_signal_stops_and_the_second_is_answered(number):
     result = await run_until_signal(body, reported.append)
     assert cleaned
     assert result == "done"
-    assert reported == [
-        f"{number.name}: stopping",
-        f"{number.name}: already stopping; waiting for the engines to exit",
-    ]
+    assert reported == [f"{number.name}: stopping", f"{number.name}: already stopping; waiting for the engines to exit"]
 
 
-async def test_a_signal_before_the_innermost_place_ends_the_body():
+async def test_a_signal_before_the_innermost_scope_ends_the_body():
     """During the start of the outer layers a signal ends everything, and the body has no result."""
 
     async def body(stop):
@@ -92,7 +89,7 @@ async def test_a_signal_before_the_innermost_place_ends_the_body():
 
 
 async def test_a_body_that_returns_ends_the_program():
-    """Without a signal the result comes through, and the signal handlers are taken back."""
+    """Without a signal the result is returned, and the signal handlers are restored."""
     before = signal.getsignal(signal.SIGTERM)
 
     async def body(stop):
@@ -104,7 +101,7 @@ async def test_a_body_that_returns_ends_the_program():
 
 
 async def test_the_controllers_port_is_open_to_both_families():
-    """In a cluster of IPv6 alone the controller's probes are reached, too; IPv4 is not given up for that."""
+    """Probes reach the controller also in clusters of IPv6 alone."""
     there = await trio.open_tcp_listeners(0)
     for listener in there:
         await listener.aclose()
@@ -115,7 +112,7 @@ async def test_the_controllers_port_is_open_to_both_families():
 
 
 async def test_a_taken_port_names_its_flag():
-    """A port that another program has is an error that names the flag, and a free one is given for 0."""
+    """A port of another program is an error that names the flag; 0 gives a free one."""
     async with open_port(0, "--gateway-port") as port:
         number = int(port.url.rpartition(":")[2])
         with pytest.raises(PortTakenError, match=f"--api-port: .*{number}"):
@@ -126,15 +123,14 @@ async def test_a_taken_port_names_its_flag():
 
 
 async def test_port_0_may_mean_none():
-    """Where 0 turns a server off, nothing is opened."""
+    """Where 0 turns a server off, no port is opened."""
     async with open_optional_port(0, "--port") as port:
         assert port is None
 
 
-def test_what_is_loaded_is_not_looked_through_again():
-    """What is there when a program has started is out of the garbage collector's sight."""
+def test_loaded_modules_are_frozen_for_the_garbage_collector():
     thresholds, loaded = gc.get_threshold(), []
-    assert any(one is loaded for one in gc.get_objects())  # which lists what the collector looks through
+    assert any(one is loaded for one in gc.get_objects())  # the objects that the collector scans
     try:
         freeze_heap()
         assert all(one is not loaded for one in gc.get_objects())
@@ -144,8 +140,8 @@ def test_what_is_loaded_is_not_looked_through_again():
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc's alone")
-def test_free_memory_below_what_stays_goes_back_to_the_kernel():
-    """Of 40 MiB that were let go below a piece that stays, nearly all are given back."""
+def test_free_memory_below_used_memory_is_returned_to_the_kernel():
+    """Of 40 MiB that were freed below a used block, nearly all are returned."""
     code = (
         "import os\n"
         "from llmkube.programs.program import trim_heap\n"
@@ -163,8 +159,8 @@ def test_free_memory_below_what_stays_goes_back_to_the_kernel():
 @pytest.mark.parametrize(
     ("soft", "hard", "wanted"), [(256, 4096, 4096), (256, 20_000, 10_240), (15_000, 20_000, 15_000), (256, 256, 256)]
 )
-def test_a_program_takes_the_descriptors_that_it_may_have(soft, hard, wanted):
-    """From the 256 of launchd it comes to 10,240, or to what its user may have; more is never given back."""
+def test_the_descriptor_limit_is_raised_as_far_as_permitted(soft, hard, wanted):
+    """From launchd's 256 to 10,240, or to the user's hard limit; it is never lowered."""
     code = (
         "import resource\n"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
@@ -177,7 +173,7 @@ def test_a_program_takes_the_descriptors_that_it_may_have(soft, hard, wanted):
 
 
 async def test_an_ipv6_address_has_brackets_wherever_it_has_a_port():
-    """The URL can be typed into a client, and the error names the address as `--listen` takes it."""
+    """The URL can be pasted into a client, and the error has the address in the form of `--listen`."""
     async with open_port(0, "--listen", "::1") as port:
         number = port.listeners[0].socket.getsockname()[1]
         assert port.url == f"http://[::1]:{number}"

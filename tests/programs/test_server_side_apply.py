@@ -44,16 +44,16 @@ async def test_applying_twice_changes_nothing():
         assert await client.get(Model, Key("default", "demo")) == before
 
 
-async def test_a_refusal_does_not_end_the_rest():
-    """An object that the API server refuses is a result with its words; the next one is applied."""
+async def test_the_rest_is_applied_after_a_refusal():
+    """The result of a refused object has the API server's message."""
     bad = manifest("InferenceService", "bad", VERSION, spec={"modelRef": "a", "replicas": -1})
     refused, good = await applied(bad, manifest())
     assert "spec.replicas" in refused.error
     assert (good.error, str(good.key)) == ("", "default/a")
 
 
-async def test_a_field_that_does_not_exist_is_refused():
-    """A misspelt field is refused by name, and not dropped in silence."""
+async def test_an_unknown_field_is_refused():
+    """A misspelt field is refused by name, and not dropped silently."""
     (refused,) = await applied(manifest("Model", "a", VERSION, spec={"source": "builtin://demo", "sorce": "x"}))
     assert "sorce" in refused.error
 
@@ -67,19 +67,18 @@ async def test_a_field_that_does_not_exist_is_refused():
     ],
 )
 async def test_unknown_kinds_are_named(unknown, message):
-    """A kind or a version that the server does not serve is a refusal that says which."""
+    """A refusal names the kind or the version that the server does not serve."""
     (refused,) = await applied(unknown)
     assert refused.error.startswith(message)
 
 
 async def test_cluster_scoped_kinds_have_no_namespace():
-    """A Namespace is applied although it has none itself."""
     (result,) = await applied(manifest("Namespace", "team"), namespace="default")
     assert (result.error, str(result.key)) == ("", "team")
 
 
 async def test_an_object_may_name_its_namespace():
-    """An object's own namespace beats the default one."""
+    """An object's own namespace wins over the default one."""
     metadata = {"name": "a", "namespace": "kube-system"}
     (result,) = await applied(Manifest("x", {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}))
     assert (result.error, str(result.key)) == ("", "kube-system/a")

@@ -1,4 +1,4 @@
-"""Which program works on a state directory."""
+"""The locks of a state directory."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ from llmkube.supervisor.host.processes import find_marked
 
 
 def test_the_folder_is_private(tmp_path):
-    """The folder is made with mode 0700, and one that exists is made so, whatever the umask."""
+    """A new folder has mode 0700 whatever the umask, and an existing one is changed to it."""
     old = tmp_path / "old"
     old.mkdir(mode=0o755)
     for path in (old, tmp_path / "a" / "new"):
@@ -29,7 +29,7 @@ def test_the_folder_is_private(tmp_path):
 
 
 def test_s14_a_folder_is_not_made_where_every_user_may_swap_it(tmp_path):
-    """Below a folder that is writable for all and not sticky no state directory is made."""
+    """No state directory is created below a folder that is writable for all and not sticky."""
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     with pytest.raises(UserError, match="every user may write to"), hold_state_dir(tmp_path / "open" / "state"):
@@ -40,8 +40,8 @@ def test_s14_a_folder_is_not_made_where_every_user_may_swap_it(tmp_path):
         pass
 
 
-def test_a_second_program_is_told_the_pid(tmp_path):
-    """Only one program at a time holds a folder; the other one learns which."""
+def test_a_second_program_gets_the_pid_of_the_first(tmp_path):
+    """Only one program at a time holds a folder."""
     with (
         hold_state_dir(tmp_path),
         pytest.raises(UserError, match=f"in use by the llmkube process with pid {os.getpid()};.*--state-dir"),
@@ -50,8 +50,8 @@ def test_a_second_program_is_told_the_pid(tmp_path):
         pass
 
 
-def test_the_lock_falls_with_its_holder(tmp_path):
-    """After the holder's end, even by kill -9, the folder can be held again."""
+def test_the_lock_ends_with_its_holder(tmp_path):
+    """After the holder's exit, even by kill -9, the folder can be locked again."""
     program = (
         "import os, pathlib, signal\nfrom llmkube.programs.state_dir import hold_state_dir\n"
         f"with hold_state_dir(pathlib.Path({str(tmp_path)!r})): os.kill(os.getpid(), signal.SIGKILL)"
@@ -66,28 +66,28 @@ def test_children_do_not_inherit_the_lock(tmp_path):
     with hold_state_dir(tmp_path):
         program = [sys.executable, "-c", "print('here', flush=True); input()"]
         child = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False)
-    # Linux closes what is not inherited a moment after it has let the parent go on: wait for the program itself.
+    # Linux closes what is not inherited only after the parent has continued: wait for the program itself.
     assert child.stdout.readline() == b"here\n"
     with hold_state_dir(tmp_path):
         pass
     child.communicate(b"\n")
 
 
-def test_locks_of_different_names_do_not_meet(tmp_path):
-    """An API server and an agent of their own may share a folder."""
+def test_locks_of_different_names_are_independent(tmp_path):
+    """An API server and an agent in two processes may share a folder."""
     with hold_state_dir(tmp_path, "apiserver.lock"), hold_state_dir(tmp_path):
         pass
 
 
-def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
-    """A file in the way is reported with the flag that chooses another place."""
+def test_a_folder_that_cannot_be_created_is_an_error(tmp_path):
+    """The error names the flag that chooses another folder."""
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot be used .*--state-dir"), hold_state_dir(tmp_path / "file" / "sub"):
         pass
 
 
 def test_a_temporary_folder_leaves_nothing():
-    """The folder and its content are gone at the end."""
+    """The folder and its content are removed at the end."""
     with temporary_state_dir() as path:
         (path / "store").mkdir()
         (path / "store" / "file").write_text("x")
@@ -96,8 +96,8 @@ def test_a_temporary_folder_leaves_nothing():
 
 
 @pytest.mark.ci
-def test_what_a_killed_program_left_is_removed_with_its_engine(tmp_path, monkeypatch):
-    """The next program ends the engine of a killed one and removes its folder; what is in use, or chosen, stays."""
+def test_the_folder_of_a_killed_program_is_removed_with_its_engine(tmp_path, monkeypatch):
+    """The next program does so; a folder that is in use, or was chosen by a user, stays."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     program = (
         "import os, signal, subprocess, sys\nfrom llmkube.programs.state_dir import temporary_state_dir\n"
@@ -136,7 +136,7 @@ def refused(path):
 
 
 def test_a_first_start_on_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
-    """Path, free and needed bytes and the way out are said; a folder with something in it is not refused beforehand."""
+    """It has path, free and needed bytes and the fixes; a folder that is not empty is not refused in advance."""
     monkeypatch.setattr("llmkube.base.full_disk.free_bytes", lambda _: 16 << 10)
     message = refused(tmp_path / "new")
     assert message == (
@@ -149,8 +149,8 @@ def test_a_first_start_on_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
         pass
 
 
-def test_what_fills_the_disk_is_told_and_a_bug_is_not(tmp_path):
-    """An error that nothing but a full disk has caused, also in a group, is the sentence; any other passes through."""
+def test_only_a_full_disk_becomes_a_full_disk_error(tmp_path):
+    """Also in a group, if a full disk is the only cause; any other error passes through."""
     full, bug = OSError(errno.ENOSPC, "No space left on device"), ValueError("a bug")
     with pytest.raises(FullDiskError), hold_state_dir(tmp_path):
         raise ExceptionGroup("a nursery", [full, ExceptionGroup("another", [full])])
@@ -158,7 +158,7 @@ def test_what_fills_the_disk_is_told_and_a_bug_is_not(tmp_path):
         raise ExceptionGroup("a nursery", [full, bug])
 
 
-def test_up_is_who_runs_engines_and_server(tmp_path):
+def test_an_up_runs_engines_and_server_in_one_process(tmp_path):
     """An agent, an API server alone and the two as different programs are no `llmkube up`."""
     assert running_up_pid(tmp_path) is None
     with hold_state_dir(tmp_path):
@@ -171,8 +171,8 @@ def test_up_is_who_runs_engines_and_server(tmp_path):
         assert running_up_pid(folder) == os.getpid()
 
 
-def test_stopping_the_agent_ends_no_up(tmp_path, monkeypatch):
-    """`agent stop` on the folder of a running `llmkube up` sends no signal, and says how that one is stopped."""
+def test_stopping_the_agent_does_not_stop_up(tmp_path, monkeypatch):
+    """`agent stop` on the folder of a running `llmkube up` sends no signal, and names the command for that."""
     sent = []
     monkeypatch.setattr("os.kill", lambda *args: sent.append(args))
     with hold_state_dir(tmp_path, ENGINES_LOCK, SERVER_LOCK):
@@ -185,8 +185,8 @@ def test_stopping_the_agent_ends_no_up(tmp_path, monkeypatch):
     assert (done.exit_code, sent) == (4, [(os.getpid(), signal.SIGINT)])
 
 
-async def test_a_program_that_stays_is_told(tmp_path, autojump_clock):
-    """Waiting for an end has a deadline, and the sentence has the pid."""
+async def test_a_program_that_does_not_exit_is_reported(tmp_path, autojump_clock):
+    """After a deadline, with its pid."""
     with hold_state_dir(tmp_path), pytest.raises(CommandError, match=f"pid {os.getpid()} is still running after 3 s"):
         await wait_for_exit(tmp_path, os.getpid(), 3)
     await wait_for_exit(tmp_path, os.getpid(), 3)

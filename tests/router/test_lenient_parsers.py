@@ -76,10 +76,7 @@ HEADS = {
         lambda head: head if b"\r\nHost:" in head else head.replace(b"\r\n", b"\r\nHost: x\r\n", 1),
         ["no host"],
     ),
-    "the request line's host does not count": (
-        replaced(rb"http://other/", b"/"),
-        ["absolute form of another host"],
-    ),
+    "the request line's host does not count": (replaced(rb"http://other/", b"/"), ["absolute form of another host"]),
 }
 
 BODIES = {
@@ -91,10 +88,7 @@ BODIES = {
         lambda data: re.sub(rb"^[0-9a-f]+", lambda found: b"%x" % (int(found[0], 16) % 2**64), data),
         ["chunk size that overflows"],
     ),
-    "extensions may have line feeds": (
-        replaced(rb"^11;[^\r]*\r\n", b"11\r\n"),
-        ["chunk extension with a line feed"],
-    ),
+    "extensions may have line feeds": (replaced(rb"^11;[^\r]*\r\n", b"11\r\n"), ["chunk extension with a line feed"]),
     "a chunk is as long as it is": (replaced(rb"^10\r\n", b"11\r\n"), ["chunk that is longer than it says"]),
     "a chunk ends with any line end": (replaced(rb"(?<!\r)\n", b"\r\n"), ["chunk that ends in a line feed"]),
 }

@@ -12,16 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmkube.router import model_field
-from llmkube.router.model_field import (
-    MAX_PARTS,
-    BodyError,
-    boundary_of,
-    find_model,
-    read_form_model,
-    read_model,
-    replace_form_model,
-    replace_model,
-)
+from llmkube.router.model_field import MAX_PARTS, BodyError, find_model, read_form_model, replace_form_model
 
 NAMES = st.text(max_size=12) | st.sampled_from(["chat", "日本", 'a "b"', "\\", "😀"])
 VALUES = st.recursive(
@@ -91,7 +82,7 @@ def test_a_broken_body_is_refused_or_understood_alike(body, at, noise):
 @given(texts(), NAMES.filter(lambda name: name.isprintable()))
 def test_a_replaced_model_is_all_that_changes(body, name):
     """With another name every other member is unchanged, and each `model` has the new one."""
-    replaced = run(replace_model, body, name, None)
+    replaced = run(model_field.replace_model, body, name, None)
     pairs = json.loads(body, object_pairs_hook=list)
     expected = [(key, name if key == "model" else value) for key, value in pairs]
     if not any(key == "model" for key, _ in pairs):
@@ -123,7 +114,7 @@ def test_bodies_of_every_kind(monkeypatch, body, model):
 
     def model_in():
         try:
-            value, _ = run(read_model, body)
+            value, _ = run(model_field.read_model, body)
         except BodyError:
             return "refused"
         return value if value is None or isinstance(value, str) else 0
@@ -241,11 +232,11 @@ async def test_what_is_no_form_is_refused(body, words):
 )
 def test_only_a_form_has_a_boundary(content_type, boundary):
     """Other content types are read as JSON."""
-    assert boundary_of(content_type) == boundary
+    assert model_field.boundary_of(content_type) == boundary
 
 
 @pytest.mark.parametrize("content_type", ["multipart/form-data", "multipart/form-data; boundary="])
 def test_a_form_names_its_boundary(content_type):
     """Without a boundary it is refused: its parts cannot be separated."""
     with pytest.raises(BodyError, match="boundary"):
-        boundary_of(content_type)
+        model_field.boundary_of(content_type)

@@ -12,7 +12,7 @@ ROWS = [row for rows in FLAGS.values() for row in rows]
 VALUES = [row for row in ROWS if isinstance(row, Value)]
 SWITCHES = [row for row in ROWS if isinstance(row, Switch)]
 
-# One telling value for each flag that takes no plain number and no word of a list
+# One value that differs from the default for each flag that takes neither a plain number nor a listed value
 EXAMPLES = {
     "--model": "m.gguf", "--alias": "a,b", "--gpu-layers": "all", "--tensor-split": "3,1", "--fit": "off",
     "--override-tensor": "x=CPU", "--api-prefix": "/p", "--cors-origins": "o", "--host": "::1",
@@ -29,7 +29,7 @@ def long_name(row):
     return next(name for name in names(row) if name.startswith("--"))
 
 
-def words(row):
+def values_of(row):
     return row.read.metavar.strip("{}").split(",")
 
 
@@ -49,8 +49,8 @@ def test_no_flag_is_listed_twice():
 
 
 @pytest.mark.parametrize("row", SWITCHES, ids=long_name)
-def test_a_switch_sets_what_it_says(row):
-    """Each switch reaches an attribute that the engine has, under each of its names."""
+def test_a_switch_sets_its_attribute(row):
+    """Each switch sets an attribute of the engine, under each of its names."""
     for name in names(row):
         made = params(name)
         for target, value in row.sets.items():
@@ -60,10 +60,10 @@ def test_a_switch_sets_what_it_says(row):
 
 @pytest.mark.parametrize("row", VALUES, ids=long_name)
 def test_a_value_reaches_the_engine(row, tmp_path):
-    """Each flag with a value changes an attribute that the engine has, and the same under each of its names."""
+    """Each flag with a value changes an attribute of the engine, the same one under each of its names."""
     (tmp_path / "file").write_text("# comment\nkey\n")
     if isinstance(row.read, Choice):
-        text = words(row)[0 if row.names.startswith("-fa") else -1]  # one that is not the default
+        text = values_of(row)[0 if row.names.startswith("-fa") else -1]  # one that is not the default
     elif row.metavar == "FILE" and "model" not in row.names:
         text = str(tmp_path / "file")
     else:
@@ -76,10 +76,10 @@ def test_a_value_reaches_the_engine(row, tmp_path):
 
 
 @pytest.mark.parametrize("row", [row for row in VALUES if isinstance(row.read, Choice)], ids=long_name)
-def test_every_word_of_a_list_is_a_member_of_the_engines(row):
-    """No word that --help offers is unknown to the engine."""
-    for word in words(row):
-        params(names(row)[0], word)
+def test_every_listed_value_is_one_of_the_engines(row):
+    """The engine has each value that --help offers."""
+    for value in values_of(row):
+        params(names(row)[0], value)
     with pytest.raises(argparse.ArgumentTypeError, match="nonsense"):
         row.read("nonsense")
 
@@ -106,13 +106,13 @@ def test_every_word_of_a_list_is_a_member_of_the_engines(row):
         (("-c", "1", "--ctx-size=2"), "n_ctx", 2),
     ],
 )  # fmt: skip
-def test_meanings_that_are_more_than_copying(argv, target, value):
-    """Values are translated as llama-server does, and of two the later wins."""
+def test_values_are_translated_as_by_llama_server(argv, target, value):
+    """Of two values the later one wins."""
     assert get(params(*argv), target) == value
 
 
 @pytest.mark.parametrize(
-    ("argv", "says"),
+    ("argv", "message"),
     [
         (("--mlock",), "--mlock is not honoured"),
         (("--override-kv", "a=int:1"), "--override-kv is not honoured"),
@@ -128,23 +128,22 @@ def test_meanings_that_are_more_than_copying(argv, target, value):
         (("--chat-template-kwargs", "[]"), "is not a JSON object"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(argv, says, capsys):
-    """A flag outside the table, a shortened one and a bad value each end the program with 2 and one line."""
+def test_unsupported_flags_are_refused_by_name(argv, message, capsys):
+    """A flag outside the table, a shortened one and a bad value each end the program with exit code 2 and one line."""
     with pytest.raises(SystemExit) as caught:
         parse(["-m", "m.gguf", *argv])
     assert caught.value.code == 2
-    assert says in capsys.readouterr().err.splitlines()[-1]
+    assert message in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_model_is_required(capsys):
-    """Without a model there is nothing to serve."""
     with pytest.raises(SystemExit):
         parse([])
     assert "--model" in capsys.readouterr().err
 
 
-def test_a_value_that_the_engine_does_not_take_is_named():
-    """What only the engine can judge is reported with the attribute."""
+def test_a_value_that_the_engine_rejects_is_named():
+    """The engine's error is reported with the attribute."""
     with pytest.raises(ValueError, match="rejects 'x=NOWHERE' for tensor_buft_overrides"):
         params("-ot", "x=NOWHERE")
     with pytest.raises(ValueError, match="n_ctx"):

@@ -49,7 +49,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving(log, *argv, command=None):
-    """Start the program on a free port, wait for its own word that it serves, and kill it in the end."""
+    """Start the program on a free port, wait until it reports that it serves, and kill it at the end."""
     command = command or [PROGRAM, "--model", str(DEMO), "--port", "0", "--alias", "demo", "-c", "512", *argv]
     with log.open("wb") as stderr:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
@@ -93,8 +93,8 @@ def ask(server):
     return answer["choices"][0]["message"]["content"]
 
 
-def test_a_question_is_answered_with_what_the_model_learnt(server):
-    """At temperature 0 the demo model gives the sentence that it was trained on."""
+def test_a_question_is_answered_with_the_trained_sentence(server):
+    """At temperature 0 the demo model returns the sentence that it was trained on."""
     assert ask(server) == ANSWER
 
 
@@ -108,8 +108,8 @@ def test_a_streamed_answer_is_the_same(server):
     assert "".join(pieces) == ANSWER
 
 
-def test_it_tells_how_it_is(server):
-    """Health, metrics, model id and slots are what the flags asked for, and the web page is off."""
+def test_health_metrics_and_props_follow_the_flags(server):
+    """Health, metrics, model id and slots are as the flags set them, and the web page is off."""
     assert get(f"{server.url}/health") == (200, '{"status":"ok"}')
     assert "llamacpp:tokens_predicted_total" in get(f"{server.url}/metrics")[1]
     assert [model["id"] for model in json.loads(get(f"{server.url}/v1/models")[1])["data"]] == ["demo"]
@@ -118,12 +118,12 @@ def test_it_tells_how_it_is(server):
 
 
 def test_a_small_model_is_computed_by_one_thread(server):
-    """More of them would only wait for each other, on a busy machine for minutes."""
+    """More threads would wait for each other, on a busy machine for minutes."""
     assert re.search(r"threadpool init, n_threads = 1\b", server.log.read_text())
 
 
 def test_its_log_has_the_buffer_sizes(server):
-    """At verbosity 4 the engine prints what its model, cache and scratch memory take."""
+    """At verbosity 4 the engine logs how much memory its model, cache and scratch buffers take."""
     log = server.log.read_text()
     for buffer in ("model", "KV", "compute"):
         assert re.search(rf"{buffer} buffer size =\s+[\d.]+ MiB", log), buffer
@@ -140,22 +140,20 @@ def test_its_log_has_the_buffer_sizes(server):
         "--jinja --reasoning-budget 0 --cache-ram 0 --threads-http 2 --no-slots",
     ],
 )
-def test_flags_that_change_the_way_leave_the_answer(flags, tmp_path):
-    """However the model is loaded, cached and guessed ahead, its answer stays true."""
+def test_flags_of_loading_caching_and_drafting_do_not_change_the_answer(flags, tmp_path):
     with serving(tmp_path / "log", *flags.split()) as server:
         assert ask(server) == ANSWER
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_well(tmp_path, number):
-    """Asked to stop, it exits with 0."""
+def test_a_signal_ends_it_with_0(tmp_path, number):
     with serving(tmp_path / "log") as server:
         server.process.send_signal(number)
         assert server.process.wait(10) == 0
 
 
-def test_a_stream_in_flight_does_not_delay_the_end_and_does_not_end_cleanly(tmp_path):
-    """Stopping breaks a running stream off, so that nobody takes half an answer for a whole one."""
+def test_a_stop_breaks_a_running_stream_off_at_once(tmp_path):
+    """The stream does not end cleanly, so that no client takes half an answer for a whole one."""
     with serving(tmp_path / "log", "--context-shift", "--cache-ram", "0") as server:
         connection = http.client.HTTPConnection("127.0.0.1", server.port)
         body = question(stream=True, ignore_eos=True, max_tokens=10_000_000)
@@ -163,7 +161,7 @@ def test_a_stream_in_flight_does_not_delay_the_end_and_does_not_end_cleanly(tmp_
         answer = connection.getresponse()
         answer.readline()
         server.process.terminate()
-        assert server.process.wait(10) == 0  # the engine's own way out takes 30 seconds here
+        assert server.process.wait(10) == 0  # the engine's own shutdown would take 30 seconds here
         with pytest.raises((http.client.IncompleteRead, ConnectionError)):
             answer.read()
         connection.close()
@@ -174,7 +172,7 @@ def run(*argv):
 
 
 @pytest.mark.parametrize(
-    ("write", "says"),
+    ("write", "message"),
     [
         (None, "cannot read the model"),
         (b"hello", "is not a GGUF file: it starts with b'hell'"),
@@ -183,23 +181,23 @@ def run(*argv):
     ],
     ids=["missing", "text", "truncated", "garbage"],
 )
-def test_a_file_that_is_no_model_ends_it_with_one_line(tmp_path, write, says):
-    """Whatever is wrong with the file, one line on stderr names it and the reason, and the exit code is 1.
+def test_an_unreadable_model_ends_it_with_one_line(tmp_path, write, message):
+    """A line on stderr names the file and the reason, and the exit code is 1.
 
-    Not always the last one: the engine writes its own words from a thread of its own.
+    It is not always the last line: the engine writes to stderr from a thread of its own.
     """
     path = tmp_path / "bad.gguf"
     if write is not None:
         path.write_bytes(write)
     done = run("--model", str(path), "--port", "0")
     assert (done.returncode, done.stdout) == (1, "")
-    (ours,) = [line for line in done.stderr.splitlines() if says in line]
+    (ours,) = [line for line in done.stderr.splitlines() if message in line]
     assert str(path) in ours
     assert "Traceback" not in done.stderr
 
 
 def test_a_taken_port_is_named():
-    """A port that another program listens on is refused before anything is loaded."""
+    """A port that another program listens on is refused before the model is loaded."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = run("--model", str(DEMO), "--port", str(port))
@@ -207,8 +205,7 @@ def test_a_taken_port_is_named():
     assert done.stderr == f"llmkube-llama-server: cannot listen on 127.0.0.1 port {port}: Address already in use\n"
 
 
-def test_keys_are_asked_for(tmp_path):
-    """With a key file, a client without a key is turned away while /health stays open."""
+def test_a_key_is_required_except_for_health(tmp_path):
     (tmp_path / "keys").write_text("# for the gateway\nsesame\n")
     with serving(tmp_path / "log", "--api-key-file", str(tmp_path / "keys")) as server:
         assert get(f"{server.url}/v1/models", {"Authorization": "Bearer sesame"})[0] == 200
@@ -216,19 +213,17 @@ def test_keys_are_asked_for(tmp_path):
         assert get(f"{server.url}/health")[0] == 200
 
 
-def test_help_lists_exactly_what_is_honoured():
-    """What --help lists, read back as the supervisor reads it, is the table and nothing else."""
+def test_help_lists_exactly_the_supported_flags():
+    """The supervisor's parser reads the table of flags from --help, and nothing else."""
     honoured = {name for rows in llama_params.FLAGS.values() for row in rows for name in row.names.split()}
     assert parse_help(run("--help").stdout) == honoured | {"-h", "--help", "--version"}
 
 
-def test_it_says_which_version_it_is():
-    """--version names this program and the engine inside it."""
+def test_the_version_names_program_and_engine():
     assert re.fullmatch(r"llmkube-llama-server [\d.]+ \(xllamacpp [\d.]+\)", parse_version(run("--version").stdout))
 
 
-def test_it_starts_light():
-    """An engine process carries neither Trio nor the command line's packages, nor the rest of LLMKube."""
+def test_it_imports_neither_trio_nor_the_cli():
     code = "import sys, llmkube.programs.bundled_engine.llama_server; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     modules = set(done.stdout.split())
@@ -239,7 +234,7 @@ def test_it_starts_light():
 
 
 def command_for(spec):
-    """The command line that the supervisor would start for this service."""
+    """Return the command line that the supervisor would start for this service."""
     engine = EngineInfo(PROGRAM, parse_version(run("--version").stdout), parse_help(run("--help").stdout))
     service = decode(InferenceService, {"metadata": {"name": "demo"}, "spec": {"modelRef": "demo", **spec}})
     model = decode(Model, {"metadata": {"name": "demo"}, "spec": {"source": "builtin://demo"}})
@@ -259,8 +254,7 @@ def command_for(spec):
         {"speculativeDecoding": {"type": "ngram-mod", "nDraftMax": 4}},
     ],
 )  # fmt: skip
-def test_what_the_plan_builder_writes_is_served(tmp_path, spec):
-    """The command line of a plan is accepted whole by this program, and the model answers."""
+def test_a_planned_command_line_is_accepted_and_serves(tmp_path, spec):
     with serving(tmp_path / "log", command=command_for(spec)) as server:
         assert ask(server) == ANSWER
         assert get(f"{server.url}/metrics")[0] == 200
@@ -273,8 +267,8 @@ def test_a_planned_embedding_service_embeds(tmp_path):
     assert [len(item["embedding"]) for item in answer["data"]] == [128]
 
 
-def test_a_library_of_the_system_that_is_missing_is_named_with_its_package():
-    """A minimal Linux has the package of Python and not the library that it needs: pip cannot help there."""
+def test_a_missing_system_library_is_named_with_its_package():
+    """A minimal Linux may lack a library that the Python package needs and pip cannot install."""
     missing = "libgomp.so.1: cannot open shared object file: No such file or directory"
     assert "libgomp1" in remedy(ImportError(missing))
     assert remedy(ImportError("No module named 'xllamacpp'")) == "pip install xllamacpp"

@@ -1,6 +1,6 @@
-"""An Ollama as its API is documented (docs/api.md, server/routes.go, 0.17.4), with the faults that were seen of it.
+"""A fake Ollama with the API of its docs (docs/api.md, server/routes.go, 0.17.4), and with observed faults.
 
-It has a store, a library, a process for each loaded model, and what a machine shows of them. Time is Trio's.
+It has a store, a library, a process for each loaded model, and the process table that a machine shows. Time is Trio's.
 """
 
 import hashlib
@@ -43,33 +43,33 @@ class FakeDaemon:
     """One server and its processes.
 
     Attributes:
-        version: What it says of itself.
-        library: What can be pulled: name to file.
+        version: The release that it reports.
+        library: The models that can be pulled: name to file.
         blobs: The files of its store.
         store: The models of its store: name to file.
-        parameters: What they were created with.
-        loaded: What it lists: name to the number of its process.
-        held: Every process with a model: number to file, and who is its parent.
-        expires: When a listed model goes by itself.
-        answers: Whether anything listens at its address.
-        hangs: Whether what listens says nothing.
-        load_seconds: For a load.
-        pull_seconds: Between two lines of a pull.
-        lag_seconds: So long a process lives after its model is not listed any more.
+        parameters: The parameters of the store's models.
+        loaded: The models that it lists: name to process id.
+        held: Every process with a model: process id to file and parent.
+        expires: The times at which listed models are unloaded.
+        answers: Whether a server listens at its address.
+        hangs: Whether the server never responds.
+        load_seconds: The duration of a load.
+        pull_seconds: The time between two lines of a pull.
+        lag_seconds: The time from the removal of a model to the exit of its process.
         lies: Whether a process stays after an unload.
-        hollow: Whether it says that it has loaded, and starts no process.
+        hollow: Whether it reports loads without starting a process.
         hidden: Whether the kernel shows its processes.
-        owned: Whether the program that uses it has started it.
-        embeds: Whether its models compute embeddings alone.
-        pid: The server's process.
-        shows: What it says of a file besides its path: by file.
+        owned: Whether the program under test has started it.
+        embeds: Whether its models are embedding models.
+        pid: The server's process id.
+        shows: Further fields of /api/show: by file.
         sizes: The bytes of a model in its list, by name.
-        faults: What the next requests of a path get instead of an answer.
-        layers: The files of each model of the library that a pull fetches one after the other: name to their sizes.
-        fetched_bytes: What pulls have fetched.
-        free_bytes: What is free on its disk.
-        calls: The requests that have come, without looks.
-        ended: Processes that were killed from outside.
+        faults: The faults that the next requests of a path get.
+        layers: The sizes of the files that a pull of a model fetches: by name.
+        fetched_bytes: The bytes that pulls have fetched.
+        free_bytes: The free bytes of its disk.
+        calls: The paths of the requests received, without status checks.
+        ended: The processes that were killed by the program under test.
     """
 
     version: str = "0.17.4"
@@ -102,17 +102,17 @@ class FakeDaemon:
     _next_pid: int = 200
     _going: dict = attrs.field(factory=dict)
 
-    # -- what happens to it -------------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------------------------
 
     def drop(self, name):
-        """It is not listed any more; its process ends a moment later, or never."""
+        """Remove a model from the list; its process exits after `lag_seconds`, or never if the daemon `lies`."""
         pid = self.loaded.pop(name)
         self.expires.pop(name, None)
         if not self.lies:
             self._going[pid] = trio.current_time() + self.lag_seconds
 
     def stop(self, *, killed=False):
-        """TERM takes its models along; KILL leaves their processes to init."""
+        """Stop the server: TERM ends the models' processes too, KILL leaves them to init."""
         self.answers = False
         self.held = {pid: (blob, 1) for pid, (blob, _) in self.held.items()} if killed else {}
         self.loaded, self.expires = {}, {}
@@ -121,11 +121,11 @@ class FakeDaemon:
         self.answers, self.version = True, version
 
     def server(self):
-        """The one that was started for a front."""
+        """Return the server as it is when started for a front."""
         return Server(URL, SERVER_PID)
 
     def kill_runner(self, name):
-        """The kernel has ended the process; the server lists it still."""
+        """End the process as the kernel would; the server still lists its model."""
         self.held.pop(self.loaded[name], None)
 
     def holders(self):
@@ -140,7 +140,7 @@ class FakeDaemon:
             self.held.pop(pid, None)
             del self._going[pid]
 
-    # -- what the kernel shows ----------------------------------------------------------------------------------------
+    # -- process table -----------------------------------------------------------------------------------------------
 
     async def read(self):
         await trio.lowlevel.checkpoint()
@@ -174,19 +174,19 @@ class FakeDaemon:
         for pid in pids:
             self.held.pop(pid, None)
 
-    # -- what it answers ----------------------------------------------------------------------------------------------
+    # -- HTTP API --------------------------------------------------------------------------------------------------
 
     async def handle(self, exchange):
         request, path = exchange.request, exchange.request.path
         self._expire()
         if self.hangs:
             await trio.sleep_forever()
-        looks = {
+        checks = {
             "/api/version": {"version": self.version},
             "/api/ps": {"models": self._listed()},
             "/api/tags": {"models": [{"name": name, "size": size} for name, size in self.sizes.items()]},
         }
-        if path not in looks:
+        if path not in checks:
             self.calls.append(path.partition("/sha256:")[0])
         posts = {
             "/api/show": self._show,
@@ -198,8 +198,8 @@ class FakeDaemon:
         }
         if self.faults.get(path):
             await self.faults[path].pop(0)(exchange)
-        elif path in looks:
-            await exchange.respond(Response.json(200, looks[path]))
+        elif path in checks:
+            await exchange.respond(Response.json(200, checks[path]))
         elif path in posts:
             await posts[path](exchange, json.loads(request.body))
         elif path.startswith("/api/blobs/sha256:"):
@@ -258,7 +258,7 @@ class FakeDaemon:
             await send(line({"status": "success"}))
 
     async def free(self, folder):
-        """A look at its disk."""
+        """Return the free bytes of its disk."""
         await trio.lowlevel.checkpoint()
         return self.free_bytes
 
@@ -278,18 +278,18 @@ class FakeDaemon:
         await exchange.respond(Response.json(200, {"model": name, "done": True}))
 
     async def load(self, name):
-        """Have a process hold a model of the store; what is loaded stays for as long again."""
+        """Hold a model of the store in a process; a loaded one has its expiry extended."""
         blob = self.store[name]
         shared = next((other for other, pid in self.loaded.items() if self.held.get(pid, ("", 0))[0] == blob), name)
         pid = self.loaded.get(shared)
         if pid not in self.held or pid in self._going or self.held[pid][0] != blob:
-            if pid in self.held and pid not in self._going:  # another model has got the name since
+            if pid in self.held and pid not in self._going:  # the name now belongs to another model
                 self.drop(shared)
             self._next_pid += 1
             self.loaded[name] = self._next_pid
             if not self.hollow:
                 self.held[self._next_pid] = (blob, self.pid)
-            # Who has asked for it may go meanwhile: it is loaded all the same.
+            # The load continues when the client disconnects.
             self.expires[name] = trio.current_time() + self.load_seconds + KEEP_SECONDS
             await trio.sleep(self.load_seconds)
             shared = name
@@ -310,7 +310,7 @@ class FakeDaemon:
 
 
 def shown_header(path):
-    """What an Ollama says of a file in GGUF: keys of its header, and its tensors."""
+    """Return what an Ollama shows of a GGUF file: keys of its header, and its tensors."""
     facts = read_header(path)
     shape = facts.shape
     numbers = {
@@ -335,7 +335,7 @@ async def lines(exchange, *body):
 
 
 def answers(status, body):
-    """A fault: this, instead of an answer."""
+    """Return a fault: this response in place of the regular one."""
 
     async def answer(exchange):
         await exchange.respond(Response(status, NO_HEADERS, body))
@@ -344,7 +344,7 @@ def answers(status, body):
 
 
 async def break_off(exchange):
-    """A fault: half of an answer."""
+    """A fault: half a response."""
     async with exchange.stream(200, NO_HEADERS) as send:
         await send(line({"status": "pulling", "completed": 1, "total": 100}))
         exchange.scope.cancel(reason="the peer has gone")
@@ -352,8 +352,8 @@ async def break_off(exchange):
 
 
 @asynccontextmanager
-async def reached(fake):
-    """A way to the server."""
+async def client_of(fake):
+    """Yield a client that connects to the server."""
     listener = MemoryListener()
 
     async def connect(host, port):
@@ -368,7 +368,7 @@ async def reached(fake):
         try:
             yield HttpClient(connect, max_idle=0, max_idle_per_origin=0)
         finally:
-            nursery.cancel_scope.cancel(reason="the play is over")
+            nursery.cancel_scope.cancel(reason="the test is over")
 
 
 def staged(fake):
@@ -379,4 +379,4 @@ def staged(fake):
     def make(client):
         return OllamaModel(OllamaApi(client, URL), 11434, NAME, fake, weights, fake.embeds, server=server)
 
-    return keep_loaded(reached(fake), make)
+    return keep_loaded(client_of(fake), make)

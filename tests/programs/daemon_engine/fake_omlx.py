@@ -1,4 +1,4 @@
-"""An oMLX as its sources document its API (`omlx/server.py`, `omlx/engine_pool.py`), with the faults seen of it.
+"""A fake oMLX with the API of its sources (`omlx/server.py`, `omlx/engine_pool.py`), and with observed faults.
 
 One process has all of its models. It runs in a test's memory, and as a process of its own (`omlx_program.py`).
 """
@@ -34,30 +34,30 @@ class FakeOmlx:
     """One server, and what the kernel shows of it.
 
     Attributes:
-        version: What it says of itself.
+        version: The release that it reports.
         folders: The models that it has found: id to folder.
-        sizes: What each takes, in bytes.
-        loaded: What it lists as loaded.
-        held: What its process holds of models, in bytes by their ids.
-        kept: What it holds beside that of models that it has said to have unloaded: id, bytes, and since when.
+        sizes: The bytes of each model.
+        loaded: The models that it lists as loaded.
+        held: The bytes that its process holds for models: by id.
+        kept: Further memory, of models that it has falsely reported as unloaded: id, bytes and time.
         loading: The models that are about to be loaded.
-        key: What it asks for; "" where it asks for none.
-        default: The model that answers for names that it does not know; "" for none.
-        answers: Whether anything listens at its address.
-        hangs: Whether what listens says nothing.
-        load_seconds: For a load.
-        lag_seconds: So long memory stays after a model is not listed any more.
-        lies: Whether memory stays for good after an unload.
-        hollow: Whether a load is answered, and nothing is loaded.
-        owned: Whether the program that uses it has started it.
-        embeds: Whether its model computes embeddings alone.
+        key: The key that it requires; "" for none.
+        default: The model that answers for unknown names; "" for none.
+        answers: Whether a server listens at its address.
+        hangs: Whether the server never responds.
+        load_seconds: The duration of a load.
+        lag_seconds: The time from the removal of a model until its memory is free.
+        lies: Whether an unload never frees the memory.
+        hollow: Whether it answers without loading the model.
+        owned: Whether the program under test has started it.
+        embeds: Whether its model is an embedding model.
         hidden: Whether the kernel shows its process.
-        unloads: The paths that take an unload: `/v1`, `/admin/api`.
-        next: The model that another client has loaded as soon as one is unloaded; "" for none.
-        pid: Its process.
-        faults: What the next requests of a path get instead of an answer.
-        calls: The requests that have come, without looks.
-        ended: Processes that were killed from outside.
+        unloads: The path prefixes that accept an unload: `/v1`, `/admin/api`.
+        next: The model that another client loads as soon as one is unloaded; "" for none.
+        pid: Its process id.
+        faults: The responses that the next requests of a path get.
+        calls: The paths of the requests received, without status checks.
+        ended: The processes that were killed by the program under test.
     """
 
     version: str = "0.6.3"
@@ -86,10 +86,10 @@ class FakeOmlx:
     ended: list = attrs.field(factory=list)
     _going: dict = attrs.field(factory=dict)
 
-    # -- what happens to it -------------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------------------------
 
     def drop(self, name):
-        """It is not listed any more; its memory is back a moment later, or never."""
+        """Remove a model from the list; its memory is free after `lag_seconds`, or never if the server `lies`."""
         self.loaded.discard(name)
         if not self.lies:
             self._going[name] = trio.current_time() + self.lag_seconds
@@ -99,13 +99,13 @@ class FakeOmlx:
             self.put(self.next)
 
     def put(self, name):
-        """It is loaded, for whatever reason."""
+        """List a model as loaded, and hold its memory."""
         self.loaded.add(name)
         self.held[name] = self.sizes[name]
         self._going.pop(name, None)
 
     def stop(self, *, killed=False):
-        """All that it held goes with its process, however that ends."""
+        """Stop the process; all the memory that it held is free."""
         self.answers = False
         self.loaded, self.held, self.kept, self._going = set(), {}, [], {}
 
@@ -113,7 +113,7 @@ class FakeOmlx:
         self.answers, self.version, self.pid = True, version, self.pid + 1
 
     def server(self):
-        """The one that was started for a front."""
+        """Return the server as it is when started for a front."""
         return Server(URL, self.pid, self.key)
 
     @property
@@ -121,14 +121,14 @@ class FakeOmlx:
         return self.answers and self.pid not in self.ended
 
     def holding(self):
-        """What its process holds of models, in bytes."""
+        """Return the bytes that its process holds for models."""
         now = trio.current_time()
         for name in [name for name, at in self._going.items() if now >= at]:
             self.held.pop(name, None)
             del self._going[name]
         return sum(self.held.values()) + sum(size for _, size, _ in self.kept)
 
-    # -- what the kernel shows ----------------------------------------------------------------------------------------
+    # -- process table -----------------------------------------------------------------------------------------------
 
     async def read(self):
         await trio.lowlevel.checkpoint()
@@ -160,14 +160,14 @@ class FakeOmlx:
         self.ended += pids
         self.stop()
 
-    # -- what it answers ----------------------------------------------------------------------------------------------
+    # -- HTTP API --------------------------------------------------------------------------------------------------
 
     async def handle(self, exchange):
         request, path = exchange.request, exchange.request.path
         if self.hangs:
             await trio.sleep_forever()
-        looks = {"/health": self._health, "/api/status": self._status, "/v1/models/status": self._models}
-        if path not in looks:
+        checks = {"/health": self._health, "/api/status": self._status, "/v1/models/status": self._models}
+        if path not in checks:
             self.calls.append(path)
         if self.faults.get(path):
             await exchange.respond(self.faults[path].pop(0))
@@ -175,8 +175,8 @@ class FakeOmlx:
             await exchange.respond(Response.json(200, self._health()))
         elif self.key and request.headers.get("authorization") != f"Bearer {self.key}":
             await exchange.respond(refusal(401, "Invalid API key"))
-        elif path in looks:
-            await exchange.respond(Response.json(200, looks[path]()))
+        elif path in checks:
+            await exchange.respond(Response.json(200, checks[path]()))
         elif path.endswith("/unload"):
             await self._unload(exchange, path)
         elif path in ("/v1/chat/completions", "/v1/embeddings"):
@@ -204,7 +204,7 @@ class FakeOmlx:
         name = rest.removesuffix("/unload")
         if prefix not in self.unloads:
             await exchange.respond(refusal(404, "Not Found"))
-        elif prefix == "/admin/api":  # its session is a cookie of its pages
+        elif prefix == "/admin/api":  # it needs the session cookie of its own pages
             await exchange.respond(Response.json(401, {"detail": "Not authenticated"}))
         elif name not in self.folders:
             await exchange.respond(refusal(404, f"Model not found: {name}"))
@@ -244,14 +244,14 @@ def refusal(status, message):
     return Response.json(status, {"error": {"message": message, "type": "server_error", "param": None, "code": None}})
 
 
-async def as_written(path):
+async def same_path(path):
     await trio.lowlevel.checkpoint()
     return path
 
 
 @asynccontextmanager
-async def reached(fake):
-    """A way to the server."""
+async def client_of(fake):
+    """Yield a client that connects to the server."""
     listener = MemoryListener()
 
     async def connect(host, port):
@@ -265,7 +265,7 @@ async def reached(fake):
         try:
             yield HttpClient(connect, max_idle=0, max_idle_per_origin=0)
         finally:
-            nursery.cancel_scope.cancel(reason="the play is over")
+            nursery.cancel_scope.cancel(reason="the test is over")
 
 
 def staged(fake):
@@ -274,6 +274,6 @@ def staged(fake):
 
     def make(client):
         api = OmlxApi(client, URL, fake.key)
-        return OmlxModel(api, 8000, FOLDER, fake, fake.embeds, resolve=as_written, server=server)
+        return OmlxModel(api, 8000, FOLDER, fake, fake.embeds, resolve=same_path, server=server)
 
-    return keep_loaded(reached(fake), make)
+    return keep_loaded(client_of(fake), make)

@@ -1,4 +1,4 @@
-"""A keeper at work on a scripted daemon, and what starts one where none runs."""
+"""A keeper that runs against a fake daemon, and a starter for daemons that do not run."""
 
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,13 +13,13 @@ from llmkube.programs.daemon_engine.keeper import Counters, GivenUpError, Keeper
 
 @attrs.define(eq=False)
 class Stage:
-    """A keeper at work.
+    """A keeper that runs.
 
     Attributes:
         keeper: The keeper.
-        client: The way to the server.
-        scope: Ends the keeper's loop.
-        given_up: What it has said when it gave up.
+        client: A client of the server.
+        scope: The cancel scope of the keeper's loop.
+        given_up: The keeper's message when it gave up.
     """
 
     keeper: Keeper
@@ -28,8 +28,8 @@ class Stage:
     given_up: str = ""
 
     async def unload(self):
-        """A stop."""
-        self.scope.cancel(reason="a stop")
+        """Stop the keeper, and unload the model."""
+        self.scope.cancel(reason="stopped by the test")
         await trio.lowlevel.checkpoint()
         return await self.keeper.unload()
 
@@ -52,20 +52,20 @@ async def keep_loaded(connected, make):
         try:
             yield stage
         except (AssertionError, ValueError, trio.TooSlowError) as error:
-            failed = error  # raised in here it would come as a group
-        nursery.cancel_scope.cancel(reason="the play is over")
+            failed = error  # raised inside the nursery it would become a group
+        nursery.cancel_scope.cancel(reason="the test is over")
     if failed is not None:
         raise failed
 
 
 def given(**facts):
-    """Give a test a `fake` that differs from the usual one."""
+    """Parametrize a test with a `fake` that differs from the default one in these attributes."""
     return pytest.mark.parametrize("fake", [facts], indirect=True, ids=["-".join(facts)])
 
 
 @attrs.define(eq=False)
 class FakeStarter:
-    """Starts the scripted server, and ends it."""
+    """Start the fake server, and stop it."""
 
     fake: Any
     starts: int = 0

@@ -1,4 +1,4 @@
-"""What clients and the agent reach of a model on Ollama."""
+"""The HTTP front of a model on Ollama, for clients and for the agent."""
 
 import json
 from functools import partial
@@ -49,7 +49,7 @@ async def client(stage, nursery):
 
 @pytest.mark.parametrize("fake", [{"load_seconds": 30}], indirect=True)
 async def test_health_is_llama_servers(autojump_clock, client, stage):
-    """503 with its words until the model is verified, 200 then; no key is asked for."""
+    """503 with llama-server's message until the model is verified, then 200; no key is required."""
     await trio.sleep(10)
     early = await client.request("GET", f"{URL}/health")
     assert early.status == 503
@@ -62,7 +62,6 @@ async def test_health_is_llama_servers(autojump_clock, client, stage):
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/metrics", "/slots", "/props", "/v1/embeddings"])
 async def test_without_the_key_nothing_is_answered(autojump_clock, path, client):
-    """As by llama-server with its key file."""
     await trio.sleep(10)
     method = "GET" if path in ("/metrics", "/slots", "/props") else "POST"
     for headers in (NO_HEADERS, Headers.of({"Authorization": "Bearer other"})):
@@ -71,8 +70,7 @@ async def test_without_the_key_nothing_is_answered(autojump_clock, path, client)
         assert KEY not in str(answer)
 
 
-async def test_the_build_is_that_of_the_server_now(autojump_clock, fake, client, stage):
-    """It follows an upgrade at the next look."""
+async def test_the_build_follows_an_upgrade_of_the_server(autojump_clock, fake, client, stage):
     engine = Engine(client, URL, LaunchPlan((), (), "ollama", "chat"), bearer(KEY))
     assert await engine.build() == ""
     await trio.sleep(10)
@@ -86,7 +84,7 @@ async def test_the_build_is_that_of_the_server_now(autojump_clock, fake, client,
 
 
 async def test_a_chat_is_answered_under_the_clients_name(autojump_clock, client, stage):
-    """Whole or as a stream; what the model says is left as it is."""
+    """Whole or as a stream; the model's text is not changed."""
     await trio.sleep(10)
     answer = await client.request("POST", f"{URL}/v1/chat/completions", headers=bearer(KEY), body=ASK)
     content = json.loads(answer.body)
@@ -112,8 +110,8 @@ async def test_a_chat_is_answered_under_the_clients_name(autojump_clock, client,
         ("POST", "/v1/%2e%2e/api/delete"),
     ],
 )
-async def test_no_other_way_leads_to_ollama(autojump_clock, method, path, fake, client):
-    """A key of this engine does not pull, delete or use the other models of the machine's owner."""
+async def test_other_paths_do_not_reach_ollama(autojump_clock, method, path, fake, client):
+    """A key of this engine cannot pull, delete or use the other models of the machine's owner."""
     await trio.sleep(10)
     before = list(fake.calls)
     answer = await client.request(method, URL + path, headers=bearer(KEY), body=b"" if method == "GET" else ASK)
@@ -121,16 +119,15 @@ async def test_no_other_way_leads_to_ollama(autojump_clock, method, path, fake, 
     assert fake.calls == before
 
 
-async def test_an_odd_body_is_refused_here(autojump_clock, fake, client):
-    """It has no model of ours in it."""
+async def test_a_body_without_our_model_is_refused_by_the_front(autojump_clock, fake, client):
     await trio.sleep(10)
     answer = await client.request("POST", f"{URL}/v1/chat/completions", headers=bearer(KEY), body=b"[]")
     assert answer.status == 400
     assert "/v1/chat/completions" not in fake.calls
 
 
-async def test_while_the_model_is_away_requests_are_told_to_come_again(autojump_clock, fake, client, stage):
-    """A server that has gone is noticed by the request that it does not answer."""
+async def test_requests_get_503_with_retry_after_while_the_model_is_unloaded(autojump_clock, fake, client, stage):
+    """A server that has gone is noticed by the first request that it does not answer."""
     await trio.sleep(10)
     fake.stop()
     answer = await client.request("POST", f"{URL}/v1/chat/completions", headers=bearer(KEY), body=ASK)
@@ -141,16 +138,16 @@ async def test_while_the_model_is_away_requests_are_told_to_come_again(autojump_
     assert (answer.status, answer.headers.get("retry-after")) == (503, "1")
 
 
-async def test_what_ollama_refuses_is_passed_on(autojump_clock, fake, client):
-    """Its status and its words are the client's."""
+async def test_a_refusal_of_ollama_is_passed_on(autojump_clock, fake, client):
+    """The client gets Ollama's status and message."""
     await trio.sleep(10)
     fake.faults["/v1/chat/completions"] = [answers(400, b'{"error":{"message":"no tools"}}')]
     answer = await client.request("POST", f"{URL}/v1/chat/completions", headers=bearer(KEY), body=ASK)
     assert (answer.status, json.loads(answer.body)) == (400, {"error": {"message": "no tools"}})
 
 
-async def test_the_agents_questions_are_answered(autojump_clock, fake, client, stage):
-    """Its reader of engines finds work, progress and the name, as of llama-server."""
+async def test_the_agent_reads_work_progress_and_name(autojump_clock, fake, client, stage):
+    """Its reader of engines finds them as it does those of llama-server."""
     hold = trio.Event()
 
     async def wait(exchange):
@@ -168,7 +165,7 @@ async def test_the_agents_questions_are_answered(autojump_clock, fake, client, s
         nursery.start_soon(ask, f"{URL}/v1/chat/completions")
         await trio.sleep(6)
         first = await engine.counters()
-        await trio.sleep(6)  # a long prompt: only the process that computes moves
+        await trio.sleep(6)  # a long prompt: only the runner's CPU time increases
         second = await engine.counters()
         assert (first.work, second.work) == (1, 1)
         assert first.counters != second.counters
@@ -178,46 +175,38 @@ async def test_the_agents_questions_are_answered(autojump_clock, fake, client, s
     assert stage.keeper.ready
 
 
-# -- bugs made on purpose ---------------------------------------------------------------------------------------------
+# -- rewriting of names ------------------------------------------------------------------------------------------------
 
 
 OLLAMAS, OURS = "llmkube/default_chat", "chat"
 
 
 @pytest.mark.parametrize(
-    "asked",
-    [
-        {"model": "secret"},
-        {"Model": "secret"},
-        {"MODEL": "secret", "model": "other"},
-        {"model": {"a": 1}},
-        {},
-    ],
+    "asked", [{"model": "secret"}, {"Model": "secret"}, {"MODEL": "secret", "model": "other"}, {"model": {"a": 1}}, {}]
 )
 def test_a_request_asks_for_our_model_whatever_it_names(asked):
-    """Go's reader takes a key of any case: none is left that could name another model."""
+    """Go's JSON decoder accepts a key in any case: no such key is left that could name another model."""
     body = json.loads(with_model(json.dumps(asked | {"messages": []}).encode(), OLLAMAS))
     assert {key: value for key, value in body.items() if key.lower() == "model"} == {"model": OLLAMAS}
     assert body["messages"] == []
 
 
-def test_of_a_repeated_key_nothing_is_left():
-    """JSON may repeat a key, and readers differ in which one counts."""
+def test_a_repeated_key_is_removed():
+    """JSON may repeat a key, and parsers differ in which value they take."""
     body = with_model(b'{"model":"a","model":"b","mOdel":"c","n":1}', OLLAMAS)
     assert orjson.loads(body) == {"model": OLLAMAS, "n": 1}
     assert b'"b"' not in body
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"null", b'{"a"', b"\xff", b'"x"'])
-def test_what_is_no_object_is_refused(body):
-    """It would reach Ollama with no model of ours in it."""
+def test_a_body_that_is_no_object_is_refused(body):
     with pytest.raises(RequestBodyError):
         with_model(body, OLLAMAS)
 
 
 @given(cuts=st.lists(st.integers(0, 200), max_size=12), text=st.text(max_size=30))
-def test_an_answer_has_the_clients_name_however_it_is_cut(cuts, text):
-    """What the model says is left as it is, also where it says a name."""
+def test_a_split_answer_has_the_clients_name(cuts, text):
+    """The model's text is not changed, even where it contains a name."""
     content = {"model": OLLAMAS, "content": f'"model":"{OLLAMAS}" {text}'}
     data = b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
     edges = sorted({0, len(data), *(cut % len(data) for cut in cuts)})
@@ -227,14 +216,13 @@ def test_an_answer_has_the_clients_name_however_it_is_cut(cuts, text):
     assert json.loads((passed + names.end()).removeprefix(b"data: ")) == content | {"model": OURS}
 
 
-def test_what_looks_like_the_beginning_of_a_name_at_the_end_is_not_lost():
-    """An answer may stop anywhere."""
+def test_a_partial_name_at_the_end_of_an_answer_is_not_lost():
     names = ModelNameRewriter.between(OLLAMAS, OURS)
     assert names.feed(b'{"mod') + names.end() == b'{"mod'
 
 
 def test_keys_are_read_as_llama_server_reads_them(tmp_path):
-    """A line each; lines that begin with # are none."""
+    """One key per line; lines that begin with # are comments."""
     path = tmp_path / "keys"
     path.write_text("# two\na\n\n b \n")
     assert read_keys(path) == {"a", "b"}

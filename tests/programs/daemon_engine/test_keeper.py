@@ -1,4 +1,4 @@
-"""A model of an Ollama over time, on a virtual clock: loaded, kept, lost, lied about, given back."""
+"""A model of an Ollama over time, on a virtual clock: loaded, kept loaded, lost, reported falsely, unloaded."""
 
 from itertools import pairwise
 
@@ -11,20 +11,20 @@ from programs.daemon_engine.stage import given
 
 @pytest.fixture
 def fake(request):
-    """The server; see `given`."""
+    """Return the server; see `given`."""
     return FakeDaemon(**getattr(request, "param", {}))
 
 
 @pytest.fixture
 async def stage(fake):
-    """A keeper that has been at work on it for 10 s."""
+    """Yield a keeper that has run for 10 s."""
     async with staged(fake) as stage:
         await trio.sleep(10)
         yield stage
 
 
-async def test_a_model_is_loaded_kept_and_given_back(autojump_clock, fake, stage):
-    """It is made with its context, kept by renewals, and at the end no process is left."""
+async def test_a_model_is_loaded_renewed_and_unloaded(autojump_clock, fake, stage):
+    """It is created with its context, renewals keep it loaded, and at the end no process is left."""
     assert stage.keeper.ready
     assert fake.parameters == {NAME: {"num_ctx": 512}}
     assert fake.calls == ["/api/show", "/api/pull", "/api/create", "/api/show", "/api/generate"]
@@ -38,8 +38,8 @@ async def test_a_model_is_loaded_kept_and_given_back(autojump_clock, fake, stage
 
 
 @given(embeds=True)
-async def test_a_model_of_embeddings_is_loaded_by_what_it_can_do(autojump_clock, fake, stage):
-    """Ollama refuses to generate with it; loading and renewing ask for an embedding of nothing."""
+async def test_an_embedding_model_is_loaded_by_an_embedding(autojump_clock, fake, stage):
+    """Ollama refuses to generate with it; an embedding of no input loads it and renews it."""
     await trio.sleep(590)
     assert stage.keeper.ready
     assert await stage.unload()
@@ -47,8 +47,8 @@ async def test_a_model_of_embeddings_is_loaded_by_what_it_can_do(autojump_clock,
 
 
 @given(pull_seconds=480)
-async def test_a_library_model_is_pulled_once_however_long_that_takes(autojump_clock, fake, stage):
-    """A pull that says something every eight minutes is none that has stopped."""
+async def test_a_slow_pull_is_not_restarted(autojump_clock, fake, stage):
+    """A pull that reports progress every eight minutes has not stopped."""
     await trio.sleep(3590)
     assert not stage.keeper.ready
     await trio.sleep(3600)
@@ -58,7 +58,7 @@ async def test_a_library_model_is_pulled_once_however_long_that_takes(autojump_c
 
 @given(layers={"tiny:latest": [1 << 30]}, free_bytes=1 << 29)
 async def test_a_pull_that_would_fill_the_disk_is_given_up_at_once(autojump_clock, fake, stage):
-    """The store has lost the model, and its disk has no room for it any more: the agent shows the sentence."""
+    """The store has lost the model, and the disk has no space for it: the agent reports that."""
     await trio.sleep(20)
     assert "no space in Ollama's models folder: 1.0 GiB needed, 512.0 MiB free" in stage.given_up
     assert "ollama rm removes models" in stage.given_up
@@ -67,8 +67,8 @@ async def test_a_pull_that_would_fill_the_disk_is_given_up_at_once(autojump_cloc
 
 
 @given(faults={"/api/pull": [break_off, answers(200, b'{"status": "pul')]})
-async def test_a_pull_that_stops_is_begun_again(autojump_clock, fake, stage):
-    """An answer that ends before its success, or is no JSON, is a failure, and the next try may succeed."""
+async def test_a_pull_that_stops_is_retried(autojump_clock, fake, stage):
+    """A response that ends before "success", or is no JSON, is a failure, and the next try may succeed."""
     await trio.sleep(20)
     assert stage.keeper.ready
     assert fake.calls.count("/api/pull") == 3
@@ -76,7 +76,7 @@ async def test_a_pull_that_stops_is_begun_again(autojump_clock, fake, stage):
 
 @given(library={})
 async def test_a_model_that_no_library_has_is_given_up_at_once(autojump_clock, fake, stage):
-    """To ask again would be answered the same; its user is told."""
+    """A retry would get the same answer; the error is reported."""
     await trio.lowlevel.checkpoint()
     assert "file does not exist" in stage.given_up
     assert fake.calls.count("/api/pull") == 1
@@ -86,15 +86,15 @@ REFUSAL = answers(500, b'{"error": "model requires more system memory (9 GiB) th
 
 
 @given(faults={"/api/generate": [REFUSAL] * 3})
-async def test_a_load_that_fails_thrice_is_given_up_with_the_servers_words(autojump_clock, fake, stage):
-    """The agent says them, and starts the engine again later."""
+async def test_a_load_that_fails_thrice_is_given_up_with_the_servers_message(autojump_clock, fake, stage):
+    """The agent reports the message, and restarts the engine later."""
     await trio.sleep(50)
     assert "requires more system memory" in stage.given_up
     assert fake.calls.count("/api/generate") == 3
 
 
-async def test_a_server_that_starts_again_has_the_model_loaded_again(autojump_clock, fake, stage):
-    """Requests wait with 503 meanwhile; nothing is given up."""
+async def test_a_model_is_loaded_again_after_a_restart_of_the_server(autojump_clock, fake, stage):
+    """Requests get 503 meanwhile; the keeper does not give up."""
     fake.stop()
     await trio.sleep(12)
     assert not stage.keeper.ready
@@ -105,8 +105,8 @@ async def test_a_server_that_starts_again_has_the_model_loaded_again(autojump_cl
     assert len(fake.holders()) == 1
 
 
-async def test_an_upgrade_with_another_store_has_the_model_made_again(autojump_clock, fake, stage):
-    """The new server answers before a look has found none; only its version tells."""
+async def test_a_model_is_created_again_after_an_upgrade_with_another_store(autojump_clock, fake, stage):
+    """The new server answers before a check has noticed the stop; only its version shows the change."""
     fake.stop()
     fake.start("0.18.0")
     fake.store.clear()
@@ -117,7 +117,7 @@ async def test_an_upgrade_with_another_store_has_the_model_made_again(autojump_c
 
 
 async def test_a_server_that_has_moved_is_given_up_with_its_old_address(autojump_clock, fake, stage):
-    """It runs elsewhere, for all that is known; the sentence says which variable names where."""
+    """The server may run elsewhere; the error names the variable for its address."""
     fake.stop()
     await trio.sleep(25)
     assert not stage.given_up
@@ -126,8 +126,8 @@ async def test_a_server_that_has_moved_is_given_up_with_its_old_address(autojump
     assert "OLLAMA_HOST=" in stage.given_up
 
 
-async def test_a_server_that_is_late_keeps_what_it_has_loaded_in_service(autojump_clock, fake, stage):
-    """It answers requests with what is loaded; one that stays silent for two minutes is given up."""
+async def test_a_model_stays_ready_while_its_server_is_slow(autojump_clock, fake, stage):
+    """The server still answers requests for a loaded model; one that is silent for two minutes is given up."""
     fake.hangs = True
     await trio.sleep(60)
     assert stage.keeper.ready
@@ -139,8 +139,8 @@ async def test_a_server_that_is_late_keeps_what_it_has_loaded_in_service(autojum
     assert "has not answered for" in stage.given_up
 
 
-async def test_a_model_that_is_lost_from_the_store_is_made_again(autojump_clock, fake, stage):
-    """Its user has removed it; the file it is made of is still there."""
+async def test_a_model_that_is_lost_from_the_store_is_created_again(autojump_clock, fake, stage):
+    """The user has removed the model; its file is still there."""
     fake.drop(NAME)
     del fake.store[NAME]
     await trio.sleep(20)
@@ -148,8 +148,8 @@ async def test_a_model_that_is_lost_from_the_store_is_made_again(autojump_clock,
     assert fake.calls.count("/api/create") == 2
 
 
-async def test_a_process_that_is_gone_while_its_model_is_listed_is_noticed(autojump_clock, fake, stage):
-    """Ollama lists what was killed; the kernel does not."""
+async def test_a_killed_process_of_a_listed_model_is_noticed(autojump_clock, fake, stage):
+    """Ollama still lists the model; the kernel no longer shows the process."""
     [before] = fake.holders()
     fake.kill_runner(NAME)
     await trio.sleep(15)
@@ -159,17 +159,17 @@ async def test_a_process_that_is_gone_while_its_model_is_listed_is_noticed(autoj
 
 
 @given(hollow=True)
-async def test_a_load_without_a_process_is_not_believed(autojump_clock, stage):
-    """It says three times that it has loaded; no request is let through, and its user is told."""
+async def test_a_load_without_a_process_is_a_failed_load(autojump_clock, stage):
+    """The server reports three times that it has loaded; no request is passed on, and the error is reported."""
     await trio.sleep(50)
     assert not stage.keeper.ready
     assert "none of its processes holds it" in stage.given_up
 
 
-async def test_what_takes_the_model_away_again_and_again_is_met_ever_more_slowly(autojump_clock, fake, stage):
-    """Two programs that want the same memory do not load in turn without a pause."""
+async def test_repeated_unloads_by_others_are_answered_with_backoff(autojump_clock, fake, stage):
+    """Two programs that compete for memory do not load in turn without a pause."""
     loads = []
-    for _ in range(240):  # 40 minutes in which the model is taken away whenever it is there
+    for _ in range(240):  # for 40 minutes the model is unloaded whenever it is loaded
         if NAME in fake.loaded:
             loads.append(trio.current_time())
             fake.drop(NAME)
@@ -178,11 +178,11 @@ async def test_what_takes_the_model_away_again_and_again_is_met_ever_more_slowly
     pauses = [after - before for before, after in pairwise(loads)]
     assert pauses[0] <= 20
     assert min(pauses[6:]) >= 50
-    assert len(loads) > 30  # and it comes back each time
+    assert len(loads) > 30  # it is loaded again each time
 
 
-async def test_a_process_that_is_left_of_a_borrowed_server_is_told_and_not_ended(autojump_clock, fake, stage):
-    """Its server was killed: the memory is not ours to take, and no second copy is loaded beside it."""
+async def test_an_orphan_of_a_borrowed_server_is_reported_and_not_killed(autojump_clock, fake, stage):
+    """Its server was killed: the process is not ours to kill, and no second copy is loaded next to it."""
     [pid] = fake.holders()
     fake.stop(killed=True)
     await trio.sleep(3)
@@ -194,8 +194,8 @@ async def test_a_process_that_is_left_of_a_borrowed_server_is_told_and_not_ended
 
 
 @given(owned=True)
-async def test_a_process_that_our_own_server_keeps_is_ended(autojump_clock, fake, stage):
-    """What it does not list and holds all the same is ended, and the model is loaded anew."""
+async def test_an_unlisted_process_of_our_own_server_is_killed(autojump_clock, fake, stage):
+    """The model is then loaded again."""
     [pid] = fake.holders()
     fake.lies = True
     fake.drop(NAME)
@@ -206,8 +206,8 @@ async def test_a_process_that_our_own_server_keeps_is_ended(autojump_clock, fake
 
 
 @given(lies=True)
-async def test_an_unload_that_is_said_and_not_done_is_told(autojump_clock, fake, stage):
-    """A borrowed server's process is left alone: the engine ends, and says who holds the memory."""
+async def test_a_false_unload_of_a_borrowed_server_is_reported(autojump_clock, fake, stage):
+    """Its process is not killed: the engine exits, and the error names the process that holds the memory."""
     [pid] = fake.holders()
     assert not await stage.unload()
     assert fake.holders() == [pid]
@@ -215,45 +215,44 @@ async def test_an_unload_that_is_said_and_not_done_is_told(autojump_clock, fake,
 
 
 @given(lies=True, owned=True)
-async def test_an_unload_of_our_own_server_ends_what_stays(autojump_clock, fake, stage):
-    """Its process is ours to end."""
+async def test_a_false_unload_of_our_own_server_kills_the_process(autojump_clock, fake, stage):
     [pid] = fake.holders()
     assert await stage.unload()
     assert fake.ended == [pid]
 
 
 @given(lag_seconds=4.0)
-async def test_a_slow_end_of_a_process_is_waited_for(autojump_clock, fake, stage):
-    """The answer to an unload comes before the memory is back."""
+async def test_an_unload_waits_for_the_exit_of_the_process(autojump_clock, fake, stage):
+    """The server answers the unload before the memory is free."""
     assert await stage.unload()
     assert fake.holders() == []
 
 
-async def test_an_unload_has_an_end_whatever_hangs(autojump_clock, fake, stage):
-    """The agent ends the engine ten seconds after TERM."""
+async def test_an_unload_ends_in_time_when_the_server_hangs(autojump_clock, fake, stage):
+    """The agent kills the engine ten seconds after TERM."""
     fake.hangs = True
     with trio.fail_after(10):
         assert not await stage.unload()
 
 
 @given(load_seconds=600)
-async def test_a_stop_in_the_middle_of_a_load_leaves_nothing(autojump_clock, fake, stage):
-    """The request is broken off, and the server told to unload what it had begun."""
+async def test_a_stop_during_a_load_leaves_nothing_loaded(autojump_clock, fake, stage):
+    """The request is cancelled, and the server is asked to unload."""
     assert len(fake.holders()) == 1
     assert await stage.unload()
     assert fake.holders() == []
 
 
 @given(hidden=True)
-async def test_processes_that_cannot_be_seen_leave_the_servers_word(autojump_clock, fake, stage):
-    """Another user's on macOS: loading, keeping and unloading go by what it lists."""
+async def test_hidden_processes_leave_the_servers_list(autojump_clock, fake, stage):
+    """Another user's processes on macOS are hidden: the keeper then relies on the server's list."""
     assert stage.keeper.ready
     assert await stage.unload()
     assert fake.loaded == {}
 
 
-async def test_another_name_of_the_same_file_keeps_its_process(autojump_clock, fake, stage):
-    """Two names of one file share a process: who ends leaves it to the other."""
+async def test_a_process_shared_by_two_names_outlives_one_of_them(autojump_clock, fake, stage):
+    """Two names of one file share a process, which stays loaded for the other name."""
     fake.store["mine"] = fake.store[NAME]
     fake.loaded["mine"] = fake.loaded.pop(NAME)  # as after a load under that name with other options
     fake.expires = {"mine": float("inf")}

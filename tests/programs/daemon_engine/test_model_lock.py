@@ -27,8 +27,8 @@ trio.run(hold)
 """
 
 
-async def test_the_last_one_is_alone(tmp_path):
-    """As long as two use a model, neither unloads it; and one of two that ends leaves the other alone with it."""
+async def test_only_the_last_user_of_a_model_may_unload_it(tmp_path):
+    """As long as two fronts use a model, neither unloads it; when one ends, the other one may."""
     open_lock = lock_opener(str(tmp_path))
     async with open_lock(MODEL) as first:
         await first.share()
@@ -42,8 +42,7 @@ async def test_the_last_one_is_alone(tmp_path):
         assert not await first.has_leftover()
 
 
-async def test_who_comes_while_it_is_unloaded_waits(tmp_path):
-    """Until the other one has done."""
+async def test_a_new_user_waits_until_the_unload_is_done(tmp_path):
     open_lock = lock_opener(str(tmp_path))
     async with open_lock(MODEL) as late, trio.open_nursery() as nursery:
         async with open_lock(MODEL) as ends:
@@ -58,8 +57,8 @@ async def test_who_comes_while_it_is_unloaded_waits(tmp_path):
             assert not await another.exclusive()
 
 
-async def test_what_a_killed_process_has_used_is_left(tmp_path):
-    """Not as long as it lives, and not any more once it is unloaded."""
+async def test_a_killed_process_leaves_its_model_marked(tmp_path):
+    """Only after its end, and until the model is unloaded."""
     argv = [sys.executable, "-c", HOLD, str(tmp_path), MODEL]
     process = await trio.to_thread.run_sync(lambda: subprocess.Popen(argv, stdout=subprocess.PIPE))
     open_lock = lock_opener(str(tmp_path))
@@ -78,8 +77,7 @@ async def test_what_a_killed_process_has_used_is_left(tmp_path):
         process.wait()
 
 
-async def test_its_file_is_for_this_user_alone(tmp_path):
-    """Its name does not tell the model."""
+async def test_the_lock_file_is_private_and_its_name_does_not_show_the_model(tmp_path):
     async with lock_opener(str(tmp_path))(MODEL) as lock:
         await lock.share()
     (path,) = (tmp_path / "daemon-models").iterdir()
@@ -88,8 +86,8 @@ async def test_its_file_is_for_this_user_alone(tmp_path):
 
 
 @pytest.mark.parametrize(("state_dir", "model"), [("", MODEL), ("/nowhere", "")])
-async def test_what_only_one_can_use_has_no_file(state_dir, model):
-    """A front that no agent has started, or a server that ends with its front."""
+async def test_a_model_with_a_single_user_has_no_lock_file(state_dir, model):
+    """For a front without an agent, and for a server that ends with its front."""
     async with lock_opener(state_dir)(model) as lock:
         await lock.share()
         assert await lock.exclusive()
@@ -97,21 +95,20 @@ async def test_what_only_one_can_use_has_no_file(state_dir, model):
         await lock.clear()
 
 
-async def test_a_folder_that_cannot_be_used_is_named(tmp_path):
-    """With what helps."""
+async def test_an_unusable_folder_is_named_with_a_fix(tmp_path):
     (tmp_path / "daemon-models").symlink_to("/nowhere/at/all")
     with pytest.raises(ModelLockError, match=r"daemon-models/.* use a state directory on a local disk"):
         async with lock_opener(str(tmp_path))(MODEL):
             raise AssertionError("it was opened")
 
 
-async def test_a_step_that_its_task_has_left_touches_no_other_file(tmp_path, monkeypatch):
-    """The descriptor's number is that of no other file while a thread is at it, and a thread that comes later fails."""
-    at_it, go_on, done, seen = threading.Event(), threading.Event(), threading.Event(), []
+async def test_an_abandoned_thread_touches_no_other_file(tmp_path, monkeypatch):
+    """A descriptor's number is not reused while a thread uses it, and a thread that starts later fails."""
+    started, resume, done, seen = threading.Event(), threading.Event(), threading.Event(), []
 
     def slow(fd, operation):
-        at_it.set()
-        go_on.wait(60)
+        started.set()
+        resume.wait(60)
         seen.append((fd, os.fstat(fd).st_ino))
         done.set()
         return True
@@ -120,12 +117,12 @@ async def test_a_step_that_its_task_has_left_touches_no_other_file(tmp_path, mon
     other = tmp_path / "other"
     async with lock_opener(str(tmp_path))(MODEL) as lock, trio.open_nursery() as nursery:
         nursery.start_soon(lock.exclusive)
-        await trio.to_thread.run_sync(at_it.wait, 60)
+        await trio.to_thread.run_sync(started.wait, 60)
         nursery.cancel_scope.cancel(reason="the front ends")
     with other.open("w") as file:
         (path,) = (tmp_path / "daemon-models").iterdir()
         assert file.fileno() != lock.file.fd
-        go_on.set()
+        resume.set()
         assert await trio.to_thread.run_sync(done.wait, 60)
         assert seen == [(lock.file.fd, path.stat().st_ino)]
     with pytest.raises(ModelLockError):

@@ -1,4 +1,4 @@
-"""The program as a whole, over real sockets, with a server that a script plays: borrowed, or started for it."""
+"""The whole program over real sockets, with a fake server: borrowed, or started for it."""
 
 import os
 import sys
@@ -23,7 +23,7 @@ from llmkube.programs.daemon_engine.ollama_program import (
 from llmkube.programs.daemon_engine.server import NoDaemonError
 from llmkube.programs.program import Stop
 from llmkube.runtimes.plan import UNLOAD_LEFT
-from programs.daemon_engine.fake_ollama import URL, FakeDaemon, blob_of, reached
+from programs.daemon_engine.fake_ollama import URL, FakeDaemon, blob_of, client_of
 from programs.daemon_engine.stage import FakeStarter
 from waiting import until
 
@@ -32,8 +32,8 @@ WEIGHTS = b"GGUF" + bytes(range(256)) * 40_000  # more than one piece of a copy
 
 
 @pytest.mark.parametrize("runs", [True, False], ids=["borrowed", "started"])
-async def test_a_file_is_served_and_given_back(tmp_path, runs):
-    """It is copied whole and once; only a server that was started for it ends with it."""
+async def test_a_file_is_served_and_unloaded(tmp_path, runs):
+    """It is copied completely and once; only a server that was started for the program ends with it."""
     path = tmp_path / "weights.gguf"
     path.write_bytes(WEIGHTS)
     fake = FakeDaemon(answers=runs, load_seconds=0.01, lag_seconds=0.05)
@@ -41,7 +41,7 @@ async def test_a_file_is_served_and_given_back(tmp_path, runs):
     options = parse(
         ["--model", str(path), "--alias", "chat", "--service", "a/b", "--port", "0", "--ctx-size", "64"], {}
     )
-    async with reached(fake) as client, open_http_client() as http, trio.open_nursery() as nursery:
+    async with client_of(fake) as client, open_http_client() as http, trio.open_nursery() as nursery:
 
         async def run(*, task_status):
             deps = Dependencies(client, fake, starter)
@@ -68,21 +68,21 @@ async def test_a_file_is_served_and_given_back(tmp_path, runs):
 
 
 @pytest.mark.parametrize("used", [False, True], ids=["left", "used"])
-async def test_what_a_killed_one_has_left_is_unloaded_alone(tmp_path, used):
-    """By its name, with its process, once; not while another one uses it, nor what was not left; none is started."""
+async def test_a_model_left_by_a_killed_front_is_unloaded(tmp_path, used):
+    """Once, by its name, with its process; not while another front uses it, no other model, without a new server."""
     fake, locks = FakeDaemon(load_seconds=0.01, lag_seconds=0.05), lock_opener(str(tmp_path))
     options = parse([*LIBRARY, UNLOAD_LEFT], {})
     fake.store[options.store_name] = blob_of(WEIGHTS)
     await fake.load(options.store_name)
     starter = FakeStarter(fake)
-    async with reached(fake) as client:
+    async with client_of(fake) as client:
         deps = Dependencies(client, fake, starter, open_lock=locks)
 
         async def unloads():
             return await serve(options, frozenset(), deps, Stop())
 
         assert await unloads()
-        assert len(fake.holders()) == 1  # by somebody who has no lock: it was not left
+        assert len(fake.holders()) == 1  # by a client without a lock: no front has left it
         async with locks(f"{options.daemon} {options.store_name}") as lock:
             await lock.share()
             if used:
@@ -100,19 +100,18 @@ async def test_what_a_killed_one_has_left_is_unloaded_alone(tmp_path, used):
 
 
 @pytest.mark.ci
-async def test_a_server_that_hangs_has_no_second_one_beside_it():
-    """It may have models in memory that nothing could count."""
+async def test_no_second_server_is_started_while_one_hangs():
+    """The hanging one may hold models in memory that the agent cannot measure."""
     fake = FakeDaemon(hangs=True)
     starter = FakeStarter(fake)
     options = parse(LIBRARY, {})
-    async with reached(fake) as client:
+    async with client_of(fake) as client:
         with pytest.raises(NoDaemonError, match="no second server is started"):
             await serve(options, frozenset(), Dependencies(client, fake, starter), Stop())
     assert starter.starts == 0
 
 
-async def test_without_ollama_it_is_said_what_is_missing():
-    """The agent shows the sentence."""
+async def test_a_missing_ollama_is_reported():
     async with open_http_client() as client:
         program = own_server("/nowhere/ollama", OllamaApi(client, URL), 1, {})
         with pytest.raises(NoDaemonError, match="install it"):
@@ -120,8 +119,8 @@ async def test_without_ollama_it_is_said_what_is_missing():
                 raise AssertionError("it does not exist")
 
 
-async def test_a_program_that_ends_at_once_is_no_server(tmp_path):
-    """Its words are in the engine's log; it is not waited for."""
+async def test_a_server_that_exits_at_once_is_not_waited_for(tmp_path):
+    """Its output is in the engine's log."""
     path = tmp_path / "ollama"
     path.write_text("#!/bin/sh\nexit 7\n")
     path.chmod(0o755)
@@ -133,8 +132,8 @@ async def test_a_program_that_ends_at_once_is_no_server(tmp_path):
 
 
 @pytest.mark.ci
-async def test_our_own_server_ends_with_all_of_its_group(tmp_path):
-    """One that ignores TERM is killed, and a process that it has started with it."""
+async def test_our_own_server_is_stopped_with_its_process_group(tmp_path):
+    """A server that ignores TERM is killed, and so are its child processes."""
     path, pids = tmp_path / "ollama", tmp_path / "pids"
     path.write_text(
         f"#!{sys.executable}\n"
@@ -177,8 +176,8 @@ def _is_gone(pid):
 LEAST = ["--model", "/m/a.gguf", "--alias", "chat", "--service", "default/chat", "--port", "8001"]
 
 
-def test_llama_servers_names_are_taken():
-    """An agent writes the same words for both."""
+def test_llama_servers_flags_are_accepted():
+    """An agent writes the same flags for both."""
     options = parse([*LEAST, "--ctx-size", "4096", "--n-gpu-layers", "0", "--api-key-file", "/k"], {})
     assert options.store_name.startswith("llmkube/default_chat:")
     assert (options.port, str(options.keys)) == (8001, "/k")
@@ -188,7 +187,7 @@ def test_llama_servers_names_are_taken():
 
 
 def test_a_model_of_the_library_is_named_by_its_url():
-    """Without a context Ollama's own default counts."""
+    """Without a context Ollama's own default applies."""
     options = parse(["--model", "ollama://llama3.2:1b", *LEAST[2:]], {"OLLAMA_HOST": "0.0.0.0:1234"})
     assert options.library_name == "llama3.2:1b"
     assert options.parameters == {}
@@ -196,7 +195,7 @@ def test_a_model_of_the_library_is_named_by_its_url():
 
 
 @pytest.mark.parametrize(
-    ("changed", "environ", "said"),
+    ("changed", "environ", "message"),
     [
         (("--service", "chat"), {}, "use NAMESPACE/NAME"),
         (("--model", "ollama://"), {}, "ollama://NAME:TAG"),
@@ -204,25 +203,23 @@ def test_a_model_of_the_library_is_named_by_its_url():
         (("--threads", "4"), {}, "--threads"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(capsys, changed, environ, said):
-    """Nothing is taken and ignored."""
+def test_unsupported_flags_are_refused_by_name(capsys, changed, environ, message):
     with pytest.raises(SystemExit) as end:
         parse([*LEAST, *changed], environ)
     assert end.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("said", ["mac.local:80", "10.0.0.7", "[fe80::1]:11434"])
-def test_a_server_of_another_machine_is_refused(said):
-    """Its memory is not this host's, and its processes are not seen here."""
+@pytest.mark.parametrize("address", ["mac.local:80", "10.0.0.7", "[fe80::1]:11434"])
+def test_a_server_of_another_machine_is_refused(address):
+    """Its memory is not this host's, and its processes are not visible here."""
     with pytest.raises(DaemonAddressError, match=r"127\.0\.0\.1:PORT"):
-        require_local(daemon_url({"OLLAMA_HOST": said}))
+        require_local(daemon_url({"OLLAMA_HOST": address}))
 
 
-@pytest.mark.parametrize("said", ["", "0.0.0.0:1", "[::1]:1", "localhost", "127.0.0.1:99"])
-def test_a_server_of_this_machine_is_not(said):
-    """All of these are loopback, or what is asked there."""
-    require_local(daemon_url({"OLLAMA_HOST": said}))
+@pytest.mark.parametrize("address", ["", "0.0.0.0:1", "[::1]:1", "localhost", "127.0.0.1:99"])
+def test_a_loopback_server_is_accepted(address):
+    require_local(daemon_url({"OLLAMA_HOST": address}))
 
 
 @pytest.mark.parametrize(
@@ -234,7 +231,7 @@ def test_a_server_of_this_machine_is_not(said):
     ],
 )
 def test_a_service_has_one_name_in_the_store(namespace, name, stored):
-    """It is one that Ollama takes; with other weights, or another context, it is another one."""
+    """Ollama accepts the name; other weights, or another context, have another name."""
     first = store_name(namespace, name, "/m/a.gguf", 512)
     assert first.startswith(stored)
     assert len(first) == len(stored) + 8

@@ -1,4 +1,4 @@
-"""A model of an oMLX over time, on a virtual clock: loaded, kept, lost, lied about, given back."""
+"""A model of an oMLX over time, on a virtual clock: loaded, kept loaded, lost, reported falsely, unloaded."""
 
 import pytest
 import trio
@@ -23,20 +23,20 @@ ALIKE = {NAME: 4 * GIB, "other": 4 * GIB}
 
 @pytest.fixture
 def fake(request):
-    """The server; see `given`."""
+    """Return the server; see `given`."""
     return FakeOmlx(**getattr(request, "param", {}))
 
 
 @pytest.fixture
 async def stage(fake):
-    """A keeper that has been at work on it for 10 s."""
+    """Yield a keeper that has run for 10 s."""
     async with staged(fake) as stage:
         await trio.sleep(10)
         yield stage
 
 
-async def test_a_model_is_loaded_kept_and_given_back(autojump_clock, fake, stage):
-    """The first request loads it; at the end it is not listed, and the process holds that much less."""
+async def test_a_model_is_loaded_kept_and_unloaded(autojump_clock, fake, stage):
+    """The first request loads it; at the end it is not listed, and the process holds that much less memory."""
     assert stage.keeper.ready
     assert (fake.loaded, fake.holding(), fake.calls) == ({NAME}, 4 * GIB, [CHAT])
     await trio.sleep(1200)
@@ -55,15 +55,14 @@ async def test_an_embedding_model_is_loaded_by_an_embedding(autojump_clock, fake
 
 
 @given(key="CanaryKeyOfTheOwner")
-async def test_its_key_is_shown(autojump_clock, fake, stage):
-    """To looks, loads and unloads alike."""
+async def test_its_key_is_sent_with_every_request(autojump_clock, fake, stage):
     assert stage.keeper.ready
     assert await stage.unload()
     assert fake.loaded == set()
 
 
-async def test_a_key_that_is_changed_meanwhile_is_told(autojump_clock, fake, stage):
-    """Its words are in the sentence: the agent starts the engine again, which then looks whose oMLX it can use."""
+async def test_a_changed_key_is_reported(autojump_clock, fake, stage):
+    """The error has oMLX's message: the agent restarts the engine, which then looks for an oMLX that it can use."""
     fake.key = "CanaryKeyOfTheOwner"
     await trio.sleep(150)
     assert "returned no model for" in stage.given_up
@@ -71,45 +70,43 @@ async def test_a_key_that_is_changed_meanwhile_is_told(autojump_clock, fake, sta
 
 
 @given(lies=True)
-async def test_an_unload_that_is_said_and_not_done_is_told(autojump_clock, fake, stage):
-    """A borrowed process is left alone: the engine ends, and says who holds the memory."""
+async def test_a_false_unload_of_a_borrowed_server_is_reported(autojump_clock, fake, stage):
+    """Its process is not killed: the engine exits, and the error names the process that holds the memory."""
     assert not await stage.unload()
     assert stage.keeper.sample.holders == (PID,)
     assert (fake.loaded, fake.holding(), fake.ended) == (set(), 4 * GIB, [])
 
 
 @given(lies=True, owned=True)
-async def test_an_unload_that_is_said_and_not_done_ends_our_own(autojump_clock, fake, stage):
-    """With the process its memory goes."""
+async def test_a_false_unload_of_our_own_server_kills_it(autojump_clock, fake, stage):
     assert await stage.unload()
     assert fake.ended == [PID]
 
 
 @given(sizes=ALIKE, loaded={"other"}, held={"other": 4 * GIB})
-async def test_a_lie_is_seen_while_another_model_goes(autojump_clock, fake, stage):
-    """The process holds less, and not for ours."""
+async def test_a_false_unload_is_noticed_while_another_model_is_unloaded(autojump_clock, fake, stage):
+    """The process holds less memory, but not because of our model."""
     fake.drop("other")
     fake.lag_seconds = float("inf")  # of ours
     assert not await stage.unload()
 
 
 @given(sizes=ALIKE, next="other")
-async def test_a_model_that_comes_meanwhile_is_not_taken_for_ours(autojump_clock, fake, stage):
-    """Another client loads one while ours goes: the process holds as much as before, and ours is gone."""
+async def test_a_model_loaded_during_our_unload_is_not_taken_for_ours(autojump_clock, fake, stage):
+    """The process holds as much memory as before, and our model is unloaded."""
     assert await stage.unload()
     assert fake.loaded == {"other"}
 
 
 @given(lag_seconds=4.0)
-async def test_slow_memory_is_waited_for(autojump_clock, fake, stage):
-    """The answer to an unload may come before the memory is back."""
+async def test_an_unload_waits_until_the_memory_is_free(autojump_clock, fake, stage):
     assert await stage.unload()
     assert fake.holding() == 0
 
 
 @pytest.mark.parametrize(("seconds", "back"), [(4, True), (60, False)])
 async def test_an_unload_waits_for_the_end_of_a_load(autojump_clock, seconds, back):
-    """A front that was killed has begun it, and oMLX goes on: before its end there is nothing that it would unload."""
+    """A killed front has started the load and oMLX continues it: it can be unloaded only when it is done."""
     fake = FakeOmlx(loading={NAME})
 
     async def end_load():
@@ -120,43 +117,42 @@ async def test_an_unload_waits_for_the_end_of_a_load(autojump_clock, seconds, ba
     async with staged(fake) as stage, trio.open_nursery() as nursery:
         nursery.start_soon(end_load)
         assert await stage.unload() is back
-        nursery.cancel_scope.cancel(reason="the play is over")
+        nursery.cancel_scope.cancel(reason="the test is over")
     assert (fake.holding(), set(fake.calls)) == (0, {UNLOAD} if back else set())
 
 
-async def test_an_unload_has_an_end_whatever_hangs(autojump_clock, fake, stage):
-    """The agent ends the engine some seconds after TERM."""
+async def test_an_unload_ends_in_time_when_the_server_hangs(autojump_clock, fake, stage):
+    """The agent kills the engine some seconds after TERM."""
     fake.hangs = True
     with trio.fail_after(10):
         assert not await stage.unload()
 
 
 @given(hidden=True)
-async def test_what_is_not_seen_and_does_not_answer_is_not_said_to_be_unloaded(autojump_clock, fake, stage):
-    """There is no witness of it."""
+async def test_a_hidden_and_silent_server_is_not_reported_as_unloaded(autojump_clock, fake, stage):
     assert stage.keeper.ready
     fake.hangs = True
     assert not await stage.unload()
 
 
 @given(hidden=True)
-async def test_processes_that_cannot_be_seen_leave_the_servers_word(autojump_clock, fake, stage):
-    """Another user's on macOS: loading, keeping and unloading go by what it lists."""
+async def test_hidden_processes_leave_the_servers_list(autojump_clock, fake, stage):
+    """Another user's processes on macOS are hidden: the keeper then relies on the server's list."""
     assert stage.keeper.ready
     assert await stage.unload()
     assert fake.loaded == set()
 
 
 @given(unloads=("/admin/api",))
-async def test_a_release_without_the_path_is_unloaded_by_no_key(autojump_clock, fake, stage):
-    """Both paths are tried; the second one takes its own pages' cookie alone, and that is told."""
+async def test_a_release_without_the_unload_path_is_reported(autojump_clock, fake, stage):
+    """Both paths are tried; the second one accepts only the cookie of oMLX's own pages."""
     assert not await stage.unload()
     assert fake.calls[1:3] == [UNLOAD, ADMIN_UNLOAD]
     assert fake.loaded == {NAME}
 
 
-async def test_a_server_that_restarts_by_itself_has_the_model_loaded_again(autojump_clock, fake, stage):
-    """Between two looks: the same release answers at once, as another process without models."""
+async def test_a_model_is_loaded_again_after_an_unnoticed_restart(autojump_clock, fake, stage):
+    """Between two checks the same release is restarted, without models and as another process."""
     fake.stop()
     fake.start()
     await trio.sleep(20)
@@ -166,8 +162,8 @@ async def test_a_server_that_restarts_by_itself_has_the_model_loaded_again(autoj
     assert await stage.unload()
 
 
-async def test_an_upgrade_is_noticed_and_its_name_for_the_model_looked_up_anew(autojump_clock, fake, stage):
-    """The new release may call the folder something else."""
+async def test_the_models_id_is_looked_up_again_after_an_upgrade(autojump_clock, fake, stage):
+    """The new release may give the folder another id."""
     fake.stop()
     await trio.sleep(12)
     assert not stage.keeper.ready
@@ -180,15 +176,15 @@ async def test_an_upgrade_is_noticed_and_its_name_for_the_model_looked_up_anew(a
 
 
 async def test_a_server_that_has_moved_is_given_up_with_its_old_address(autojump_clock, fake, stage):
-    """It runs at another port, for all that is known; the sentence says which flag names where."""
+    """The server may listen on another port; the error names the flag for its address."""
     fake.stop()
     await trio.sleep(45)
     assert "no oMLX answers at http://127.0.0.1:8000 any longer" in stage.given_up
     assert "--omlx-port" in stage.given_up
 
 
-async def test_a_model_that_is_taken_away_is_loaded_again(autojump_clock, fake, stage):
-    """By an idle time, another client, or memory pressure within oMLX."""
+async def test_a_model_that_others_unload_is_loaded_again(autojump_clock, fake, stage):
+    """By an idle timeout, another client, or memory pressure within oMLX."""
     fake.drop(NAME)
     await trio.sleep(15)
     assert stage.keeper.ready
@@ -196,15 +192,15 @@ async def test_a_model_that_is_taken_away_is_loaded_again(autojump_clock, fake, 
 
 
 @given(folders={}, sizes={}, owned=True)
-async def test_a_folder_that_our_own_does_not_take_is_told(autojump_clock, stage):
-    """It has no other folder to look in: what is wrong is the folder's."""
+async def test_a_folder_that_our_own_server_rejects_is_reported(autojump_clock, stage):
+    """Our own server looks in no other folder: this folder is not usable."""
     await trio.lowlevel.checkpoint()
     assert stage.given_up == f"oMLX does not recognize {FOLDER} as a model; see its output above"
 
 
 @given(default="other")
 async def test_the_default_model_does_not_answer_for_ours(autojump_clock, fake, stage):
-    """It has lost the folder, and answers all names with another model: no request reaches that, and it is told."""
+    """The server has lost the folder, and uses its default model for all names: no request reaches that model."""
     assert stage.keeper.ready
     fake.drop(NAME)
     del fake.folders[NAME]
@@ -216,8 +212,8 @@ async def test_the_default_model_does_not_answer_for_ours(autojump_clock, fake, 
     assert "other" not in fake.loaded
 
 
-async def test_a_name_that_comes_to_mean_another_folder_is_not_ours(autojump_clock, fake, stage):
-    """The id is the folder's last part: of two with the same, the first one found has it."""
+async def test_an_id_that_moves_to_another_folder_is_not_ours(autojump_clock, fake, stage):
+    """The id is the last part of the folder: of two folders with the same, the first one found gets it."""
     fake.folders[NAME] = "/Volumes/usb/tiny-4bit"
     await trio.sleep(40)
     assert not stage.keeper.ready
@@ -225,8 +221,8 @@ async def test_a_name_that_comes_to_mean_another_folder_is_not_ours(autojump_clo
 
 
 @given(hollow=True)
-async def test_a_load_that_is_said_and_not_done_is_not_believed(autojump_clock, stage):
-    """It answers three times, and lists nothing."""
+async def test_a_load_that_is_not_listed_is_a_failed_load(autojump_clock, stage):
+    """The server answers three times, and lists nothing."""
     await trio.sleep(50)
     assert not stage.keeper.ready
     assert "oMLX reports that it has loaded the model, but does not list it" in stage.given_up
@@ -234,21 +230,21 @@ async def test_a_load_that_is_said_and_not_done_is_not_believed(autojump_clock, 
 
 @given(faults={CHAT: [Response(200, NO_HEADERS, b' {"model": "other"}')] * 3})
 async def test_an_answer_in_another_models_name_is_a_failed_load(autojump_clock, stage):
-    """A release that says which model has answered is believed."""
+    """A release may report which model has answered."""
     await trio.sleep(50)
     assert f"oMLX was asked for {NAME}, but other answered" in stage.given_up
 
 
 @given(faults={CHAT: [refusal(507, "projected memory 30 GB would exceed the memory ceiling 28 GB")] * 3})
-async def test_a_load_that_fails_thrice_is_given_up_with_the_servers_words(autojump_clock, stage):
-    """The agent says them, and starts the engine again later."""
+async def test_a_load_that_fails_thrice_is_given_up_with_the_servers_message(autojump_clock, stage):
+    """The agent reports the message, and restarts the engine later."""
     await trio.sleep(50)
     assert "oMLX answers 507: projected memory 30 GB would exceed the memory ceiling 28 GB" in stage.given_up
 
 
 @given(loading={NAME})
 async def test_a_load_of_another_client_is_waited_for(autojump_clock, fake, stage):
-    """However long that takes; ours is no second one."""
+    """However long it takes; we send no second one."""
     await trio.sleep(890)
     assert (stage.given_up, fake.calls) == ("", [])
     fake.loading.clear()
@@ -258,23 +254,23 @@ async def test_a_load_of_another_client_is_waited_for(autojump_clock, fake, stag
 
 
 @given(load_seconds=600)
-async def test_while_it_loads_the_process_is_seen_at_work(autojump_clock, stage):
-    """The agent gives up a load of which nothing moves."""
+async def test_a_loading_process_shows_progress(autojump_clock, stage):
+    """The agent gives up a load without progress."""
     await trio.sleep(50)
     assert stage.keeper.sample.holders == (PID,)
     assert not stage.keeper.ready
 
 
 @given(load_seconds=600)
-async def test_a_stop_in_the_middle_of_a_load_leaves_nothing(autojump_clock, fake, stage):
-    """The request is broken off; what had been loaded by then is unloaded."""
+async def test_a_stop_during_a_load_leaves_nothing_loaded(autojump_clock, fake, stage):
+    """The request is cancelled; what had been loaded by then is unloaded."""
     await trio.sleep(50)
     assert await stage.unload()
     assert fake.holding() == 0
 
 
-async def test_a_stop_before_the_first_look_unloads_what_an_earlier_front_has_left(autojump_clock):
-    """What the server calls the model is not known then; its folder is."""
+async def test_a_stop_before_the_first_check_unloads_the_model_of_an_earlier_front(autojump_clock):
+    """The server's id for the model is not known then; its folder is."""
     fake = FakeOmlx()
     fake.put(NAME)
     async with staged(fake) as stage:
@@ -283,7 +279,7 @@ async def test_a_stop_before_the_first_look_unloads_what_an_earlier_front_has_le
 
 
 def test_a_server_is_found_by_its_program_its_app_or_its_python():
-    """And nothing else is asked where it listens."""
+    """No other process is checked for its port."""
     table = [
         Process(2, 1, ("/opt/homebrew/bin/omlx", "serve")),
         Process(3, 1, ("python3.11", "/opt/homebrew/bin/omlx", "serve", "--port", "8000")),
@@ -299,20 +295,19 @@ def test_a_server_is_found_by_its_program_its_app_or_its_python():
     assert omlx_servers_in(ring) == (2, 3)
 
 
-def test_a_key_is_in_no_text_of_it():
-    """Not by accident either."""
+def test_no_text_shows_the_key():
     api = OmlxApi(None, "http://x", "CanaryKey")
     assert "CanaryKey" not in repr(api) + repr(OmlxModel(api, 1, "/m", None))
 
 
-# -- bugs made on purpose ---------------------------------------------------------------------------------------------
+# -- memory samples ---------------------------------------------------------------------------------------------------
 
 
 G = 1024**3
 OURS, OTHER = 4 * G, 2 * G
 
 
-def shot(held, others=(), *, pid=1, size=OURS):
+def sample(held, others=(), *, pid=1, size=OURS):
     return MemorySample(pid=pid, held=held, size=size, others=dict.fromkeys(others, OTHER))
 
 
@@ -320,63 +315,63 @@ def history(before, loaded):
     return MemoryHistory(before=before, loaded=loaded)
 
 
-LOADED = history(shot(G), shot(5 * G))
+LOADED = history(sample(G), sample(5 * G))
+BOTH = history(sample(3 * G, ["other"]), sample(7 * G, ["other"]))
 
 
 @pytest.mark.parametrize(
     ("known", "now", "still"),
     [
-        pytest.param(LOADED, shot(G), False, id="it holds what it held before"),
-        pytest.param(LOADED, shot(5 * G), True, id="it holds all of it"),
-        pytest.param(LOADED, shot(2 * G), False, id="a quarter is left: buffers of its requests"),
-        pytest.param(LOADED, shot(4 * G), True, id="three quarters are left"),
-        pytest.param(LOADED, shot(3 * G, ["other"]), False, id="another one came, ours went"),
-        pytest.param(LOADED, shot(7 * G, ["other"]), True, id="another one came, ours stayed"),
-        pytest.param(history(shot(3 * G, ["other"]), shot(7 * G, ["other"])), shot(5 * G), True, id="another one went"),
-        pytest.param(history(shot(3 * G, ["other"]), shot(7 * G, ["other"])), shot(G), False, id="both went"),
-        pytest.param(history(None, shot(5 * G)), shot(5 * G), True, id="it was there at the first look"),
-        pytest.param(history(None, shot(5 * G)), shot(G), False, id="it was there at the first look, and went"),
-        pytest.param(history(None, shot(5 * G, size=0)), shot(5 * G), False, id="nobody knows what it takes"),
-        pytest.param(history(shot(G), shot(2 * G)), shot(G), False, id="it took less than it was said to"),
-        pytest.param(history(shot(G), shot(2 * G)), shot(2 * G), True, id="it took less, and stayed"),
-        pytest.param(history(shot(G), shot(5 * G, size=0)), shot(5 * G), True, id="measured alone"),
-        pytest.param(LOADED, shot(5 * G, pid=2), False, id="another process"),
-        pytest.param(MemoryHistory(before=shot(G)), shot(5 * G), False, id="it was never listed"),
+        pytest.param(LOADED, sample(G), False, id="as much memory as before the load"),
+        pytest.param(LOADED, sample(5 * G), True, id="all of it is held"),
+        pytest.param(LOADED, sample(2 * G), False, id="a quarter is left: buffers of its requests"),
+        pytest.param(LOADED, sample(4 * G), True, id="three quarters are left"),
+        pytest.param(LOADED, sample(3 * G, ["other"]), False, id="other loaded, ours unloaded"),
+        pytest.param(LOADED, sample(7 * G, ["other"]), True, id="other loaded, ours not unloaded"),
+        pytest.param(BOTH, sample(5 * G), True, id="other unloaded"),
+        pytest.param(BOTH, sample(G), False, id="both unloaded"),
+        pytest.param(history(None, sample(5 * G)), sample(5 * G), True, id="loaded at the first sample"),
+        pytest.param(history(None, sample(5 * G)), sample(G), False, id="loaded at the first sample, then unloaded"),
+        pytest.param(history(None, sample(5 * G, size=0)), sample(5 * G), False, id="its size is unknown"),
+        pytest.param(history(sample(G), sample(2 * G)), sample(G), False, id="it took less than its listed size"),
+        pytest.param(history(sample(G), sample(2 * G)), sample(2 * G), True, id="it took less, and stayed"),
+        pytest.param(history(sample(G), sample(5 * G, size=0)), sample(5 * G), True, id="measured alone"),
+        pytest.param(LOADED, sample(5 * G, pid=2), False, id="another process"),
+        pytest.param(MemoryHistory(before=sample(G)), sample(5 * G), False, id="it was never listed"),
     ],
 )
-def test_what_is_left_of_a_model(known, now, still):
-    """Half of what it takes decides, after what others have brought and taken along."""
+def test_the_rest_of_a_model_is_estimated_from_its_memory(known, now, still):
+    """The limit is half of the model's size, corrected by the models loaded and unloaded meanwhile."""
     assert is_still_held(known, now) is still
 
 
-def test_a_model_that_is_too_small_to_be_seen_is_the_servers_word():
-    """Buffers come and go by as much."""
+def test_for_a_small_model_the_servers_list_decides():
+    """Buffers vary by as much memory."""
     small = MEASURABLE_BYTES - 1
-    known = history(shot(G), shot(G + small, size=small))
-    assert not is_still_held(known, shot(G + small))
+    known = history(sample(G), sample(G + small, size=small))
+    assert not is_still_held(known, sample(G + small))
 
 
-def test_looks_are_taken_into_account_in_their_order():
-    """Listed, it is there; not listed, it is remembered until its memory is back; then the next load is measured."""
-    known = record_sample(MemoryHistory(), shot(G), listed=False)
-    assert known == MemoryHistory(before=shot(G))
-    known = record_sample(known, shot(5 * G), listed=True)
+def test_samples_are_evaluated_in_order():
+    """A listed model is loaded; an unlisted one is kept until its memory is free; the next load is then measured."""
+    known = record_sample(MemoryHistory(), sample(G), listed=False)
+    assert known == MemoryHistory(before=sample(G))
+    known = record_sample(known, sample(5 * G), listed=True)
     assert known == LOADED
-    assert record_sample(known, shot(5 * G), listed=False) == LOADED
-    assert record_sample(known, shot(2 * G), listed=False) == MemoryHistory(before=shot(2 * G))
+    assert record_sample(known, sample(5 * G), listed=False) == LOADED
+    assert record_sample(known, sample(2 * G), listed=False) == MemoryHistory(before=sample(2 * G))
 
 
-def test_of_another_process_nothing_is_known():
-    """Nor of one that is not seen any more."""
-    assert record_sample(LOADED, shot(7 * G, pid=2), listed=True) == MemoryHistory(loaded=shot(7 * G, pid=2))
-    assert record_sample(LOADED, shot(7 * G, pid=2), listed=False) == MemoryHistory(before=shot(7 * G, pid=2))
+def test_samples_of_another_process_are_ignored():
+    """So are those from before a process was hidden."""
+    assert record_sample(LOADED, sample(7 * G, pid=2), listed=True) == MemoryHistory(loaded=sample(7 * G, pid=2))
+    assert record_sample(LOADED, sample(7 * G, pid=2), listed=False) == MemoryHistory(before=sample(7 * G, pid=2))
     assert record_sample(LOADED, MemorySample(pid=None), listed=True) == MemoryHistory()
 
 
-def test_memory_of_another_model_that_is_not_back_yet_still_counts():
-    """It is not listed at the last look before ours is unloaded; what then comes back was not ours."""
-    both = history(shot(3 * G, ["other"]), shot(7 * G, ["other"]))
-    known = record_sample(both, shot(7 * G), listed=True)
-    assert known.loaded == shot(7 * G, ["other"])
-    assert is_still_held(known, shot(5 * G))
-    assert record_sample(both, shot(5 * G), listed=True).loaded == shot(5 * G)
+def test_memory_of_another_model_that_is_freed_late_is_not_ours():
+    """That model is not listed in the last sample before our unload, but its memory is freed after it."""
+    known = record_sample(BOTH, sample(7 * G), listed=True)
+    assert known.loaded == sample(7 * G, ["other"])
+    assert is_still_held(known, sample(5 * G))
+    assert record_sample(BOTH, sample(5 * G), listed=True).loaded == sample(5 * G)

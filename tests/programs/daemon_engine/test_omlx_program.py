@@ -1,4 +1,4 @@
-"""The program as a whole, over real sockets, with an oMLX that a script plays: borrowed, or started for it."""
+"""The whole program over real sockets, with a fake oMLX: borrowed, or started for it."""
 
 import json
 import os
@@ -20,16 +20,10 @@ from llmkube.programs.daemon_engine.omlx_program import (
     read_key,
     serve,
 )
-from llmkube.programs.daemon_engine.omlx_server import (
-    PREFIX,
-    OmlxProgram,
-    create_own_folder,
-    link_name,
-    remove_abandoned,
-)
+from llmkube.programs.daemon_engine.omlx_server import PREFIX, OmlxProgram, create_own_folder, remove_abandoned
 from llmkube.programs.daemon_engine.server import NoDaemonError
 from llmkube.programs.program import Stop
-from programs.daemon_engine.fake_omlx import NAME, URL, FakeOmlx, reached
+from programs.daemon_engine.fake_omlx import NAME, URL, FakeOmlx, client_of
 from programs.daemon_engine.stage import FakeStarter
 from second_user import OTHER_UID, needs_second_user
 from waiting import until
@@ -42,15 +36,15 @@ def options(folder, *argv):
 
 
 @pytest.mark.parametrize("runs", [True, False], ids=["borrowed", "started"])
-async def test_a_folder_is_served_and_given_back(tmp_path, runs):
-    """Under the client's name, whole or as a stream; only a server that was started for it ends with it."""
+async def test_a_folder_is_served_and_unloaded(tmp_path, runs):
+    """Under the client's name, whole or as a stream; only a server that was started for the program ends with it."""
     folder = tmp_path / NAME
     folder.mkdir()
     link = tmp_path / "link"
     link.symlink_to(folder)  # as one of our own has it
     fake = FakeOmlx(answers=runs, folders={NAME: str(link)}, sizes={NAME: 4 << 30}, load_seconds=0.01, lag_seconds=0.05)
     starter, stop, ended = FakeStarter(fake), Stop(), []
-    async with reached(fake) as client, open_http_client() as http, trio.open_nursery() as nursery:
+    async with client_of(fake) as client, open_http_client() as http, trio.open_nursery() as nursery:
 
         async def run(*, task_status):
             deps = OmlxDependencies(client, fake, starter)
@@ -63,9 +57,9 @@ async def test_a_folder_is_served_and_given_back(tmp_path, runs):
                 await trio.sleep(0.01)
         for asked in (ASK, json.dumps(json.loads(ASK) | {"stream": True}).encode()):
             answer = await http.request("POST", f"{front}/v1/chat/completions", body=asked)
-            said = json.loads(answer.body.rpartition(b"data: ")[2])
-            assert (answer.status, said["model"]) == (200, "chat")
-            assert said["choices"][0]["message"]["content"] == f'"model":"{NAME}" of {NAME}'
+            chunk = json.loads(answer.body.rpartition(b"data: ")[2])
+            assert (answer.status, chunk["model"]) == (200, "chat")
+            assert chunk["choices"][0]["message"]["content"] == f'"model":"{NAME}" of {NAME}'
         assert json.loads((await http.request("GET", f"{front}/v1/models")).body)["data"][0]["owned_by"] == "omlx"
         assert b"prompt_tokens_total 14\n" in (await http.request("GET", f"{front}/metrics")).body
         assert (await http.request("POST", f"{front}/v1/models/{NAME}/unload")).status == 404
@@ -90,16 +84,16 @@ async def test_a_folder_is_served_and_given_back(tmp_path, runs):
         (FakeOmlx(key="k"), "", ()),
     ],
 )
-async def test_what_runs_is_asked_for_its_folders(fake, key, folders):
-    """With the key that was given; without one it says that it wants one."""
-    async with reached(fake) as client:
+async def test_a_running_omlx_is_asked_for_its_folders(fake, key, folders):
+    """With the given key; without one the server answers that it needs one."""
+    async with client_of(fake) as client:
         found = await probe_owner(OmlxApi(client, URL, key))
     assert (found.is_omlx, found.answers, found.folders) == (True, True, folders)
     assert found.status == (401 if fake.key != key else 0)
 
 
-async def test_another_program_at_its_port_is_none():
-    """It answers, and not as oMLX does; where nothing listens there is none either."""
+async def test_another_program_at_its_port_is_no_omlx():
+    """It answers, but not as oMLX does; where nothing listens there is no oMLX either."""
 
     class Other(FakeOmlx):
         async def handle(self, exchange):
@@ -108,26 +102,26 @@ async def test_another_program_at_its_port_is_none():
     fake = Other()
     for answer in (Response(404), Response(200, body=b"<html>"), Response.json(200, {"status": "ok"}), Response(503)):
         fake.faults["/health"] = answer
-        async with reached(fake) as client:
+        async with client_of(fake) as client:
             assert not (await probe_owner(OmlxApi(client, URL))).is_omlx
     fake.answers = False
-    async with reached(fake) as client:
+    async with client_of(fake) as client:
         assert not (await probe_owner(OmlxApi(client, URL))).answers
 
 
 @pytest.mark.ci
-async def test_one_that_hangs_has_no_second_one_beside_it(tmp_path):
-    """It may have models in memory that nothing could count."""
+async def test_no_second_server_is_started_while_one_hangs(tmp_path):
+    """The hanging one may hold models in memory that the agent cannot measure."""
     fake = FakeOmlx(hangs=True)
     starter = FakeStarter(fake)
-    async with reached(fake) as client:
+    async with client_of(fake) as client:
         with pytest.raises(NoDaemonError, match="no second server is started"):
             await serve(options(tmp_path), frozenset(), OmlxDependencies(client, fake, starter), Stop())
     assert starter.starts == 0
 
 
-async def test_without_omlx_it_is_said_what_is_missing(tmp_path):
-    """The agent shows the sentence; nothing is left of what was made for it."""
+async def test_a_missing_omlx_is_reported(tmp_path):
+    """Its temporary files are removed."""
     async with open_http_client() as client:
         program = OmlxProgram("/nowhere/omlx", tmp_path, OmlxApi(client, URL), 1, environ={})
         with pytest.raises(NoDaemonError, match="no oMLX answers, and /nowhere/omlx cannot be started"):
@@ -147,13 +141,13 @@ async def test_without_omlx_it_is_said_what_is_missing(tmp_path):
         ("...", False, "model"),
     ],
 )
-def test_a_model_is_called_what_it_is_served_as(folder, embeds, name):
-    """OMLX takes the word of a name for what the model is for."""
-    assert link_name(Path("/m") / folder, embeds=embeds) == name
+def test_a_models_id_has_the_word_of_its_purpose(folder, embeds, name):
+    """OMLX derives from words in the id what a model is for."""
+    assert omlx_server.link_name(Path("/m") / folder, embeds=embeds) == name
 
 
-def test_one_of_our_own_writes_below_a_folder_of_its_own(tmp_path, monkeypatch):
-    """Not into ~/.omlx; its settings have the service's context; it is for this user alone."""
+def test_our_own_omlx_writes_below_a_folder_of_its_own(tmp_path, monkeypatch):
+    """Not into ~/.omlx; its settings have the service's context; the folder is private."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     program = OmlxProgram("omlx", tmp_path / "tiny", None, 9, context=512)
     made = program.create_folder().path
@@ -167,8 +161,7 @@ def test_one_of_our_own_writes_below_a_folder_of_its_own(tmp_path, monkeypatch):
     assert "--api-key" not in argv
 
 
-async def test_without_a_place_for_its_folder_it_is_said_why(tmp_path, monkeypatch):
-    """The agent shows the sentence."""
+async def test_a_failure_to_create_its_folder_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
     async with open_http_client() as client:
         program = OmlxProgram("omlx", tmp_path, OmlxApi(client, URL), 1, environ={})
@@ -178,7 +171,7 @@ async def test_without_a_place_for_its_folder_it_is_said_why(tmp_path, monkeypat
 
 
 def test_a_key_is_the_first_line_of_its_file(tmp_path):
-    """An empty one is none, nor is what no header can carry."""
+    """An empty line is no key, nor is one with characters that no header can carry."""
     path = tmp_path / "key"
     path.write_text("CanaryKey\n\nmore\n")
     assert read_key(path) == "CanaryKey"
@@ -192,8 +185,8 @@ def test_a_key_is_the_first_line_of_its_file(tmp_path):
 ARGV = ["--model", "/m/tiny", "--alias", "chat", "--service", "a/b", "--port", "9"]
 
 
-def test_what_the_agent_says_arrives():
-    """By flags for one service, by variables for all of its host."""
+def test_the_agents_settings_arrive():
+    """By flags for one service, by variables for the whole host."""
     environ = {"OMLX_PORT": "8001", "LLMKUBE_OMLX_KEY_FILE": "/k", "LLMKUBE_OMLX_STARTUP_SECONDS": "30"}
     read = parse([*ARGV, "--ctx-size", "512", "--embedding", "--api-key-file", "/keys", "--omlx", "/o"], environ)
     assert (read.model, read.alias, read.port, read.context, read.embeds) == (Path("/m/tiny"), "chat", 9, 512, True)
@@ -201,14 +194,13 @@ def test_what_the_agent_says_arrives():
     assert (read.keys, read.program) == (Path("/keys"), "/o")
 
 
-def test_without_them_it_is_as_oMLX_has_it():  # noqa: N802 - its name
-    """Port 8000 and no key."""
+def test_the_defaults_are_those_of_oMLX():  # noqa: N802 - its name
     read = parse(ARGV, {})
     assert (read.daemon, read.key_file, read.start_seconds) == ("http://127.0.0.1:8000", None, 120.0)
 
 
 @pytest.mark.parametrize(
-    ("changed", "environ", "said"),
+    ("changed", "environ", "message"),
     [
         (["--service", "b"], {}, "use NAMESPACE/NAME"),
         ([], {"OMLX_PORT": "0"}, "OMLX_PORT=0: set a port, such as 8000"),
@@ -216,19 +208,19 @@ def test_without_them_it_is_as_oMLX_has_it():  # noqa: N802 - its name
         ([], {"LLMKUBE_OMLX_STARTUP_SECONDS": "2m"}, "LLMKUBE_OMLX_STARTUP_SECONDS=2m: set seconds, such as 120"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(capsys, changed, environ, said):
-    """With 2, and one line."""
+def test_unsupported_flags_are_refused_by_name(capsys, changed, environ, message):
+    """With exit code 2, and one line."""
     with pytest.raises(SystemExit) as caught:
         parse([*ARGV, *changed], environ)
     assert caught.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 FOLDER = "/models/tiny"
 
 
 @pytest.mark.parametrize(
-    ("found", "is_used", "said"),
+    ("found", "is_used", "expected"),
     [
         ({"folders": ["/models/a", FOLDER]}, True, "has the model"),
         ({"folders": ["/models/a"]}, False, f"add the parent folder of {FOLDER} to its model folders"),
@@ -241,14 +233,14 @@ FOLDER = "/models/tiny"
         ({"error": "oMLX answers 500: oops", "status": 500}, None, "oops; no second server"),
     ],
 )
-def test_one_that_runs_is_used_if_it_can_serve_the_model(found, is_used, said):
-    """Else one of our own, and why; but none beside one that may have loaded what it does not tell."""
+def test_a_running_omlx_is_used_if_it_can_serve_the_model(found, is_used, expected):
+    """Otherwise our own is started and the reason logged; but not next to one that may hold models it does not list."""
     if is_used is None:
-        with pytest.raises(NoDaemonError, match=said):
+        with pytest.raises(NoDaemonError, match=expected):
             choose(OwnerServer(url=URL, **found), FOLDER)
     else:
         chosen, reason = choose(OwnerServer(url=URL, **found), FOLDER)
-        assert (chosen, said in reason) == (is_used, True)
+        assert (chosen, expected in reason) == (is_used, True)
 
 
 @pytest.fixture
@@ -260,15 +252,15 @@ def parent(tmp_path, monkeypatch):
 
 
 def left_by_a_killed_one():
-    """The kernel closes what a killed process had open, and with it the lock."""
+    """Return the folder of a killed front: the kernel has released its lock."""
     held = create_own_folder()
     (held.path / "base").mkdir()
     os.close(held._fd)
     return held.path
 
 
-def test_that_of_a_live_front_stays_and_that_of_a_dead_one_goes(parent):
-    """Both are this user's alone."""
+def test_only_the_folder_of_a_dead_front_is_removed(parent):
+    """Both folders are private."""
     alive, dead = create_own_folder(), left_by_a_killed_one()
     assert alive.path.stat().st_mode & 0o777 == 0o700
     assert remove_abandoned() == (dead,)
@@ -278,8 +270,8 @@ def test_that_of_a_live_front_stays_and_that_of_a_dead_one_goes(parent):
     assert remove_abandoned() == ()
 
 
-def test_a_link_in_it_leads_to_no_loss(parent, tmp_path):
-    """The model of a dead front's oMLX is its owner's."""
+def test_a_link_in_a_removed_folder_is_not_followed(parent, tmp_path):
+    """The model of a dead front's oMLX belongs to its owner."""
     model = tmp_path / "tiny"
     model.mkdir()
     (model / "config.json").write_text("{}")
@@ -288,8 +280,8 @@ def test_a_link_in_it_leads_to_no_loss(parent, tmp_path):
     assert (model / "config.json").exists()
 
 
-def test_what_is_only_called_so_stays(parent, tmp_path):
-    """A link, a file, a folder that others may open, and one of an earlier release, whose front holds no lock."""
+def test_what_only_has_such_a_name_is_not_removed(parent, tmp_path):
+    """A link, a file, a folder that other users may open, and one of an earlier release, whose front holds no lock."""
     target = tmp_path / "target"
     target.mkdir(mode=0o700)
     (parent / f"{PREFIX}link").symlink_to(target)
@@ -302,16 +294,16 @@ def test_what_is_only_called_so_stays(parent, tmp_path):
 
 
 @needs_second_user
-def test_another_users_stays(parent):
-    """Though root could remove it, and nobody holds it."""
+def test_another_users_folder_is_not_removed(parent):
+    """Though root could remove it, and no process locks it."""
     theirs = left_by_a_killed_one()
     os.chown(theirs, OTHER_UID, OTHER_UID)
     assert remove_abandoned() == ()
     assert theirs.exists()
 
 
-def test_a_folder_that_was_taken_for_an_abandoned_one_is_made_again(parent, monkeypatch):
-    """Between its making and its lock another front may look."""
+def test_a_folder_removed_before_it_was_locked_is_created_again(parent, monkeypatch):
+    """Between its creation and its lock another front may take it for abandoned."""
     real, calls = omlx_server._lock_folder, []
 
     def held(path):
@@ -327,8 +319,8 @@ def test_a_folder_that_was_taken_for_an_abandoned_one_is_made_again(parent, monk
     made.remove()
 
 
-def test_a_disk_without_locks_is_told(parent, monkeypatch):
-    """It is not tried for ever."""
+def test_a_disk_without_locks_is_reported(parent, monkeypatch):
+    """It is not retried for ever."""
     monkeypatch.setattr(omlx_server, "_lock_folder", lambda path: None)
     with pytest.raises(OSError, match="set TMPDIR to another disk"):
         create_own_folder()

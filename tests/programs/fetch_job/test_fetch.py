@@ -1,4 +1,4 @@
-"""`llmkube fetch` puts weights where engines can read them, and leaves last words that a controller can read."""
+"""`llmkube fetch` puts weights where engines can read them, and writes a termination message for the controller."""
 
 import contextlib
 import json
@@ -26,8 +26,8 @@ DEMO_BYTES = 956256
 def run(tmp_path):
     def invoke(*args, env=None):
         fixed = ["--to", tmp_path / "models" / "k", "--model-store", tmp_path / "models" / ".store"]
-        words = ["fetch", *args, *fixed, "--termination-log", tmp_path / "log"]
-        return CliRunner().invoke(cli, [str(word) for word in words], env=env)
+        argv = ["fetch", *args, *fixed, "--termination-log", tmp_path / "log"]
+        return CliRunner().invoke(cli, [str(each) for each in argv], env=env)
 
     return invoke
 
@@ -36,7 +36,7 @@ def read_result(tmp_path):
     return json.loads((tmp_path / "log").read_text())
 
 
-def test_the_built_in_model_is_there_for_everybody(run, tmp_path):
+def test_other_users_can_read_the_built_in_model(run, tmp_path):
     """The file is complete, readable by other users, and in a folder that they may enter."""
     done = run("builtin://demo")
     assert done.exit_code == 0, done.output
@@ -48,8 +48,8 @@ def test_the_built_in_model_is_there_for_everybody(run, tmp_path):
     assert sorted(path.name for path in (tmp_path / "models").iterdir()) == [".store", "k"]
 
 
-def test_the_last_words_are_what_the_controller_reads(run, tmp_path):
-    """The controller finds path, size, digest and header in what the container has left."""
+def test_the_controller_reads_the_termination_message(run, tmp_path):
+    """It finds path, size, digest and header in it."""
     run("builtin://demo")
     ended = {"terminated": {"exitCode": 0, "message": (tmp_path / "log").read_text()}}
     pod = {"metadata": {"name": "x"}, "status": {"containerStatuses": [{"name": "fetch", "state": ended}]}}
@@ -59,8 +59,8 @@ def test_the_last_words_are_what_the_controller_reads(run, tmp_path):
     assert len((tmp_path / "log").read_bytes()) <= 4096
 
 
-def test_the_second_time_changes_nothing(run, tmp_path):
-    """A Job that is run again finds everything there, and leaves the file that an engine may have open."""
+def test_a_second_run_changes_nothing(run, tmp_path):
+    """A Job that runs again finds all files, and does not touch the file that an engine may have open."""
     run("builtin://demo")
     before = (tmp_path / "models" / "k" / "model.gguf").stat()
     assert run("builtin://demo").exit_code == 0
@@ -68,8 +68,8 @@ def test_the_second_time_changes_nothing(run, tmp_path):
     assert (before.st_ino, before.st_ctime_ns) == (after.st_ino, after.st_ctime_ns)
 
 
-def test_an_endpoint_of_a_bucket_is_judged_like_any_other_source(run, tmp_path):
-    """What the environment names as a bucket's server may be no private address, and half a key is refused by name."""
+def test_a_buckets_endpoint_is_checked_as_any_other_source(run, tmp_path):
+    """An endpoint from the environment may be no private address, and half a key is refused by name."""
     local = {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": "hush"}
     done = run("s3://bucket/model.gguf", env=local)
     assert (done.exit_code, read_result(tmp_path)["reason"]) == (2, "AddressBlocked")
@@ -100,8 +100,8 @@ def test_the_source_may_come_from_the_environment(run, tmp_path):
         (("builtin://demo", "--hf-token-file", "/nonexistent"), 2, "TokenUnavailable"),
     ],
 )
-def test_what_another_try_would_not_mend_has_its_own_code(run, tmp_path, args, code, reason):
-    """Exit code 2, a word for programs and a sentence for people; nothing is shown to engines."""
+def test_a_permanent_failure_has_its_own_exit_code(run, tmp_path, args, code, reason):
+    """Exit code 2, a reason for programs and a message for people; engines see no file."""
     done = run(*args)
     assert done.exit_code == code, done.output
     assert read_result(tmp_path)["reason"] == reason
@@ -119,21 +119,21 @@ def test_what_another_try_would_not_mend_has_its_own_code(run, tmp_path, args, c
         ("a-00001-of-00002.gguf", "model.gguf", False),
     ],
 )
-def test_what_lies_beside_a_model_never_takes_its_place(model, other, collides):
-    """A file that would get the model's own name is refused before anything is downloaded."""
+def test_a_further_file_never_replaces_the_model(model, other, collides):
+    """A file that would get the model's own name is refused before the download."""
     with pytest.raises(FileSetError, match="would replace the model") if collides else contextlib.nullcontext():
         fetch._sources("org/repo", (model,), (other,))
 
 
-def test_what_the_disk_does_is_worth_another_try(run, tmp_path):
-    """A store that cannot be made is exit code 1."""
+def test_a_failure_of_the_disk_is_temporary(run, tmp_path):
+    """A store that cannot be created is exit code 1."""
     (tmp_path / "models").write_text("in the way")
     assert run("builtin://demo").exit_code == 1
     assert read_result(tmp_path)["reason"] == "FetchFailed"
 
 
-def test_a_folder_with_something_else_in_it_is_replaced(tmp_path):
-    """What was published before under this key gives way to what belongs there, all at once."""
+def test_a_folder_with_other_content_is_replaced(tmp_path):
+    """Atomically."""
     file = tmp_path / "blob"
     file.write_bytes(b"x")
     publish(tmp_path / "k", {"old.gguf": file})
@@ -144,8 +144,8 @@ def test_a_folder_with_something_else_in_it_is_replaced(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["blob", "k"]
 
 
-def test_a_file_that_is_gone_publishes_nothing(tmp_path):
-    """Half a set is never shown, and nothing is left of the attempt."""
+def test_a_missing_file_publishes_nothing(tmp_path):
+    """An incomplete set is never visible, and nothing is left of the attempt."""
     file = tmp_path / "blob"
     file.write_bytes(b"x")
     with pytest.raises(FetchError):
@@ -153,27 +153,27 @@ def test_a_file_that_is_gone_publishes_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["blob"]
 
 
-# -- a source that is followed ----------------------------------------------------------------------------------------
+# -- changes of a source ---------------------------------------------------------------------------------------------
 
 
-class Shop:
-    """A web server with one file, in whatever version; it also plays a bucket's server."""
+class FileServer:
+    """A web server with one file in several versions; it also plays a bucket's server."""
 
     def __init__(self) -> None:
         demo = next((Path(blobs.__file__).parents[1] / "builtin").glob("*.gguf")).read_bytes()
         self.files = {"v1": demo, "v2": demo[:-1] + bytes([demo[-1] ^ 1]), "v3": demo[:-1] + bytes([demo[-1] ^ 2])}
         self.version, self.status, self.asked, self.listing = "v1", 0, [], b""
-        shop = self
+        server = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                shop.asked.append((self.path, self.headers.get("Authorization") or ""))
-                data = shop.listing if self.path.startswith("/api/") else shop.files[shop.version]
-                self.send_response(shop.status or 200)
+                server.asked.append((self.path, self.headers.get("Authorization") or ""))
+                data = server.listing if self.path.startswith("/api/") else server.files[server.version]
+                self.send_response(server.status or 200)
                 self.send_header("Content-Length", str(len(data)))
-                self.send_header("ETag", f'"{shop.version}"')
+                self.send_header("ETag", f'"{server.version}"')
                 self.end_headers()
-                with contextlib.suppress(OSError):  # who has seen enough hangs up
+                with contextlib.suppress(OSError):  # the client may disconnect early
                     self.wfile.write(data)
 
             def log_message(self, *_: object) -> None:
@@ -184,8 +184,8 @@ class Shop:
 
 
 @pytest.fixture
-def shop():
-    one = Shop()
+def server():
+    one = FileServer()
     thread = threading.Thread(target=one.server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield one
@@ -194,57 +194,57 @@ def shop():
     one.server.server_close()
 
 
-MINE = ("--allow-private-sources", "127.0.0.1/32", "--fresh", "--versions")
+FRESH = ("--allow-private-sources", "127.0.0.1/32", "--fresh", "--versions")
 
 
-def test_each_version_has_a_folder_and_the_last_two_stay(run, tmp_path, shop):
-    """What changed comes into a folder beside the old one, whose file stays for whoever has it; older ones go."""
-    source, paths, models = f"{shop.url}/m.gguf", {}, tmp_path / "models"
+def test_each_version_has_a_folder_and_the_last_two_stay(run, tmp_path, server):
+    """A changed file gets a new folder; the previous one stays for processes that use it, older ones are removed."""
+    source, paths, models = f"{server.url}/m.gguf", {}, tmp_path / "models"
     for version in ("v1", "v1", "v2", "v3"):
-        shop.version = version
-        done = run(source, *MINE)
+        server.version = version
+        done = run(source, *FRESH)
         assert done.exit_code == 0, done.output
         assert read_result(tmp_path)["etag"] == f'"{version}"'
         assert paths.setdefault(version, read_result(tmp_path)["path"]) == read_result(tmp_path)["path"]
-        assert (models / "k" / read_result(tmp_path)["path"]).read_bytes() == shop.files[version]
+        assert (models / "k" / read_result(tmp_path)["path"]).read_bytes() == server.files[version]
     assert len(set(paths.values())) == 3
     left = {str(path.relative_to(models / "k")) for path in (models / "k").rglob("*.gguf")}
     assert left == {paths["v2"], paths["v3"]}
     assert len(list((models / ".store" / "blobs").iterdir())) == 1
 
 
-def test_what_cannot_be_compared_is_kept(run, tmp_path, shop):
-    """A server that has lost the file does not take it from those who have it, but the last words say so."""
-    source = f"{shop.url}/m.gguf"
-    run(source, *MINE)
+def test_a_file_that_the_server_has_lost_is_kept(run, tmp_path, server):
+    """The termination message reports it."""
+    source = f"{server.url}/m.gguf"
+    run(source, *FRESH)
     before = read_result(tmp_path)
-    shop.status = 404
-    done = run(source, *MINE)
+    server.status = 404
+    done = run(source, *FRESH)
     assert done.exit_code == 0, done.output
     assert read_result(tmp_path)["path"] == before["path"]
     assert "404" in read_result(tmp_path)["kept"]
-    assert run(f"{shop.url}/other.gguf", *MINE).exit_code == 2
+    assert run(f"{server.url}/other.gguf", *FRESH).exit_code == 2
 
 
-def test_an_object_is_fetched_with_the_key_of_the_environment(run, tmp_path, shop):
-    """The variables of AWS's tools lead to a server of one's own, and sign for it."""
-    env = {"AWS_ENDPOINT_URL": shop.url, "AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": "hush"}
-    done = run("s3://bucket/chat", *MINE, "--file", "m.gguf", env=env)
+def test_an_object_is_fetched_with_the_key_of_the_environment(run, tmp_path, server):
+    """The variables of AWS's tools name an endpoint and sign requests to it."""
+    env = {"AWS_ENDPOINT_URL": server.url, "AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": "hush"}
+    done = run("s3://bucket/chat", *FRESH, "--file", "m.gguf", env=env)
     assert done.exit_code == 0, done.output
-    [(path, authorization)] = shop.asked
+    [(path, authorization)] = server.asked
     assert path == "/bucket/chat/m.gguf"
     assert authorization.startswith("AWS4-HMAC-SHA256 Credential=AKID/")
     assert "hush" not in done.output + (tmp_path / "log").read_text()
 
 
-def test_a_job_takes_the_usual_quantization_of_a_repository(run, tmp_path, shop):
-    """A controller's Job chooses in a repository as a host does, and lists what is there when a name is wrong."""
+def test_a_job_takes_the_usual_quantization_of_a_repository(run, tmp_path, server):
+    """A controller's Job chooses in a repository as a host does, and lists the files when a name is wrong."""
     names = ("m-Q2_K.gguf", "m-Q4_K_M.gguf", "mmproj-m-F16.gguf")
-    shop.listing = json.dumps({"sha": "c" * 40, "siblings": [{"rfilename": name} for name in names]}).encode()
-    flags = (f"--hub-endpoint={shop.url}", "--allow-private-sources=127.0.0.0/8")
+    server.listing = json.dumps({"sha": "c" * 40, "siblings": [{"rfilename": name} for name in names]}).encode()
+    flags = (f"--hub-endpoint={server.url}", "--allow-private-sources=127.0.0.0/8")
     done = run("org/repo", *flags)
     assert done.exit_code == 0, done.output
-    assert shop.asked[-1][0].endswith("/m-Q4_K_M.gguf")
+    assert server.asked[-1][0].endswith("/m-Q4_K_M.gguf")
     done = run("hf.co/org/repo:Q9_X", *flags)
     assert done.exit_code == 2
     assert "has no Q9_X; it has m-Q2_K.gguf" in read_result(tmp_path)["message"]

@@ -1,4 +1,4 @@
-"""Whether an address answers, over real sockets of this machine."""
+"""Checks whether an address answers, over real sockets of this machine."""
 
 import json
 import socket
@@ -15,8 +15,8 @@ from llmkube.programs.fetch_job.reach import OTHER_PROGRAM, reach, try_connect
 
 
 @asynccontextmanager
-async def open_speaker(*pieces):
-    """Says these pieces to whoever connects, and hangs up."""
+async def open_server(*pieces):
+    """Send these pieces to each client that connects, and close the connection."""
 
     async def speak(stream):
         async with stream:
@@ -40,28 +40,28 @@ async def open_speaker(*pieces):
         ((b"\xff\xfe\n",), OTHER_PROGRAM),
     ],
 )
-async def test_only_the_word_is_this_host(pieces, result):
+async def test_only_the_hosts_token_identifies_it(pieces, result):
     """Another machine may have the same address, and a proxy answers for any."""
-    async with open_speaker(*pieces) as port:
+    async with open_server(*pieces) as port:
         assert await try_connect("127.0.0.1", port, "word") == result
 
 
-async def test_an_address_that_refuses_is_named_by_its_errno():
-    """Not by Trio's words for all addresses of a host."""
+async def test_a_refused_connection_is_reported_by_its_errno():
+    """Not by Trio's message for all addresses of a host."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         assert await try_connect("127.0.0.1", taken.getsockname()[1], "word") == "ECONNREFUSED"
 
 
-async def test_one_that_says_nothing_is_waited_for_and_no_longer(monkeypatch):
-    """It accepts, and stays silent."""
+async def test_a_silent_server_is_waited_for_until_the_deadline(monkeypatch):
+    """It accepts the connection, and sends nothing."""
     monkeypatch.setattr(module, "CONNECT_TIMEOUT_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert (await try_connect("127.0.0.1", silent.getsockname()[1], "word")).startswith("ETIMEDOUT")
 
 
-def test_the_result_is_printed_and_left_where_the_kubelet_looks(tmp_path):
-    """The exit code is that of a try that was made, whatever came of it."""
+def test_the_result_is_printed_and_written_to_the_termination_log(tmp_path):
+    """The exit code is 0 whatever the result is."""
     log = tmp_path / "termination-log"
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -72,8 +72,8 @@ def test_the_result_is_printed_and_left_where_the_kubelet_looks(tmp_path):
 
 
 @pytest.mark.parametrize("address", ["192.168.1.5", "192.168.1.5:http", ":80"])
-def test_what_is_no_address_is_refused_by_its_name(address):
-    """With an example of one."""
+def test_an_invalid_address_is_refused_by_name(address):
+    """With an example of a valid one."""
     done = CliRunner().invoke(reach, [address, "--word", "w"])
     assert done.exit_code == 2
     assert "ADDRESS" in done.output

@@ -1,4 +1,4 @@
-"""`llmkube fetch` without fetching: what a file says of itself, and folders that go with all that only they need."""
+"""`llmkube fetch` without a download: facts of a file, and removal of folders with the blobs that only they use."""
 
 import hashlib
 import json
@@ -32,15 +32,15 @@ KEYS = ("a" * 16, "b" * 16)
 @pytest.fixture
 def run(tmp_path):
     def invoke(*args):
-        words = ["fetch", *args, "--termination-log", tmp_path / "log"]
-        return CliRunner().invoke(cli, [str(word) for word in words], env={"LLMKUBE_SOURCE": ""})
+        argv = ["fetch", *args, "--termination-log", tmp_path / "log"]
+        return CliRunner().invoke(cli, [str(each) for each in argv], env={"LLMKUBE_SOURCE": ""})
 
     return invoke
 
 
 @pytest.fixture
 def volume(run, tmp_path):
-    """A volume on which two folders show the same file."""
+    """Create a volume on which two folders show the same file."""
     for key in KEYS:
         done = run("builtin://demo", "--to", tmp_path / "v" / key, "--model-store", tmp_path / "v" / ".store")
         assert done.exit_code == 0, done.output
@@ -55,8 +55,8 @@ def held_bytes(volume):
     return sum(path.stat().st_size for path in (volume / ".store" / "blobs").rglob("*") if path.is_file())
 
 
-def test_what_a_file_says_is_what_the_controller_reads(run, tmp_path, volume):
-    """The controller finds size and header of a file that was only looked at."""
+def test_the_controller_reads_the_facts_of_a_file(run, tmp_path, volume):
+    """It finds size and header of a file that was only inspected."""
     done = run("--inspect", volume / KEYS[0] / "model.gguf")
     assert done.exit_code == 0, done.output
     ended = {"terminated": {"exitCode": 0, "message": (tmp_path / "log").read_text()}}
@@ -68,15 +68,15 @@ def test_what_a_file_says_is_what_the_controller_reads(run, tmp_path, volume):
 @pytest.mark.parametrize(
     ("name", "reason"), [("nothing.gguf", "FileNotFound"), ("text.gguf", "NotGGUF"), ("", "FileNotFound")]
 )
-def test_a_file_that_is_none_ends_the_job_with_a_reason(run, tmp_path, name, reason):
-    """No file, another file and a folder are the user's errors, which no other try would mend."""
+def test_an_unusable_file_ends_the_job_with_a_reason(run, tmp_path, name, reason):
+    """No file, another file and a folder are errors of the user, which no retry would fix."""
     (tmp_path / "text.gguf").write_text("hello, I am not a model")
     done = run("--inspect", tmp_path / name)
     assert (done.exit_code, read_result(tmp_path)["reason"]) == (2, reason), done.output
 
 
-def test_a_part_that_is_missing_is_named(run, tmp_path, volume):
-    """Of a split model all parts are looked for."""
+def test_a_missing_part_is_named(run, tmp_path, volume):
+    """All parts of a split model are looked for."""
     first = tmp_path / "m-00001-of-00002.gguf"
     first.write_bytes((volume / KEYS[0] / "model.gguf").read_bytes())
     done = run("--inspect", first)
@@ -84,7 +84,7 @@ def test_a_part_that_is_missing_is_named(run, tmp_path, volume):
     assert "m-00002-of-00002.gguf" in read_result(tmp_path)["message"]
 
 
-def test_a_folder_goes_and_what_another_shows_stays(run, tmp_path, volume):
+def test_a_blob_stays_until_its_last_folder_is_removed(run, tmp_path, volume):
     """The first of two folders with the same file frees nothing; the second frees the store's copy too."""
     there = ("--to", volume, "--model-store", volume / ".store")
     assert run(*there, "--prune", KEYS[0]).exit_code == 0
@@ -97,8 +97,8 @@ def test_a_folder_goes_and_what_another_shows_stays(run, tmp_path, volume):
     assert sorted(path.name for path in volume.iterdir()) == [".store"]
 
 
-def test_what_the_store_has_and_nobody_has_shown_yet_stays(run, tmp_path, volume):
-    """A file that a fetch has just completed, and whose folder is still to come, is none of pruning's business."""
+def test_an_unpublished_blob_is_not_pruned(run, tmp_path, volume):
+    """A fetch has just completed the file, and has yet to create its folder."""
     for key in KEYS:
         shutil.rmtree(volume / key)
     other = volume / ("c" * 16)
@@ -111,14 +111,14 @@ def test_what_the_store_has_and_nobody_has_shown_yet_stays(run, tmp_path, volume
 
 @pytest.mark.parametrize("key", ["..", ".store", "A" * 16, "a" * 15, "/etc", "a/../../b"])
 def test_only_keys_are_removed(run, tmp_path, volume, key):
-    """A word that is no key removes nothing, not even what is named beside it."""
+    """An argument that is no key removes nothing, nor do the keys named with it."""
     done = run("--to", volume, "--model-store", volume / ".store", "--prune", KEYS[0], "--prune", key)
     assert (done.exit_code, read_result(tmp_path)["reason"]) == (2, "InvalidFileSet")
     assert (volume / KEYS[0] / "model.gguf").exists()
 
 
 def test_a_link_is_not_followed(run, tmp_path, volume):
-    """A folder of that name that is a link to another place is left alone, and so is the place."""
+    """A link in place of the folder is not removed, nor is its target."""
     (volume / ("d" * 16)).symlink_to(tmp_path / "v" / KEYS[0])
     run("--to", volume, "--model-store", volume / ".store", "--prune", "d" * 16)
     assert read_result(tmp_path)["removed"] == []
@@ -126,15 +126,15 @@ def test_a_link_is_not_followed(run, tmp_path, volume):
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("builtin://demo", "--inspect", "x"), ("--inspect", "x", "--prune", "a" * 16), ("builtin://demo",)]
+    "argv", [(), ("builtin://demo", "--inspect", "x"), ("--inspect", "x", "--prune", "a" * 16), ("builtin://demo",)]
 )
-def test_one_thing_is_asked_for_at_a_time(run, words):
-    """Nothing at all, two things, and a fetch without folders are refused as misuse."""
-    assert run(*words).exit_code == 2
+def test_exactly_one_operation_is_required(run, argv):
+    """No operation, two operations, and a fetch without folders are usage errors."""
+    assert run(*argv).exit_code == 2
 
 
-async def test_the_gauge_tells_how_far_it_is_and_nothing_else():
-    """Over a real socket: a controller reads the percentage of all files, other paths are 404, and no name is told."""
+async def test_the_progress_server_shows_the_percentage_alone():
+    """Over a real socket: a controller reads the percentage of all files, other paths are 404, and no name is shown."""
     gauge = Gauge(files=2)
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery, open_http_client() as http:
@@ -155,8 +155,8 @@ async def test_the_gauge_tells_how_far_it_is_and_nothing_else():
             nursery.cancel_scope.cancel()
 
 
-def test_telling_ends_with_the_fetch(run, tmp_path):
-    """A fetch that tells how far it is ends as one that does not, and lets go of its port."""
+def test_the_progress_server_ends_with_the_fetch(run, tmp_path):
+    """A fetch with the server has the same result as one without, and releases the port."""
     port = free_port()
     there = ("--to", tmp_path / "v" / "k", "--model-store", tmp_path / "v" / ".store")
     for _ in range(2):
@@ -165,8 +165,8 @@ def test_telling_ends_with_the_fetch(run, tmp_path):
         assert "cannot listen" not in done.output
 
 
-async def test_a_port_that_is_taken_costs_only_the_answers(capsys):
-    """The fetch goes on although nobody can be told how far it is."""
+async def test_a_taken_port_costs_only_the_progress_server(capsys):
+    """The fetch continues without it."""
     async with trio.open_nursery() as nursery:
         [taken] = await trio.open_tcp_listeners(0, host="127.0.0.1")
         async with taken:
@@ -183,7 +183,7 @@ DIGEST = hashlib.sha256(BYTES).hexdigest()
 
 
 async def taken(tmp_path, source, names, sha256=None):
-    """What the store has of a source after the adoption from a folder with these files."""
+    """Return the blobs that the store has of a source after the adoption from a folder with these files."""
     folder, store = tmp_path / "models" / "old", open_store(tmp_path / "models" / ".store")
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -202,8 +202,8 @@ async def taken(tmp_path, source, names, sha256=None):
         (SPLIT, ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]),
     ],
 )
-async def test_weights_of_an_earlier_cache_are_those_of_the_source(tmp_path, source, names):
-    """The store has them by the source's name, as the very file that was there."""
+async def test_a_file_of_an_earlier_cache_is_adopted_for_its_source(tmp_path, source, names):
+    """The store has the very same file under the source's name."""
     found = await taken(tmp_path, source, names)
     assert isinstance(found, WeightsFile)
     assert found.path.read_bytes() == BYTES
@@ -222,38 +222,36 @@ async def test_weights_of_an_earlier_cache_are_those_of_the_source(tmp_path, sou
         (SPLIT, ["m-00001-of-00002.gguf"], None),
     ],
 )
-async def test_what_cannot_be_told_to_be_the_source_is_not_taken(tmp_path, source, names, sha256):
-    """Nothing, several, half a download, another digest, another file, a part: the store has nothing then."""
+async def test_a_file_that_may_not_be_the_source_is_not_adopted(tmp_path, source, names, sha256):
+    """No file, several, half a download, another digest, another file, a part: the store stays empty."""
     assert await taken(tmp_path, source, names, sha256) is None
 
 
-async def test_the_digest_that_is_asked_for_is_enough(tmp_path):
-    """A file of the right digest is taken."""
+async def test_a_file_with_the_expected_digest_is_adopted(tmp_path):
     assert isinstance(await taken(tmp_path, WEB, ["x.gguf"], DIGEST), WeightsFile)
 
 
-def written(path, words):
-    write_result(path / "log", words)
+def written(path, result):
+    write_result(path / "log", result)
     content = (path / "log").read_bytes()
     assert len(content) <= MAX_BYTES
     return json.loads(content)
 
 
 @pytest.mark.parametrize("letter", ["a", '"', "\n", "\x01", "é", "模", "🦙", "\udc80"])
-def test_a_failure_of_any_language_can_be_read(tmp_path, letter):
-    """However many bytes a character takes, the reason and the beginning of the sentence arrive whole."""
+def test_a_failure_message_of_any_language_is_readable(tmp_path, letter):
+    """However many bytes a character takes, the reason and the beginning of the message are kept whole."""
     content = written(tmp_path, failure_message(UserError(letter * 5000)))
     assert content["reason"] == "SourceInvalid"
     assert len(content["message"]) >= 499
     assert set(content["message"]) == {"?" if letter == "\udc80" else letter}
 
 
-def test_a_short_sentence_is_told_as_it_is(tmp_path):
-    """Nothing is cut from what fits."""
+def test_a_short_message_is_not_cut(tmp_path):
     assert written(tmp_path, failure_message(UserError("模型 not found")))["message"] == "模型 not found"
 
 
-def test_a_result_fits_with_its_longest_texts_and_names(tmp_path):
+def test_a_result_with_the_longest_texts_and_names_fits(tmp_path):
     """Of many files with long names the last are left out; path, size, digest and header never are."""
     facts = GGUFFacts(architecture="模" * 900, file_version=3, tensor_count=1, size_bytes=1, name="模" * 900,
                       license="模" * 900)  # fmt: skip
@@ -271,6 +269,5 @@ def test_a_result_fits_with_its_longest_texts_and_names(tmp_path):
     assert content["files"]
 
 
-def test_a_machine_without_such_a_place_is_no_error(tmp_path):
-    """Nobody listens, and nothing fails."""
+def test_a_missing_termination_log_is_no_error(tmp_path):
     write_result(tmp_path / "nowhere" / "log", {"path": "x"})

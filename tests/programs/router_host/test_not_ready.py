@@ -1,4 +1,4 @@
-"""A ModelRouter of `up` whose only service does not answer: the client's answer, its time, and the router's status."""
+"""A ModelRouter of `up` whose only service is not ready: the client's response, its latency and the router's status."""
 
 import json
 from contextlib import asynccontextmanager
@@ -14,7 +14,7 @@ from llmkube.programs.one_machine import AgentDirectory
 from programs.router_host.test_router_host import CHAT, KEY, SEEN, open_host, patient_clock
 from router.proxy.test_default_route import Engine, View
 
-__all__ = ["patient_clock"]  # the fixture, for pytest to find
+__all__ = ["patient_clock"]  # a fixture that pytest looks up here
 
 CLOSED = {"name": "closed", "route": {"backends": ["chat"]}, "match": {}, "failClosed": True}
 READY = View()
@@ -29,7 +29,7 @@ def unready(reason):
 
 @attrs.define
 class Agent:
-    """What the agent knows of the service; None of one that it does not serve, as of a host that is cordoned."""
+    """The agent's state of the service; None for a service that it does not serve, as on a cordoned host."""
 
     view: View | None
     version: int = 0
@@ -43,7 +43,7 @@ class Agent:
 
 @asynccontextmanager
 async def open_router(tmp_path, view, **spec):
-    """Hold a router over the real directory; yield it, and what the agent knows."""
+    """Run a router over the real directory; yield it, and the agent's state."""
     agent, engine = Agent(view), Engine()
     directory = AgentDirectory(agent.services, lambda: agent.version)
     async with trio.open_nursery() as nursery:
@@ -55,7 +55,7 @@ async def open_router(tmp_path, view, **spec):
 
 
 async def ask(host):
-    """Return an answer, and after how many seconds it came."""
+    """Return a response, and the seconds that it took."""
     began_at = trio.current_time()
     answer = await host.ask()
     return answer, trio.current_time() - began_at
@@ -63,8 +63,8 @@ async def ask(host):
 
 @pytest.mark.parametrize("rules", [[], [CLOSED]])
 @pytest.mark.parametrize("reason", sample_rows([*STOPPED, *FAILED]))
-async def test_a_service_that_is_stopped_failed_or_refused_is_told_at_once(patient_clock, tmp_path, reason, rules):
-    """503 with the reason, each time; the status follows, and one that then loads is waited for and healthy."""
+async def test_a_stopped_failed_or_refused_service_is_503_at_once(patient_clock, tmp_path, reason, rules):
+    """The response and the router's status have the reason; a service that then loads is waited for."""
     probed = {**CHAT, "healthCheck": {"path": "/health", "intervalSeconds": 1}}
     async with open_router(tmp_path, unready(reason), rules=rules, backends=[probed]) as (host, agent):
         for _ in range(6):
@@ -83,32 +83,32 @@ async def test_a_service_that_is_stopped_failed_or_refused_is_told_at_once(patie
         agent.publish(unready("Loading"))
         async with trio.open_nursery() as nursery:
 
-            async def answered():
+            async def expect_200():
                 assert (await ask(host))[0].status == 200
 
-            nursery.start_soon(answered)
+            nursery.start_soon(expect_200)
             await trio.sleep(SEEN)
             assert (await host.status()).backends[0].healthy is True
             agent.publish(READY)
 
 
 @pytest.mark.parametrize("reason", sample_rows(PATIENT))
-async def test_a_service_that_loads_is_waited_for(patient_clock, tmp_path, reason):
-    """So is one whose engine has just ended by itself: the next one starts."""
+async def test_a_loading_service_is_waited_for(patient_clock, tmp_path, reason):
+    """So is a service whose engine has just exited: the next one starts."""
     async with open_router(tmp_path, unready(reason)) as (host, agent), trio.open_nursery() as nursery:
 
-        async def come_up():
+        async def become_ready():
             await trio.sleep(30)
             agent.publish(READY)
 
-        nursery.start_soon(come_up)
+        nursery.start_soon(become_ready)
         response, seconds = await ask(host)
         assert response.status == 200
         assert seconds >= 30
 
 
-async def test_a_service_that_is_stopped_while_it_is_waited_for_is_told_within_a_second(patient_clock, tmp_path):
-    """The wait ends with what is true now."""
+async def test_a_stop_during_the_wait_ends_it_within_a_second(patient_clock, tmp_path):
+    """The response has the new reason."""
     async with open_router(tmp_path, unready("Loading")) as (host, agent), trio.open_nursery() as nursery:
 
         async def stop():
@@ -122,8 +122,8 @@ async def test_a_service_that_is_stopped_while_it_is_waited_for_is_told_within_a
         assert b"not_ready (ScaledToZero)" in response.body
 
 
-async def test_a_service_that_this_host_does_not_serve_is_no_answer(patient_clock, tmp_path):
-    """As while the host is cordoned: 503, and not the gateway's 404 with the names of other models."""
+async def test_a_service_that_this_host_does_not_serve_is_503(patient_clock, tmp_path):
+    """As on a cordoned host; not the gateway's 404 with the names of other models."""
     async with open_router(tmp_path, None) as (host, _):
         response, seconds = await ask(host)
         assert (response.status, seconds < 1) == (503, True)

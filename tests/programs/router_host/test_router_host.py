@@ -1,4 +1,4 @@
-"""The ModelRouters of a process: each runs from its coming to its end, and its status says how it does."""
+"""The ModelRouters of a process: each runs from its creation to its deletion, and its status is up to date."""
 
 import random
 from contextlib import asynccontextmanager
@@ -31,25 +31,25 @@ pytestmark = pytest.mark.ci
 KEY = Key("ml", "front")
 CHAT = {"name": "chat", "inferenceServiceRef": {"name": "chat"}}
 SEEN = 4.0
-"""Seconds after which a change is taken up: the host looks every second, and so does the router."""
+"""Seconds after which a change applies: the host checks every second, and so does the router."""
 
 
 @pytest.fixture
 def patient_clock(autojump_clock):
-    """Time jumps only where no thread works either: keys are read and written in threads."""
+    """Time jumps only while no thread works: keys are read and written in threads."""
     autojump_clock.autojump_threshold = 0.03
     return autojump_clock
 
 
 class Host:
-    """A host of routers behind a gateway, and somebody to ask it."""
+    """A router host behind a gateway, with a client."""
 
     def __init__(self, client, host, front, folder):
         self.client = client
         self.host = host
         self.front = front
         self.folder = folder
-        self.asked = []  # what reached the engine
+        self.asked = []  # the bodies that the engine got
 
     async def apply(self, name=KEY.name, **spec):
         meta = {"name": name, "namespace": KEY.namespace}
@@ -71,7 +71,7 @@ class Host:
         return (await self.client.get(ModelRouter, KEY)).status
 
     async def until(self, phase, name=KEY.name):
-        """Wait for a phase: a file of budgets takes the disk as long as it takes."""
+        """Wait for a phase; writing a file of budgets takes real time."""
         while (await self.client.get(ModelRouter, Key(KEY.namespace, name))).status.phase != phase:  # noqa: ASYNC110
             await trio.sleep(1)
 
@@ -95,12 +95,12 @@ class OneEngine:
 
 @asynccontextmanager
 async def open_host(tmp_path, services=("chat",), directory=None, connect=None):
-    """Hold it; one engine answers for all services, unless a directory is given, and a way to its engines."""
+    """Run a host; one engine answers for all services, unless a directory and a connection to its engines are given."""
     there = {Key("ml", name): service(name) for name in services}
     front, engine = MemoryListener(), MemoryListener()
     hosts = []
 
-    def placed(client):
+    def cluster_routers(client):
         services = Services(
             directory=directory or OneEngine(),
             get=there.get,
@@ -114,7 +114,7 @@ async def open_host(tmp_path, services=("chat",), directory=None, connect=None):
         hosts.append(RouterHost(services, client, tmp_path))
         return hosts[0]
 
-    async with open_cluster(routers=placed) as cluster, trio.open_nursery() as nursery:
+    async with open_cluster(routers=cluster_routers) as cluster, trio.open_nursery() as nursery:
         (host,) = hosts
         made = Host(cluster.client, host, front, tmp_path)
 
@@ -140,8 +140,8 @@ async def host(tmp_path):
         yield host
 
 
-async def test_a_router_runs_from_its_coming_to_its_end(patient_clock, host):
-    """It answers at its path within seconds, says Ready and where it is; deleted, it is gone."""
+async def test_a_router_runs_from_its_creation_to_its_deletion(patient_clock, host):
+    """It answers at its path within seconds, and its status is Ready with the address."""
     assert (await host.ask()).status == 404
     await host.apply()
     assert (await host.ask()).status == 200
@@ -157,8 +157,8 @@ async def test_a_router_runs_from_its_coming_to_its_end(patient_clock, host):
     assert (await host.ask()).status == 404
 
 
-async def test_an_edit_counts_without_a_restart(patient_clock, host):
-    """The same router goes on by the new spec; what it may not run by leaves the one before."""
+async def test_an_edit_applies_without_a_restart(patient_clock, host):
+    """The same router continues with the new spec; an invalid one leaves the one before."""
     await host.apply()
     before = host.host.find(KEY)
     await host.apply(defaultRoute=None)
@@ -173,8 +173,8 @@ async def test_an_edit_counts_without_a_restart(patient_clock, host):
     assert (await host.status()).phase == "Degraded"
 
 
-async def test_a_router_that_cannot_be_run_by_waits_for_its_edit(patient_clock, host):
-    """Failed, with all reasons; the others run; after the edit it runs too."""
+async def test_an_invalid_router_fails_until_it_is_edited(patient_clock, host):
+    """Its status is Failed with all reasons; the others run; after the edit it runs too."""
     await host.apply("other")
     await host.apply(policy={"classification": {"mode": "detector"}})
     assert (await host.status()).phase == "Failed"
@@ -183,8 +183,8 @@ async def test_a_router_that_cannot_be_run_by_waits_for_its_edit(patient_clock, 
     assert (await host.status()).phase == "Ready"
 
 
-async def test_clients_show_the_router_s_keys(patient_clock, host):
-    """A key of the Secret lets in, another does not; a rotated one counts within seconds; the object shows none."""
+async def test_clients_need_a_key_of_the_router(patient_clock, host):
+    """A key of the Secret is accepted, another is not; a rotated one applies within seconds; no object shows it."""
     await put_secret(host.client, "clients", team="first-key")
     await host.apply(policy={"auth": {"keysSecretRef": {"name": "clients"}}})
     assert (await host.ask()).status == 401
@@ -196,8 +196,8 @@ async def test_clients_show_the_router_s_keys(patient_clock, host):
     assert "second-key" not in str(await host.client.get_json(f"{ModelRouter.RESOURCE.path('ml', 'front')}"))
 
 
-async def test_clients_show_tokens_that_a_secret_has_the_keys_of(patient_clock, host):
-    """Without the Secret there is 503, and nothing is open; a rotated key counts within seconds."""
+async def test_clients_need_a_token_signed_by_a_key_of_the_secret(patient_clock, host):
+    """Without the Secret each request gets 503; a rotated key applies within seconds."""
     tokens = {"provider": "corp", "issuer": "https://id.example", "audiences": ["llm"], "teamClaim": "team"}
     tokens |= {"jwksSecretRef": {"name": "idp", "key": "keys"}}
     first, second = (f"Bearer {token(name, exp=utcnow().timestamp() + 6000)}" for name in ("ed-1", "ed-2"))
@@ -216,8 +216,7 @@ async def test_clients_show_tokens_that_a_secret_has_the_keys_of(patient_clock, 
     assert (await host.ask(Authorization=second)).status == 200
 
 
-async def test_a_missing_service_is_told_and_comes_back(patient_clock, tmp_path):
-    """Its backend is down alone."""
+async def test_a_missing_service_degrades_its_backend_alone(patient_clock, tmp_path):
     async with open_host(tmp_path, services=()) as host:
         await host.apply()
         status = await host.status()
@@ -225,7 +224,7 @@ async def test_a_missing_service_is_told_and_comes_back(patient_clock, tmp_path)
 
 
 async def test_an_object_chooses_no_file_of_this_machine(patient_clock, tmp_path):
-    """The audit log is in the state directory, whatever path the object names, and the status says so."""
+    """The audit log is in the state directory, whatever path the object names, and the status reports it."""
     async with open_host(tmp_path / "state") as host:
         await host.apply(policy={"auditLog": {"sink": "file", "filePath": str(tmp_path / "elsewhere")}})
         await host.ask()
@@ -236,7 +235,7 @@ async def test_an_object_chooses_no_file_of_this_machine(patient_clock, tmp_path
 
 
 async def test_the_metrics_of_two_routers_are_one_family(patient_clock, host):
-    """Each says which router it is of; a scrape has each name once."""
+    """Each series has its router's name; a scrape has each family once."""
     await host.apply()
     await host.apply("other")
     await host.ask()
@@ -254,8 +253,8 @@ async def test_the_metrics_of_two_routers_are_one_family(patient_clock, host):
     assert sorted(counted) == [("ml/front", "chat", 1.0), ("ml/other", "chat", 1.0)]
 
 
-async def test_at_rest_nothing_is_written(patient_clock, host):
-    """A look every second is no write every second."""
+async def test_an_idle_router_writes_nothing(patient_clock, host):
+    """A check every second is no write every second."""
     await host.apply()
     before = (await host.client.get(ModelRouter, KEY)).metadata.resource_version
     await trio.sleep(60)
@@ -269,15 +268,14 @@ async def put_secret(client, name, **entries):
 
 
 @pytest.mark.parametrize("path", ["/routers/ml", "/routers/ml/nobody/v1/models"])
-async def test_a_path_without_a_router_says_how_paths_are(path, patient_clock, host):
-    """404 with the form."""
+async def test_a_path_without_a_router_is_404_with_the_format_of_paths(path, patient_clock, host):
     answer = await host.ask(path)
     assert answer.status == 404
     assert b"/routers/NAMESPACE/NAME/v1" in answer.body
 
 
 async def test_keys_that_a_killed_process_has_left_are_removed(patient_clock, tmp_path):
-    """The router was deleted, and its process killed before it had removed its keys."""
+    """Its router was deleted, and the process was killed before it had removed the keys."""
     left = tmp_path / "ml.gone" / "keys" / "backends" / "cloud"
     left.parent.mkdir(parents=True)
     left.write_text("sk-old")
@@ -289,8 +287,8 @@ async def test_keys_that_a_killed_process_has_left_are_removed(patient_clock, tm
 BUDGETED = {"policy": {"budgets": [{"name": "day", "scope": "router", "maxTokens": 5000, "windowSeconds": 86400}]}}
 
 
-async def test_a_budget_holds_over_a_restart_of_the_host(patient_clock, tmp_path):
-    """What was taken before the host ended closes the budget after it, and the status says how much that is."""
+async def test_a_budget_survives_a_restart_of_the_host(patient_clock, tmp_path):
+    """The amount used before the restart closes the budget after it, and the status has the amount."""
     async with open_host(tmp_path) as host:
         await host.apply(**BUDGETED)
         await host.until("Ready")
@@ -304,7 +302,7 @@ async def test_a_budget_holds_over_a_restart_of_the_host(patient_clock, tmp_path
 
 
 async def test_a_damaged_budget_file_stops_its_router_alone(patient_clock, tmp_path):
-    """Its status says which file; the other router of the host answers, and the file is left as it is."""
+    """Its status names the file; the other router of the host answers, and the file is not changed."""
     async with open_host(tmp_path) as host:
         await host.apply(**BUDGETED)
         await host.until("Ready")

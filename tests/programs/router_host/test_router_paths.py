@@ -1,4 +1,4 @@
-"""Which router a request of the gateway is for."""
+"""The mapping of the gateway's paths to routers."""
 
 import pytest
 
@@ -21,11 +21,11 @@ from llmkube.programs.router_host.router_paths import router_url, split_target
     ],
 )
 def test_a_target_is_split(target, expected):
-    """Namespace, name, and what the router itself is asked; nothing else is a router's."""
+    """Namespace, name, and the path within the router; other targets belong to no router."""
     assert split_target(target) == expected
 
 
 def test_a_router_s_address_leads_to_it():
-    """What the status says is what the gateway understands."""
+    """The gateway understands the address of the status."""
     url = router_url("http://127.0.0.1:8080", Key("ml", "front"))
     assert split_target(url.removeprefix("http://127.0.0.1:8080") + "/v1") == (Key("ml", "front"), "/v1")

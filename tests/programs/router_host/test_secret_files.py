@@ -1,4 +1,4 @@
-"""Keys on their way from Secrets to files."""
+"""Keys of Secrets in files."""
 
 import stat
 
@@ -22,7 +22,7 @@ async def make(client, name, **entries):
 
 
 async def test_named_entries_are_read_and_no_others(folder):
-    """Of a Secret with many entries a router gets the one that it names; what is missing gives no file."""
+    """Of a Secret with many entries a router gets the one that it names; a missing entry gives no file."""
     async with open_cluster() as cluster:
         await make(cluster.client, "openai", OPENAI_API_KEY="sk-1", other="x")
         await make(cluster.client, "clients", red="r-1\nr-2", blue="b-1")
@@ -39,8 +39,8 @@ async def test_named_entries_are_read_and_no_others(folder):
         }
 
 
-async def test_files_are_the_user_s_alone_and_go_with_their_secret(folder):
-    """Mode 0600 in folders of 0700; a key that is no more wanted does not stay behind."""
+async def test_files_are_private_and_removed_with_their_secret(folder):
+    """Mode 0600 in folders of 0700; a key that is no longer needed is removed."""
     await write_files(folder, {folder / "backends/a": b"sk-1", folder / "backends/b": b"sk-2"}, [folder / "teams"])
     assert stat.S_IMODE((folder / "backends/a").stat().st_mode) == 0o600
     assert stat.S_IMODE((folder / "backends").stat().st_mode) == 0o700
@@ -51,8 +51,8 @@ async def test_files_are_the_user_s_alone_and_go_with_their_secret(folder):
     assert not folder.exists()
 
 
-async def test_what_is_the_same_is_not_written_again(folder):
-    """A router reads a file again when it changes: at rest none does."""
+async def test_an_unchanged_key_is_not_written_again(folder):
+    """A router reads a changed file again: an idle host causes no reads."""
     await write_files(folder, {folder / "a": b"1"}, [])
     before = (folder / "a").stat()
     await trio.sleep(0.02)

@@ -94,10 +94,7 @@ def test_each_field_of_a_router_is_compiled():
             Budget(name="day", scope="team", team_header="x-team", max_tokens=10, window_seconds=60),
             Budget(name="month", scope="rule", rule="private", max_usd=Decimal("1.5"), window_seconds=3600),
         ),
-        auth=Auth(
-            keys_folder="/keys/teams",
-            models_of_team={"red": ("phi-*",), "blue": ("*",)},
-        ),
+        auth=Auth(keys_folder="/keys/teams", models_of_team={"red": ("phi-*",), "blue": ("*",)}),
         audit=Audit(sink="file", path="/var/log/audit", bodies=True),
         first_byte_seconds=90.0,
         circuit_seconds=5.0,

@@ -129,10 +129,7 @@ def test_a_sound_config_is_not_complained_about():
         ({"classes": Classes(header="x-class:")}, "classes.header: 'x-class:' is not a header name in lower case"),
         ({"classes": Classes(sensitive=frozenset())}, "classes.sensitive: empty"),
         ({"classes": Classes(sensitive=frozenset({"PII"}))}, "classes.sensitive: 'PII' can never match; write 'pii'"),
-        (
-            {"classes": Classes(sensitive=frozenset({"pii, phi"}))},
-            "classes.sensitive: 'pii, phi' can never match",
-        ),
+        ({"classes": Classes(sensitive=frozenset({"pii, phi"}))}, "classes.sensitive: 'pii, phi' can never match"),
         ({"classes": Classes(sensitive=frozenset({'"pii"'}))}, "classes.sensitive: '\"pii\"' can never match"),
         ({"classes": Classes(sensitive=frozenset({"top  secret"}))}, "write 'top secret'"),
         (with_match(classes=frozenset({"a,b"})), "rules[0].match.classes: 'a,b' can never match"),

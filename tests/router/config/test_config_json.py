@@ -217,10 +217,7 @@ def test_damage_is_refused_or_means_the_same():
         (BACKENDS + "endpoint: { port: 70000 }\n", "spec.endpoint.port: 70000 is too large; write at most 65535"),
         (BACKENDS + f"defaultRoute: {'x' * 64}\n", "is too long; write at most 63 characters"),
         (BACKENDS + "proxy: { replicas: 11 }\n", "spec.proxy.replicas: 11 is too large; write at most 10"),
-        (
-            BACKENDS + "polcy: { }\n",
-            "spec.polcy: unknown field (value {}); known fields are backends, rules",
-        ),
+        (BACKENDS + "polcy: { }\n", "spec.polcy: unknown field (value {}); known fields are backends, rules"),
     ],
 )
 def test_a_field_is_held_to_its_definition(text, expected):

@@ -36,10 +36,7 @@ def parts_of(timing):
         ),
         ({"usage": Usage(9, 5)}, "total;dur=2000.0"),
         ({"usage": Usage(9, 5, 4)}, 'total;dur=2000.0, cached;desc="4"'),
-        (
-            {"usage": Usage(9, 5, 0, 12.0, 3.0)},
-            'total;dur=2000.0, cached;desc="0", prefill;dur=12.0, decode;dur=3.0',
-        ),
+        ({"usage": Usage(9, 5, 0, 12.0, 3.0)}, 'total;dur=2000.0, cached;desc="0", prefill;dur=12.0, decode;dur=3.0'),
     ],
 )
 async def test_only_known_times_are_reported(changes, expected, autojump_clock):

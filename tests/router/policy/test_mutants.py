@@ -201,10 +201,7 @@ MUTANTS = {
         lambda config, facts: (config, attrs.evolve(facts, capabilities=frozenset(sorted(facts.capabilities)[:1])))
     ),
     "needs that no backend has are dropped": of_permits(
-        lambda config, facts: (
-            config,
-            attrs.evolve(facts, capabilities=facts.capabilities & config.capabilities),
-        )
+        lambda config, facts: (config, attrs.evolve(facts, capabilities=facts.capabilities & config.capabilities))
     ),
     "no lists of teams": of_permits(
         lambda config, facts: (attrs.evolve(config, auth=attrs.evolve(config.auth, models_of_team={})), facts)

@@ -10,14 +10,7 @@ import pytest
 
 from llmkube.router.config.routing_config import Auth
 from llmkube.router.prefix_cache import tenant_prompts
-from llmkube.router.prefix_cache.tenant_prompts import (
-    MAX_PROMPTS,
-    MAX_TENANTS,
-    MAX_TENANTS_WITH_TEXT,
-    MAX_TEXT_BYTES,
-    Divergence,
-    TenantPrompts,
-)
+from llmkube.router.prefix_cache.tenant_prompts import MAX_TENANTS_WITH_TEXT, MAX_TEXT_BYTES, Divergence, TenantPrompts
 from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
 from router.proxy.router_lab import ANSWER, answer, config_of, local, open_lab
 
@@ -78,13 +71,14 @@ def test_more_cached_tokens_mean_that_another_prompt_is_nearer():
 
 def test_a_conversation_that_grows_keeps_one_text():
     """All its prompts are exact at the cost of the longest; a prompt that continues an answered one as well."""
-    divergence, texts = DivergenceProbe(), [random.Random(at).randbytes(3500).hex() for at in range(MAX_PROMPTS)]
-    for count in range(1, MAX_PROMPTS + 1):
+    divergence = DivergenceProbe()
+    texts = [random.Random(at).randbytes(3500).hex() for at in range(tenant_prompts.MAX_PROMPTS)]
+    for count in range(1, tenant_prompts.MAX_PROMPTS + 1):
         assert divergence("".join(texts[:count])) is None
     assert divergence("".join(texts[:7])) is None
     own = divergence.own._tenants["t"]
     assert len({id(each.text) for each in own.prompts.values()}) == 1
-    assert own.text_bytes == START + 7000 * MAX_PROMPTS
+    assert own.text_bytes == START + 7000 * tenant_prompts.MAX_PROMPTS
     assert divergence("".join(texts[:7]) + "x") is None
     assert divergence("".join(texts[:7])[:-1] + "x") == exact(6999 + 6 * 7000)
 
@@ -103,12 +97,12 @@ def test_a_dropped_text_is_compared_by_its_marks():
 def test_what_is_remembered_is_bounded():
     """Limits apply to each tenant and in total; the most recently used prompts are kept."""
     divergence = DivergenceProbe()
-    for number in range(MAX_PROMPTS + 5):
+    for number in range(tenant_prompts.MAX_PROMPTS + 5):
         divergence(f"{number:04}" * 100)
     assert divergence("0000" * 70 + ONE) == exact(3)  # dropped: it differs from "0005"
-    for number in range(MAX_TENANTS + 5):
+    for number in range(tenant_prompts.MAX_TENANTS + 5):
         divergence(ONE, f"t{number}")
-    assert len(divergence.own._tenants) == MAX_TENANTS
+    assert len(divergence.own._tenants) == tenant_prompts.MAX_TENANTS
     assert len(divergence.own._with_text) == MAX_TENANTS_WITH_TEXT
     assert divergence(TWO) is None  # the first again
 

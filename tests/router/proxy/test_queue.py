@@ -58,10 +58,7 @@ async def test_a_slot_is_held_to_the_end_of_a_stream(autojump_clock):
 
 async def test_an_engine_whose_slots_are_not_known_has_no_queue():
     """A provider has none, either: each request is sent at once."""
-    async with (
-        rl.open_lab(rl.MAC, mac=rl.saying(b"", then=rl.until_gone)) as lab,
-        trio.open_nursery() as nursery,
-    ):
+    async with rl.open_lab(rl.MAC, mac=rl.saying(b"", then=rl.until_gone)) as lab, trio.open_nursery() as nursery:
         for _ in range(5):
             nursery.start_soon(lab.ask)
         await trio.testing.wait_all_tasks_blocked()

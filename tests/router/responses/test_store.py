@@ -9,19 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmkube.router.responses import store as module
-from llmkube.router.responses.store import (
-    NO_LIMITS,
-    OVERHEAD_BYTES,
-    Bounds,
-    ResourceRequest,
-    ResponseStore,
-    StoredResponse,
-    Turn,
-    handle_request,
-    input_items,
-    turns_to,
-)
+from llmkube.router.responses import store as response_store
+from llmkube.router.responses.store import NO_LIMITS, OVERHEAD_BYTES, Bounds, ResourceRequest, ResponseStore, Turn
 
 SMALL = Bounds(
     responses=6,
@@ -37,19 +26,14 @@ def stored(name, owner="a", before=None, size=10):
     """Return a response of this many bytes that continues another one."""
     turn = Turn(input=b"q" * size, output=b"a" * size, before=before.turn if before else None)
     length = turn.bytes + (before.conversation_bytes if before else 0)
-    return StoredResponse(
-        owner=owner,
-        response_id=name,
-        response=b"r" * size,
-        turn=turn,
-        limits=NO_LIMITS,
-        conversation_bytes=length,
+    return response_store.StoredResponse(
+        owner=owner, response_id=name, response=b"r" * size, turn=turn, limits=NO_LIMITS, conversation_bytes=length
     )
 
 
 def counted(kept, found):
     """Return the bytes of these responses, each of their turns once, and their owners."""
-    turns = {id(turn): turn for each in found for turn in turns_to(each.turn)}
+    turns = {id(turn): turn for each in found for turn in response_store.turns_to(each.turn)}
     records = sum(len(each.response) + OVERHEAD_BYTES for each in found)
     return records + sum(turn.bytes + OVERHEAD_BYTES for turn in turns.values())
 
@@ -89,7 +73,7 @@ def test_what_is_idle_for_too_long_is_forgotten():
     kept.expire(100.0)
     assert len(kept) == 1
     found = kept.get("a", "r2", 101.0)
-    assert [turn.bytes for turn in turns_to(found.turn)] == [20, 20]
+    assert [turn.bytes for turn in response_store.turns_to(found.turn)] == [20, 20]
     kept.expire(201.0)
     assert (len(kept), kept.bytes) == (0, 0)
 
@@ -105,7 +89,7 @@ def test_a_conversation_is_counted_once():
     for at in range(9):
         kept.delete("a", f"r{at}")
     assert kept.bytes == 10 * (2000 + OVERHEAD_BYTES) + 1000 + OVERHEAD_BYTES
-    assert len(turns_to(kept.get("a", "r9", 0.0).turn)) == 10
+    assert len(response_store.turns_to(kept.get("a", "r9", 0.0).turn)) == 10
 
 
 @pytest.mark.parametrize("size", [2001, 4000])
@@ -143,7 +127,7 @@ STEPS = st.lists(
 
 def play(steps):
     """Put, get and delete; after each step the limits hold, and the counted bytes equal the stored ones."""
-    kept, now, made, there = module.ResponseStore(SMALL), 0.0, {}, {}
+    kept, now, made, there = response_store.ResponseStore(SMALL), 0.0, {}, {}
     for number, (what, owner, pick, size) in enumerate(steps):
         now += 1.0
         own = [each for each in made.values() if each.owner == owner]
@@ -226,7 +210,7 @@ MUTANTS = {"any tenant's": NoOwner, "never deleted": NoEnd, "counted twice": Cou
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(name, monkeypatch):
     """If a mutant passed, the property would prove nothing."""
-    monkeypatch.setattr(module, "ResponseStore", MUTANTS[name])
+    monkeypatch.setattr(response_store, "ResponseStore", MUTANTS[name])
     with pytest.raises(AssertionError):
         play(STEPPED)
 
@@ -259,7 +243,7 @@ def kept():
         turn = Turn(input=json.dumps(asked).encode(), output=json.dumps(answered).encode(), before=turn)
         body = json.dumps(SAID | {"id": name}).encode()
         store.put(
-            StoredResponse(
+            response_store.StoredResponse(
                 owner="a", response_id=name, response=body, turn=turn, limits=NO_LIMITS, conversation_bytes=99
             ),
             0.0,
@@ -268,7 +252,7 @@ def kept():
 
 
 def asked_of(store, method="GET", path="/v1/responses/resp_2", query="", owner="a"):
-    found = handle_request(store, ResourceRequest(method, path, query), owner, 1.0)
+    found = response_store.handle_request(store, ResourceRequest(method, path, query), owner, 1.0)
     return found.status, json.loads(found.body)
 
 
@@ -284,8 +268,8 @@ def test_another_tenants_response_is_answered_as_one_that_is_not_there(method, r
     if method == "DELETE" and rest:
         return
     store = kept()
-    foreign = handle_request(store, ResourceRequest(method, f"/v1/responses/resp_2{rest}"), "b", 1.0)
-    unknown = handle_request(store, ResourceRequest(method, f"/v1/responses/resp_9{rest}"), "a", 1.0)
+    foreign = response_store.handle_request(store, ResourceRequest(method, f"/v1/responses/resp_2{rest}"), "b", 1.0)
+    unknown = response_store.handle_request(store, ResourceRequest(method, f"/v1/responses/resp_9{rest}"), "a", 1.0)
     assert foreign.status == unknown.status == 404
     assert foreign.body.replace(b"resp_2", b"resp_9") == unknown.body
     assert b"restarted" in foreign.body
@@ -332,10 +316,10 @@ def test_each_item_has_an_id_whatever_it_is():
         {"type": "reasoning"},
     ]
     turn = Turn(input=json.dumps(items).encode(), output=b"[]")
-    stored = StoredResponse(
+    stored = response_store.StoredResponse(
         owner="a", response_id="resp_x", response=b"{}", turn=turn, limits=NO_LIMITS, conversation_bytes=9
     )
-    found = [item["id"] for item in input_items(stored)]
+    found = [item["id"] for item in response_store.input_items(stored)]
     assert found == ["msg_x_in_0", "msg_x_in_1", "fc_x_in_2", "fco_x_in_3", "rs_x_in_4"]
 
 

@@ -10,7 +10,7 @@ from llmkube.programs.daemon_engine.ollama_api import OllamaApi
 from llmkube.programs.ollama_library import OllamaLibrary
 from llmkube.supervisor.local import LocalWeights
 from llmkube.weights.ollama_model import AllowedModels
-from programs.daemon_engine.fake_ollama import LIBRARY_BLOB, URL, FakeDaemon, answers, blob_of, reached, shown_header
+from programs.daemon_engine.fake_ollama import LIBRARY_BLOB, URL, FakeDaemon, answers, blob_of, client_of, shown_header
 from sim.machine import Machine
 from sim.world import open_world
 
@@ -31,7 +31,7 @@ def open_host(monkeypatch):
     @asynccontextmanager
     async def opened(fake, *allowed):
         fake.shows, allowed = {LIBRARY_BLOB: shown_header(DEMO)}, allowed or ("*",)
-        async with reached(fake) as client, open_world() as world:
+        async with client_of(fake) as client, open_world() as world:
             library = OllamaLibrary(OllamaApi(client, URL), AllowedModels(allowed), free=fake.free)
             weights = LocalWeights(*[None] * 7, library=library)
             monkeypatch.setattr(Machine, "fetch", fetch_with(weights, Machine.fetch))

@@ -4,7 +4,7 @@ import pytest
 from gguf.constants import GGML_QUANT_SIZES, LlamaFileType
 
 import gguf_bytes as g
-from gguf_corpus import DEMO, cases, demo_draft, disagreement, judge
+from gguf_corpus import DEMO, assess, cases, demo_draft, disagreement
 from gguf_oracle import Oracle, load_library
 from lengths import GGUF_CASES
 from llmkube.weights.formats.gguf_format import FILE_TYPES, NEWEST_TENSOR_TYPE, TENSOR_TYPES
@@ -20,7 +20,7 @@ def test_damaged_headers_get_the_verdict_of_llama_cpp():
     differing = []
     with Oracle() as oracle:
         for number, (fault, data, size) in enumerate(cases(GGUF_CASES, "1")):
-            facts, why = judge(data, size)
+            facts, why = assess(data, size)
             verdict = oracle.ask(data, size)
             if differs := disagreement(facts, verdict):
                 differing.append((number, fault, differs, why, verdict.message))

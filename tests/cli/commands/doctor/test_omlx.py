@@ -7,7 +7,7 @@ import trio
 from llmkube.base.http.message import Response
 from llmkube.cli.commands.doctor.daemons import EMPTY_BYTES, Omlx, assess_omlx, inspect_omlx, port_of
 from llmkube.cli.commands.doctor.findings import Verdict
-from programs.daemon_engine.fake_omlx import NAME, OWN_BYTES, PID, FakeOmlx, reached
+from programs.daemon_engine.fake_omlx import NAME, OWN_BYTES, PID, FakeOmlx, client_of
 
 GIB = 1 << 30
 URL = "http://127.0.0.1:8000"
@@ -44,7 +44,7 @@ def holding(**facts):
 
 
 async def found(fake):
-    async with reached(fake) as client:
+    async with client_of(fake) as client:
         return await inspect_omlx(client, 8000, fake)
 
 
