@@ -378,7 +378,7 @@ async def test_a_service_that_is_no_longer_selected_reports_it(autojump_clock):
             await world.until(world.phase, "Pending", name, seconds=30)
             assert (await world.condition("Loaded", name))[:2] == ("False", "Released")
             words = (await world.condition("Available", name))[2]
-            assert words == "sim no longer serves it, and no other host has claimed it"
+            assert words == "sim no longer serves it, and no other machine serves it"
         assert await world.slices("serves") == []
         await world.add_host("mini", selector=parse_selector("team=web"))
         await world.until(world.phase, "Ready", "serves")

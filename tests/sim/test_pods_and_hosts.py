@@ -116,7 +116,7 @@ async def test_either_serves_while_the_other_does_not(autojump_clock):
 
 async def test_a_runtime_that_hosts_do_not_run_is_named_in_the_status(autojump_clock):
     """Pods keep serving with vLLM; `Degraded` names spec.hosts, the runtime and the fix."""
-    refused = "spec.hosts: hosts do not run spec.runtime vllm: set llamacpp, "
+    refused = "spec.hosts: agents do not run spec.runtime vllm: set llamacpp, "
     async with world_with_pods() as world:
         await apply_both(world, runtime="vllm")
         weights = {"source": "org/repo", "format": "safetensors"}

@@ -41,8 +41,8 @@ class SourceNotAllowedError(SourceError):
     def of_path(cls, path: Path) -> Self:
         """Return the error for a path outside the listed folders."""
         return cls(
-            f"{path} is not below a folder that this host's owner allows; let the owner list its folder with "
-            "--allow-local-sources (allow_local_sources in config.toml), or move the file below one that is listed"
+            f"{path} is not below an allowed folder; allow its folder on this machine with --allow-local-sources "
+            "(allow_local_sources in config.toml), or move the file below an allowed one"
         )
 
     @classmethod
@@ -54,8 +54,8 @@ class SourceNotAllowedError(SourceError):
             remedy: The fix for users other than the owner.
         """
         return cls(
-            f"ollama://{name} is not among the models of Ollama that this host's owner allows; let the owner list it "
-            f"with --allow-ollama-sources {name} (allow_ollama_sources in config.toml), or {remedy}"
+            f"ollama://{name} is not an allowed model of Ollama; allow it on this machine with "
+            f"--allow-ollama-sources {name} (allow_ollama_sources in config.toml), or {remedy}"
         )
 
 
@@ -78,8 +78,8 @@ class WeightsNotFoundError(SourceError):
     def at(cls, path: Path, detail: str) -> Self:
         """Return the error for a path without weights."""
         return cls(
-            f"there is no file {path} that this host can serve; check the path, that LLMKube's user may read the file "
-            "and its folders, and that it is a GGUF file (LLMKube's log on the host has the cause)",
+            f"there is no file {path} that this machine can serve; check the path, that LLMKube's user may read the file "
+            "and its folders, and that it is a GGUF file (LLMKube's log on that machine has the cause)",
             detail=detail,
         )
 

@@ -442,7 +442,7 @@ def engine_source(source: Source, files: Sequence[str], weights_format: str) -> 
     if weights_format not in FOLDER_FORMATS:
         return pick(source, files)
     if files:
-        raise FileSetError(f"a host fetches all files of a model in {weights_format}; remove spec.files")
+        raise FileSetError(f"an agent fetches all files of a model in {weights_format}; remove spec.files")
     if isinstance(source, LocalFile):
         return LocalFolder(source.path)
     if isinstance(source, HubRepository) and not source.quantization:
@@ -477,7 +477,7 @@ def pick(source: Source, files: Sequence[str]) -> Source:
     unrelated = [file for file in files[1:] if _file_of(source, file) != chosen]  # each part maps to the first
     if unrelated:
         raise FileSetError(
-            f"a host fetches only the parts of one model; {unrelated[0]!r} is not a part of {files[0]!r}; remove it"
+            f"an agent fetches only the parts of one model; {unrelated[0]!r} is not a part of {files[0]!r}; remove it"
         )
     return chosen
 

@@ -126,11 +126,11 @@ async def test_old_failure_can_clear(autojump_clock, world):
 
 async def test_a_missing_host_is_given_time(autojump_clock, world):
     """A missing host may be an agent that is starting; it becomes a failure after some seconds."""
-    await world.report(InferenceService, ("Available", "False", "NoHost", "no live host serves accelerator cpu"))
+    await world.report(InferenceService, ("Available", "False", "NoHost", "no machine serves accelerator cpu"))
     began = trio.current_time()
     assert (await world.wait()).reason == "NoHost"
     assert trio.current_time() - began >= STALE_SECONDS
-    assert "fetch: no live host serves accelerator cpu" in world.steps.printed
+    assert "fetch: no machine serves accelerator cpu" in world.steps.printed
 
 
 async def test_after_a_change_ready_has_to_hold(autojump_clock, world):

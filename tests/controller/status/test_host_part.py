@@ -80,7 +80,7 @@ def test_a_model_for_pods_is_refused_by_name():
 @pytest.mark.parametrize(
     ("runtime", "mac", "words"),
     [
-        ("vllm", {}, "spec.hosts: hosts do not run spec.runtime vllm: set llamacpp, "),
+        ("vllm", {}, "spec.hosts: agents do not run spec.runtime vllm: set llamacpp, "),
         ("llama-server", {"format": "mlx"}, "spec.hosts: Model.spec.format: llama-server reads gguf, not mlx"),
     ],
 )

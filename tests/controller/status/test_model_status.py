@@ -84,7 +84,9 @@ def test_the_label_of_a_file_on_a_host_is_compared_with_its_header(promised, fou
 def test_the_message_of_no_host_has_the_fix():
     """The message names the accelerator and the command that would serve it."""
     message = assess_model(model(), NOBODY).message
-    assert message == "no live host serves accelerator metal; start `llmkube agent --accelerator metal` on a host"
+    assert (
+        message == "no machine serves accelerator metal; start `llmkube agent --accelerator metal` on one that has it"
+    )
 
 
 def test_golden_status():

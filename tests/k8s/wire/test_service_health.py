@@ -201,7 +201,7 @@ def test_a_failure_names_its_start_and_cause():
 
 def test_a_host_that_released_a_service_no_longer_reports_on_it():
     """After `Released` the controller's word counts again."""
-    claimed = condition("Available", False, "NotClaimed", "no host has claimed it yet")
+    claimed = condition("Available", False, "NotClaimed", "no machine serves it yet")
     assert service_health(service("chat", loaded("Released"), claimed), model()).reason == "NotClaimed"
 
 

@@ -5,16 +5,26 @@ Two clocks show whether a machine has slept.
 
 import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import attrs
 import pytest
+import trio
 
+from llmkube.base.mailbox import Mailbox
 from llmkube.controller.status.model_status import no_host_message
 from llmkube.k8s.builtins import Lease
 from llmkube.k8s.codec import decode
 from llmkube.k8s.leases.live_hosts import LeaseTracker, LiveHosts
 from llmkube.k8s.wire.names import ACCELERATORS_ANNOTATION, MACHINE_ANNOTATION, MEMORY_TOTAL_ANNOTATION
-from llmkube.supervisor.cluster.host_lease import EXPIRES_AFTER_RENEWALS, ClockReading, lease_manifest, slept_seconds
+from llmkube.supervisor.cluster.host_lease import (
+    EXPIRES_AFTER_RENEWALS,
+    ClockReading,
+    HostLease,
+    lease_manifest,
+    slept_seconds,
+)
+from llmkube.supervisor.values.host_addresses import HostAddress
 from llmkube.supervisor.values.settings import AgentSettings
 
 SETTINGS = AgentSettings("studio", Path("/s"), Path("/s/store"), "llama-server")
@@ -70,3 +80,23 @@ def test_sleep_is_detected(wall, monotonic, slept):
     before = ClockReading(NOW, 100.0)
     now = ClockReading(NOW + datetime.timedelta(seconds=wall), 100.0 + monotonic)
     assert slept_seconds(before, now, 5.0) == pytest.approx(slept)
+
+
+async def test_a_host_without_a_network_keeps_its_last_address():
+    """Engines stay published at it, and the problem is recorded; before the first address there is none."""
+    found, lost = HostAddress("192.168.1.5", "192.168.1.5", why="the route"), HostAddress(None, problem="no network")
+    views = iter([lost, found, lost])
+
+    async def address():
+        await trio.lowlevel.checkpoint()
+        return next(views)
+
+    never = trio.Event()
+    mailbox = Mailbox(HostAddress(None))
+    ports = SimpleNamespace(address=address)
+    lease = HostLease(None, SETTINGS, ports, mailbox, None, lambda: 0, print, print, never, never)
+    seen = []
+    for _ in range(3):
+        await lease.refresh_address()
+        seen.append((mailbox.value.address, mailbox.value.problem))
+    assert seen == [(None, "no network"), ("192.168.1.5", ""), ("192.168.1.5", "no network")]

@@ -130,7 +130,7 @@ async def test_a_pull_that_the_owner_does_not_allow_is_reported_with_the_fix(ope
     async with open_host(fake, "llama*") as world:
         await world.apply(source=SOURCE, runtime="ollama")
         await world.until(reason, "SourceNotAllowed", world)
-        assert "let the owner list it with --allow-ollama-sources tiny:latest (allow" in (await fetched(world))[1]
+        assert "allow it on this machine with --allow-ollama-sources tiny:latest (allow" in (await fetched(world))[1]
         held, why, words = await world.condition()
         assert (held, why) == ("False", "SourceNotAllowed")
         assert "--allow-ollama-sources tiny:latest" in words

@@ -70,8 +70,8 @@ def test_s8_what_lies_elsewhere_is_refused_before_the_disk_is_asked(folder, sour
     assert not [each for each in looked if folder != each and folder not in each.parents and each not in folder.parents]
     assert (type(error), error.reason) == (SourceNotAllowedError, "SourceNotAllowed")
     assert str(error).replace(str(path), "PATH") == (
-        "spec.source: PATH is not below a folder that this host's owner allows; let the owner list its folder with "
-        "--allow-local-sources (allow_local_sources in config.toml), or move the file below one that is listed"
+        "spec.source: PATH is not below an allowed folder; allow its folder on this machine with --allow-local-sources "
+        "(allow_local_sources in config.toml), or move the file below an allowed one"
     )
 
 

@@ -105,7 +105,7 @@ def assess_model(model: Model, hosts: LiveHosts) -> Verdict:
     if not hosts.serving(accelerator):
         return Verdict("Pending", Reason.NO_HOST, no_host_message(accelerator, hosts))
     if fetched is None:
-        return Verdict("Pending", Reason.PENDING, "a host fetches it once a service uses it")
+        return Verdict("Pending", Reason.PENDING, "its file is fetched once a service uses it")
     if model.spec.source.startswith(_LOCAL_PREFIXES):
         return Verdict("Copying", Reason.COPY_STARTED, fetched.message)
     return Verdict("Downloading", Reason.DOWNLOAD_STARTED, fetched.message)
@@ -113,10 +113,10 @@ def assess_model(model: Model, hosts: LiveHosts) -> Verdict:
 
 def no_host_message(accelerator: str, hosts: LiveHosts) -> str:
     """Return the message that no host serves an accelerator, with a fix or the end of the hosts' cordon."""
-    none = f"no live host serves accelerator {accelerator}"
+    none = f"no machine serves accelerator {accelerator}"
     if hosts.cordons:
         return f"{none}; " + ", ".join(f"{host} is cordoned {end}" for host, end in sorted(hosts.cordons.items()))
-    return f"{none}; start `llmkube agent --accelerator {accelerator}` on a host"
+    return f"{none}; start `llmkube agent --accelerator {accelerator}` on one that has it"
 
 
 def quantization_statement(model: Model, found: str) -> Statement:

@@ -260,7 +260,7 @@ def host_refusal(service: InferenceService, model: Model) -> str:
     """
     runtime = service.spec.runtime
     if runtime not in HOST_ENGINES:
-        return f"spec.hosts: hosts do not run spec.runtime {runtime}: set {DEFAULT_RUNTIME}, or remove spec.hosts"
+        return f"spec.hosts: agents do not run spec.runtime {runtime}: set {DEFAULT_RUNTIME}, or remove spec.hosts"
     try:
         host_runtime_of(service, model)
     except PlanError as error:
@@ -286,23 +286,21 @@ def _assess_start(service: InferenceService, model: Model, hosts: LiveHosts, hol
     has_report = any(find_condition(service.status.conditions, kind) for kind in (ACCEPTED, LOADED))
     if not has_report and not claimed:
         candidates = ", ".join(sorted(hosts.serving(accelerator_of(model))))
-        return Verdict(
-            "Pending", Reason.NOT_CLAIMED, f"no host has claimed it yet; hosts that serve its accelerator: {candidates}"
-        )
+        return Verdict("Pending", Reason.NOT_CLAIMED, f"no machine serves it yet; machines that can: {candidates}")
     if file.phase != "Ready":
         return Verdict("Pending", file.reason, file.message)
     loaded = current(service.status.conditions, LOADED, service.metadata.generation)
     message = loaded.message if loaded else ""
-    return Verdict("Creating", Reason.CREATING, message or "waiting for a host to start the engine")
+    return Verdict("Creating", Reason.CREATING, message or "waiting for the engine to start")
 
 
 def _lost_host_message(service: InferenceService, holders: Sequence[str]) -> str:
     """Return how a service lost its last host, whose reports are no longer valid; empty if it did not."""
     if holders:
-        return f"host {', '.join(holders)} is gone, and no other host has claimed this service yet"
+        return f"{', '.join(holders)} is gone, and no other machine serves this service yet"
     loaded = find_condition(service.status.conditions, LOADED)
     released = loaded is not None and loaded.reason == Reason.RELEASED
-    return f"{loaded.message}, and no other host has claimed it" if loaded and released else ""
+    return f"{loaded.message}, and no other machine serves it" if loaded and released else ""
 
 
 def _statements(service: InferenceService, verdict: Verdict, replicas: Replicas) -> list[Statement]:
