@@ -133,7 +133,7 @@ def test_the_last_status_withdraws_the_endpoint():
     applier.take()
     manager.finish()
     assert applier.take() == [STATUS, SLICE.lower(), f"({SERVICE})", f"({STATUS})", f"({MODEL})"]
-    assert (manager.view.reason, manager.view.message) == (Reason.RELEASED, "host sim no longer serves it")
+    assert (manager.view.reason, manager.view.message) == (Reason.RELEASED, "sim no longer serves it")
 
 
 def test_a_change_of_the_snapshot_is_announced():
