@@ -78,8 +78,8 @@ class WeightsNotFoundError(SourceError):
     def at(cls, path: Path, detail: str) -> Self:
         """Return the error for a path without weights."""
         return cls(
-            f"there is no file {path} that this machine can serve; check the path, that LLMKube's user may read the file "
-            "and its folders, and that it is a GGUF file (LLMKube's log on that machine has the cause)",
+            f"there is no file {path} that this machine can serve; check the path, that LLMKube's user may read the "
+            "file and its folders, and that it is a GGUF file (LLMKube's log on that machine has the cause)",
             detail=detail,
         )
 

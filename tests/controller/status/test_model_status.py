@@ -84,9 +84,8 @@ def test_the_label_of_a_file_on_a_host_is_compared_with_its_header(promised, fou
 def test_the_message_of_no_host_has_the_fix():
     """The message names the accelerator and the command that would serve it."""
     message = assess_model(model(), NOBODY).message
-    assert (
-        message == "no machine serves accelerator metal; start `llmkube agent --accelerator metal` on one that has it"
-    )
+    advice = "start `llmkube agent --accelerator metal` on one that has it"
+    assert message == f"no machine serves accelerator metal; {advice}"
 
 
 def test_golden_status():
