@@ -69,7 +69,7 @@ async def test_a_kill_admits_nothing_twice(tmp_path):
     assert len(asked) == 1000 // MOST
     assert refused is not None
     assert refused[0] == 429
-    assert b"budget hour has no room" in refused[1]
+    assert b"budget hour cannot cover" in refused[1]
 
 
 async def test_a_damaged_file_is_named_and_the_router_does_not_start(tmp_path):
@@ -114,5 +114,5 @@ async def test_two_programs_share_one_budget(tmp_path):
             answers = [await http.request("POST", f"{each.url}/v1/chat/completions", body=BODY) for each in routers]
         nursery.cancel_scope.cancel()
     assert [each.status for each in answers] == [200, 429]
-    assert b"budget hour has no room" in answers[1].body
+    assert b"budget hour cannot cover" in answers[1].body
     assert len(asked) == 1

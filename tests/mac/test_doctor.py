@@ -250,7 +250,7 @@ async def reached(_):
         ({"MAC_CHIP": "rosetta"}, {}, "system", "fail", ("is for Intel", "/opt/homebrew/bin/python3")),
         ({"MAC_RELEASE": "12"}, {}, "system", "fail", ("macOS 13.3", "update macOS")),
         ({}, {}, "GPU limit", "warn", ("Metal shows this process no device", "sudo sysctl iogpu.wired_limit_mb=")),
-        ({"MAC_WIRED_LIMIT_MB": "65536"}, {}, "GPU limit", "warn", ("64.0 GiB of 128.0 GiB", "115.2 GiB together")),
+        ({"MAC_WIRED_LIMIT_MB": "65536"}, {}, "GPU limit", "warn", ("64.0 GiB of 128.0 GiB", "115.2 GiB in total")),
         ({"DEVICES": ""}, {}, "engine", "warn", ("lists no GPU", "--list-devices")),
         ({}, {}, "engine", "pass", ("6900 (abc)", "Apple M3 Ultra")),
         ({}, {"source": BATTERY}, "power", "warn", ("battery",)),
