@@ -33,10 +33,10 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import Job, PersistentVolumeClaim, Pod
 
 USERS_SETTLE_SECONDS: Final = 0.2
-"""Debounce of a Model for more users: a thousand that arrive at once are counted a few times, not a thousand times."""
+"""Delay of the next count of a Model's users, so that a thousand new services cause a few counts."""
 
 SECONDS_PER_USER: Final = 0.001
-"""Longer debounce for each user that it has: counting takes 10 µs per user, which stays below 1 % of the time."""
+"""Added to that delay for each user: a count takes 10 µs per user, so counting stays below 1 % of the CPU time."""
 
 HOST_STARTS_SECONDS: Final = 0.05
 """Delay of a new service without pods: meanwhile an agent in this process starts the engine and writes the status."""

@@ -351,7 +351,7 @@ def up_to_date_statement(model: Model, observed: JobFacts) -> Statement:
         message = f"the existing file is kept: {fetched.kept}"
         return Statement(UP_TO_DATE, False, Reason.LOOK_FAILED, message)
     if fetched is not None:
-        message = "the file is the same as at its source when that was last checked"
+        message = "the file matched its source at the last check"
         return Statement(UP_TO_DATE, True, Reason.IN_SYNC, message)
     before = find_condition(model.status.conditions, UP_TO_DATE)
     if before is not None and is_remembered(model):

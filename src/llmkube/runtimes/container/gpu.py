@@ -92,7 +92,7 @@ def resources_of(
     if gpu.count:
         honoured.add("spec.resources.gpu")  # the Model's value has precedence, as the field documents
     if gpu.resource_claims:
-        return _claimed(gpu, sharing, requests, limits, honoured)
+        return _claim_resources(gpu, sharing, requests, limits, honoured)
     if sharing is not None and sharing.mode != "exclusive":
         count = _one_gpu(count, source)
         honoured |= {f"{_SHARING}.mode", f"{_SHARING}.profile"}
@@ -182,7 +182,7 @@ def _bytes(text: str, field: str) -> int:
         raise PlanError(str(exc), field=field) from exc
 
 
-def _claimed(
+def _claim_resources(
     gpu: GPU, sharing: GPUSharing | None, requests: dict[str, str], limits: dict[str, str], honoured: set[str]
 ) -> tuple[Resources, frozenset[str]]:
     if sharing is not None and sharing.mode != "exclusive":
