@@ -109,7 +109,7 @@ class View:
 
 
 def _batch(items: Iterator[bytes]) -> list[bytes]:
-    """Return the next items, as many as make a piece."""
+    """Return the next items, up to the limits of a piece."""
     batch, size = [], 0
     for item in islice(items, _PIECE_ITEMS):
         batch.append(item)

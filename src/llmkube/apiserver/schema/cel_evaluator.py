@@ -194,7 +194,7 @@ class _PricedEvaluator(Evaluator):
         return _first_decisive(map(self.visit, tree.children), decisive=False)
 
     def member_dot_arg(self, tree: Tree) -> Any:
-        """Call a method or a macro; errors in celpy's `all` and `exists` contain each other, and double in length."""
+        """Call a method or a macro; celpy's own `all` and `exists` nest errors, whose length doubles with each item."""
         member, name = tree.children[:2]
         if name.value not in {"all", "exists", "min"}:
             return super().member_dot_arg(tree)

@@ -56,19 +56,19 @@ def validate(obj: Any, old: Any, schema: Schema, path: str = "") -> list[FieldEr
     Bounds come first, then uniqueness in sets and keyed lists, then the CEL rules, which do not run on a malformed
     object. A value that was invalid before and has not changed is accepted (ratcheting), as in Kubernetes.
     """
-    return with_rules(bounds(obj, old, schema, path), obj, old, schema, path)
+    return with_rule_errors(schema_errors(obj, old, schema, path), obj, old, schema, path)
 
 
-def bounds(obj: Any, old: Any, schema: Schema, path: str = "", *, duplicates: bool = True) -> list[FieldError]:
-    """Return the errors of an object except those of its rules.
+def schema_errors(obj: Any, old: Any, schema: Schema, path: str = "", *, duplicates: bool = True) -> list[FieldError]:
+    """Return the errors of an object, without those of its schema's CEL rules.
 
     `duplicates` is off for a built-in kind, which has its own rules for repeated items.
     """
     return [*_validate(obj, old, schema, path), *(_duplicate_errors(obj, old, schema, path) if duplicates else ())]
 
 
-def with_rules(errors: list[FieldError], obj: Any, old: Any, schema: Schema, path: str = "") -> list[FieldError]:
-    """Return the errors and those of the schema's rules, or a notice that errors kept the rules from running."""
+def with_rule_errors(errors: list[FieldError], obj: Any, old: Any, schema: Schema, path: str = "") -> list[FieldError]:
+    """Return the errors and those of the schema's CEL rules, or a notice that errors prevented their evaluation."""
     if not schema.has_rules:
         return errors
     if any(error.type in _BLOCKING for error in errors):
@@ -95,10 +95,10 @@ def _validate(value: Any, old: Any, schema: Schema, path: str) -> Iterator[Field
         return
     if value is None:
         return
-    yield from _bounds(value, schema.raw, path)
-    yield from _branches(value, schema, path)
+    yield from _bound_errors(value, schema.raw, path)
+    yield from _combination_errors(value, schema, path)
     if is_object(value):
-        yield from _fields(value, old if is_object(old) else {}, schema, path)
+        yield from _field_errors(value, old if is_object(old) else {}, schema, path)
     elif is_list(value) and schema.items is not None:
         for index, (item, before) in enumerate(zip(value, schema.counterparts(value, old), strict=True)):
             yield from _validate(item, before, schema.items, at_index(path, index))
@@ -109,15 +109,15 @@ def _type_errors(value: Any, schema: Schema, path: str) -> Iterator[FieldError]:
     found, wanted, raw = json_type(value), "integer,string" if schema.int_or_string else schema.type, schema.raw
     if "format" in raw and not isinstance(value, str | list | None):
         found, wanted = _GO_FORMATS.get(type(value), ""), raw["format"]
-    yield type_invalid(path, found, _body(path, f'must be of type {wanted}: "{found}"'))
+    yield type_invalid(path, found, _in_body(path, f'must be of type {wanted}: "{found}"'))
     if schema.type == "integer" and is_number(value):
         yield from _number_bounds(value, raw, path)
     if "enum" in raw:
         yield not_supported(path, value, raw["enum"])
-    yield from _branches(value, schema, path)
+    yield from _combination_errors(value, schema, path)
 
 
-def _fields(value: Mapping[str, Any], old: Mapping[str, Any], schema: Schema, path: str) -> Iterator[FieldError]:
+def _field_errors(value: Mapping[str, Any], old: Mapping[str, Any], schema: Schema, path: str) -> Iterator[FieldError]:
     for name in schema.raw.get("required") or ():
         if name not in value:
             yield required(at(path, name))
@@ -140,11 +140,11 @@ def _has_type(value: Any, schema: Schema) -> bool:
     return has_type(value, schema.type)
 
 
-def _body(path: str, text: str) -> str:
+def _in_body(path: str, text: str) -> str:
     return f"{path} in body {text}"
 
 
-def _bounds(value: Any, raw: Mapping[str, Any], path: str) -> Iterator[FieldError]:
+def _bound_errors(value: Any, raw: Mapping[str, Any], path: str) -> Iterator[FieldError]:
     if "enum" in raw and not any(same(value, allowed) for allowed in raw["enum"]):
         yield not_supported(path, value, raw["enum"])
     if is_number(value):
@@ -156,7 +156,7 @@ def _bounds(value: Any, raw: Mapping[str, Any], path: str) -> Iterator[FieldErro
     elif is_list(value):
         yield from _size_bounds(len(value), raw.get("minItems"), raw.get("maxItems"), "items", path)
         if raw.get("uniqueItems") and len({compact(item) for item in value}) < len(value):
-            yield invalid(path, value, _body(path, "shouldn't contain duplicates"))
+            yield invalid(path, value, _in_body(path, "shouldn't contain duplicates"))
 
 
 def _number_bounds(value: float, raw: Mapping[str, Any], path: str) -> Iterator[FieldError]:
@@ -169,11 +169,13 @@ def _number_bounds(value: float, raw: Mapping[str, Any], path: str) -> Iterator[
         format_text = f"with format {raw['format']}" if "format" in raw else "(default format)"
         yield invalid("", "", f"Checked value must be of type integer {format_text} in {path}")
     if lowest is not None and (value < lowest or (above and value == lowest)):
-        yield invalid(path, value, _body(path, f"should be greater than {'' if above else _OR_EQUAL}{_plain(lowest)}"))
+        yield invalid(
+            path, value, _in_body(path, f"should be greater than {'' if above else _OR_EQUAL}{_plain(lowest)}")
+        )
     if highest is not None and (value > highest or (below and value == highest)):
-        yield invalid(path, value, _body(path, f"should be less than {'' if below else _OR_EQUAL}{_plain(highest)}"))
+        yield invalid(path, value, _in_body(path, f"should be less than {'' if below else _OR_EQUAL}{_plain(highest)}"))
     if step and not is_integer(value / step):
-        yield invalid(path, value, _body(path, f"should be a multiple of {_plain(step)}"))
+        yield invalid(path, value, _in_body(path, f"should be a multiple of {_plain(step)}"))
 
 
 def _text_bounds(value: str, raw: Mapping[str, Any], path: str) -> Iterator[FieldError]:
@@ -181,18 +183,18 @@ def _text_bounds(value: str, raw: Mapping[str, Any], path: str) -> Iterator[Fiel
     if longest is not None and len(value) > longest:
         yield too_long(path, longest)
     elif shortest is not None and len(value) < shortest:
-        yield invalid(path, value, _body(path, f"should be at least {shortest} chars long"))
+        yield invalid(path, value, _in_body(path, f"should be at least {shortest} chars long"))
     elif pattern:
         yield from _pattern_errors(value, pattern, path)
     wanted = raw.get("format", "")
     if wanted in FORMATS and not FORMATS[wanted](value):
-        yield type_invalid(path, value, _body(path, f'must be of type {wanted}: "{value}"'))
+        yield type_invalid(path, value, _in_body(path, f'must be of type {wanted}: "{value}"'))
 
 
 def _pattern_errors(value: str, pattern: str, path: str) -> Iterator[FieldError]:
     try:
         if not patterns.found(pattern, value):
-            yield invalid(path, value, _body(path, f"should match '{pattern}'"))
+            yield invalid(path, value, _in_body(path, f"should match '{pattern}'"))
     except patterns.PatternError as error:
         yield invalid(path, Verbatim("a text"), str(error))
 
@@ -201,11 +203,11 @@ def _size_bounds(size: int, minimum: int | None, maximum: int | None, unit: str,
     if maximum is not None and size > maximum:
         yield too_many(path, size, maximum)
     if minimum is not None and size < minimum:
-        yield invalid(path, size, _body(path, f"should have at least {minimum} {unit}"))
+        yield invalid(path, size, _in_body(path, f"should have at least {minimum} {unit}"))
 
 
-def _branches(value: Any, schema: Schema, path: str) -> Iterator[FieldError]:
-    """Check allOf, anyOf, oneOf and not; as in the original, their errors have no path of their own."""
+def _combination_errors(value: Any, schema: Schema, path: str) -> Iterator[FieldError]:
+    """Yield the errors of allOf, anyOf, oneOf and not; as in kube-apiserver, they have no path of their own."""
     for branch in schema.all_of:
         failed = list(_validate(value, None, branch, path))
         if failed:

@@ -209,5 +209,5 @@ def check_delete_preconditions(target: Target, stored: Object, options: DeleteOp
     if options.resource_version and options.resource_version != live["resourceVersion"]:
         requested, current = options.resource_version, live["resourceVersion"]
         message = f"the ResourceVersion in the precondition ({requested}) does not match"
-        why = f"{message} the ResourceVersion in record ({current}). The object might have been modified"
-        raise conflict(target.kind_subject, why)
+        message += f" the ResourceVersion in record ({current}). The object might have been modified"
+        raise conflict(target.kind_subject, message)

@@ -194,7 +194,7 @@ def check(kind: KindInfo, obj: Mapping[str, Any], old: Old, subresource: str = "
     if kind.scale is not None:
         shown = "statusReplicasPath" if subresource == "status" else "specReplicasPath"
         errors += _check_replicas(obj, kind.scale[shown])
-    return validation.with_rules(errors, obj, old, kind.schema)
+    return validation.with_rule_errors(errors, obj, old, kind.schema)
 
 
 def _is_metadata_error(error: FieldError) -> bool:
@@ -208,9 +208,9 @@ def _schema_errors(kind: KindInfo, obj: Mapping[str, Any], old: Old, subresource
     `managedFields` are the server's own, and are not validated.
     """
     if subresource != "status" or kind.builtin or "status" not in obj:
-        return validation.bounds(managed_fields.strip(obj), old, kind.schema, duplicates=not kind.builtin)
+        return validation.schema_errors(managed_fields.strip(obj), old, kind.schema, duplicates=not kind.builtin)
     schema, before = kind.schema.child("status"), (old or {}).get("status")
-    errors = validation.bounds(obj["status"], before, schema, "status") if schema is not None else []
+    errors = validation.schema_errors(obj["status"], before, schema, "status") if schema is not None else []
     return [attrs.evolve(error, detail=error.detail.removeprefix("status").removeprefix(".")) for error in errors]
 
 

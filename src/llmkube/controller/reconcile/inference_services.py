@@ -103,7 +103,7 @@ class PodServices:
         except REFUSED as error:
             self.context.queues.services.add_after(service.key, REFUSED_RETRY_SECONDS)
             if isinstance(error, NameTakenError):
-                return attrs.evolve(facts, obstacle=str(error), passing=error.passing)
+                return attrs.evolve(facts, obstacle=str(error), transient=error.transient)
             return attrs.evolve(facts, refusal=str(error))
         return facts
 

@@ -11,7 +11,7 @@ import attrs
 
 from llmkube.controller.informers import JOB_LABEL
 from llmkube.controller.reconcile.context import Context, PodContext
-from llmkube.controller.reconcile.workload_plans import user_of
+from llmkube.controller.reconcile.workload_plans import weights_use
 from llmkube.controller.render.jobs import fetch_job, inspect_job
 from llmkube.controller.render.labels import DIGEST
 from llmkube.controller.render.model_sources import claim_path, job_name, source_of
@@ -72,7 +72,7 @@ async def ensure_service_claim(context: PodContext, service: InferenceService, w
         f'PersistentVolumeClaim "{key.name}" does not belong to this InferenceService, or is being deleted; rename '
         "the InferenceService, delete that claim, or name it in spec.modelCache.claimName to use it as it is"
     )
-    error.passing = bool(live.metadata.deletion_timestamp) or theirs == service.key
+    error.transient = bool(live.metadata.deletion_timestamp) or theirs == service.key
     raise error
 
 
@@ -107,7 +107,7 @@ class PodModels:
         """Start or continue the supply of a Model's weights, and write its status."""
         users = self.context.informers.users(cached.key)
         supply = choose_supply(
-            cached, [user_of(self.context, service, cached) for service in users], self.context.workloads
+            cached, [weights_use(self.context, service, cached) for service in users], self.context.workloads
         )
         newest = self.context.models.newest(cached)
         observed = await self._observe(newest, supply)

@@ -138,7 +138,7 @@ class OwnedObjects(Generic[T]):
                 # The cache has only objects with our label, and a plain apply would merge into one without it.
                 return await self._apply(key, manifest, NO_VERSION)
             except ConflictError as refusal:
-                live = await self._read_unseen(key, refusal)
+                live = await self._read_uncached(key, refusal)
         if self._is_known(manifest, live):
             return live
         owner = manifest["metadata"]["ownerReferences"][0]
@@ -197,7 +197,7 @@ class OwnedObjects(Generic[T]):
             return
 
     def is_own(self, live: T) -> bool:
-        """Whether an object is unchanged since our last write, whose reconcile has seen this version."""
+        """Whether an object is unchanged since our last write: the reconcile that wrote it knows this version."""
         last = self._records.get(live.key)
         return last is not None and last.is_answer and _is_same(last.live, live)
 
@@ -212,8 +212,8 @@ class OwnedObjects(Generic[T]):
         if owner.metadata.uid != desired["uid"]:
             raise ConflictError(f"{desired['kind']} {owner.key} was deleted and created again meanwhile")
 
-    async def _read_unseen(self, key: Key, refusal: ConflictError) -> T:
-        """Read an object that the cache lacks: it is not up to date, our label was removed, or the owner is another."""
+    async def _read_uncached(self, key: Key, refusal: ConflictError) -> T:
+        """Read an object that the cache lacks: the cache is stale, our label was removed, or the owner is another."""
         try:
             return await self.client.get(self.kind, key)
         except NotFoundError:
@@ -296,7 +296,9 @@ class OwnedObjects(Generic[T]):
         if theirs is not None:
             why = f"belongs to another {kind}, or is being deleted; it is not touched"
         error = NameTakenError(f'{self.kind.RESOURCE.kind} "{live.key.name}" {why}')
-        error.passing = bool(live.metadata.deletion_timestamp) or (theirs is not None and theirs.name == owner["name"])
+        error.transient = bool(live.metadata.deletion_timestamp) or (
+            theirs is not None and theirs.name == owner["name"]
+        )
         return error
 
 

@@ -87,10 +87,10 @@ class StatusWriter(Generic[T]):
         Args:
             cached: The object from the cache; its `newest` version is compared.
             status: The fields that we own, as JSON.
-            extra: Fields that are written together with the others but cause no write, such as its time.
+            extra: Fields that are written with the others but cause no write by themselves, such as a timestamp.
 
         Raises:
-            ConflictError: The object has changed meanwhile, or is another one; reconcile it again.
+            ConflictError: The object has changed in the meantime, or was recreated; reconcile it again.
             NotFoundError: The object is gone.
             ApiError: The request failed or was refused.
         """

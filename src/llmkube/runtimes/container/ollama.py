@@ -63,7 +63,7 @@ def _listener(builder: ContainerBuilder, port: int) -> str:
         if any(each.name == _HOST for each in builder.spec.env):
             raise PlanError(f"{_HOST} is controlled by {KEYS_FIELD}; remove one of the two", field="spec.env")
         return f"{LOOPBACK}:{loopback_port}"
-    # without an address it listens on all, of every family, and its own client finds it there
+    # without an address it listens on all addresses, IPv4 and IPv6, and its own client connects to one of them
     address = builder.spec.bind_address or ""
     builder.honour("spec.bindAddress")
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

@@ -61,7 +61,7 @@ def describe(program: str, answers: Sequence[str]) -> EngineInfo:
     help_text, version = answers
     found = _VERSION.search(version)
     if "omlx" not in help_text.lower() or "serve" not in help_text or found is None:
-        raise ProgramError(f"{program} does not answer --help and --version like oMLX; name oMLX's with --omlx-bin")
+        raise ProgramError(f"{program} is not oMLX, by its --help and --version; set the path with --omlx-bin")
     return EngineInfo(program, found[1], frozenset())
 
 
