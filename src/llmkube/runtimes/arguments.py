@@ -67,7 +67,7 @@ class CommandLine:
         return self.engine is None or flag in self.engine.flags
 
     def add(self, path: str, flag: str, *values: object) -> None:
-        """Write the flag for the field at `path`, if the engine knows it and the user has not given the same.
+        """Add the flag for the field at `path`, if the engine knows it and the user has not given the same.
 
         Raises:
             PlanError: The user has given the flag with another value.

@@ -190,7 +190,7 @@ def test_an_engine_wants_no_more_gpus_than_there_are(wanted, count, fits):
     if fits:
         check_parallel(wanted, Resources(gpu_count=count), "spec.x")
     else:
-        with pytest.raises(PlanError, match=r"spec\.x: needs 3 GPUs and a replica has 2"):
+        with pytest.raises(PlanError, match=r"spec\.x: needs 3 GPUs, but a replica has 2"):
             check_parallel(wanted, Resources(gpu_count=count), "spec.x")
 
 

@@ -79,7 +79,7 @@ class WatchStream:
         return [], query.revision
 
     async def run(self, send: SendChunk, timeout_seconds: float) -> None:
-        """Send events until the timeout, or until the kind is no longer served or the client is behind the log."""
+        """Send events until the timeout, the kind is no longer served, or the client is too far behind the log."""
         end = trio.current_time() + timeout_seconds
         try:
             items, revision = self.start()

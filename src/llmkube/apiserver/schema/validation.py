@@ -109,7 +109,7 @@ def _type_errors(value: Any, schema: Schema, path: str) -> Iterator[FieldError]:
     found, wanted, raw = json_type(value), "integer,string" if schema.int_or_string else schema.type, schema.raw
     if "format" in raw and not isinstance(value, str | list | None):
         found, wanted = _GO_FORMATS.get(type(value), ""), raw["format"]
-    yield type_invalid(path, found, _in_body(path, f'must be of type {wanted}: "{found}"'))
+    yield type_invalid(path, found, _body(path, f'must be of type {wanted}: "{found}"'))
     if schema.type == "integer" and is_number(value):
         yield from _number_bounds(value, raw, path)
     if "enum" in raw:
@@ -140,7 +140,7 @@ def _has_type(value: Any, schema: Schema) -> bool:
     return has_type(value, schema.type)
 
 
-def _in_body(path: str, text: str) -> str:
+def _body(path: str, text: str) -> str:
     return f"{path} in body {text}"
 
 
@@ -156,7 +156,7 @@ def _bound_errors(value: Any, raw: Mapping[str, Any], path: str) -> Iterator[Fie
     elif is_list(value):
         yield from _size_bounds(len(value), raw.get("minItems"), raw.get("maxItems"), "items", path)
         if raw.get("uniqueItems") and len({compact(item) for item in value}) < len(value):
-            yield invalid(path, value, _in_body(path, "shouldn't contain duplicates"))
+            yield invalid(path, value, _body(path, "shouldn't contain duplicates"))
 
 
 def _number_bounds(value: float, raw: Mapping[str, Any], path: str) -> Iterator[FieldError]:
@@ -169,13 +169,11 @@ def _number_bounds(value: float, raw: Mapping[str, Any], path: str) -> Iterator[
         format_text = f"with format {raw['format']}" if "format" in raw else "(default format)"
         yield invalid("", "", f"Checked value must be of type integer {format_text} in {path}")
     if lowest is not None and (value < lowest or (above and value == lowest)):
-        yield invalid(
-            path, value, _in_body(path, f"should be greater than {'' if above else _OR_EQUAL}{_plain(lowest)}")
-        )
+        yield invalid(path, value, _body(path, f"should be greater than {'' if above else _OR_EQUAL}{_plain(lowest)}"))
     if highest is not None and (value > highest or (below and value == highest)):
-        yield invalid(path, value, _in_body(path, f"should be less than {'' if below else _OR_EQUAL}{_plain(highest)}"))
+        yield invalid(path, value, _body(path, f"should be less than {'' if below else _OR_EQUAL}{_plain(highest)}"))
     if step and not is_integer(value / step):
-        yield invalid(path, value, _in_body(path, f"should be a multiple of {_plain(step)}"))
+        yield invalid(path, value, _body(path, f"should be a multiple of {_plain(step)}"))
 
 
 def _text_bounds(value: str, raw: Mapping[str, Any], path: str) -> Iterator[FieldError]:
@@ -183,18 +181,18 @@ def _text_bounds(value: str, raw: Mapping[str, Any], path: str) -> Iterator[Fiel
     if longest is not None and len(value) > longest:
         yield too_long(path, longest)
     elif shortest is not None and len(value) < shortest:
-        yield invalid(path, value, _in_body(path, f"should be at least {shortest} chars long"))
+        yield invalid(path, value, _body(path, f"should be at least {shortest} chars long"))
     elif pattern:
         yield from _pattern_errors(value, pattern, path)
     wanted = raw.get("format", "")
     if wanted in FORMATS and not FORMATS[wanted](value):
-        yield type_invalid(path, value, _in_body(path, f'must be of type {wanted}: "{value}"'))
+        yield type_invalid(path, value, _body(path, f'must be of type {wanted}: "{value}"'))
 
 
 def _pattern_errors(value: str, pattern: str, path: str) -> Iterator[FieldError]:
     try:
         if not patterns.found(pattern, value):
-            yield invalid(path, value, _in_body(path, f"should match '{pattern}'"))
+            yield invalid(path, value, _body(path, f"should match '{pattern}'"))
     except patterns.PatternError as error:
         yield invalid(path, Verbatim("a text"), str(error))
 
@@ -203,7 +201,7 @@ def _size_bounds(size: int, minimum: int | None, maximum: int | None, unit: str,
     if maximum is not None and size > maximum:
         yield too_many(path, size, maximum)
     if minimum is not None and size < minimum:
-        yield invalid(path, size, _in_body(path, f"should have at least {minimum} {unit}"))
+        yield invalid(path, size, _body(path, f"should have at least {minimum} {unit}"))
 
 
 def _combination_errors(value: Any, schema: Schema, path: str) -> Iterator[FieldError]:

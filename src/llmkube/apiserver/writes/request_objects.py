@@ -156,8 +156,8 @@ def check_name(target: Target, wanted: Mapping[str, Any]) -> None:
         raise bad_request(f"the name of the object ({name}) does not match the name on the URL ({target.ref.key.name})")
 
 
-def place(target: Target, wanted: JsonObject) -> None:
-    """Set the name and the namespace of the URL; refuse an object that states others."""
+def set_name_and_namespace(target: Target, wanted: JsonObject) -> None:
+    """Set the name and the namespace from the URL; refuse an object with others."""
     metadata, key = wanted["metadata"], target.ref.key
     name = metadata.get("name")
     if name and name != key.name:
@@ -165,7 +165,7 @@ def place(target: Target, wanted: JsonObject) -> None:
     namespace = metadata.get("namespace")
     if namespace and namespace != key.namespace:
         raise wrong_namespace()
-    metadata["name"] = key.name  # the body may leave it out
+    metadata["name"] = key.name  # the body may omit it
     if key.namespace:
         metadata["namespace"] = key.namespace
 

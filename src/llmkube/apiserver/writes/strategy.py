@@ -237,9 +237,9 @@ def _go_text(value: Any) -> str:
 
 
 def next_generation(kind: KindInfo, obj: Mapping[str, Any], old: Old) -> int | None:
-    """Return the object's generation after the write: it grows with changes of the desired state, or a slice's labels.
+    """Return the object's generation after the write, incremented if the desired state or a slice's labels change.
 
-    None means that the kind has none, like the built-in kinds without a controller of their own.
+    None if the kind has no generations, like the built-in kinds without a controller of their own.
     """
     if not kind.has_generation:
         return None

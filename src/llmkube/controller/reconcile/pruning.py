@@ -20,7 +20,7 @@ from llmkube.controller.render.jobs import PRUNE_JOB, PRUNED, prune_job
 from llmkube.controller.render.labels import MANAGED_BY
 from llmkube.controller.render.model_sources import CACHE_FOLDER, cache_key
 from llmkube.controller.render.storage import CACHE_CLAIM
-from llmkube.controller.status.job_result import ended_at, is_complete
+from llmkube.controller.status.job_result import finished_at, is_complete
 from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
@@ -119,7 +119,7 @@ class Pruner:
 
     def _is_fetching(self, namespace: str) -> bool:
         return any(
-            job.key.namespace == namespace and job.key.name != PRUNE_JOB and not ended_at(job)
+            job.key.namespace == namespace and job.key.name != PRUNE_JOB and not finished_at(job)
             for job in self.context.pods.jobs.values()
         )
 

@@ -222,7 +222,7 @@ def _privilege(name: str, value: Any) -> str:
         return "removes the container's profile" if value.get("type") not in _PROFILES else ""
     if name == "seLinuxOptions":
         other = (value.get("type") or "") not in _SELINUX_TYPES or value.get("user") or value.get("role")
-        return "leaves the SELinux type of containers" if other else ""
+        return "changes the SELinux type, user or role of the container" if other else ""
     if name == "sysctls":
         more = [str(one.get("name", "")) for one in value if one.get("name") not in _SAFE_SYSCTLS]
         return f"sets {', '.join(more)}, which affects more than the pod" if more else ""

@@ -74,8 +74,8 @@ def is_failed(job: Job | None) -> bool:
     return _holds(job, "Failed")
 
 
-def ended_at(job: Job | None) -> str:
-    """Return when a Job finished, as an RFC 3339 timestamp; empty while it has not."""
+def finished_at(job: Job | None) -> str:
+    """Return when a Job finished, as an RFC 3339 timestamp; empty if it has not."""
     for kind in ("Complete", "Failed"):
         found = find_condition(job.status.conditions, kind) if job is not None else None
         if job is not None and found is not None and found.status == "True":

@@ -44,7 +44,7 @@ _BY_FETCHING: Final = (
 
 
 @attrs.frozen
-class WeightsUse:
+class Usage:
     """A service's use of its weights: fetched by the engine itself, by each of its pods, or by the Model's Job."""
 
     engine_fetches: bool = False
@@ -60,7 +60,7 @@ class Supply:
     message: str = ""
 
 
-def choose_supply(model: Model, users: Sequence[WeightsUse], settings: WorkloadSettings) -> Supply:
+def choose_supply(model: Model, users: Sequence[Usage], settings: WorkloadSettings) -> Supply:
     """Decide how a Model's weights are supplied.
 
     Args:

@@ -124,7 +124,7 @@ class OwnedObjects(Generic[T]):
 
         Raises:
             NameTakenError: An object of that name has another owner.
-            ConflictError: The object or its owner has changed meanwhile; reconcile again.
+            ConflictError: The object or its owner has changed in the meantime; reconcile again.
             NotFoundError: The owner is gone.
             ApiError: The request failed or was refused.
         """
@@ -161,7 +161,7 @@ class OwnedObjects(Generic[T]):
         only objects with our label.
 
         Raises:
-            ConflictError: The object has changed meanwhile.
+            ConflictError: The object has changed in the meantime.
             ApiError: The request failed or was refused.
         """
         if key in self._records or self.informer.get(key) is not None:
@@ -184,7 +184,7 @@ class OwnedObjects(Generic[T]):
         """Delete the object if it belongs to this owner, or only our fields if another program shares it.
 
         Raises:
-            ConflictError: The object has changed meanwhile, or is another one; reconcile again.
+            ConflictError: The object has changed in the meantime, or was recreated; reconcile again.
             ApiError: The request failed or was refused.
         """
         live = self.get(key)
@@ -210,7 +210,7 @@ class OwnedObjects(Generic[T]):
         kind = _OWNERS[desired["kind"]]
         owner = await self.client.get(kind, Key(manifest["metadata"]["namespace"], desired["name"]))
         if owner.metadata.uid != desired["uid"]:
-            raise ConflictError(f"{desired['kind']} {owner.key} was deleted and created again meanwhile")
+            raise ConflictError(f"{desired['kind']} {owner.key} was deleted and recreated")
 
     async def _read_uncached(self, key: Key, refusal: ConflictError) -> T:
         """Read an object that the cache lacks: the cache is stale, our label was removed, or the owner is another."""
@@ -291,14 +291,12 @@ class OwnedObjects(Generic[T]):
         return bool(_project(manifest, encode(last.live)) == _project(manifest, actual))
 
     def _name_taken(self, live: T, owner: Mapping[str, Any]) -> NameTakenError:
-        theirs, kind = controller_key(live, owner["kind"]), owner["kind"]
+        other, kind = controller_key(live, owner["kind"]), owner["kind"]
         why = f"already exists and does not belong to this {kind}; rename the {kind}, or delete that object"
-        if theirs is not None:
-            why = f"belongs to another {kind}, or is being deleted; it is not touched"
+        if other is not None:
+            why = f"belongs to another {kind}, or is being deleted; it is left unchanged"
         error = NameTakenError(f'{self.kind.RESOURCE.kind} "{live.key.name}" {why}')
-        error.transient = bool(live.metadata.deletion_timestamp) or (
-            theirs is not None and theirs.name == owner["name"]
-        )
+        error.transient = bool(live.metadata.deletion_timestamp) or (other is not None and other.name == owner["name"])
         return error
 
 

@@ -267,7 +267,7 @@ class ContainerBuilder:
         return self.key_check.engine_port
 
     def add_listener(self, host_flag: str, port_flag: str, port: int, *, anywhere: str = ANY_ADDRESS) -> None:
-        """Write the address and port to listen on: all addresses (`anywhere`), unless the service sets one.
+        """Add the address and port to listen on: all addresses (`anywhere`), unless the service sets one.
 
         An engine whose clients have keys listens behind the key check (`behind_keys`).
         """
@@ -321,10 +321,10 @@ class ContainerBuilder:
         return found
 
     def add_model(self, *flags: str, cache_variable: str = "HF_HOME") -> HubRepository | None:
-        """Write the repository that the engine fetches, with its revision, or the weights that it is given.
+        """Add the repository that the engine fetches, with its revision, or else the path of the weights.
 
         Args:
-            *flags: Words before it.
+            *flags: Arguments before it.
             cache_variable: As for `repository`.
 
         Raises:
@@ -337,7 +337,7 @@ class ContainerBuilder:
         return repository
 
     def add_cache_type(self, path: str, kind: str, custom: str | None) -> None:
-        """Write the type of the KV cache from the options at `path`; `custom` has precedence, `auto` writes nothing."""
+        """Add the type of the KV cache from the options at `path`; `custom` has precedence, `auto` adds nothing."""
         if custom:
             self.line.add(f"{path}.kvCacheCustomDtype", "--kv-cache-dtype", custom)
         elif kind != "auto":

@@ -66,7 +66,7 @@ def parse_gpu_resources(given: Mapping[str, str]) -> Mapping[str, str]:
     keys = {*_NAMES, *(f"{vendor}-{stack}" for vendor in _NAMES for stack in ("vulkan", _STACKS[vendor]))}
     for key, name in given.items():
         if key not in keys:
-            raise UserError(f"{key!r} is not a GPU; use one of {', '.join(sorted(keys))}", field="--gpu-resource")
+            raise UserError(f"{key!r} is not a vendor; use one of {', '.join(sorted(keys))}", field="--gpu-resource")
         if not _RESOURCE.fullmatch(name):
             raise UserError(f"{name!r} is not an extended resource, such as amd.com/gpu", field="--gpu-resource")
     return dict(given)
@@ -85,14 +85,14 @@ def resources_of(
     Raises:
         PlanError: The fields contradict each other.
     """
-    requests, limits, honoured = _amounts(spec, model)
+    requests, limits, honoured = _cpu_and_memory(spec, model)
     gpu, sharing = model.hardware.gpu or _NO_GPU, spec.resources.gpu_sharing
     count, source = (gpu.count, f"{_HARDWARE}.gpu.count") if gpu.count else (spec.resources.gpu, "spec.resources.gpu")
     honoured.add(source)
     if gpu.count:
         honoured.add("spec.resources.gpu")  # the Model's value has precedence, as the field documents
     if gpu.resource_claims:
-        return _claimed(gpu, sharing, requests, limits, honoured)
+        return _with_resource_claims(gpu, sharing, requests, limits, honoured)
     if sharing is not None and sharing.mode != "exclusive":
         count = _one_gpu(count, source)
         honoured |= {f"{_SHARING}.mode", f"{_SHARING}.profile"}
@@ -150,11 +150,11 @@ def check_parallel(wanted: int, resources: Resources, field: str) -> None:
     """
     if 0 < resources.gpu_count < wanted:
         have = f"{resources.gpu_count} GPU{'s' if resources.gpu_count > 1 else ''}"
-        raise PlanError(f"needs {wanted} GPUs and a replica has {have}; request more GPUs, or reduce this", field=field)
+        raise PlanError(f"needs {wanted} GPUs, but a replica has {have}; request more, or reduce this", field=field)
 
 
-def _amounts(spec: InferenceServiceSpec, model: ModelSpec) -> tuple[dict[str, str], dict[str, str], set[str]]:
-    """Return CPU, memory and disk; the service has precedence over the Model, and host memory over memory."""
+def _cpu_and_memory(spec: InferenceServiceSpec, model: ModelSpec) -> tuple[dict[str, str], dict[str, str], set[str]]:
+    """Return requests and limits of CPU, memory and disk, and the fields that set them, the service's first."""
     requested, default = spec.resources, model.resources
     honoured = {"Model.spec.resources.cpu", "Model.spec.resources.memory", "spec.resources.cpu"}
     requests: dict[str, str] = {}
@@ -182,11 +182,11 @@ def _bytes(text: str, field: str) -> int:
         raise PlanError(str(exc), field=field) from exc
 
 
-def _claimed(
+def _with_resource_claims(
     gpu: GPU, sharing: GPUSharing | None, requests: dict[str, str], limits: dict[str, str], honoured: set[str]
 ) -> tuple[Resources, frozenset[str]]:
     if sharing is not None and sharing.mode != "exclusive":
-        raise PlanError("resourceClaims and a GPU that is not exclusive exclude each other", field=f"{_SHARING}.mode")
+        raise PlanError("only exclusive can be combined with the Model's resourceClaims", field=f"{_SHARING}.mode")
     claims = tuple(
         {"name": claim.name, "resourceClaimName": claim.resource_claim_name}
         if claim.resource_claim_name

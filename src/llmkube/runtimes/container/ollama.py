@@ -42,7 +42,7 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
     ]
     builder.honour("spec.parallelSlots")
     _add_settings(builder)
-    post_start = _load(builder, names)
+    post_start = _load_command(builder, names)
     probes = Probes.http("/")
     loaded = Probe(command=("ollama", "show", names[-1]), patience_seconds=LOAD_SECONDS)
     return builder.finish(
@@ -90,10 +90,10 @@ def _add_settings(builder: ContainerBuilder) -> None:
         builder.honour("spec.cacheTypeK", "spec.cacheTypeV")
 
 
-def _load(builder: ContainerBuilder, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the command that adds the model; names are separate words, never parts of the script."""
+def _load_command(builder: ContainerBuilder, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the command that adds the model; names are separate arguments, never parts of the script."""
     first, *more = names
-    repository = builder.repository("")  # Ollama stores pulled models with its own
+    repository = builder.repository("")  # no variable for the cache: Ollama pulls into its own folder
     if repository is None:
         return ("/bin/sh", "-ec", _CREATE, first, builder.weights(), *more)
     if repository.revision != DEFAULT_REVISION:

@@ -128,8 +128,8 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
     given, texts = expand_spellings(each for each in explicit if each.flag not in fields.DRAFT_FLAGS)
     line = CommandLine(given, engine, explicit=texts)
     names, ignored = _names(inputs.alias, spec, engine)
-    decided = {"--model": Placeholder.MODEL, "--host": Placeholder.HOST, "--port": Placeholder.PORT, "--alias": names}
-    line.argv += [Placeholder.PROGRAM, *flag_words(decided)]
+    fixed = {"--model": Placeholder.MODEL, "--host": Placeholder.HOST, "--port": Placeholder.PORT, "--alias": names}
+    line.argv += [Placeholder.PROGRAM, *flag_words(fixed)]
     if inputs.keys_digest:  # a client with a key must not see the requests of others
         if not line.knows("--no-slots"):
             raise PlanError("this llama-server cannot hide /slots from clients; install a newer one", field=_KEYS)

@@ -42,9 +42,9 @@ def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
             field="spec.mode",
         )
     if spec.extra_args:
-        raise PlanError("vllm-metal takes no extra arguments here; remove it", field="spec.extraArgs")
+        raise PlanError("extra arguments are not supported with vllm-metal; remove it", field="spec.extraArgs")
     if spec.speculative_decoding is not None:
-        raise PlanError("vllm-metal supports no draft model here; remove it", field="spec.speculativeDecoding")
+        raise PlanError("draft models are not supported with vllm-metal; remove it", field="spec.speculativeDecoding")
     plan_environment(spec.env, allowances)
 
 
