@@ -43,7 +43,7 @@ def check_fields(spec: InferenceServiceSpec) -> None:
     """
     explicit = _mode_from_args(spec)
     if explicit and spec.mode and spec.mode != explicit and (spec.mode, explicit) != ("rerank", "embedding"):
-        raise PlanError(f"extraArgs ask for {explicit}; remove one of the two", field="spec.mode")
+        raise PlanError(f"extraArgs set {explicit}; remove one of the two", field="spec.mode")
     if spec.flash_attention is False and (spec.cache_type_custom_v or spec.cache_type_v) not in _UNQUANTIZED:
         raise PlanError("a quantized V cache needs spec.flashAttention, which is false", field="spec.cacheTypeV")
 

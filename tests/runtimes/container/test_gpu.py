@@ -55,7 +55,7 @@ def test_each_vendor_has_its_resource(of, vendor, stack, name):
 
 def test_an_accelerator_and_a_vendor_that_contradict_each_other_are_refused():
     """CUDA on an AMD GPU is refused with the field, and never rendered."""
-    with pytest.raises(PlanError, match="amd makes no GPU for accelerator cuda; write nvidia") as refused:
+    with pytest.raises(PlanError, match="amd does not match accelerator cuda; write nvidia") as refused:
         asked(model("cuda", vendor="amd"), gpu=1)
     assert refused.value.field == "Model.spec.hardware.gpu.vendor"
 

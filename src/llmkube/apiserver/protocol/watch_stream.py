@@ -24,7 +24,7 @@ INITIAL_EVENTS_END: Final = "k8s.io/initial-events-end"
 """Annotation of the bookmark that ends the initial state of a streaming list."""
 
 Render = Callable[[str, Object], bytes]
-"""Turns an event's type and object into one line of the answer."""
+"""Turns an event's type and object into one line of the response."""
 
 
 class ChangeSignal:

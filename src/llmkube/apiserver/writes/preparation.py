@@ -128,7 +128,7 @@ def validation_warnings(strict_errors: Sequence[str], options: WriteOptions) -> 
 
 
 def _check_kind(target: Target, owned: Object) -> None:
-    """Refuse a custom object that states another kind, or (after a patch) another version."""
+    """Refuse a custom object with another kind, or (after a patch) another version."""
     resource = target.kind.resource
     kind, version = str(owned.get("kind")), str(owned.get("apiVersion"))
     errors = [field_invalid("kind", kind, f"must be {resource.kind}")] if kind != resource.kind else []

@@ -119,7 +119,7 @@ def check_patched(target: Target, patched: Any) -> None:
 
 
 def check_type(target: Target, body: Mapping[str, Any]) -> None:
-    """Refuse a body that states another type; one that states none is taken for the type of the URL."""
+    """Refuse a body with another type; a body without a type has the type of the URL."""
     resource = target.kind.resource
     version, kind = body.get("apiVersion"), body.get("kind")
     if version and version != resource.api_version:
@@ -171,7 +171,7 @@ def set_name_and_namespace(target: Target, wanted: JsonObject) -> None:
 
 
 def wrong_namespace() -> RequestRefusedError:
-    """Return the refusal of an object that states another namespace."""
+    """Return the refusal of an object with another namespace."""
     return bad_request("the namespace of the provided object does not match the namespace sent on the request")
 
 

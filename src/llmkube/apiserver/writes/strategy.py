@@ -8,7 +8,7 @@ obj = ownership.record_write(old, obj, manager, strategy.endpoint(kind, subresou
 obj = strategy.prepare(kind, obj, old, subresource)                           # drop what this endpoint cannot write
 errors = strategy.check(kind, obj, old, subresource)                          # 422 when there are any
 obj["metadata"]["generation"] = strategy.next_generation(kind, obj, old)
-if old is not None and ownership.equal_except_times(old, obj): answer with old    # nothing changed
+if old is not None and ownership.equal_except_times(old, obj): respond with old  # nothing changed
 ```
 
 For an apply, `ownership.server_side_apply` comes first and `complete` after it: a default has no owner.

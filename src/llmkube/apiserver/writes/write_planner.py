@@ -101,7 +101,7 @@ class WritePlanner:
         return outcome_of(named, tx.put(named.ref, created), status=201, warnings=warnings)
 
     def _with_name(self, tx: Transaction, target: Target, wanted: JsonObject) -> Target:
-        """Return the target with the object's own name, generated if it asks for that."""
+        """Return the target with the object's own name, generated if it has `generateName`."""
         metadata = wanted["metadata"]
         namespace = target.ref.key.namespace
         if metadata.get("namespace", namespace) != namespace:

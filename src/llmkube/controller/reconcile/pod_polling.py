@@ -37,7 +37,7 @@ Health = Mapping[str, BackendHealth]
 
 
 async def are_idle(plan: ContainerPlan, pods: Iterable[Pod]) -> bool:
-    """Return whether no running pod has a request in flight; a pod that does not answer is taken for busy.
+    """Return whether no running pod has a request in flight; a pod that does not answer is assumed to be busy.
 
     Each pod is queried at its own port, since the pods may still be those of an earlier plan with another port. All are
     queried at once, within `QUERY_SECONDS`: one after the other, ten slow pods would outlast the reconcile.

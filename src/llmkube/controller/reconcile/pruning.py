@@ -29,7 +29,7 @@ from llmkube.k8s.workloads import Pod
 
 POLL_SECONDS: Final = 10.0
 RETENTION_SECONDS: Final = 600.0
-"""Retention of a folder that no Model names: a Model that is deleted and created again finds its weights there."""
+"""Retention of a folder that no Model names: a Model that is deleted and recreated finds its weights there."""
 
 CALL_SECONDS: Final = 60.0
 
@@ -92,7 +92,7 @@ class Pruner:
         expired = {key for key in self._named[namespace] if self._since.get((namespace, key), due + 1) <= due}
         expired -= self._deployed(namespace, expired)
         if not expired or self._is_fetching(namespace) or (job is not None and not is_complete(job)):
-            return  # a failed Job is retained for a day, and created again after that
+            return  # a failed Job is retained for a day, and then recreated
         if job is not None:
             await self.context.owned.jobs.remove(job.key, claim.metadata.uid)
             return

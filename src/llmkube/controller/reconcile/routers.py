@@ -141,10 +141,10 @@ class PodRouters:
             service = self.context.informers.services.get(Key(router.key.namespace, name))
             if service is None:
                 return None
-            asked, key_file = service.spec.api_key_secret_ref, ""
-            if asked is not None:
+            secret_ref, key_file = service.spec.api_key_secret_ref, ""
+            if secret_ref is not None:
                 key_file = f"{KEYS_FOLDER}/services/{name}"
-                keys.append(KeyFile(path=key_file, secret=asked.name, key=asked.key))
+                keys.append(KeyFile(path=key_file, secret=secret_ref.name, key=secret_ref.key))
             model = self.context.informers.models.get(Key(router.key.namespace, service.spec.model_ref))
             return ResolvedService.of(service, model, base_url=self._base_url(service), key_file=key_file)
 

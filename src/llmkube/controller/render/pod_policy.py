@@ -109,7 +109,7 @@ def refusal_message(refusals: Sequence[Refusal]) -> str:
     found = "; ".join(f"{one.field} {one.why} (workloads.allow.{one.value})" for one in refusals)
     return (
         f"not allowed in this cluster: {found}. Remove it, or ask the operator of the controller to allow it "
-        "with the chart value in brackets"
+        "with the chart value in parentheses"
     )
 
 

@@ -140,7 +140,7 @@ def _inspection_problem(observed: JobFacts) -> tuple[str, str]:
     name = observed.job.key.name
     reason, message = read_failure(observed.pods)
     if is_failed(observed.job):
-        why = message or "the Job failed without a message: its pod may not fit on the node, or not get the volume"
+        why = message or "the Job failed without a message: its pod may not fit on the node, or lack its volume"
         return reason or Reason.INSPECTION_FAILED, f"{why}; delete Job {name} to retry at once"
     trouble = trouble_of(observed.pods)
     inspecting = Reason.INSPECTING, f"Job {name} is reading its header"

@@ -77,12 +77,12 @@ class _Record(Generic[T]):
 
     Attributes:
         live: The object: the response to our write, or the cached object that was compared.
-        is_answer: It is the response to a write, which the cache may not have yet.
+        is_write_response: It is the response to a write, which the cache may not have yet.
     """
 
     manifest: Mapping[str, Any]
     live: T
-    is_answer: bool
+    is_write_response: bool
 
 
 @attrs.define(eq=False)
@@ -108,7 +108,7 @@ class OwnedObjects(Generic[T]):
     def get(self, key: Key) -> T | None:
         """Return the newest known version of an object: until the cache catches up, the response to our write."""
         cached, last = self.informer.get(key), self._records.get(key)
-        if last is None or not last.is_answer:
+        if last is None or not last.is_write_response:
             return cached
         version = last.live.metadata.resource_version
         if cached is not None:
@@ -145,7 +145,7 @@ class OwnedObjects(Generic[T]):
         if not is_controlled_by(live, owner["uid"]) or live.metadata.deletion_timestamp:
             raise self._name_taken(live, owner)
         if self._is_up_to_date(manifest, live):
-            self._records[key] = _Record(manifest, live, is_answer=self.is_own(live))
+            self._records[key] = _Record(manifest, live, is_write_response=self.is_own(live))
             return live
         if await self._is_shared(live):
             await self._delete(live)
@@ -199,7 +199,7 @@ class OwnedObjects(Generic[T]):
     def is_own(self, live: T) -> bool:
         """Whether an object is unchanged since our last write: the reconcile that wrote it knows this version."""
         last = self._records.get(live.key)
-        return last is not None and last.is_answer and _is_same(last.live, live)
+        return last is not None and last.is_write_response and _is_same(last.live, live)
 
     def forget(self, key: Key) -> None:
         """Drop the record of an object whose owner is gone."""
@@ -221,9 +221,9 @@ class OwnedObjects(Generic[T]):
 
     async def _apply(self, key: Key, manifest: Mapping[str, Any], version: str) -> T:
         body = {**manifest, "metadata": {**manifest["metadata"], "resourceVersion": version}}
-        answer = await self.client.apply(self.kind, body, field_manager=CONTROLLER_FIELD_MANAGER)
-        self._records[key] = _Record(manifest, answer, is_answer=True)
-        return answer
+        applied = await self.client.apply(self.kind, body, field_manager=CONTROLLER_FIELD_MANAGER)
+        self._records[key] = _Record(manifest, applied, is_write_response=True)
+        return applied
 
     async def _is_shared(self, live: T) -> bool:
         """Whether the sharer has set fields of an object; read from the API server, since caches omit managedFields."""

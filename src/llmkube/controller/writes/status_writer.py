@@ -105,13 +105,13 @@ class StatusWriter(Generic[T]):
                 return False
             if last is not None and last.status == status and held == self._fields(last.live.status, status):
                 return False  # applied before, and the server stored something else: applying it again changes nothing
-        answer = await self._client.apply(
+        applied = await self._client.apply(
             self._kind,
             self._manifest(observed, {**status, **extra}),
             field_manager=CONTROLLER_FIELD_MANAGER,
             subresource="status",
         )
-        self._records[cached.key] = _Record(base_version, status, answer)
+        self._records[cached.key] = _Record(base_version, status, applied)
         if self._on_write is not None:
             self._on_write(observed, status)
         return True

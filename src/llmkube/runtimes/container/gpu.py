@@ -43,7 +43,7 @@ def vendor_of(model: ModelSpec) -> str:
         raise PlanError(f'"{vendor[:64]}" is not one of {", ".join(_NAMES)}', field=f"{_HARDWARE}.gpu.vendor")
     if vendor not in ("nvidia", implied):  # nvidia is the schema's default, perhaps not the user's choice
         raise PlanError(
-            f"{vendor} makes no GPU for accelerator {model.hardware.accelerator}; write {implied}, or remove it",
+            f"{vendor} does not match accelerator {model.hardware.accelerator}; write {implied}, or remove it",
             field=f"{_HARDWARE}.gpu.vendor",
         )
     return implied
@@ -114,7 +114,7 @@ def resources_of(
 
 
 def split_mode(sharding: Sharding | None) -> str:
-    """Return llama.cpp's `--split-mode`: by layers, unless the Model asks for rows of each tensor or no split."""
+    """Return llama.cpp's `--split-mode`: by layers, unless the Model requests rows of each tensor or no split."""
     return _SPLIT_MODES.get(sharding.strategy, "layer") if sharding else "layer"
 
 

@@ -128,7 +128,7 @@ def _split_served_names(service: InferenceService) -> tuple[tuple[str, ...], Inf
 
 
 def _add_parallelism(builder: ContainerBuilder, config: VLLMConfig) -> None:
-    """Split each layer among all GPUs, unless the Model asks for a pipeline, or the service sets the numbers."""
+    """Split each layer among all GPUs, unless the Model requests a pipeline, or the service sets the numbers."""
     block, gpu = builder.spec.multi_node, builder.model.spec.hardware.gpu
     if block is not None:
         _share_among_nodes(builder, config, len(block.members))

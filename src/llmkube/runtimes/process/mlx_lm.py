@@ -91,13 +91,13 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
     )
 
 
-def describe(program: str, answers: Sequence[str]) -> EngineInfo:
+def describe(program: str, outputs: Sequence[str]) -> EngineInfo:
     """Return the Python that runs the server, with the version of its mlx_lm.
 
     Raises:
         ProgramError: It reports no version.
     """
-    version = next(iter(answers[0].split()[-1:]), "")
+    version = next(iter(outputs[0].split()[-1:]), "")
     if not re.fullmatch(r"\d+(\.\w+)+", version):
         raise ProgramError(f"{program} has no mlx_lm that reports its version; reinstall it (pip install mlx-lm)")
     return EngineInfo(program, version, frozenset())
@@ -111,7 +111,7 @@ def interpreter_of(head: str) -> str:
     """
     found = _SHEBANG.match(head)
     if found is None:
-        raise ProgramError("its first lines name no Python; name pip's mlx_lm.server with --mlx-server")
+        raise ProgramError("its first lines name no Python; set the path of pip's script with --mlx-server")
     return found["quoted"] or found["plain"]
 
 

@@ -87,13 +87,13 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
     )
 
 
-def describe(program: str, answers: Sequence[str]) -> EngineInfo:
+def describe(program: str, outputs: Sequence[str]) -> EngineInfo:
     """Return the description of vLLM; the output ends with the version, after possible warnings.
 
     Raises:
         ProgramError: It reports no version.
     """
-    version = next(iter(answers[0].split()[-1:]), "")
+    version = next(iter(outputs[0].split()[-1:]), "")
     if not re.fullmatch(r"\d+(\.\w+)+(?:\+[\w.]+)?", version):
         raise ProgramError("it does not report its version; reinstall vllm-metal")
     return EngineInfo(program, version, frozenset())
