@@ -118,9 +118,9 @@ MUTANTS = [
         chapter=script_writes.chapter_updates,
     ),
     Mutant(
-        "rules are not asked",
+        "rules are not evaluated",
         strategy.validation,
-        "with_rules",
+        "with_rule_errors",
         lambda errors, *_: errors,
         chapter=script_objects.chapter_gadgets,
     ),

@@ -17,7 +17,7 @@ from llmkube.controller.render.storage import source_volume
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.controller.status.job_result import JobFacts
 from llmkube.controller.status.model_status import assess_supply
-from llmkube.controller.status.supply import User, choose_supply, weights_path
+from llmkube.controller.status.supply import Usage, choose_supply, weights_path
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -142,7 +142,7 @@ def test_every_form_of_a_source_has_one_that_brings_it(source, files, by, path, 
     """Each source in the original's table is provided by a Job, a claim or an image, or the gap is reported."""
     head = {"metadata": {"name": "m"}, "spec": {"source": source, "files": list(files)}}
     model = decode(Model, head)
-    supply = choose_supply(model, [User()], SETTINGS)
+    supply = choose_supply(model, [Usage()], SETTINGS)
     assert (supply.by, weights_path(model, supply)) == (by, path)
     if volume:
         assert source_volume(model) == {"name": "model-source", **volume}

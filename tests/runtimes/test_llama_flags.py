@@ -179,7 +179,7 @@ def test_tuning_flags_are_accepted(args):
         (["x\ny"], "'x"),
         (["--thre\nads", "4"], "neither a flag nor"),
         (["--grammar", "x" * 16385], "the value of --grammar is longer than 16384 bytes"),
-        (["--mlock"] * 257, "too many words: 257; write at most 256"),
+        (["--mlock"] * 257, "too many arguments: 257; write at most 256"),
     ],
 )
 def test_an_ambiguous_word_is_refused(args, says):
@@ -275,7 +275,7 @@ def test_a_flag_that_the_engine_lacks_is_named(args, flag):
 
 def test_flags_that_exclude_each_other_are_named():
     """Two replaced flags without a common meaning are refused instead of one being dropped."""
-    with pytest.raises(PlanError, match="--direct-io and --mlock exclude each other"):
+    with pytest.raises(PlanError, match="--direct-io and --mlock are mutually exclusive"):
         list(render_extra_args(read_extra_args(["--mlock", "--direct-io"]), engine("--load-mode")))
 
 

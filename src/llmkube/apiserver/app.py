@@ -7,7 +7,7 @@ request ── path ──── catalog ─┬─ server_info   health, version
                               └─ the rest      rest_handlers decide ─ the log makes it durable ─ the store shows it
 ```
 
-Each write is decided on the state that all earlier writes have left, then made durable, then shown
+Each write is decided based on the state after all earlier writes, then made durable, then visible to readers
 (`storage/committer`).
 """
 

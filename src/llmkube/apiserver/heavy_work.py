@@ -43,7 +43,7 @@ class ThreadRunner:
 
 @contextmanager
 def _short_switch_interval() -> Iterator[None]:
-    """Give the event loop the interpreter soon, and pause garbage collection.
+    """Let the event loop take the interpreter's lock after a short interval, and pause garbage collection.
 
     A collection takes 80 ms while there is a large tree.
     """

@@ -84,7 +84,7 @@ class _MemoryExchange:
     async def wait_head(self) -> _Head:
         await self._head_ready.wait()
         if self._head is None:
-            raise httpx.RemoteProtocolError("the server closed the connection without an answer")
+            raise httpx.RemoteProtocolError("the server closed the connection without a response")
         return self._head
 
     async def respond(self, response: Response) -> None:
@@ -92,7 +92,7 @@ class _MemoryExchange:
         self._begin(_Head(response.status, response.headers, response.body))
 
     def _begin(self, head: _Head) -> None:
-        assert self._head is None, "one answer to one request"
+        assert self._head is None, "one response to one request"
         self._head = head
         self._head_ready.set()
 
@@ -109,7 +109,7 @@ class _MemoryExchange:
         except trio.EndOfChannel:
             if self._finished:
                 return b""
-            raise httpx.ReadError("the server ended its answer early") from None
+            raise httpx.ReadError("the server ended its response early") from None
 
     def abandon(self) -> None:
         """Cancel the handler, because its reader is gone."""

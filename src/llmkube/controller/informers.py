@@ -175,7 +175,7 @@ class PodInformers:
         return self.pods.pick(self.pods_by_service.keys(label_of(service)))
 
     def pods_of_job(self, job: Job | None) -> tuple[Pod, ...]:
-        """Return the pods that a Job owns: not those of an earlier Job of that name, or with the same label only."""
+        """Return the pods that a Job owns: not of an earlier Job of that name, nor those that only have its label."""
         if job is None:
             return ()
         pods = self.pods.pick(self.pods_by_job.keys(job.key))

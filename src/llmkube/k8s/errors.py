@@ -124,11 +124,11 @@ class NameTakenError(UserError):
     """An object of this name exists and belongs to another owner; the API server would have allowed the write.
 
     Attributes:
-        passing: The object will disappear: it belongs to a predecessor with the owner's name, or is being deleted.
+        transient: The object will disappear: it belongs to a predecessor with the owner's name, or is being deleted.
     """
 
     reason = "NameTaken"
-    passing = False
+    transient = False
 
 
 _BY_CODE: Mapping[int, type[ApiError]] = {

@@ -67,7 +67,7 @@ class CommandLine:
         return self.engine is None or flag in self.engine.flags
 
     def add(self, path: str, flag: str, *values: object) -> None:
-        """Write the flag for the field at `path`, if the engine knows it and the user has not given the same.
+        """Add the flag for the field at `path`, if the engine knows it and the user has not given the same.
 
         Raises:
             PlanError: The user has given the flag with another value.
@@ -88,10 +88,10 @@ class CommandLine:
             self.argv += [flag] if value is None else [flag, self._to_word(value)]
 
     def add_block(self, block: Any, path: str, flags: Mapping[str, str]) -> None:
-        """Write the flags for a block of options, by a table from attributes to flags.
+        """Add the flags for a block of options, by a table from attributes to flags.
 
         The flag of a switch may be followed by `|` and the flag that turns it off; either is empty if that is the
-        engine's default. Options with their default values are not written.
+        engine's default. Options with their default values are omitted.
         """
         for slot in wire_fields(block.__class__):
             value = getattr(block, slot.attribute)

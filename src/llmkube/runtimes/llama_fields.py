@@ -28,7 +28,7 @@ _STRETCH_FLAGS: Final = frozenset(
     for name in ("--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--yarn-orig-ctx")
     for flag in (*spellings_of(name), *spellings_of("--override-kv"))
 )
-"""Flags that can change the trained context as the engine sees it."""
+"""Flags that can change the trained context that the engine assumes."""
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _EMBEDDING: Final = frozenset({"--embedding", "--embeddings"})
 _RERANK: Final = frozenset({"--rerank", "--reranking"})
@@ -36,14 +36,14 @@ _SPEC_TYPES: Final = {"mtp": "draft-mtp", "draft": "draft-simple", "disabled": "
 
 
 def check_fields(spec: InferenceServiceSpec) -> None:
-    """Reject fields that exclude each other.
+    """Reject fields that are mutually exclusive.
 
     Raises:
         PlanError: The invalid field, with a fix.
     """
     explicit = _mode_from_args(spec)
     if explicit and spec.mode and spec.mode != explicit and (spec.mode, explicit) != ("rerank", "embedding"):
-        raise PlanError(f"extraArgs ask for {explicit}; remove one of the two", field="spec.mode")
+        raise PlanError(f"extraArgs set {explicit}; remove one of the two", field="spec.mode")
     if spec.flash_attention is False and (spec.cache_type_custom_v or spec.cache_type_v) not in _UNQUANTIZED:
         raise PlanError("a quantized V cache needs spec.flashAttention, which is false", field="spec.cacheTypeV")
 
@@ -140,7 +140,7 @@ def add_size(line: CommandLine, spec: InferenceServiceSpec, context: int) -> Non
 
 
 def add_flash_attention(line: CommandLine, requested: str) -> None:
-    """Write the flag in the form of this build: in older ones it is a switch, off by default."""
+    """Add the flag in the form of this build: in older ones it is a switch, off by default."""
     path, flag = "spec.flashAttention", "--flash-attn"
     if line.engine is None or flag not in line.engine.switches:
         line.add(path, flag, requested)
@@ -151,7 +151,7 @@ def add_flash_attention(line: CommandLine, requested: str) -> None:
 
 
 def add_memory(line: CommandLine, spec: InferenceServiceSpec) -> None:
-    """Write the flags that determine memory: caches, batches, experts, overrides."""
+    """Add the flags that determine memory: caches, batches, experts, overrides."""
     k, v = spec.cache_type_custom_k, spec.cache_type_custom_v
     fields: tuple[tuple[str, str, object], ...] = (
         ("spec.cacheTypeCustomK" if k else "spec.cacheTypeK", "--cache-type-k", k or spec.cache_type_k),
@@ -174,7 +174,7 @@ def add_memory(line: CommandLine, spec: InferenceServiceSpec) -> None:
 
 
 def add_rope(line: CommandLine, spec: InferenceServiceSpec) -> None:
-    """Write the flags for rope scaling."""
+    """Add the flags for rope scaling."""
     rope = spec.rope_scaling
     if rope is None or rope.type == "longrope":  # llama-server takes longrope from the file only: it has no flag
         return
@@ -186,7 +186,7 @@ def add_rope(line: CommandLine, spec: InferenceServiceSpec) -> None:
 
 
 def add_chat_options(line: CommandLine, spec: InferenceServiceSpec) -> None:
-    """Write the flags for chat templates and reasoning."""
+    """Add the flags for chat templates and reasoning."""
     if spec.jinja is not None:
         line.add("spec.jinja", "--jinja" if spec.jinja else "--no-jinja")
     if spec.reasoning_budget is not None:  # 0 is a value: no reasoning
@@ -196,13 +196,13 @@ def add_chat_options(line: CommandLine, spec: InferenceServiceSpec) -> None:
 
 
 def add_speculation(line: CommandLine, speculation: SpeculativeDecoding | None, draft: str = "") -> None:
-    """Write the flags for speculative decoding: by a draft model, from n-grams, or by the model's own heads.
+    """Add the flags for speculative decoding: by a draft model, from n-grams, or by the model's own heads.
 
     Args:
         line: The command line.
         speculation: The service's settings.
-        draft: The word for the draft model; "" without one, or if it is not fetched: a service that asks for one then
-            gets no speculation.
+        draft: The argument for the draft model; "" if there is none, or if it is not fetched. A service with a draft
+            model then runs without speculative decoding.
     """
     if speculation is None or ((speculation.draft_model or speculation.draft_model_ref) and not draft):
         return
@@ -217,7 +217,7 @@ def add_speculation(line: CommandLine, speculation: SpeculativeDecoding | None, 
 
 
 def add_mode(line: CommandLine, spec: InferenceServiceSpec, context: int, *, pools: bool) -> None:
-    """Write the flags of an embedding or reranking server, if the service is one.
+    """Add the flags of an embedding or reranking server, if the service is one.
 
     Args:
         line: The command line.

@@ -88,7 +88,7 @@ _LOAD_MODES: Final[Mapping[frozenset[str], str]] = {
 def read_extra_args(args: Sequence[str], allowances: Allowances = NO_ALLOWANCES) -> tuple[UserFlag, ...]:
     """Parse and check a service's own arguments for the command line of an engine on a host.
 
-    No value may look like a flag: so however a build parses these words, and however many values it gives to a flag, it
+    No value may look like a flag: however a build parses the arguments, and however many values a flag has there, it
     finds no flags but those that were checked here. (argparse reads `-c60000` as `-c`, and `-cr` as `-cram`.)
 
     Args:
@@ -96,10 +96,10 @@ def read_extra_args(args: Sequence[str], allowances: Allowances = NO_ALLOWANCES)
         allowances: Flags that the owner of the host allows in addition to the verdicts.
 
     Raises:
-        PlanError: A word is neither a flag nor a flag's value, or the flag is not allowed.
+        PlanError: An argument is neither a flag nor a flag's value, or the flag is not allowed.
     """
     if len(args) > MAX_WORDS:
-        raise PlanError(f"too many words: {len(args)}; write at most {MAX_WORDS}", field=EXTRA_ARGS)
+        raise PlanError(f"too many arguments: {len(args)}; write at most {MAX_WORDS}", field=EXTRA_ARGS)
     found: list[UserFlag] = []
     rest = list(args)
     while rest:
@@ -117,7 +117,7 @@ def read_extra_args(args: Sequence[str], allowances: Allowances = NO_ALLOWANCES)
         elif not equals:
             values, rest = rest[:wanted], rest[wanted:]
             if len(values) < wanted:
-                raise PlanError(f"{flag} needs a value; write it as the next word", field=EXTRA_ARGS)
+                raise PlanError(f"{flag} needs a value; write it as the next argument", field=EXTRA_ARGS)
         for value in values:
             _check_value(flag, value)
         found.append(UserFlag(flag, tuple(values)))
@@ -135,8 +135,8 @@ def _value_count(flag: str, allowances: Allowances) -> int | None:
         return verdict.values if verdict else None
     if verdict is None:
         raise PlanError(
-            f"{flag[:MAX_SHOWN]} is not among the allowed flags; write a flag and its value as two words, or allow the "
-            f"flag on this machine with {FLAG_SETTING}",
+            f"{flag[:MAX_SHOWN]} is not among the allowed flags; write a flag and its value as two arguments, or allow "
+            f"the flag on this machine with {FLAG_SETTING}",
             field=EXTRA_ARGS,
         )
     if verdict.kind is Kind.OURS:
@@ -152,12 +152,12 @@ def _stray_word_error(word: str, found: Sequence[UserFlag]) -> PlanError:
     problem = (
         f'"{shown[:MAX_SHOWN]}"{f" after {found[-1].flag}" if found else ""} is neither a flag nor the value of one'
     )
-    return PlanError(f"{problem}; write each flag and its value as two words", field=EXTRA_ARGS)
+    return PlanError(f"{problem}; write each flag and its value as two arguments", field=EXTRA_ARGS)
 
 
 def _check_value(flag: str, value: str) -> None:
     if _looks_like_flag(value):
-        raise PlanError(f"{flag} needs a value, but the next word looks like another flag", field=EXTRA_ARGS)
+        raise PlanError(f"{flag} needs a value, but the next argument looks like another flag", field=EXTRA_ARGS)
     if CONTROL_CHARACTER.search(value):
         raise PlanError(f"the value of {flag} contains a control character, such as a line break", field=EXTRA_ARGS)
     if len(value.encode("utf-8", "surrogatepass")) > MAX_VALUE_BYTES:
@@ -183,14 +183,14 @@ def expand_spellings(parsed: Iterable[UserFlag]) -> tuple[frozenset[str], dict[s
     return frozenset(given), texts
 
 
-def check_pod_args(args: Sequence[str], decided: Mapping[str, str]) -> None:
+def check_pod_args(args: Sequence[str], owned: Mapping[str, str]) -> None:
     """Reject flags that are not allowed in pods either: those that LLMKube sets, expose a secret, or stop the server.
 
     The rules that protect a host do not apply: a pod is its own boundary, and its author chooses image and command.
 
     Args:
         args: `spec.extraArgs`.
-        decided: Fields or programs that control further flags in pods, by flag.
+        owned: Fields or programs that control further flags in pods, by flag.
 
     Raises:
         PlanError: For the first of them.
@@ -199,7 +199,7 @@ def check_pod_args(args: Sequence[str], decided: Mapping[str, str]) -> None:
         flag = flag_of(arg)
         verdict = VERDICTS.get(flag)
         applies = verdict is not None and verdict.in_pods
-        owner = decided.get(flag) or (verdict.detail if applies and verdict and verdict.kind is Kind.OURS else "")
+        owner = owned.get(flag) or (verdict.detail if applies and verdict and verdict.kind is Kind.OURS else "")
         if owner:
             raise PlanError(f"{flag} is controlled by {owner}; remove it", field=EXTRA_ARGS)
         if applies and verdict and verdict.kind is Kind.REFUSED:
@@ -244,7 +244,7 @@ def render_extra_args(parsed: Sequence[UserFlag], engine: EngineInfo) -> Iterato
     replaced = flags & frozenset.union(*_LOAD_MODES) - engine.flags
     if replaced and "--load-mode" in engine.flags:
         if (mode := _LOAD_MODES.get(replaced)) is None:
-            raise PlanError(f"{' and '.join(sorted(replaced))} exclude each other", field=EXTRA_ARGS)
+            raise PlanError(f"{' and '.join(sorted(replaced))} are mutually exclusive; keep one", field=EXTRA_ARGS)
         yield from ("--load-mode", mode)
         parsed = [each for each in parsed if each.flag not in replaced]
     for each in parsed:
@@ -290,7 +290,7 @@ def _texts(parsed: Iterable[UserFlag]) -> dict[str, str]:
     texts: dict[str, str] = {}
     for each in parsed:
         if not each.values:
-            raise PlanError(f"{each.flag} needs a value; write it as the next word", field=EXTRA_ARGS)
+            raise PlanError(f"{each.flag} needs a value; write it as the next argument", field=EXTRA_ARGS)
         texts[_FIELD_OF[each.flag]] = each.values[0]
     return texts
 

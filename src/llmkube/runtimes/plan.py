@@ -77,7 +77,7 @@ class LaunchPlan:
         argv: The command line, with `Placeholder` members for the host to fill.
         env: Variables to add to the engine's environment, in the user's order.
         runtime: The engine family (`llamacpp`).
-        alias: Model id that the engine answers to.
+        alias: Model id that the engine accepts.
         weights_identity: Changes when the weights' bytes may have changed.
         ready_path: GET returns 200 when the model is loaded and requests can be answered.
         not_honoured: Paths of fields that are set but have no effect here.

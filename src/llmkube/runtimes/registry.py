@@ -197,12 +197,12 @@ def _checks_keys_everywhere(plan: ContainerPlan) -> bool:
 
 
 def _check_format(runtime: Runtime, isvc: InferenceService, model: ModelSpec) -> None:
-    brings_weights = runtime.fetches(isvc.spec, model)
+    engine_fetches = runtime.fetches(isvc.spec, model)
     if runtime.name in RUNTIMES:
         name = isvc.spec.runtime if isvc.spec.runtime in RUNTIMES else runtime.name
-        problem = pod_mismatch(name, model.format, model.hardware.accelerator, brings_weights=brings_weights)
+        problem = pod_mismatch(name, model.format, model.hardware.accelerator, engine_fetches=engine_fetches)
     else:
-        readable = model.format in runtime.reads or brings_weights
+        readable = model.format in runtime.reads or engine_fetches
         problem = "" if readable else f"{runtime.name} reads {' or '.join(runtime.reads)}, not {model.format}"
     if problem:
         raise PlanError(problem, field=_FORMAT_FIELD)

@@ -16,7 +16,7 @@ import yaml
 
 from controller.podobjects import SETTINGS, cluster_model, pod_service
 from llmkube.controller.reconcile.context import PodContext
-from llmkube.controller.reconcile.workload_plans import plan_workload, user_of
+from llmkube.controller.reconcile.workload_plans import plan_workload, weights_usage
 from llmkube.controller.render.jobs import fetch_job
 from llmkube.controller.render.labels import DIGEST
 from llmkube.controller.render.manifests import WantedPods, render_manifests
@@ -160,7 +160,7 @@ def objects_of(runtime: str, feature: str) -> dict[str, Any]:
     pods = WantedPods(desired_replicas(service, None), workload.weights)
     wanted = render_manifests(service, facts.plan, settings.workloads, pods)
     made = [one for one in attrs.astuple(wanted, recurse=False) if one]
-    if choose_supply(model, [user_of(context, service, model)], settings.workloads).by == "job":
+    if choose_supply(model, [weights_usage(context, service, model)], settings.workloads).by == "job":
         made.append(fetch_job(model, settings.workloads))
     for one in made:
         del one["metadata"]["annotations"][DIGEST]  # it repeats the rest

@@ -9,7 +9,7 @@ from llmkube.controller.reconcile.workload_plans import RENDERED
 from llmkube.controller.render.jobs import fetch_job, inspect_job, prune_job
 from llmkube.controller.render.manifests import WantedPods, deployment, kubernetes_service
 from llmkube.controller.render.storage import Storage, Weights, serving_storage
-from llmkube.controller.status.supply import User, choose_supply, without_effect
+from llmkube.controller.status.supply import Usage, choose_supply, without_effect
 from llmkube.k8s.codec import decode
 from llmkube.k8s.workloads import PersistentVolumeClaim
 from llmkube.runtimes.registry import container_plan_for
@@ -47,7 +47,7 @@ def test_every_runtime_makes_a_pod(runtime, model, spec):
     assert container["ports"][0] == {"name": "http", "containerPort": the_plan.port, "protocol": "TCP"}
     assert {"startupProbe", "livenessProbe", "readinessProbe"} <= container.keys()
     assert kubernetes_service(service, the_plan)["spec"]["ports"][0]["targetPort"] == "http"
-    supply = choose_supply(the_model, [User(brings_weights=not the_plan.needs_model_init)], SETTINGS)
+    supply = choose_supply(the_model, [Usage(engine_fetches=not the_plan.needs_model_init)], SETTINGS)
     assert not without_effect(the_model, supply, the_plan.not_honoured)
 
 

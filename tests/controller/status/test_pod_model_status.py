@@ -20,9 +20,9 @@ from llmkube.controller.render.model_sources import cache_key
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.controller.status.job_result import read_failure, read_fetched
 from llmkube.controller.status.model_status import JobFacts, assess_supply, derive_supplied_status
-from llmkube.controller.status.supply import Supply, User, choose_supply, is_remembered, weights_path, without_effect
+from llmkube.controller.status.supply import Supply, Usage, choose_supply, is_remembered, weights_path, without_effect
 
-FETCHER, BRINGER, EPHEMERAL = User(), User(brings_weights=True), User(fetches_itself=True)
+FETCHER, BRINGER, EPHEMERAL = Usage(), Usage(engine_fetches=True), Usage(pods_fetch=True)
 ON_NODES = WorkloadSettings(image="x", host_paths=("/data",))
 JOB = Supply("job")
 
@@ -240,7 +240,7 @@ def test_the_settings_of_the_tests_allow_no_paths_on_nodes():
     assert choose_supply(cluster_model("/data/m.gguf"), [], SETTINGS).reason == "SourceNotAllowed"
 
 
-@pytest.mark.parametrize("users", [[], [User()], [User(brings_weights=True)], [User(fetches_itself=True)]])
+@pytest.mark.parametrize("users", [[], [Usage()], [Usage(engine_fetches=True)], [Usage(pods_fetch=True)]])
 def test_a_model_of_ollamas_library_is_refused_in_pods(users):
     """For any provider, the Model names the source to use instead."""
     supply = choose_supply(cluster_model("ollama://llama3.2"), users, WorkloadSettings(image="x"))

@@ -9,7 +9,7 @@ OOM = {"exitCode": 137, "reason": "OOMKilled"}
 
 
 @pytest.mark.parametrize(
-    ("seen", "reason", "words", "passing"),
+    ("seen", "reason", "words", "transient"),
     [
         (waiting("ImagePullBackOff", "Back-off pulling image x"), "ImagePullBackOff", "Back-off pulling", False),
         (waiting("ErrImagePull", "manifest unknown"), "ErrImagePull", "manifest unknown", False),
@@ -27,11 +27,11 @@ OOM = {"exitCode": 137, "reason": "OOMKilled"}
         (fetch_pod(1, "gone"), "ContainerFailed", "exited with code 1: gone", True),
     ],
 )
-def test_each_problem_has_its_reason(seen, reason, words, passing):
+def test_each_problem_has_its_reason(seen, reason, words, transient):
     """The reason is Kubernetes' own, and the message is that of its source."""
     trouble = trouble_of([seen])
     assert trouble is not None
-    assert (trouble.reason, trouble.passing) == (reason, passing)
+    assert (trouble.reason, trouble.transient) == (reason, transient)
     assert words in trouble.message
 
 
@@ -67,7 +67,7 @@ def test_a_crash_loop_lasts_until_the_container_is_ready(state, restarts, ready,
         loops = loops or (restarts == 2 and last is BRIEF)
     engine = {"name": "llama-server", "restartCount": restarts, "ready": ready, "state": state}
     trouble = trouble_of([pod(phase="Running", containerStatuses=[{**engine, "lastState": {"terminated": last}}])])
-    assert (trouble is not None and not trouble.passing and trouble.reason == "CrashLoopBackOff") is loops
+    assert (trouble is not None and not trouble.transient and trouble.reason == "CrashLoopBackOff") is loops
 
 
 def test_problems_that_need_a_person_come_first():

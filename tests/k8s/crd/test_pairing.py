@@ -143,8 +143,8 @@ def test_no_hint_of_pods_names_what_no_pod_runs(runtime: str, model_format: str)
 def test_the_default_format_does_not_bind_engines_that_fetch_their_weights() -> None:
     """An engine that fetches its own weights is checked against every format but gguf, which may be the default."""
     assert pod_mismatch("vllm", "gguf", "cuda")
-    assert not pod_mismatch("vllm", "gguf", "cuda", brings_weights=True)
-    assert pod_mismatch("vllm", "mlx", "cuda", brings_weights=True)
+    assert not pod_mismatch("vllm", "gguf", "cuda", engine_fetches=True)
+    assert pod_mismatch("vllm", "mlx", "cuda", engine_fetches=True)
 
 
 def test_each_runtime_has_a_place_of_its_own_in_the_schema() -> None:

@@ -55,7 +55,7 @@ def test_each_vendor_has_its_resource(of, vendor, stack, name):
 
 def test_an_accelerator_and_a_vendor_that_contradict_each_other_are_refused():
     """CUDA on an AMD GPU is refused with the field, and never rendered."""
-    with pytest.raises(PlanError, match="amd makes no GPU for accelerator cuda; write nvidia") as refused:
+    with pytest.raises(PlanError, match="amd does not match accelerator cuda; write nvidia") as refused:
         asked(model("cuda", vendor="amd"), gpu=1)
     assert refused.value.field == "Model.spec.hardware.gpu.vendor"
 
@@ -190,7 +190,7 @@ def test_an_engine_wants_no_more_gpus_than_there_are(wanted, count, fits):
     if fits:
         check_parallel(wanted, Resources(gpu_count=count), "spec.x")
     else:
-        with pytest.raises(PlanError, match=r"spec\.x: needs 3 GPUs and a replica has 2"):
+        with pytest.raises(PlanError, match=r"spec\.x: needs 3 GPUs, but a replica has 2"):
             check_parallel(wanted, Resources(gpu_count=count), "spec.x")
 
 

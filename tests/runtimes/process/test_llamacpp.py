@@ -361,7 +361,7 @@ def test_further_names_on_a_build_that_takes_one_are_reported():
         ({"noWarmup": True, "extraArgs": ["--warmup"]}, "--no-warmup is controlled by spec.noWarmup"),
         ({"mode": "embedding", "extraArgs": ["--embeddings"]}, ""),
         ({"mode": "rerank", "extraArgs": ["--embedding"]}, ""),
-        ({"mode": "chat", "extraArgs": ["--embedding"]}, "spec.mode: extraArgs ask for embedding"),
+        ({"mode": "chat", "extraArgs": ["--embedding"]}, "spec.mode: extraArgs set embedding"),
         ({"batchSize": 64, "extraArgs": ["-b=64"]}, ""),
         ({"batchSize": 64, "extraArgs": ["-b", "65"]}, "--batch-size is controlled by spec.batchSize"),
     ],

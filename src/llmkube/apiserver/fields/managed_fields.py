@@ -113,7 +113,7 @@ def to_json(managers: Mapping[Writer, Entry]) -> list[JsonObject]:
     ]
 
 
-def capped(managers: Managers) -> Managers:
+def cap_updaters(managers: Managers) -> Managers:
     """Return the managers with the oldest updaters of each version merged into one, so that ten or fewer remain."""
     updaters = sorted(
         (writer for writer in managers if writer.operation == "Update"),

@@ -285,7 +285,7 @@ def is_leaf(schema: Schema, value: Any) -> bool:
 
 
 def _is_leaf_pair(schema: Schema, old: Any, new: Any) -> bool:
-    """Whether two values are compared as a whole; two empty ones are, so that null, `{}` and `[]` are different."""
+    """Whether two values are compared as a whole; empty ones are, because null, `{}` and `[]` differ."""
     before, after = (type(side) not in _NON_CONTAINERS for side in (old, new))
     if not (before and old) and not (after and new):
         return True

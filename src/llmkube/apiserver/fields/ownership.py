@@ -144,7 +144,7 @@ def server_side_apply(
     if writer in managers:
         changed_at = now if change or live is None else managers[writer].time
         managers[writer] = Entry(owned, version, changed_at)
-    return _with_managers(merged, managed_fields.capped(managers))
+    return _with_managers(merged, managed_fields.cap_updaters(managers))
 
 
 def record_write(
@@ -174,7 +174,7 @@ def record_write(
         before = managers[writer].fields if writer in managers else fieldset.NOTHING
         fresh = taken.difference(before)
         managers[writer] = Entry(before.union(fresh) if fresh else before, version, now)
-    return _with_managers(wanted, managed_fields.capped(managers))
+    return _with_managers(wanted, managed_fields.cap_updaters(managers))
 
 
 def equal_except_times(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:

@@ -92,7 +92,7 @@ def preferred_aggregation(accept: str) -> str:
 
 
 def core_versions() -> JsonObject:
-    """Return the answer to `/api` in the old form."""
+    """Return the response to `/api` in the old form."""
     return {
         "kind": "APIVersions",
         "versions": ["v1"],
@@ -101,19 +101,19 @@ def core_versions() -> JsonObject:
 
 
 def group_list(catalog: Catalog) -> JsonObject:
-    """Return the answer to `/apis` in the old form."""
+    """Return the response to `/apis` in the old form."""
     groups = [_group(group, versions) for group, versions in _groups(catalog).items() if group]
     return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
 
 
 def group(catalog: Catalog, name: str) -> JsonObject | None:
-    """Return the answer to `/apis/GROUP`, or None."""
+    """Return the response to `/apis/GROUP`, or None."""
     versions = _groups(catalog).get(name)
     return {"kind": "APIGroup", "apiVersion": "v1", **_group(name, versions)} if name and versions else None
 
 
 def resource_list(catalog: Catalog, name: str, version: str) -> JsonObject | None:
-    """Return the answer to `/api/VERSION` or `/apis/GROUP/VERSION`, or None."""
+    """Return the response to `/api/VERSION` or `/apis/GROUP/VERSION`, or None."""
     resources = _groups(catalog).get(name, {}).get(version)
     if resources is None:
         return None

@@ -197,7 +197,7 @@ SLICE: Final = 500
 
 
 async def read_page(store: Store, kind: str, namespace: str, query: ListQuery, selector: Predicate) -> Page:
-    """Return the page that the query asks for: the objects that match, by namespace and name.
+    """Return the page that the query requests: the objects that match, by namespace and name.
 
     Raises:
         RequestRefusedError: 410 when the requested revision is no longer in the log, 504 when it is not reached yet.

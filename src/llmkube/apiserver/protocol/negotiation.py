@@ -1,4 +1,4 @@
-"""Clients select the form of the answer by Accept: JSON, a Table (`kubectl get`), or metadata only.
+"""Clients select the form of the response by Accept: JSON, a Table (`kubectl get`), or metadata only.
 
 Protobuf is not available except for the OpenAPI v2 document, so a client that prefers it gets its second choice.
 """
@@ -45,7 +45,7 @@ class MediaType:
         return dict(self.parameters).get(name, "")
 
     def accepts(self, content_type: str) -> bool:
-        """Whether an answer of that type fits, wildcards included."""
+        """Whether a response of that type is accepted, wildcards included."""
         if self.type in {"*/*", content_type}:
             return True
         return self.type.endswith("/*") and content_type.startswith(self.type[:-1])

@@ -90,7 +90,7 @@ _UNPUBLISHED_V2: Final = frozenset(
 
 
 def root(catalog: Catalog) -> JsonObject:
-    """Return the answer to `/openapi/v3`: the URLs of the documents, one for each group version."""
+    """Return the response to `/openapi/v3`: the URLs of the documents, one for each group version."""
     paths = {}
     for name in sorted({_document_path(kind) for kind in catalog}):
         document = orjson.dumps(version_3(catalog, name), option=orjson.OPT_SORT_KEYS)

@@ -97,7 +97,7 @@ ACCEPTED: Final = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"
 """Media type that clients request."""
 
 MEDIA_TYPE: Final = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
-"""Media type of the answer: Go's parser accepts no `@` in it, so kube-apiserver writes a dot as well."""
+"""Media type of the response: Go's parser accepts no `@` in it, so kube-apiserver writes a dot as well."""
 
 _METHODS: Final = {"get": 2, "put": 3, "post": 4, "delete": 5, "patch": 8}
 _TEXTS: Final = {"$ref": 1, "format": 2, "title": 3, "description": 4, "pattern": 13}

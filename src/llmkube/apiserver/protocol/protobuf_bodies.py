@@ -3,7 +3,7 @@
 `kubectl create namespace NAME` does since 1.32, controller-runtime does for every built-in kind. The kinds that kubectl
 creates are decoded, and those that programs on a host write: endpoints, Leases, Events.
 
-Bodies only: clients that send protobuf accept JSON as an answer. A kind whose fields have no numbers in
+Bodies only: clients that send protobuf accept JSON responses. A kind whose fields have no numbers in
 `schema.builtin_types` is refused with 415. A field without a number is dropped, as unknown fields of JSON are. The
 schema has the type of a field; where it has none, the field is a text.
 

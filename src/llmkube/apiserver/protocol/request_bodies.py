@@ -42,7 +42,7 @@ def check_size(body: bytes) -> None:
 
 
 def parse(body: bytes, media: str) -> tuple[Any, list[str]]:
-    """Return the parsed body and the complaints of a strict decoder: duplicate fields.
+    """Return the parsed body and the errors of strict decoding: duplicate fields.
 
     Raises:
         RequestRefusedError: 400, not JSON (or YAML), or nested too deeply; 413, too large or too many values.
@@ -177,7 +177,7 @@ def _pairs(body: bytes) -> Any:
 
 
 def _duplicates(value: Any, path: str) -> Iterator[str]:
-    """Yield a complaint for each duplicate field; of the values of a duplicate field, look into the last."""
+    """Yield an error for each duplicate field; only its last value is searched for more."""
     if isinstance(value, _Pairs):
         counts = Counter(name for name, _ in value.pairs)
         for name, count in counts.items():

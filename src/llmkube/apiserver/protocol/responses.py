@@ -21,7 +21,7 @@ from llmkube.apiserver.values.json_text import write
 from llmkube.base.http.message import Headers, Response
 
 JSON_HEADERS = Headers.of({"Content-Type": "application/json", "Cache-Control": "no-cache, private"})
-_WARNING_LIMIT_BYTES = 4096  # kube-apiserver's limit for all warnings of an answer
+_WARNING_LIMIT_BYTES = 4096  # kube-apiserver's limit for all warnings of a response
 _PIECE_ITEMS: Final = 128  # items of a list in one piece: a row of a Table takes 20 µs
 _PIECE_BYTES: Final = 64 * 1024
 
@@ -109,7 +109,7 @@ class View:
 
 
 def _batch(items: Iterator[bytes]) -> list[bytes]:
-    """Return the next items, as many as make a piece."""
+    """Return the next items, up to the limits of a piece."""
     batch, size = [], 0
     for item in islice(items, _PIECE_ITEMS):
         batch.append(item)

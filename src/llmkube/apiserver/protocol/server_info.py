@@ -1,4 +1,4 @@
-"""Routes, and answers about the server itself: health, version, discovery, OpenAPI and access reviews."""
+"""Routes, and responses about the server itself: health, version, discovery, OpenAPI and access reviews."""
 
 import urllib.parse
 from functools import lru_cache

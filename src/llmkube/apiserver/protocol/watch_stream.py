@@ -24,7 +24,7 @@ INITIAL_EVENTS_END: Final = "k8s.io/initial-events-end"
 """Annotation of the bookmark that ends the initial state of a streaming list."""
 
 Render = Callable[[str, Object], bytes]
-"""Turns an event's type and object into one line of the answer."""
+"""Turns an event's type and object into one line of the response."""
 
 
 class ChangeSignal:
@@ -79,7 +79,7 @@ class WatchStream:
         return [], query.revision
 
     async def run(self, send: SendChunk, timeout_seconds: float) -> None:
-        """Send events until the timeout, or until the kind is no longer served or the client is behind the log."""
+        """Send events until the timeout, the kind is no longer served, or the client is too far behind the log."""
         end = trio.current_time() + timeout_seconds
         try:
             items, revision = self.start()

@@ -68,7 +68,7 @@ class Budget:
 
 
 _FREE: Final = frozenset({"!_", "-_", "_?_:_", "_||_", "_&&_", "_[_]", "size", "type"})
-"""Functions that do not look inside a value."""
+"""Functions that cost nothing, because they do not read the items or the text of a value."""
 
 
 _COMPARING: Final = frozenset({"_==_", "_!=_"})
@@ -154,7 +154,7 @@ class _PricedEvaluator(Evaluator):
         return super().visit_children(tree)
 
     def primary(self, tree: Tree) -> Any:
-        """Look a name up; celpy would print all names that it knows when the name is missing."""
+        """Look up a name; if it is unknown, celpy's own error would list all known names."""
         child = tree.children[0]
         if child.data != "ident":
             return super().primary(tree)
@@ -194,7 +194,7 @@ class _PricedEvaluator(Evaluator):
         return _first_decisive(map(self.visit, tree.children), decisive=False)
 
     def member_dot_arg(self, tree: Tree) -> Any:
-        """Call a method or a macro; errors in celpy's `all` and `exists` contain each other, and double in length."""
+        """Call a method or a macro; celpy's own `all` and `exists` nest errors, whose length doubles with each item."""
         member, name = tree.children[:2]
         if name.value not in {"all", "exists", "min"}:
             return super().member_dot_arg(tree)

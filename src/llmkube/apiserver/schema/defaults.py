@@ -184,7 +184,7 @@ def _drop_unknown(value: Any, schema: Schema, path: str) -> Iterator[str]:
 
 
 def unknown_fields(paths: tuple[str, ...]) -> list[str]:
-    """Return the complaints of strict field validation: `unknown field "spec.colour"`.
+    """Return the errors of strict field validation: `unknown field "spec.colour"`.
 
     With `fieldValidation=Strict` the server answers 400 with `strict decoding error: ` and these, joined by `, `; with
     `Warn` each is a warning of its own.

@@ -56,19 +56,19 @@ def validate(obj: Any, old: Any, schema: Schema, path: str = "") -> list[FieldEr
     Bounds come first, then uniqueness in sets and keyed lists, then the CEL rules, which do not run on a malformed
     object. A value that was invalid before and has not changed is accepted (ratcheting), as in Kubernetes.
     """
-    return with_rules(bounds(obj, old, schema, path), obj, old, schema, path)
+    return with_rule_errors(schema_errors(obj, old, schema, path), obj, old, schema, path)
 
 
-def bounds(obj: Any, old: Any, schema: Schema, path: str = "", *, duplicates: bool = True) -> list[FieldError]:
-    """Return the errors of an object except those of its rules.
+def schema_errors(obj: Any, old: Any, schema: Schema, path: str = "", *, duplicates: bool = True) -> list[FieldError]:
+    """Return the errors of an object, without those of its schema's CEL rules.
 
     `duplicates` is off for a built-in kind, which has its own rules for repeated items.
     """
     return [*_validate(obj, old, schema, path), *(_duplicate_errors(obj, old, schema, path) if duplicates else ())]
 
 
-def with_rules(errors: list[FieldError], obj: Any, old: Any, schema: Schema, path: str = "") -> list[FieldError]:
-    """Return the errors and those of the schema's rules, or a notice that errors kept the rules from running."""
+def with_rule_errors(errors: list[FieldError], obj: Any, old: Any, schema: Schema, path: str = "") -> list[FieldError]:
+    """Return the errors and those of the schema's CEL rules, or a notice that errors prevented their evaluation."""
     if not schema.has_rules:
         return errors
     if any(error.type in _BLOCKING for error in errors):
@@ -95,10 +95,10 @@ def _validate(value: Any, old: Any, schema: Schema, path: str) -> Iterator[Field
         return
     if value is None:
         return
-    yield from _bounds(value, schema.raw, path)
-    yield from _branches(value, schema, path)
+    yield from _bound_errors(value, schema.raw, path)
+    yield from _combination_errors(value, schema, path)
     if is_object(value):
-        yield from _fields(value, old if is_object(old) else {}, schema, path)
+        yield from _field_errors(value, old if is_object(old) else {}, schema, path)
     elif is_list(value) and schema.items is not None:
         for index, (item, before) in enumerate(zip(value, schema.counterparts(value, old), strict=True)):
             yield from _validate(item, before, schema.items, at_index(path, index))
@@ -114,10 +114,10 @@ def _type_errors(value: Any, schema: Schema, path: str) -> Iterator[FieldError]:
         yield from _number_bounds(value, raw, path)
     if "enum" in raw:
         yield not_supported(path, value, raw["enum"])
-    yield from _branches(value, schema, path)
+    yield from _combination_errors(value, schema, path)
 
 
-def _fields(value: Mapping[str, Any], old: Mapping[str, Any], schema: Schema, path: str) -> Iterator[FieldError]:
+def _field_errors(value: Mapping[str, Any], old: Mapping[str, Any], schema: Schema, path: str) -> Iterator[FieldError]:
     for name in schema.raw.get("required") or ():
         if name not in value:
             yield required(at(path, name))
@@ -144,7 +144,7 @@ def _body(path: str, text: str) -> str:
     return f"{path} in body {text}"
 
 
-def _bounds(value: Any, raw: Mapping[str, Any], path: str) -> Iterator[FieldError]:
+def _bound_errors(value: Any, raw: Mapping[str, Any], path: str) -> Iterator[FieldError]:
     if "enum" in raw and not any(same(value, allowed) for allowed in raw["enum"]):
         yield not_supported(path, value, raw["enum"])
     if is_number(value):
@@ -204,8 +204,8 @@ def _size_bounds(size: int, minimum: int | None, maximum: int | None, unit: str,
         yield invalid(path, size, _body(path, f"should have at least {minimum} {unit}"))
 
 
-def _branches(value: Any, schema: Schema, path: str) -> Iterator[FieldError]:
-    """Check allOf, anyOf, oneOf and not; as in the original, their errors have no path of their own."""
+def _combination_errors(value: Any, schema: Schema, path: str) -> Iterator[FieldError]:
+    """Yield the errors of allOf, anyOf, oneOf and not; as in kube-apiserver, they have no path of their own."""
     for branch in schema.all_of:
         failed = list(_validate(value, None, branch, path))
         if failed:

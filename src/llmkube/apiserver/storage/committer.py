@@ -1,12 +1,12 @@
-"""Writes are decided one after another, made durable together, and then shown.
+"""Writes are decided one after another, made durable in batches, and then visible to readers.
 
 ```
-decide on the head ── join the open batch ── [ one sync to disk for all who wait ] ── show, wake watchers ── answer
+decide, based on the head ── join the open batch ── [ one sync to disk per batch ] ── publish, wake watchers ── answer
 ```
 
-There are two states: the head, on which writes are decided, and the store, which readers see. The store is behind the
-head by the changes that are on their way to the disk. While one batch is being synced, the next one collects writes: a
-slow disk makes batches larger, not writers slower. A failed sync fails its batch and the one decided on top of it, and
+There are two states: the head, on which decisions are based, and the store, which readers see. The store is behind the
+head by the changes that are not synced yet. While one batch is being synced, the next one collects writes: a slow disk
+makes batches larger, not writers slower. A failed sync fails its batch and the next one, which is based on it, and
 resets the head to the store.
 """
 
@@ -58,12 +58,12 @@ class Committer:
         self._syncing = trio.Lock()
 
     async def write(self, decide: Callable[[Transaction], T], *, dry_run: bool = False) -> T:
-        """Decide on the current state, make the decision durable, and show it.
+        """Decide a write based on the current state, make it durable, and publish it.
 
         Once it is decided, the write is completed even when cancelled: its outcome is always known.
 
         Args:
-            decide: The decision.
+            decide: Decides the write.
             dry_run: Change nothing.
 
         Raises:

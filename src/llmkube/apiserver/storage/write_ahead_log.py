@@ -1,8 +1,8 @@
 """The write-ahead log makes writes durable: acknowledged writes survive a crash, and revisions never repeat.
 
 SQLite in WAL mode with `synchronous=FULL` syncs the log before a commit returns, so the order is: commit here, then
-show the write in memory, then answer. A crash in between leaves a write without an answer, which is allowed; an answer
-without a write is not.
+show the write in memory, then respond. A crash in between leaves a write without a response, which is allowed; a
+response without a write is not.
 """
 
 import itertools

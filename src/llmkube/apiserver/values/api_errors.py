@@ -45,7 +45,7 @@ class Subject:
 
 
 class RequestRefusedError(Exception):
-    """The request is refused. The Status is the answer, never a crash.
+    """The request is refused. The Status is the response, never a crash.
 
     Args:
         code: The HTTP status.
@@ -196,7 +196,7 @@ def method_not_allowed(subject: Subject | None = None, verb: str = "") -> Reques
 
 
 def not_acceptable(offered: Sequence[str]) -> RequestRefusedError:
-    """Refuse to answer in a format that the server does not have."""
+    """Refuse to respond in a format that the server does not have."""
     message = "only the following media types are accepted: " + ", ".join(offered)
     return RequestRefusedError(406, "NotAcceptable", message)
 

@@ -42,7 +42,7 @@ from llmkube.apiserver.writes.request_objects import (
     check_namespace,
     check_version,
     decoding,
-    place,
+    set_name_and_namespace,
     with_metadata,
 )
 from llmkube.apiserver.writes.request_target import Outcome, Target, outcome_of
@@ -50,7 +50,7 @@ from llmkube.apiserver.writes.write_options import WriteOptions
 
 ANNOTATION: Final = "kubectl.kubernetes.io/last-applied-configuration"
 KUBECTL: Final = "kubectl"
-"""The field manager of kubectl; any other name opts out."""
+"""The default field manager of kubectl; the annotation is updated only for it."""
 
 _ESCAPED: Final = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 """Go's escapes for characters that a browser might take for markup."""
@@ -161,7 +161,7 @@ class ApplyPlanner:
             warnings = validation_warnings(duplicates or [], options)
         old = None if stored is None else in_version(target.kind, stored)
         merged = self._merged(target, old, wanted, options)
-        place(target, merged)
+        set_name_and_namespace(target, merged)
         if stored is None:
             check_namespace(self._catalog, tx, target)
         with decoding(target):
@@ -203,6 +203,6 @@ def _client_metadata(merged: JsonObject, old: Object | None) -> JsonObject:
 def _typed_patch_error(target: Target, metadata: Mapping[str, Any], why: str) -> RequestRefusedError:
     """Return the refusal of a configuration that does not fit the schema: a 500, as in kube-apiserver."""
     resource = target.kind.resource
-    place = f"{metadata.get('namespace') or ''}/{metadata.get('name') or ''}"
-    what = f"({place}; {resource.group}/{resource.version}, Kind={resource.kind})"
+    name = f"{metadata.get('namespace') or ''}/{metadata.get('name') or ''}"
+    what = f"({name}; {resource.group}/{resource.version}, Kind={resource.kind})"
     return plain_internal(f"failed to create typed patch object {what}: {why}")

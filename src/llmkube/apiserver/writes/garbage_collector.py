@@ -108,8 +108,8 @@ class GarbageCollector:
         kind = self._catalog.find_kind(owner["apiVersion"], owner["kind"])
         if kind is None:
             return "solid"  # its kind is not served: the owner may exist
-        place = Ref(kind.resource.full_name, Key(namespace if kind.resource.namespaced else "", owner["name"]))
-        live = tx.get(place)
+        owner_ref = Ref(kind.resource.full_name, Key(namespace if kind.resource.namespaced else "", owner["name"]))
+        live = tx.get(owner_ref)
         if live is None or live["metadata"]["uid"] != owner["uid"]:
             return "gone"
         metadata = live["metadata"]
@@ -123,8 +123,8 @@ class GarbageCollector:
 
     def _orphan(self, tx: Transaction, ref: Ref, stored: Object, now: str) -> None:
         uid = stored["metadata"]["uid"]
-        for place in tx.store.dependents(uid):
-            dependent = tx.get(place)
+        for dependent_ref in tx.store.dependents(uid):
+            dependent = tx.get(dependent_ref)
             if dependent is None:
                 continue
             metadata = dict(dependent["metadata"])
@@ -133,19 +133,19 @@ class GarbageCollector:
                 metadata["ownerReferences"] = kept
             else:
                 metadata.pop("ownerReferences", None)
-            self._rewrite(tx, place, dependent, {**dependent, "metadata": metadata}, now)
+            self._rewrite(tx, dependent_ref, dependent, {**dependent, "metadata": metadata}, now)
         stage(tx, ref, without_finalizer(stored, ORPHAN))
 
     def _foreground(self, tx: Transaction, ref: Ref, stored: Object, now: str) -> None:
         uid = stored["metadata"]["uid"]
         blocked = False
-        for place in tx.store.dependents(uid):
-            dependent = tx.get(place)
+        for dependent_ref in tx.store.dependents(uid):
+            dependent = tx.get(dependent_ref)
             if dependent is None:
                 continue
             if "deletionTimestamp" not in dependent["metadata"]:
-                self._process_owned(tx, place, dependent, now)
-                dependent = tx.get(place)
+                self._process_owned(tx, dependent_ref, dependent, now)
+                dependent = tx.get(dependent_ref)
             if dependent is not None and _blocks(dependent, uid):
                 blocked = True
         if not blocked:
@@ -170,10 +170,10 @@ class GarbageCollector:
         """Delete all objects of a kind; return whether finalizers hold any of them."""
         remaining = False
         for key, _ in tx.store.list(storage, namespace):
-            place = Ref(storage, key)
-            current = tx.get(place)
+            instance_ref = Ref(storage, key)
+            current = tx.get(instance_ref)
             if current is not None:
-                _, gone = delete(tx, place, current, now)
+                _, gone = delete(tx, instance_ref, current, now)
                 remaining |= not gone
         return remaining
 
@@ -181,10 +181,10 @@ class GarbageCollector:
 def _waiting_refs(gone: Change, store: Store) -> list[Ref]:
     """Return the objects that may have waited for this one: its foreground-deleted owners, its namespace, its CRD."""
     owners = gone.after["metadata"].get("ownerReferences") or ()
-    places = [store.by_uid(owner["uid"]) for owner in owners]
-    places.append(Ref(NAMESPACES, Key("", gone.ref.key.namespace)))
-    places.append(Ref(CRDS, Key("", gone.ref.kind)))
-    return [place for place in places if place is not None and "deletionTimestamp" in _metadata(store.get(place))]
+    refs = [store.by_uid(owner["uid"]) for owner in owners]
+    refs.append(Ref(NAMESPACES, Key("", gone.ref.key.namespace)))
+    refs.append(Ref(CRDS, Key("", gone.ref.kind)))
+    return [ref for ref in refs if ref is not None and "deletionTimestamp" in _metadata(store.get(ref))]
 
 
 def _metadata(stored: Object | None) -> Mapping[str, Any]:

@@ -114,21 +114,21 @@ class ObjectPreparation:
         return stamped
 
 
-def validation_warnings(complaints: Sequence[str], options: WriteOptions) -> list[str]:
-    """Return the complaints that are warnings.
+def validation_warnings(strict_errors: Sequence[str], options: WriteOptions) -> list[str]:
+    """Return the errors of strict decoding as warnings.
 
     Raises:
-        DecodeError: There are complaints, and validation is strict.
+        DecodeError: There are errors, and validation is strict.
     """
-    if not complaints or options.validation == "Ignore":
+    if not strict_errors or options.validation == "Ignore":
         return []
     if options.validation == "Strict":
-        raise DecodeError("strict decoding error: " + ", ".join(complaints))
-    return list(complaints)
+        raise DecodeError("strict decoding error: " + ", ".join(strict_errors))
+    return list(strict_errors)
 
 
 def _check_kind(target: Target, owned: Object) -> None:
-    """Refuse a custom object that states another kind, or (after a patch) another version."""
+    """Refuse a custom object with another kind, or (after a patch) another version."""
     resource = target.kind.resource
     kind, version = str(owned.get("kind")), str(owned.get("apiVersion"))
     errors = [field_invalid("kind", kind, f"must be {resource.kind}")] if kind != resource.kind else []

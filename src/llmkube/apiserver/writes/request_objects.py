@@ -119,7 +119,7 @@ def check_patched(target: Target, patched: Any) -> None:
 
 
 def check_type(target: Target, body: Mapping[str, Any]) -> None:
-    """Refuse a body that states another type; one that states none is taken for the type of the URL."""
+    """Refuse a body with another type; a body without a type has the type of the URL."""
     resource = target.kind.resource
     version, kind = body.get("apiVersion"), body.get("kind")
     if version and version != resource.api_version:
@@ -156,8 +156,8 @@ def check_name(target: Target, wanted: Mapping[str, Any]) -> None:
         raise bad_request(f"the name of the object ({name}) does not match the name on the URL ({target.ref.key.name})")
 
 
-def place(target: Target, wanted: JsonObject) -> None:
-    """Set the name and the namespace of the URL; refuse an object that states others."""
+def set_name_and_namespace(target: Target, wanted: JsonObject) -> None:
+    """Set the name and the namespace from the URL; refuse an object with others."""
     metadata, key = wanted["metadata"], target.ref.key
     name = metadata.get("name")
     if name and name != key.name:
@@ -165,13 +165,13 @@ def place(target: Target, wanted: JsonObject) -> None:
     namespace = metadata.get("namespace")
     if namespace and namespace != key.namespace:
         raise wrong_namespace()
-    metadata["name"] = key.name  # the body may leave it out
+    metadata["name"] = key.name  # the body may omit it
     if key.namespace:
         metadata["namespace"] = key.namespace
 
 
 def wrong_namespace() -> RequestRefusedError:
-    """Return the refusal of an object that states another namespace."""
+    """Return the refusal of an object with another namespace."""
     return bad_request("the namespace of the provided object does not match the namespace sent on the request")
 
 
@@ -209,5 +209,5 @@ def check_delete_preconditions(target: Target, stored: Object, options: DeleteOp
     if options.resource_version and options.resource_version != live["resourceVersion"]:
         requested, current = options.resource_version, live["resourceVersion"]
         message = f"the ResourceVersion in the precondition ({requested}) does not match"
-        why = f"{message} the ResourceVersion in record ({current}). The object might have been modified"
-        raise conflict(target.kind_subject, why)
+        message += f" the ResourceVersion in record ({current}). The object might have been modified"
+        raise conflict(target.kind_subject, message)

@@ -8,7 +8,7 @@ obj = ownership.record_write(old, obj, manager, strategy.endpoint(kind, subresou
 obj = strategy.prepare(kind, obj, old, subresource)                           # drop what this endpoint cannot write
 errors = strategy.check(kind, obj, old, subresource)                          # 422 when there are any
 obj["metadata"]["generation"] = strategy.next_generation(kind, obj, old)
-if old is not None and ownership.equal_except_times(old, obj): answer with old    # nothing changed
+if old is not None and ownership.equal_except_times(old, obj): respond with old  # nothing changed
 ```
 
 For an apply, `ownership.server_side_apply` comes first and `complete` after it: a default has no owner.
@@ -194,7 +194,7 @@ def check(kind: KindInfo, obj: Mapping[str, Any], old: Old, subresource: str = "
     if kind.scale is not None:
         shown = "statusReplicasPath" if subresource == "status" else "specReplicasPath"
         errors += _check_replicas(obj, kind.scale[shown])
-    return validation.with_rules(errors, obj, old, kind.schema)
+    return validation.with_rule_errors(errors, obj, old, kind.schema)
 
 
 def _is_metadata_error(error: FieldError) -> bool:
@@ -208,9 +208,9 @@ def _schema_errors(kind: KindInfo, obj: Mapping[str, Any], old: Old, subresource
     `managedFields` are the server's own, and are not validated.
     """
     if subresource != "status" or kind.builtin or "status" not in obj:
-        return validation.bounds(managed_fields.strip(obj), old, kind.schema, duplicates=not kind.builtin)
+        return validation.schema_errors(managed_fields.strip(obj), old, kind.schema, duplicates=not kind.builtin)
     schema, before = kind.schema.child("status"), (old or {}).get("status")
-    errors = validation.bounds(obj["status"], before, schema, "status") if schema is not None else []
+    errors = validation.schema_errors(obj["status"], before, schema, "status") if schema is not None else []
     return [attrs.evolve(error, detail=error.detail.removeprefix("status").removeprefix(".")) for error in errors]
 
 
@@ -237,9 +237,9 @@ def _go_text(value: Any) -> str:
 
 
 def next_generation(kind: KindInfo, obj: Mapping[str, Any], old: Old) -> int | None:
-    """Return the object's generation after the write: it grows with changes of the desired state, or a slice's labels.
+    """Return the object's generation after the write, incremented if the desired state or a slice's labels change.
 
-    None means that the kind has none, like the built-in kinds without a controller of their own.
+    None if the kind has no generations, like the built-in kinds without a controller of their own.
     """
     if not kind.has_generation:
         return None

@@ -44,7 +44,7 @@ from llmkube.apiserver.writes.request_objects import (
     check_version,
     decoding,
     parse_object,
-    place,
+    set_name_and_namespace,
     with_metadata,
     wrong_namespace,
 )
@@ -101,7 +101,7 @@ class WritePlanner:
         return outcome_of(named, tx.put(named.ref, created), status=201, warnings=warnings)
 
     def _with_name(self, tx: Transaction, target: Target, wanted: JsonObject) -> Target:
-        """Return the target with the object's own name, generated if it asks for that."""
+        """Return the target with the object's own name, generated if it has `generateName`."""
         metadata = wanted["metadata"]
         namespace = target.ref.key.namespace
         if metadata.get("namespace", namespace) != namespace:
@@ -150,7 +150,7 @@ class WritePlanner:
                 check_name(target, wanted)
                 check_uid(target, stored, wanted["metadata"])
                 with decoding(target):
-                    return self._rewrite(tx, target, stored, wanted, options=options, complaints=[])
+                    return self._rewrite(tx, target, stored, wanted, options=options, strict_errors=[])
             with decoding(target):
                 decoded, warnings = self._admission.decode(target, wanted, options, duplicates)
             with attach_warnings(warnings):
@@ -159,7 +159,7 @@ class WritePlanner:
                     raise not_found(target.subject)
                 check_uid(target, stored, wanted["metadata"])
                 check_conditional(target, wanted["metadata"])
-                place(target, decoded)
+                set_name_and_namespace(target, decoded)
                 check_version(target, stored, wanted["metadata"])
             return self._replace(tx, target, stored, decoded, options=options, warnings=warnings)
 
@@ -192,11 +192,11 @@ class WritePlanner:
             with decoding(target, patch if media == STRATEGIC_PATCH else patched):
                 request_bodies.check_shape(patched)
                 wanted = with_metadata(patched)
-                complaints = duplicates
+                strict_errors = duplicates
                 if scaling:
                     request_bodies.check_types(wanted, SCALE, "")
-                    complaints = [*duplicates, *unknown_fields(prune(wanted, SCALE)[1])]
-                return self._rewrite(tx, target, stored, wanted, options=options, complaints=complaints)
+                    strict_errors = [*duplicates, *unknown_fields(prune(wanted, SCALE)[1])]
+                return self._rewrite(tx, target, stored, wanted, options=options, strict_errors=strict_errors)
 
         return PlannedWrite(decide, options.dry_run)
 
@@ -208,7 +208,7 @@ class WritePlanner:
         wanted: JsonObject,
         *,
         options: WriteOptions,
-        complaints: list[str],
+        strict_errors: list[str],
     ) -> Outcome:
         """Replace the stored object with a patched one, or with one that has the replicas of a Scale."""
         if target.subresource == "scale":
@@ -216,8 +216,8 @@ class WritePlanner:
             wanted, errors = scaled(in_version(target.kind, stored), wanted, target.kind.scale)
             if errors:
                 raise invalid(target.kind_subject, errors)
-        place(target, wanted)
-        decoded, warnings = self._admission.decode(target, wanted, options, complaints)
+        set_name_and_namespace(target, wanted)
+        decoded, warnings = self._admission.decode(target, wanted, options, strict_errors)
         with attach_warnings(warnings):
             check_version(target, stored, wanted["metadata"])
         return self._replace(tx, target, stored, decoded, options=options, warnings=warnings)

@@ -21,7 +21,7 @@ from llmkube.controller.render.jobs import PRUNE_JOB
 from llmkube.controller.render.manifests import Manifests
 from llmkube.controller.render.storage import Weights
 from llmkube.controller.settings import ControllerSettings, WorkloadSettings
-from llmkube.controller.status.job_result import ended_at
+from llmkube.controller.status.job_result import finished_at
 from llmkube.controller.status.pod_service_status import ServiceFacts
 from llmkube.controller.status.router_status import BackendHealth
 from llmkube.controller.writes.owned_kinds import OptionalKinds, OwnedKinds
@@ -213,4 +213,4 @@ class PodContext(Context):
     def is_pruning(self, namespace: str) -> bool:
         """Whether folders of a namespace's claim are being removed."""
         job = self.owned.jobs.get(Key(namespace, PRUNE_JOB))
-        return namespace in self.pruning or (job is not None and not ended_at(job))
+        return namespace in self.pruning or (job is not None and not finished_at(job))

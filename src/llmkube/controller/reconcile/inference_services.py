@@ -93,7 +93,7 @@ class PodServices:
             owned.forget(Key(key.namespace, name))
 
     async def _make_pods(self, service: InferenceService, workload: WorkloadPlan) -> ServiceFacts:
-        """Write the objects of a service, if its plan allows; return the facts, with the obstacle if there was one."""
+        """Apply the objects of a service, if its plan allows; return the facts, with the obstacle if there was one."""
         facts = workload.facts
         try:
             if facts.plan is not None and workload.weights is not None:
@@ -103,7 +103,7 @@ class PodServices:
         except REFUSED as error:
             self.context.queues.services.add_after(service.key, REFUSED_RETRY_SECONDS)
             if isinstance(error, NameTakenError):
-                return attrs.evolve(facts, obstacle=str(error), passing=error.passing)
+                return attrs.evolve(facts, obstacle=str(error), transient=error.transient)
             return attrs.evolve(facts, refusal=str(error))
         return facts
 
@@ -143,7 +143,7 @@ class PodServices:
         await self.context.optional.apply(owned.objectives, wanted.objective, named, uid)
 
     async def _replace_workload(self, service: InferenceService, manifest: dict[str, Any], *, group: bool) -> None:
-        """Write the Deployment or the group; the other kind is removed first, since both would need the GPUs."""
+        """Apply the Deployment or the group; the other kind is removed first, since both would need the GPUs."""
         owned, key, uid = self.context.owned, service.key, service.metadata.uid
         named = Key(key.namespace, group_name(key.name))
         if group:

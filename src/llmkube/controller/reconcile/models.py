@@ -11,12 +11,12 @@ import attrs
 
 from llmkube.controller.informers import JOB_LABEL
 from llmkube.controller.reconcile.context import Context, PodContext
-from llmkube.controller.reconcile.workload_plans import user_of
+from llmkube.controller.reconcile.workload_plans import weights_usage
 from llmkube.controller.render.jobs import fetch_job, inspect_job
 from llmkube.controller.render.labels import DIGEST
 from llmkube.controller.render.model_sources import claim_path, job_name, source_of
 from llmkube.controller.render.storage import CACHE_CLAIM, Weights, cache_claim, service_claim
-from llmkube.controller.status.job_result import JobFacts, ended_at, is_complete, is_failed, is_known, read_fetched
+from llmkube.controller.status.job_result import JobFacts, finished_at, is_complete, is_failed, is_known, read_fetched
 from llmkube.controller.status.model_status import (
     derive_model_status,
     derive_supplied_status,
@@ -72,7 +72,7 @@ async def ensure_service_claim(context: PodContext, service: InferenceService, w
         f'PersistentVolumeClaim "{key.name}" does not belong to this InferenceService, or is being deleted; rename '
         "the InferenceService, delete that claim, or name it in spec.modelCache.claimName to use it as it is"
     )
-    error.passing = bool(live.metadata.deletion_timestamp) or theirs == service.key
+    error.transient = bool(live.metadata.deletion_timestamp) or theirs == service.key
     raise error
 
 
@@ -107,7 +107,7 @@ class PodModels:
         """Start or continue the supply of a Model's weights, and write its status."""
         users = self.context.informers.users(cached.key)
         supply = choose_supply(
-            cached, [user_of(self.context, service, cached) for service in users], self.context.workloads
+            cached, [weights_usage(self.context, service, cached) for service in users], self.context.workloads
         )
         newest = self.context.models.newest(cached)
         observed = await self._observe(newest, supply)
@@ -149,7 +149,7 @@ class PodModels:
         if supply.by != "claim":
             cache = Key(model.key.namespace, CACHE_CLAIM)
             claim = self.context.pods.volume_claims.get(cache)
-            if claim is None and supply.by == "job" and (ended_at(observed.job) or model.status.cache_volume):
+            if claim is None and supply.by == "job" and (finished_at(observed.job) or model.status.cache_volume):
                 claim = await self._read_claim(cache)  # an admin may have created it, without our label
             return attrs.evolve(observed, claim=claim)
         source = source_of(model.spec)
@@ -228,7 +228,7 @@ class PodModels:
         if wait_seconds > 0:
             self.context.queues.models.add_after(model.key, wait_seconds)
             return False
-        if observed.job is not None and ended_at(observed.job):
+        if observed.job is not None and finished_at(observed.job):
             await self.context.owned.jobs.remove(observed.job.key, model.metadata.uid)
             return False  # the Model is reconciled again once the Job is gone
         return observed.job is None
@@ -250,7 +250,7 @@ def _is_outdated(observed: JobFacts, wanted: Mapping[str, Any]) -> bool:
     job = observed.job
     if job is None or job.metadata.annotations.get(DIGEST) == wanted["metadata"]["annotations"][DIGEST]:
         return False
-    return is_failed(job) or not (ended_at(job) or any(pod.status.phase == "Running" for pod in observed.pods))
+    return is_failed(job) or not (finished_at(job) or any(pod.status.phase == "Running" for pod in observed.pods))
 
 
 FINALIZER: Final = "inference.llmkube.dev/in-use"

@@ -16,7 +16,7 @@ from llmkube.base.http.errors import HttpError
 from llmkube.controller.reconcile.context import PodContext
 from llmkube.controller.render.jobs import PROGRESS_PORT
 from llmkube.controller.render.router_objects import ADMIN_PORT
-from llmkube.controller.status.job_result import ended_at
+from llmkube.controller.status.job_result import finished_at
 from llmkube.controller.status.router_status import BackendHealth
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key, controller_key
@@ -37,7 +37,7 @@ Health = Mapping[str, BackendHealth]
 
 
 async def are_idle(plan: ContainerPlan, pods: Iterable[Pod]) -> bool:
-    """Return whether no running pod has a request in flight; a pod that does not answer is taken for busy.
+    """Return whether no running pod has a request in flight; a pod that does not answer is assumed to be busy.
 
     Each pod is queried at its own port, since the pods may still be those of an earlier plan with another port. All are
     queried at once, within `QUERY_SECONDS`: one after the other, ten slow pods would outlast the reconcile.
@@ -85,7 +85,7 @@ async def run_progress(context: PodContext) -> Never:
         running = {
             job.key: pods
             for job in context.pods.jobs.values()
-            if not ended_at(job) and controller_key(job, Model.RESOURCE.kind) is not None
+            if not finished_at(job) and controller_key(job, Model.RESOURCE.kind) is not None
             if (pods := _reachable(context.pods.pods_of_job(job)))
         }
         for ended in context.percents.keys() - running.keys():

@@ -20,7 +20,7 @@ from llmkube.controller.render.jobs import PRUNE_JOB, PRUNED, prune_job
 from llmkube.controller.render.labels import MANAGED_BY
 from llmkube.controller.render.model_sources import CACHE_FOLDER, cache_key
 from llmkube.controller.render.storage import CACHE_CLAIM
-from llmkube.controller.status.job_result import ended_at, is_complete
+from llmkube.controller.status.job_result import finished_at, is_complete
 from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
@@ -29,7 +29,7 @@ from llmkube.k8s.workloads import Pod
 
 POLL_SECONDS: Final = 10.0
 RETENTION_SECONDS: Final = 600.0
-"""Retention of a folder that no Model names: a Model that is deleted and created again finds its weights there."""
+"""Retention of a folder that no Model names: a Model that is deleted and recreated finds its weights there."""
 
 CALL_SECONDS: Final = 60.0
 
@@ -92,7 +92,7 @@ class Pruner:
         expired = {key for key in self._named[namespace] if self._since.get((namespace, key), due + 1) <= due}
         expired -= self._deployed(namespace, expired)
         if not expired or self._is_fetching(namespace) or (job is not None and not is_complete(job)):
-            return  # a failed Job is retained for a day, and created again after that
+            return  # a failed Job is retained for a day, and then recreated
         if job is not None:
             await self.context.owned.jobs.remove(job.key, claim.metadata.uid)
             return
@@ -119,7 +119,7 @@ class Pruner:
 
     def _is_fetching(self, namespace: str) -> bool:
         return any(
-            job.key.namespace == namespace and job.key.name != PRUNE_JOB and not ended_at(job)
+            job.key.namespace == namespace and job.key.name != PRUNE_JOB and not finished_at(job)
             for job in self.context.pods.jobs.values()
         )
 

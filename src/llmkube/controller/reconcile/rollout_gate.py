@@ -1,4 +1,4 @@
-"""Defer the replacement of busy pods until they are idle or a timeout expires, if the service asks for that.
+"""Defer the replacement of busy pods until they are idle or a timeout expires, if the service requests that.
 
 | reason for the replacement | idle timeout |
 |---|---|

@@ -34,7 +34,7 @@ from llmkube.router.config.routing_config import RoutingConfig, is_local_url
 
 PERMISSIONS: Final = (Permission(ModelRouter, LIST_AND_WATCH | {"get"}),)
 
-_NO_PODS: Final = "there are no nodes that could run its pods: `llmkube router -f FILE` runs a router on its own"
+_NO_PODS: Final = "no node can run its pods; run the router with `llmkube router -f FILE`"
 
 
 class RouterPlacement(Protocol):
@@ -141,10 +141,10 @@ class PodRouters:
             service = self.context.informers.services.get(Key(router.key.namespace, name))
             if service is None:
                 return None
-            asked, key_file = service.spec.api_key_secret_ref, ""
-            if asked is not None:
+            secret_ref, key_file = service.spec.api_key_secret_ref, ""
+            if secret_ref is not None:
                 key_file = f"{KEYS_FOLDER}/services/{name}"
-                keys.append(KeyFile(path=key_file, secret=asked.name, key=asked.key))
+                keys.append(KeyFile(path=key_file, secret=secret_ref.name, key=secret_ref.key))
             model = self.context.informers.models.get(Key(router.key.namespace, service.spec.model_ref))
             return ResolvedService.of(service, model, base_url=self._base_url(service), key_file=key_file)
 
@@ -158,7 +158,7 @@ class PodRouters:
         return endpoint_url(name, service.key.namespace, port=port, path="/v1", cluster_domain=domain)
 
     async def _apply(self, router: ModelRouter, compiled: CompiledRouter) -> str:
-        """Write the objects of a router; return why the API server refuses one of them, or nothing."""
+        """Apply the objects of a router; return why the API server refuses one of them, or nothing."""
         if compiled.config is None:
             return ""  # pods of an earlier spec keep serving
         owned, uid = self.context.owned, router.metadata.uid
@@ -204,7 +204,7 @@ class PodRouters:
 
 
 def _per_pod_budgets(router: ModelRouter) -> Iterator[str]:
-    """Yield the budgets that each of several pods accounts for separately."""
+    """Yield the budgets that the router's pods do not share."""
     replicas = (router.spec.proxy or ProxySpec()).replicas or 1
     policy = router.spec.policy
     if replicas > 1 and policy is not None and policy.budgets and policy.budget_store is None:

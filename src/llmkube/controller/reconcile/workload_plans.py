@@ -10,11 +10,11 @@ import attrs
 from llmkube.controller.informers import drafts_of
 from llmkube.controller.reconcile.context import PodContext, WorkloadPlan
 from llmkube.controller.render.pod_policy import refusal_message, service_refusals
-from llmkube.controller.render.storage import Storage, Weights, fetches_itself, serving_storage
+from llmkube.controller.render.storage import Storage, Weights, pods_fetch, serving_storage
 from llmkube.controller.settings import PRIORITY_CLASS_PREFIXES
 from llmkube.controller.status.job_result import is_mounted
 from llmkube.controller.status.pod_service_status import ServiceFacts
-from llmkube.controller.status.supply import Supply, User, choose_supply, is_remembered, weights_path, without_effect
+from llmkube.controller.status.supply import Supply, Usage, choose_supply, is_remembered, weights_path, without_effect
 from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
 from llmkube.k8s.crd.model import Model
@@ -53,13 +53,13 @@ def plan_container(context: PodContext, service: InferenceService, model: Model)
     return context.records[service.key].container.get(inputs, lambda: _plan_container(context, service, model))
 
 
-def user_of(context: PodContext, service: InferenceService, model: Model) -> User:
+def weights_usage(context: PodContext, service: InferenceService, model: Model) -> Usage:
     """Return how a service uses a Model's weights; a service that cannot be planned is assumed to need the file."""
-    own = fetches_itself(service, context.workloads)
+    own = pods_fetch(service, context.workloads)
     if service.spec.model_ref != model.key.name:  # a draft, which is always a file
-        return User(fetches_itself=own)
+        return Usage(pods_fetch=own)
     plan = plan_container(context, service, model)
-    return User(brings_weights=isinstance(plan, ContainerPlan) and not plan.needs_model_init, fetches_itself=own)
+    return Usage(engine_fetches=isinstance(plan, ContainerPlan) and not plan.needs_model_init, pods_fetch=own)
 
 
 def has_to_fetch(context: PodContext, service: InferenceService, plan: ContainerPlan) -> bool:
@@ -114,7 +114,7 @@ def _plan_workload(context: PodContext, service: InferenceService, model: Model)
 
 
 def _supply_of(context: PodContext, service: InferenceService, model: Model) -> Supply:
-    return choose_supply(model, [user_of(context, service, model)], context.workloads)
+    return choose_supply(model, [weights_usage(context, service, model)], context.workloads)
 
 
 def _find_weights(

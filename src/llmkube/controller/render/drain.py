@@ -172,7 +172,7 @@ def key_containers(
 def key_volumes(plan: ContainerPlan) -> tuple[dict[str, Any], ...]:
     """Return the volume of the key proxy, with one value of the Secret and nothing else.
 
-    The value is optional for the kubelet, which would only emit an Event: the container reports what is missing.
+    The value is optional: the container reports that it is missing, whereas the kubelet would only emit an Event.
     """
     check = plan.key_check
     if check is None:
@@ -182,7 +182,7 @@ def key_volumes(plan: ContainerPlan) -> tuple[dict[str, Any], ...]:
 
 
 def _open_paths(plan: ContainerPlan, engine: Mapping[str, Any]) -> Iterable[str]:
-    """Return the paths without a key: for the kubelet's probes, Prometheus, and the controller's check of idle pods."""
-    asked = (engine[name].get("httpGet", {}).get("path", "") for name in _PROBES)
+    """Return the paths that need no key: of the kubelet's probes, Prometheus, and the controller's idle check."""
+    probed = (engine[name].get("httpGet", {}).get("path", "") for name in _PROBES)
     metrics = plan.metrics_path if plan.metrics_port_name == PORT_NAME else ""
-    return sorted({path.partition("?")[0] for path in (*asked, metrics) if path})
+    return sorted({path.partition("?")[0] for path in (*probed, metrics) if path})

@@ -35,7 +35,7 @@ BAD_REQUEST_CODES: Final = (2, 3)
 """Exit codes of `llmkube fetch` after which a retry would fail again."""
 
 JOB_TTL_SECONDS: Final = 86_400
-"""Retention of a finished Job; a failed one is created again after that."""
+"""Retention of a finished Job; a failed one is then recreated."""
 
 PROGRESS_PORT: Final = 8082
 """Port on which the pod of a fetch reports its progress."""

@@ -109,7 +109,7 @@ def service_manifest(
     spec: Mapping[str, Any],
     *,
     name: str = "",
-    more: Mapping[str, str] = MappingProxyType({}),
+    extra: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Return the manifest of an object of a service.
 
@@ -119,9 +119,9 @@ def service_manifest(
         runtime: The runtime that serves.
         spec: The object's spec.
         name: The service's name by default.
-        more: Further labels; the service's take precedence.
+        extra: Further labels; the service's take precedence.
     """
-    labels = {**more, **service_labels(service, runtime)}
+    labels = {**extra, **service_labels(service, runtime)}
     return owned_manifest(resource, service, name or service.key.name, labels, {"spec": spec})
 
 

@@ -161,7 +161,7 @@ _RELABELINGS: Final = (
 
 
 def pod_monitor(
-    service: InferenceService, plan: ContainerPlan, more: Mapping[str, str] = _NO_LABELS
+    service: InferenceService, plan: ContainerPlan, labels: Mapping[str, str] = _NO_LABELS
 ) -> dict[str, Any] | None:
     """Return the PodMonitor of a service; None for an engine that exports no metrics.
 
@@ -170,7 +170,7 @@ def pod_monitor(
     Args:
         service: The service.
         plan: The plan of its container.
-        more: Labels by which a Prometheus selects the PodMonitor.
+        labels: Labels by which a Prometheus selects the PodMonitor.
     """
     if not plan.metrics_port_name:
         return None
@@ -191,11 +191,11 @@ def pod_monitor(
             }
         ]
     spec = {"selector": {"matchLabels": pod_selector(service)}, "podMetricsEndpoints": [endpoint]}
-    return service_manifest(PodMonitor.RESOURCE, service, plan.runtime, spec, more=more)
+    return service_manifest(PodMonitor.RESOURCE, service, plan.runtime, spec, extra=labels)
 
 
 def objective(
-    service: InferenceService, plan: ContainerPlan, more: Mapping[str, str] = _NO_LABELS
+    service: InferenceService, plan: ContainerPlan, labels: Mapping[str, str] = _NO_LABELS
 ) -> dict[str, Any] | None:
     """Return the ServiceLevelObjective of a service; None if it has none, or its engine lacks the metrics for it.
 
@@ -205,19 +205,19 @@ def objective(
     Args:
         service: The service.
         plan: The plan of its container.
-        more: Labels by which a Prometheus selects the rules that Pyrra creates; they inherit these.
+        labels: Labels by which a Prometheus selects the rules that Pyrra creates; they inherit these.
     """
     slo = service.spec.slo
     if slo is None or objective_obstacle(service, plan):
         return None
-    place = f'job="{JOB}",namespace="{service.key.namespace}",service="{label_value(service.key.name)}"'
+    selector = f'job="{JOB}",namespace="{service.key.namespace}",service="{label_value(service.key.name)}"'
     if slo.indicator == "latency":
         bound = float(slo.latency_threshold or 0)
         metric = plan.latency_metric
-        total, success = f"{metric}_count{{{place}}}", f'{metric}_bucket{{{place},le="{bound}"}}'
+        total, success = f"{metric}_count{{{selector}}}", f'{metric}_bucket{{{selector},le="{bound}"}}'
         indicator: dict[str, Any] = {"latency": {"success": {"metric": success}, "total": {"metric": total}}}
     else:
-        indicator = {"bool_gauge": {"metric": f"up{{{place}}}"}}
+        indicator = {"bool_gauge": {"metric": f"up{{{selector}}}"}}
     spec = {
         "target": slo.objective,
         "window": slo.window,
@@ -225,7 +225,7 @@ def objective(
         "indicator": indicator,
     }
     name = objective_name(service)
-    return service_manifest(ServiceLevelObjective.RESOURCE, service, plan.runtime, spec, name=name, more=more)
+    return service_manifest(ServiceLevelObjective.RESOURCE, service, plan.runtime, spec, name=name, extra=labels)
 
 
 def objective_name(service: InferenceService) -> str:

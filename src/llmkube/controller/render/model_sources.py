@@ -101,10 +101,10 @@ def extra_files(spec: ModelSpec) -> tuple[str, ...]:
 def job_name(model: Model) -> str:
     """Return the name of the Job that fetches a Model's weights; every key has its own."""
     name = model.key.name
-    room = MAX_LABEL - _KEY_CHARS - 1
-    if len(name) > room:
+    limit = MAX_LABEL - _KEY_CHARS - 1
+    if len(name) > limit:
         digest = hashlib.sha256(name.encode()).hexdigest()[:6]
-        name = f"{name[: room - 7].rstrip('-.')}-{digest}"
+        name = f"{name[: limit - 7].rstrip('-.')}-{digest}"
     return f"{name}-{cache_key(model.spec)}"
 
 

@@ -109,7 +109,7 @@ def refusal_message(refusals: Sequence[Refusal]) -> str:
     found = "; ".join(f"{one.field} {one.why} (workloads.allow.{one.value})" for one in refusals)
     return (
         f"not allowed in this cluster: {found}. Remove it, or ask the operator of the controller to allow it "
-        "with the chart value in brackets"
+        "with the chart value in parentheses"
     )
 
 
@@ -154,7 +154,7 @@ def _host_path_refusals(source: Part, path: str, settings: WorkloadSettings, *, 
         yield Refusal(f"{path}.type", "creates a file on the node, or opens a device", HOST_PATHS)
     elif writable:
         # A pod that can write there can create a link to any other folder, which the next pod would mount.
-        yield Refusal(path, "is mounted without readOnly: true, but folders of a node are read-only", HOST_PATHS)
+        yield Refusal(path, "must be mounted with readOnly: true, because it is a folder of a node", HOST_PATHS)
 
 
 def _is_mounted_writable(spec: InferenceServiceSpec, volume: str) -> bool:
@@ -189,7 +189,7 @@ def _mount_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
         if mount.get("mountPropagation") == "Bidirectional":
             yield Refusal(f"{path}.mountPropagation", "propagates mounts to the node", Allowance.PRIVILEGED)
         if name in SOURCE_VOLUMES and name not in theirs and mount.get("readOnly") is not True:
-            yield Refusal(f"{path}.readOnly", "is not true, but the weights may be in a folder of a node", HOST_PATHS)
+            yield Refusal(f"{path}.readOnly", "must be true: the weights may be in a folder of a node", HOST_PATHS)
 
 
 # -- security contexts ------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def _privilege(name: str, value: Any) -> str:
         return "removes the container's profile" if value.get("type") not in _PROFILES else ""
     if name == "seLinuxOptions":
         other = (value.get("type") or "") not in _SELINUX_TYPES or value.get("user") or value.get("role")
-        return "leaves the SELinux type of containers" if other else ""
+        return "changes the SELinux type, user or role of the container" if other else ""
     if name == "sysctls":
         more = [str(one.get("name", "")) for one in value if one.get("name") not in _SAFE_SYSCTLS]
         return f"sets {', '.join(more)}, which affects more than the pod" if more else ""

@@ -108,7 +108,7 @@ def _tcp(port: int | str) -> dict[str, Any]:
 
 
 PORT: Final = 8080
-"""Port of the container, whatever the Service's port is."""
+"""Port of the container, regardless of the Service's port."""
 
 ADMIN_PORT: Final = 9090
 """Port for metrics, probes and the health of backends; not a port of the Service."""

@@ -174,7 +174,7 @@ def serving_storage(service: InferenceService, model: Model, path: str, settings
     volume = source_volume(model)
     if volume is not None:
         return _mounted(path, volume, SOURCE_FOLDER)
-    if not fetches_itself(service, settings):
+    if not pods_fetch(service, settings):
         # The mount is read-only but the volume is not: a Job on the same node may be writing to it.
         claim = {"claimName": CACHE_CLAIM}
         return _mounted(path, {"name": "models", "persistentVolumeClaim": claim}, CACHE_FOLDER)
@@ -223,7 +223,7 @@ def source_volume(model: Model) -> dict[str, Any] | None:
     return None
 
 
-def fetches_itself(service: InferenceService, settings: WorkloadSettings) -> bool:
+def pods_fetch(service: InferenceService, settings: WorkloadSettings) -> bool:
     """Whether a service's pods fetch the weights into their own volume, instead of the Model's Job."""
     return settings.cache_per_service or names_own_cache(service)
 

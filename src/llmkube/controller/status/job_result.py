@@ -74,8 +74,8 @@ def is_failed(job: Job | None) -> bool:
     return _holds(job, "Failed")
 
 
-def ended_at(job: Job | None) -> str:
-    """Return when a Job finished, as an RFC 3339 timestamp; empty while it has not."""
+def finished_at(job: Job | None) -> str:
+    """Return when a Job finished, as an RFC 3339 timestamp; empty if it has not."""
     for kind in ("Complete", "Failed"):
         found = find_condition(job.status.conditions, kind) if job is not None else None
         if job is not None and found is not None and found.status == "True":
@@ -140,7 +140,7 @@ def _inspection_problem(observed: JobFacts) -> tuple[str, str]:
     name = observed.job.key.name
     reason, message = read_failure(observed.pods)
     if is_failed(observed.job):
-        why = message or "the Job failed without a message: its pod may not fit on the node, or not get the volume"
+        why = message or "the Job failed without a message: its pod may not fit on the node, or lack its volume"
         return reason or Reason.INSPECTION_FAILED, f"{why}; delete Job {name} to retry at once"
     trouble = trouble_of(observed.pods)
     inspecting = Reason.INSPECTING, f"Job {name} is reading its header"

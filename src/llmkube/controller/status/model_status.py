@@ -55,7 +55,7 @@ from llmkube.controller.render.model_sources import CACHE_FOLDER, cache_key, cla
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.controller.status.job_result import (
     JobFacts,
-    ended_at,
+    finished_at,
     inspected_facts,
     inspection_statement,
     is_complete,
@@ -290,7 +290,7 @@ def _facts(model: Model, supply: Supply, observed: JobFacts) -> dict[str, Any]:
         facts["path"] = f"{CACHE_FOLDER}/{key}/{fetched.path}"
         if refreshes_on_change(model.spec):
             facts |= {"sourceETag": fetched.etag, "sourceContentLength": fetched.size_bytes}
-            facts["lastRevalidated"] = ended_at(observed.job)
+            facts["lastRevalidated"] = finished_at(observed.job)
         gguf, files = fetched.gguf, fetched.files
     facts = {name: value for name, value in facts.items() if value}
     if gguf is not None:
@@ -316,7 +316,7 @@ def without_lost_volume(model: Model, claim: PersistentVolumeClaim | None) -> Mo
 
 def is_from_old_volume(job: Job | None, claim: PersistentVolumeClaim | None) -> bool:
     """Whether a Job's files were lost with an earlier claim: a Job is always created after its claim."""
-    if job is None or not ended_at(job):
+    if job is None or not finished_at(job):
         return False
     made = job.metadata.creation_timestamp or ""
     return claim is None or (claim.metadata.creation_timestamp or "") > made
@@ -332,7 +332,7 @@ def revalidate_in_seconds(
     """
     if not refreshes_on_change(model.spec) or not is_remembered(model):
         return None
-    times = filter(None, map(parse_timestamp, (model.status.last_revalidated, ended_at(job))))
+    times = filter(None, map(parse_timestamp, (model.status.last_revalidated, finished_at(job))))
     since = now - max(times, default=_LONG_AGO)
     return max(settings.look_seconds - since.total_seconds(), 0.0)
 
@@ -341,7 +341,7 @@ def newer_version(model: Model, observed: JobFacts) -> Fetched | None:
     """Return the result of a revalidation that is not in the status yet; None if there is none."""
     if not refreshes_on_change(model.spec) or not is_remembered(model) or not is_complete(observed.job):
         return None
-    return read_fetched(observed.pods) if ended_at(observed.job) != model.status.last_revalidated else None
+    return read_fetched(observed.pods) if finished_at(observed.job) != model.status.last_revalidated else None
 
 
 def up_to_date_statement(model: Model, observed: JobFacts) -> Statement:

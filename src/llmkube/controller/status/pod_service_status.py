@@ -72,7 +72,7 @@ class ServiceFacts:
         refusal: Reason why pods cannot be planned, as a message; empty if they can.
         refusal_reason: The same as a condition's reason: `Invalid`, or `NotAllowed` if an operator could allow it.
         obstacle: Reason why an object could not be written; empty if there is none.
-        passing: The obstacle is transient, such as an object of a deleted service of the same name.
+        transient: The obstacle is transient, such as an object of a deleted service of the same name.
         unmet: Fields without effect, each with the reason, besides those of the plan.
         deferred: Reason why the replacement of its pods is deferred; empty if it is not.
         deployment: Its Deployment; None if there is none that it owns.
@@ -85,7 +85,7 @@ class ServiceFacts:
     refusal: str = ""
     refusal_reason: str = Reason.INVALID
     obstacle: str = ""
-    passing: bool = False
+    transient: bool = False
     unmet: tuple[str, ...] = ()
     deferred: str = ""
     deployment: Workload | None = None
@@ -131,7 +131,7 @@ def assess_pods(service: InferenceService, facts: ServiceFacts) -> Verdict:
         if facts.refusal:
             return Verdict("Failed", facts.refusal_reason, facts.refusal)
         if facts.obstacle:
-            return Verdict("Pending" if facts.passing else "Failed", Reason.NAME_TAKEN, facts.obstacle)
+            return Verdict("Pending" if facts.transient else "Failed", Reason.NAME_TAKEN, facts.obstacle)
     if not desired:
         return stopped_verdict(ready)
     model = facts.model or missing_model_verdict(service)
@@ -224,7 +224,7 @@ def _assess_start(facts: ServiceFacts, model: Verdict, desired: int, ready: int)
             WAITING_FOR_GPU, Reason.WAITING_FOR_GPU, f"waits for {wanted_gpus(facts.plan)}; scheduler: {no_gpu}"
         )
     trouble = trouble_of(facts.pods)
-    if trouble is not None and not trouble.passing:
+    if trouble is not None and not trouble.transient:
         return Verdict(broken, trouble.reason, trouble.message)
     refused = find_condition(facts.deployment.status.conditions, "ReplicaFailure") if facts.deployment else None
     if refused is not None and refused.status == "True":
@@ -267,7 +267,7 @@ def _statements(
     service: InferenceService, facts: ServiceFacts, verdict: Verdict, replicas: Replicas, *, failed: bool
 ) -> list[Statement]:
     reason, message = verdict.reason, verdict.message
-    wrong = facts.refusal or ("" if facts.passing else facts.obstacle)
+    wrong = facts.refusal or ("" if facts.transient else facts.obstacle)
     wrong_reason = facts.refusal_reason if facts.refusal else Reason.NAME_TAKEN
     ignored = (*facts.plan.not_honoured, *facts.unmet) if facts.plan else ()
     degraded = Statement(DEGRADED, bool(wrong) or failed, wrong_reason if wrong else reason, wrong or message)

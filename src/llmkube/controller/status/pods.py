@@ -32,11 +32,11 @@ _MAX_MESSAGE_BYTES: Final = 1024
 
 @attrs.frozen
 class Trouble:
-    """Problem of a pod; `passing` if it may resolve without any action."""
+    """Problem of a pod; `transient` if it may resolve without any action."""
 
     reason: str
     message: str
-    passing: bool = False
+    transient: bool = False
 
 
 def trouble_of(pods: Iterable[Pod]) -> Trouble | None:
@@ -72,19 +72,19 @@ def terminated_state(pod: Pod, container: str) -> ContainerTerminated | None:
 def _rank(trouble: Trouble) -> int:
     if trouble.reason in _IMAGE_REASONS | _CONFIG_REASONS:
         return 0
-    return 2 if trouble.passing else 1
+    return 2 if trouble.transient else 1
 
 
 def _troubles(pod: Pod) -> Iterator[Trouble]:
     unscheduled = _unscheduled(pod)
     if unscheduled:
-        yield Trouble(Reason.UNSCHEDULABLE, _short(unscheduled), passing=True)
+        yield Trouble(Reason.UNSCHEDULABLE, _short(unscheduled), transient=True)
     for status in (*pod.status.init_container_statuses, *pod.status.container_statuses):
         trouble = _container_trouble(status)
         if trouble:
             yield trouble
     if pod.status.phase == "Failed" and pod.status.reason:  # evicted by the node, or past a deadline
-        yield Trouble(pod.status.reason, _short(pod.status.message or "the pod has failed"), passing=True)
+        yield Trouble(pod.status.reason, _short(pod.status.message or "the pod has failed"), transient=True)
 
 
 def _unscheduled(pod: Pod) -> str:
@@ -105,7 +105,7 @@ def _container_trouble(status: ContainerStatus) -> Trouble | None:
         return Trouble(reason, _short(f"container {status.name} {_exit_text(last)}; {times}"))
     if status.state.terminated is not None and status.state.terminated.exit_code:
         reason = Reason.OOM_KILLED if status.state.terminated.reason == Reason.OOM_KILLED else Reason.CONTAINER_FAILED
-        return Trouble(reason, _short(f"container {status.name} {_exit_text(status.state.terminated)}"), passing=True)
+        return Trouble(reason, _short(f"container {status.name} {_exit_text(status.state.terminated)}"), transient=True)
     return None
 
 

@@ -115,7 +115,7 @@ def unsupported_status(router: ModelRouter, message: str, *, now: datetime.datet
 
 def _phase(facts: RouterFacts, down: list[str], trouble: Trouble | None) -> str:
     serves = facts.ready > 0
-    if not serves and (facts.errors or facts.refusal or (trouble is not None and not trouble.passing)):
+    if not serves and (facts.errors or facts.refusal or (trouble is not None and not trouble.transient)):
         return "Failed"
     if facts.errors or facts.refusal:
         return "Degraded"
@@ -141,7 +141,7 @@ def _statements(facts: RouterFacts, down: list[str], trouble: Trouble | None) ->
     yield Statement(PROGRESSING, moving, Reason.CREATING if moving else Reason.INFERENCE_READY, why)
     if facts.refusal:
         yield Statement(DEGRADED, True, Reason.REFUSED, facts.refusal + serves_on)
-    elif trouble is not None and not trouble.passing:
+    elif trouble is not None and not trouble.transient:
         yield Statement(DEGRADED, True, trouble.reason, trouble.message)
     elif down:
         yield Statement(DEGRADED, True, Reason.BACKENDS_UNAVAILABLE, "; ".join(down))

@@ -44,11 +44,11 @@ _BY_FETCHING: Final = (
 
 
 @attrs.frozen
-class User:
-    """A service's use of its weights: its engine fetches them itself, or each of its pods does."""
+class Usage:
+    """A service's use of its weights: fetched by the engine itself, by each of its pods, or by the Model's Job."""
 
-    brings_weights: bool = False
-    fetches_itself: bool = False
+    engine_fetches: bool = False
+    pods_fetch: bool = False
 
 
 @attrs.frozen
@@ -60,7 +60,7 @@ class Supply:
     message: str = ""
 
 
-def choose_supply(model: Model, users: Sequence[User], settings: WorkloadSettings) -> Supply:
+def choose_supply(model: Model, users: Sequence[Usage], settings: WorkloadSettings) -> Supply:
     """Decide how a Model's weights are supplied.
 
     Args:
@@ -68,7 +68,7 @@ def choose_supply(model: Model, users: Sequence[User], settings: WorkloadSetting
         users: The use of the weights by each service that refers to the Model.
         settings: Settings for allowed paths on nodes and for volumes.
     """
-    fetchers = [user for user in users if not user.brings_weights]
+    fetchers = [user for user in users if not user.engine_fetches]
     by_engine = bool(users) and not fetchers and not model.spec.prefetch
     try:
         source = source_of(model.spec)
@@ -90,7 +90,7 @@ def choose_supply(model: Model, users: Sequence[User], settings: WorkloadSetting
         return Supply("runtime")  # dozens of files in a layout that only the engine's own loader knows
     if settings.cache_per_service:
         return Supply("pods")  # also before there is a service: no other volume would be used
-    if fetchers and all(user.fetches_itself for user in fetchers) and not model.spec.prefetch:
+    if fetchers and all(user.pods_fetch for user in fetchers) and not model.spec.prefetch:
         return Supply("pods")
     refusals = fetch_refusals(model.spec, settings)
     return Supply("nothing", Reason.NOT_ALLOWED, refusal_message(refusals)) if refusals else Supply("job")

@@ -77,12 +77,12 @@ class _Record(Generic[T]):
 
     Attributes:
         live: The object: the response to our write, or the cached object that was compared.
-        is_answer: It is the response to a write, which the cache may not have yet.
+        is_write_response: It is the response to a write, which the cache may not have yet.
     """
 
     manifest: Mapping[str, Any]
     live: T
-    is_answer: bool
+    is_write_response: bool
 
 
 @attrs.define(eq=False)
@@ -108,7 +108,7 @@ class OwnedObjects(Generic[T]):
     def get(self, key: Key) -> T | None:
         """Return the newest known version of an object: until the cache catches up, the response to our write."""
         cached, last = self.informer.get(key), self._records.get(key)
-        if last is None or not last.is_answer:
+        if last is None or not last.is_write_response:
             return cached
         version = last.live.metadata.resource_version
         if cached is not None:
@@ -124,7 +124,7 @@ class OwnedObjects(Generic[T]):
 
         Raises:
             NameTakenError: An object of that name has another owner.
-            ConflictError: The object or its owner has changed meanwhile; reconcile again.
+            ConflictError: The object or its owner has changed in the meantime; reconcile again.
             NotFoundError: The owner is gone.
             ApiError: The request failed or was refused.
         """
@@ -138,14 +138,14 @@ class OwnedObjects(Generic[T]):
                 # The cache has only objects with our label, and a plain apply would merge into one without it.
                 return await self._apply(key, manifest, NO_VERSION)
             except ConflictError as refusal:
-                live = await self._read_unseen(key, refusal)
+                live = await self._read_uncached(key, refusal)
         if self._is_known(manifest, live):
             return live
         owner = manifest["metadata"]["ownerReferences"][0]
         if not is_controlled_by(live, owner["uid"]) or live.metadata.deletion_timestamp:
             raise self._name_taken(live, owner)
         if self._is_up_to_date(manifest, live):
-            self._records[key] = _Record(manifest, live, is_answer=self.is_own(live))
+            self._records[key] = _Record(manifest, live, is_write_response=self.is_own(live))
             return live
         if await self._is_shared(live):
             await self._delete(live)
@@ -161,7 +161,7 @@ class OwnedObjects(Generic[T]):
         only objects with our label.
 
         Raises:
-            ConflictError: The object has changed meanwhile.
+            ConflictError: The object has changed in the meantime.
             ApiError: The request failed or was refused.
         """
         if key in self._records or self.informer.get(key) is not None:
@@ -184,7 +184,7 @@ class OwnedObjects(Generic[T]):
         """Delete the object if it belongs to this owner, or only our fields if another program shares it.
 
         Raises:
-            ConflictError: The object has changed meanwhile, or is another one; reconcile again.
+            ConflictError: The object has changed in the meantime, or was recreated; reconcile again.
             ApiError: The request failed or was refused.
         """
         live = self.get(key)
@@ -197,9 +197,9 @@ class OwnedObjects(Generic[T]):
             return
 
     def is_own(self, live: T) -> bool:
-        """Whether an object is unchanged since our last write, whose reconcile has seen this version."""
+        """Whether an object is unchanged since our last write: the reconcile that wrote it knows this version."""
         last = self._records.get(live.key)
-        return last is not None and last.is_answer and _is_same(last.live, live)
+        return last is not None and last.is_write_response and _is_same(last.live, live)
 
     def forget(self, key: Key) -> None:
         """Drop the record of an object whose owner is gone."""
@@ -210,10 +210,10 @@ class OwnedObjects(Generic[T]):
         kind = _OWNERS[desired["kind"]]
         owner = await self.client.get(kind, Key(manifest["metadata"]["namespace"], desired["name"]))
         if owner.metadata.uid != desired["uid"]:
-            raise ConflictError(f"{desired['kind']} {owner.key} was deleted and created again meanwhile")
+            raise ConflictError(f"{desired['kind']} {owner.key} was deleted and recreated")
 
-    async def _read_unseen(self, key: Key, refusal: ConflictError) -> T:
-        """Read an object that the cache lacks: it is not up to date, our label was removed, or the owner is another."""
+    async def _read_uncached(self, key: Key, refusal: ConflictError) -> T:
+        """Read an object that the cache lacks: the cache is stale, our label was removed, or the owner is another."""
         try:
             return await self.client.get(self.kind, key)
         except NotFoundError:
@@ -221,9 +221,9 @@ class OwnedObjects(Generic[T]):
 
     async def _apply(self, key: Key, manifest: Mapping[str, Any], version: str) -> T:
         body = {**manifest, "metadata": {**manifest["metadata"], "resourceVersion": version}}
-        answer = await self.client.apply(self.kind, body, field_manager=CONTROLLER_FIELD_MANAGER)
-        self._records[key] = _Record(manifest, answer, is_answer=True)
-        return answer
+        applied = await self.client.apply(self.kind, body, field_manager=CONTROLLER_FIELD_MANAGER)
+        self._records[key] = _Record(manifest, applied, is_write_response=True)
+        return applied
 
     async def _is_shared(self, live: T) -> bool:
         """Whether the sharer has set fields of an object; read from the API server, since caches omit managedFields."""
@@ -291,12 +291,12 @@ class OwnedObjects(Generic[T]):
         return bool(_project(manifest, encode(last.live)) == _project(manifest, actual))
 
     def _name_taken(self, live: T, owner: Mapping[str, Any]) -> NameTakenError:
-        theirs, kind = controller_key(live, owner["kind"]), owner["kind"]
+        other, kind = controller_key(live, owner["kind"]), owner["kind"]
         why = f"already exists and does not belong to this {kind}; rename the {kind}, or delete that object"
-        if theirs is not None:
-            why = f"belongs to another {kind}, or is being deleted; it is not touched"
+        if other is not None:
+            why = f"belongs to another {kind}, or is being deleted; it is left unchanged"
         error = NameTakenError(f'{self.kind.RESOURCE.kind} "{live.key.name}" {why}')
-        error.passing = bool(live.metadata.deletion_timestamp) or (theirs is not None and theirs.name == owner["name"])
+        error.transient = bool(live.metadata.deletion_timestamp) or (other is not None and other.name == owner["name"])
         return error
 
 

@@ -87,10 +87,10 @@ class StatusWriter(Generic[T]):
         Args:
             cached: The object from the cache; its `newest` version is compared.
             status: The fields that we own, as JSON.
-            extra: Fields that are written together with the others but cause no write, such as its time.
+            extra: Fields that are written with the others but cause no write by themselves, such as a timestamp.
 
         Raises:
-            ConflictError: The object has changed meanwhile, or is another one; reconcile it again.
+            ConflictError: The object has changed in the meantime, or was recreated; reconcile it again.
             NotFoundError: The object is gone.
             ApiError: The request failed or was refused.
         """
@@ -105,13 +105,13 @@ class StatusWriter(Generic[T]):
                 return False
             if last is not None and last.status == status and held == self._fields(last.live.status, status):
                 return False  # applied before, and the server stored something else: applying it again changes nothing
-        answer = await self._client.apply(
+        applied = await self._client.apply(
             self._kind,
             self._manifest(observed, {**status, **extra}),
             field_manager=CONTROLLER_FIELD_MANAGER,
             subresource="status",
         )
-        self._records[cached.key] = _Record(base_version, status, answer)
+        self._records[cached.key] = _Record(base_version, status, applied)
         if self._on_write is not None:
             self._on_write(observed, status)
         return True

@@ -105,7 +105,7 @@ def mlx_runtime_of(*, has_omlx: bool) -> str:
     return OMLX if has_omlx else MLX_RUNTIME
 
 
-def pod_mismatch(runtime: str, model_format: str, accelerator: str, *, brings_weights: bool = False) -> str:
+def pod_mismatch(runtime: str, model_format: str, accelerator: str, *, engine_fetches: bool = False) -> str:
     """Return why an engine in a pod cannot serve a Model of this format, with a fix; empty if it can.
 
     The cause is in the service's `spec.runtime` and `Model.spec.format`.
@@ -114,11 +114,11 @@ def pod_mismatch(runtime: str, model_format: str, accelerator: str, *, brings_we
         runtime: The service's `spec.runtime`.
         model_format: The Model's `spec.format`.
         accelerator: The Model's `spec.hardware.accelerator`.
-        brings_weights: The engine fetches the weights itself (tgi, personaplex, `skipModelInit`).
+        engine_fetches: The engine fetches the weights itself (tgi, personaplex, `skipModelInit`).
     """
     facts = RUNTIMES.get(runtime)
     readable = FORMATS if facts is None else facts.reads
-    if model_format in readable or (model_format == GGUF and brings_weights):
+    if model_format in readable or (model_format == GGUF and engine_fetches):
         return ""
     fitting = [name for name, facts in RUNTIMES.items() if model_format in facts.pods]
     other = _other_runtime(fitting or host_engines_for(model_format, accelerator))

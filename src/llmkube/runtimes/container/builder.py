@@ -44,7 +44,7 @@ SOURCE: Final = "Model.spec.source"
 
 
 def hub_repository(source: str) -> HubRepository | None:
-    """Return the whole Hugging Face repository that a source names, also by the address of its page; None if none.
+    """Return the whole Hugging Face repository that a source names, perhaps by the URL of its page; None if none.
 
     Raises:
         PlanError: The source is malformed, or names one quantization.
@@ -112,7 +112,7 @@ def gateway_name(spec: InferenceServiceSpec) -> str:
     return (gateway.model_name if gateway else None) or spec.model_ref
 
 
-def fetches_if_told(spec: InferenceServiceSpec, model: ModelSpec) -> bool:
+def fetches_if_requested(spec: InferenceServiceSpec, model: ModelSpec) -> bool:
     """Return whether the engine fetches the weights itself: if `spec.skipModelInit` is set."""
     return bool(spec.skip_model_init)
 
@@ -123,8 +123,8 @@ def fetches_always(spec: InferenceServiceSpec, model: ModelSpec) -> bool:
 
 
 def fetches_repositories(spec: InferenceServiceSpec, model: ModelSpec) -> bool:
-    """Return whether the engine fetches the weights itself: a whole Hugging Face repository always, others if told."""
-    return fetches_if_told(spec, model) or (not model.files and hub_repository(model.source) is not None)
+    """Return whether the engine fetches the weights itself: a whole Hugging Face repository, or if requested."""
+    return fetches_if_requested(spec, model) or (not model.files and hub_repository(model.source) is not None)
 
 
 @attrs.frozen(kw_only=True)
@@ -147,7 +147,7 @@ class Runtime:
 
     name: str
     plan: "Callable[[ContainerBuilder], ContainerPlan]"
-    fetches: Callable[[InferenceServiceSpec, ModelSpec], bool] = fetches_if_told
+    fetches: Callable[[InferenceServiceSpec, ModelSpec], bool] = fetches_if_requested
     reads: tuple[str, ...] = FORMATS
     images: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     image_key: str = ""
@@ -267,7 +267,7 @@ class ContainerBuilder:
         return self.key_check.engine_port
 
     def add_listener(self, host_flag: str, port_flag: str, port: int, *, anywhere: str = ANY_ADDRESS) -> None:
-        """Write the address and port to listen on: all addresses (`anywhere`), unless the service sets one.
+        """Add the address and port to listen on: all addresses (`anywhere`), unless the service sets one.
 
         An engine whose clients have keys listens behind the key check (`behind_keys`).
         """
@@ -321,10 +321,10 @@ class ContainerBuilder:
         return found
 
     def add_model(self, *flags: str, cache_variable: str = "HF_HOME") -> HubRepository | None:
-        """Write the repository that the engine fetches, with its revision, or the weights that it is given.
+        """Add the repository that the engine fetches, with its revision, or else the path of the weights.
 
         Args:
-            *flags: Words before it.
+            *flags: Arguments before it.
             cache_variable: As for `repository`.
 
         Raises:
@@ -337,7 +337,7 @@ class ContainerBuilder:
         return repository
 
     def add_cache_type(self, path: str, kind: str, custom: str | None) -> None:
-        """Write the type of the KV cache from the options at `path`; `custom` has precedence, `auto` writes nothing."""
+        """Add the type of the KV cache from the options at `path`; `custom` has precedence, `auto` adds nothing."""
         if custom:
             self.line.add(f"{path}.kvCacheCustomDtype", "--kv-cache-dtype", custom)
         elif kind != "auto":

@@ -112,8 +112,8 @@ class Probe:
     def manifest(self) -> dict[str, Any]:
         """Return the probe as in a pod. An override with a handler replaces our handler, not our numbers.
 
-        A user's threshold without a period is for periods of at least 10 seconds, Kubernetes' default: with our shorter
-        period, the threshold would be reached too early.
+        If the override sets a threshold but no period, the period is at least Kubernetes' default of 10 seconds: with
+        a shorter one, the threshold would be reached too early.
         """
         handler: dict[str, Any] = {"tcpSocket": {"port": PORT_NAME}}
         if self.path:

@@ -43,7 +43,7 @@ def vendor_of(model: ModelSpec) -> str:
         raise PlanError(f'"{vendor[:64]}" is not one of {", ".join(_NAMES)}', field=f"{_HARDWARE}.gpu.vendor")
     if vendor not in ("nvidia", implied):  # nvidia is the schema's default, perhaps not the user's choice
         raise PlanError(
-            f"{vendor} makes no GPU for accelerator {model.hardware.accelerator}; write {implied}, or remove it",
+            f"{vendor} does not match accelerator {model.hardware.accelerator}; write {implied}, or remove it",
             field=f"{_HARDWARE}.gpu.vendor",
         )
     return implied
@@ -66,7 +66,7 @@ def parse_gpu_resources(given: Mapping[str, str]) -> Mapping[str, str]:
     keys = {*_NAMES, *(f"{vendor}-{stack}" for vendor in _NAMES for stack in ("vulkan", _STACKS[vendor]))}
     for key, name in given.items():
         if key not in keys:
-            raise UserError(f"{key!r} is not a GPU; use one of {', '.join(sorted(keys))}", field="--gpu-resource")
+            raise UserError(f"{key!r} is not a vendor; use one of {', '.join(sorted(keys))}", field="--gpu-resource")
         if not _RESOURCE.fullmatch(name):
             raise UserError(f"{name!r} is not an extended resource, such as amd.com/gpu", field="--gpu-resource")
     return dict(given)
@@ -85,14 +85,14 @@ def resources_of(
     Raises:
         PlanError: The fields contradict each other.
     """
-    requests, limits, honoured = _amounts(spec, model)
+    requests, limits, honoured = _cpu_and_memory(spec, model)
     gpu, sharing = model.hardware.gpu or _NO_GPU, spec.resources.gpu_sharing
     count, source = (gpu.count, f"{_HARDWARE}.gpu.count") if gpu.count else (spec.resources.gpu, "spec.resources.gpu")
     honoured.add(source)
     if gpu.count:
         honoured.add("spec.resources.gpu")  # the Model's value has precedence, as the field documents
     if gpu.resource_claims:
-        return _claim_resources(gpu, sharing, requests, limits, honoured)
+        return _with_resource_claims(gpu, sharing, requests, limits, honoured)
     if sharing is not None and sharing.mode != "exclusive":
         count = _one_gpu(count, source)
         honoured |= {f"{_SHARING}.mode", f"{_SHARING}.profile"}
@@ -114,7 +114,7 @@ def resources_of(
 
 
 def split_mode(sharding: Sharding | None) -> str:
-    """Return llama.cpp's `--split-mode`: by layers, unless the Model asks for rows of each tensor or no split."""
+    """Return llama.cpp's `--split-mode`: by layers, unless the Model requests rows of each tensor or no split."""
     return _SPLIT_MODES.get(sharding.strategy, "layer") if sharding else "layer"
 
 
@@ -150,11 +150,11 @@ def check_parallel(wanted: int, resources: Resources, field: str) -> None:
     """
     if 0 < resources.gpu_count < wanted:
         have = f"{resources.gpu_count} GPU{'s' if resources.gpu_count > 1 else ''}"
-        raise PlanError(f"needs {wanted} GPUs and a replica has {have}; request more GPUs, or reduce this", field=field)
+        raise PlanError(f"needs {wanted} GPUs, but a replica has {have}; request more, or reduce this", field=field)
 
 
-def _amounts(spec: InferenceServiceSpec, model: ModelSpec) -> tuple[dict[str, str], dict[str, str], set[str]]:
-    """Return CPU, memory and disk; the service has precedence over the Model, and host memory over memory."""
+def _cpu_and_memory(spec: InferenceServiceSpec, model: ModelSpec) -> tuple[dict[str, str], dict[str, str], set[str]]:
+    """Return requests and limits of CPU, memory and disk, and the fields that set them, the service's first."""
     requested, default = spec.resources, model.resources
     honoured = {"Model.spec.resources.cpu", "Model.spec.resources.memory", "spec.resources.cpu"}
     requests: dict[str, str] = {}
@@ -182,11 +182,11 @@ def _bytes(text: str, field: str) -> int:
         raise PlanError(str(exc), field=field) from exc
 
 
-def _claim_resources(
+def _with_resource_claims(
     gpu: GPU, sharing: GPUSharing | None, requests: dict[str, str], limits: dict[str, str], honoured: set[str]
 ) -> tuple[Resources, frozenset[str]]:
     if sharing is not None and sharing.mode != "exclusive":
-        raise PlanError("resourceClaims and a GPU that is not exclusive exclude each other", field=f"{_SHARING}.mode")
+        raise PlanError("only exclusive can be combined with the Model's resourceClaims", field=f"{_SHARING}.mode")
     claims = tuple(
         {"name": claim.name, "resourceClaimName": claim.resource_claim_name}
         if claim.resource_claim_name

@@ -15,7 +15,7 @@ from llmkube.runtimes.plan import PlanError
 PATH: Final = "spec.multiNode"
 
 LEADER_ADDRESS: Final = "$(LWS_LEADER_ADDRESS)"
-"""Name of a group's first pod, in a variable that LeaderWorkerSets set in each container."""
+"""Reference to the variable that a LeaderWorkerSet sets in each container: the name of the group's first pod."""
 
 RANK: Final = "LLMKUBE_NODE_RANK"
 """Variable with the index of a pod in its group, from 0."""

@@ -91,12 +91,12 @@ def plan_router(builder: ContainerBuilder) -> ContainerPlan:
     return _finish(builder, model_id="", explicit_layers=explicit_layers)
 
 
-def _read_extra_args(builder: ContainerBuilder, decided: Mapping[str, str]) -> bool:
+def _read_extra_args(builder: ContainerBuilder, owned: Mapping[str, str]) -> bool:
     """Check and parse the service's own arguments; return whether they set the number of layers on the GPU."""
     explicit_layers = bool(flags_in(builder.spec.extra_args) & _LAYERS)
     builder.service, builder.model = read_as_fields(builder.service, builder.model)
     builder.refuse({})
-    check_pod_args(builder.spec.extra_args, decided)
+    check_pod_args(builder.spec.extra_args, owned)
     builder.line.given, builder.line.explicit = expand_spellings(known_flags(builder.spec.extra_args))
     return explicit_layers
 
@@ -205,7 +205,7 @@ def _add_split(line: CommandLine, path: str, flag: str, value: str, *, explicit:
 
 
 def _add_speculation(builder: ContainerBuilder) -> str:
-    """Write the flags for speculative decoding; return the name of the draft Model, or "" without one."""
+    """Add the flags for speculative decoding; return the name of the draft Model, or "" without one."""
     speculation = builder.spec.speculative_decoding
     if speculation is None:
         return ""

@@ -42,7 +42,7 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
     ]
     builder.honour("spec.parallelSlots")
     _add_settings(builder)
-    post_start = _load(builder, names)
+    post_start = _load_command(builder, names)
     probes = Probes.http("/")
     loaded = Probe(command=("ollama", "show", names[-1]), patience_seconds=LOAD_SECONDS)
     return builder.finish(
@@ -63,7 +63,7 @@ def _listener(builder: ContainerBuilder, port: int) -> str:
         if any(each.name == _HOST for each in builder.spec.env):
             raise PlanError(f"{_HOST} is controlled by {KEYS_FIELD}; remove one of the two", field="spec.env")
         return f"{LOOPBACK}:{loopback_port}"
-    # without an address it listens on all, of every family, and its own client finds it there
+    # without an address it listens on all addresses, IPv4 and IPv6, and its own client connects to one of them
     address = builder.spec.bind_address or ""
     builder.honour("spec.bindAddress")
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
@@ -90,10 +90,10 @@ def _add_settings(builder: ContainerBuilder) -> None:
         builder.honour("spec.cacheTypeK", "spec.cacheTypeV")
 
 
-def _load(builder: ContainerBuilder, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the command that adds the model; names are separate words, never parts of the script."""
+def _load_command(builder: ContainerBuilder, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the command that adds the model; names are separate arguments, never parts of the script."""
     first, *more = names
-    repository = builder.repository("")  # Ollama stores pulled models with its own
+    repository = builder.repository("")  # no variable for the cache: Ollama pulls into its own folder
     if repository is None:
         return ("/bin/sh", "-ec", _CREATE, first, builder.weights(), *more)
     if repository.revision != DEFAULT_REVISION:

@@ -58,7 +58,7 @@ def load(name: str) -> Runtime | None:
     if len(points) > 1:
         raise PluginError(f"runtime {name} is provided more than once, by {owners}; uninstall all but one")
     if name in RUNTIMES:
-        raise PluginError(f"runtime {name} is built in, so {owners} has to use another name")
+        raise PluginError(f"runtime {name} is built in; {owners} must use another name")
     try:
         runtime = points[0].load()
     except Exception as exc:  # whatever importing a foreign package may raise

@@ -17,7 +17,7 @@ from llmkube.runtimes.plan import Placeholder, PlanError
 PORT: Final = 8000
 # The module does not know --headless, with which all nodes of a group but the first are started
 GROUP_COMMAND: Final = ("vllm", "serve")
-# `vllm serve` requires the model as its first word; the module has --model in every version
+# `vllm serve` requires the model as its first argument; the module has --model in every version
 COMMAND: Final = ("python3", "-m", "vllm.entrypoints.openai.api_server")
 
 _PATH: Final = "spec.vllmConfig"
@@ -108,7 +108,7 @@ def _group(spec: InferenceServiceSpec) -> Group | None:
 
 
 def _split_served_names(service: InferenceService) -> tuple[tuple[str, ...], InferenceService]:
-    """Return the model's names in extraArgs, and the service without these words."""
+    """Return the model's names in extraArgs, and the service without these arguments."""
     served_names: list[str] = []
     rest: list[str] = []
     in_names = False
@@ -128,7 +128,7 @@ def _split_served_names(service: InferenceService) -> tuple[tuple[str, ...], Inf
 
 
 def _add_parallelism(builder: ContainerBuilder, config: VLLMConfig) -> None:
-    """Split each layer among all GPUs, unless the Model asks for a pipeline, or the service sets the numbers."""
+    """Split each layer among all GPUs, unless the Model requests a pipeline, or the service sets the numbers."""
     block, gpu = builder.spec.multi_node, builder.model.spec.hardware.gpu
     if block is not None:
         _share_among_nodes(builder, config, len(block.members))
@@ -165,7 +165,7 @@ def _share_among_nodes(builder: ContainerBuilder, config: VLLMConfig, nodes: int
     if size * stages != total:
         raise PlanError(
             f"{size} GPUs per layer in {stages} stages are {size * stages} GPUs, but {nodes} nodes with "
-            f"{builder.resources.gpu_count} each have {total}; use all of them",
+            f"{builder.resources.gpu_count} GPUs each have {total}; make them equal",
             field=f"{_PATH}.{'tensorParallelSize' if config.tensor_parallel_size else 'pipelineParallelSize'}",
         )
     for path, flag, short, value, given in (

@@ -60,8 +60,7 @@ def plan_environment(env: Sequence[EnvVar], allowances: Allowances = NO_ALLOWANC
         allowances: Variables that the owner of the host allows in addition to the list.
 
     Raises:
-        PlanError: A variable is not allowed, has a value from elsewhere (`valueFrom`), or has a value that is invalid
-            for it.
+        PlanError: A variable is not allowed, takes its value from elsewhere (`valueFrom`), or has an invalid value.
     """
     if len(env) > MAX_VARIABLES:
         raise PlanError(f"too many variables: {len(env)}; write at most {MAX_VARIABLES}", field=ENV)

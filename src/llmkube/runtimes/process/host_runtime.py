@@ -54,7 +54,7 @@ class EngineQueries:
         work: Metrics that count requests, in flight or queued.
         progress: Metrics that change with every batch.
         slots_path: Path of the state of slots; "" if there is none.
-        names_path: Path of the model names that it answers to; "" if there is none.
+        names_path: Path of the model names that it accepts; "" if there is none.
         build_path: Path of the build that serves, as `build_info`, if that may change while the engine runs; "" if the
             engine is its own program.
     """

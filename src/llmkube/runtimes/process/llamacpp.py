@@ -128,8 +128,8 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
     given, texts = expand_spellings(each for each in explicit if each.flag not in fields.DRAFT_FLAGS)
     line = CommandLine(given, engine, explicit=texts)
     names, ignored = _names(inputs.alias, spec, engine)
-    decided = {"--model": Placeholder.MODEL, "--host": Placeholder.HOST, "--port": Placeholder.PORT, "--alias": names}
-    line.argv += [Placeholder.PROGRAM, *flag_words(decided)]
+    fixed = {"--model": Placeholder.MODEL, "--host": Placeholder.HOST, "--port": Placeholder.PORT, "--alias": names}
+    line.argv += [Placeholder.PROGRAM, *flag_words(fixed)]
     if inputs.keys_digest:  # a client with a key must not see the requests of others
         if not line.knows("--no-slots"):
             raise PlanError("this llama-server cannot hide /slots from clients; install a newer one", field=_KEYS)
@@ -167,7 +167,7 @@ def _add_speculation(line: CommandLine, spec: InferenceServiceSpec, draft: Weigh
 
 
 def _names(alias: str, spec: InferenceServiceSpec, engine: EngineInfo) -> tuple[str, tuple[str, ...]]:
-    """Return the names for the engine to answer to, ours first, and the settings of further names that it ignores.
+    """Return the model names for the engine to accept, ours first, and the settings of further names that it ignores.
 
     Builds that accept several names also have --load-mode, which is as old. The gateway knows all names in any case.
     """
@@ -220,13 +220,13 @@ def _limit_prompt_cache(line: CommandLine, engine: EngineInfo, shape: Shape | No
         line.default("--cache-ram", "-cram", value=size_bytes >> 20)
 
 
-def describe(program: str, answers: Sequence[str]) -> EngineInfo:
+def describe(program: str, outputs: Sequence[str]) -> EngineInfo:
     """Return the description of a llama-server, from its `--help` and its `--version`.
 
     Raises:
         ProgramError: It cannot require a key.
     """
-    text, version = answers
+    text, version = outputs
     flags = parse_help(text)
     if "--api-key-file" not in flags:
         raise ProgramError(

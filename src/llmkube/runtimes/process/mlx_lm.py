@@ -31,7 +31,7 @@ _OFFLINE: Final = (("HF_HUB_OFFLINE", "1"), ("TRANSFORMERS_OFFLINE", "1"))
 
 
 def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
-    """Reject what the server cannot do.
+    """Reject what the server does not support.
 
     Raises:
         PlanError: The invalid field, with a fix.
@@ -42,11 +42,11 @@ def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
             f"mlx-lm serves chat and completions, not {mode}; use llamacpp with weights in gguf", field="spec.mode"
         )
     if spec.extra_args:
-        raise PlanError("mlx-lm takes no extra arguments here; remove it", field="spec.extraArgs")
+        raise PlanError("extra arguments are not supported with mlx-lm; remove it", field="spec.extraArgs")
     if spec.speculative_decoding is not None:
-        raise PlanError("mlx-lm supports no draft model here; remove it", field="spec.speculativeDecoding")
+        raise PlanError("draft models are not supported with mlx-lm; remove it", field="spec.speculativeDecoding")
     if spec.aliases:
-        raise PlanError("mlx-lm answers to the name of the service only; remove it", field="spec.aliases")
+        raise PlanError("aliases are not supported with mlx-lm; remove it", field="spec.aliases")
     plan_environment(spec.env, allowances)
 
 
@@ -91,13 +91,13 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
     )
 
 
-def describe(program: str, answers: Sequence[str]) -> EngineInfo:
+def describe(program: str, outputs: Sequence[str]) -> EngineInfo:
     """Return the Python that runs the server, with the version of its mlx_lm.
 
     Raises:
         ProgramError: It reports no version.
     """
-    version = next(iter(answers[0].split()[-1:]), "")
+    version = next(iter(outputs[0].split()[-1:]), "")
     if not re.fullmatch(r"\d+(\.\w+)+", version):
         raise ProgramError(f"{program} has no mlx_lm that reports its version; reinstall it (pip install mlx-lm)")
     return EngineInfo(program, version, frozenset())
@@ -111,7 +111,7 @@ def interpreter_of(head: str) -> str:
     """
     found = _SHEBANG.match(head)
     if found is None:
-        raise ProgramError("its first lines name no Python; name pip's mlx_lm.server with --mlx-server")
+        raise ProgramError("its first lines name no Python; set the path of pip's script with --mlx-server")
     return found["quoted"] or found["plain"]
 
 

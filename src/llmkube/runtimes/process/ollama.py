@@ -78,15 +78,15 @@ def _library_source(model: Model) -> str:
     return source.redacted if isinstance(source, OllamaModel) else ""
 
 
-def describe(program: str, answers: Sequence[str]) -> EngineInfo:
+def describe(program: str, outputs: Sequence[str]) -> EngineInfo:
     """Return the description of Ollama's program, from its `--version`: that of the running server, or else its own.
 
     Raises:
         ProgramError: It is another program.
     """
-    found = _VERSION.search(answers[0])
+    found = _VERSION.search(outputs[0])
     if found is None:
-        raise ProgramError(f"{program} does not report its version like Ollama; name Ollama's program with --ollama")
+        raise ProgramError(f"{program} is not Ollama, by its --version; set the path with --ollama")
     return EngineInfo(program, found[1], frozenset())
 
 

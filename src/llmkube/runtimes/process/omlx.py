@@ -52,16 +52,16 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
     return inputs.launch_plan(argv, runtime=NAME, env=(), demand=demand, honoured=_HONOURED)
 
 
-def describe(program: str, answers: Sequence[str]) -> EngineInfo:
+def describe(program: str, outputs: Sequence[str]) -> EngineInfo:
     """Return the description of oMLX's program, from its `--help` and its `--version`.
 
     Raises:
         ProgramError: It is another program.
     """
-    help_text, version = answers
+    help_text, version = outputs
     found = _VERSION.search(version)
     if "omlx" not in help_text.lower() or "serve" not in help_text or found is None:
-        raise ProgramError(f"{program} does not answer --help and --version like oMLX; name oMLX's with --omlx-bin")
+        raise ProgramError(f"{program} is not oMLX, by its --help and --version; set the path with --omlx-bin")
     return EngineInfo(program, found[1], frozenset())
 
 

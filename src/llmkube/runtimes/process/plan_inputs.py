@@ -42,8 +42,8 @@ class PlanInputs:
         weights: The Model's file or folder on this host.
         header: Facts of the model from these files.
         engine: The program that will run, as it describes itself.
-        alias: Model id that the engine has to answer to.
-        draft: File of the draft model, if the service asks for one (`llama_fields.draft_of`).
+        alias: Model id that the engine has to accept.
+        draft: File of the draft model, if the service requests one (`llama_fields.draft_of`).
         allowances: Flags and variables that the owner of the host allows.
         asks_key: Whether the engine requires a key from clients.
         keys_digest: Digest of the client keys that it accepts; with any, it always requires one.

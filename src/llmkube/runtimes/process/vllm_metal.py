@@ -42,9 +42,9 @@ def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
             field="spec.mode",
         )
     if spec.extra_args:
-        raise PlanError("vllm-metal takes no extra arguments here; remove it", field="spec.extraArgs")
+        raise PlanError("extra arguments are not supported with vllm-metal; remove it", field="spec.extraArgs")
     if spec.speculative_decoding is not None:
-        raise PlanError("vllm-metal supports no draft model here; remove it", field="spec.speculativeDecoding")
+        raise PlanError("draft models are not supported with vllm-metal; remove it", field="spec.speculativeDecoding")
     plan_environment(spec.env, allowances)
 
 
@@ -87,13 +87,13 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
     )
 
 
-def describe(program: str, answers: Sequence[str]) -> EngineInfo:
+def describe(program: str, outputs: Sequence[str]) -> EngineInfo:
     """Return the description of vLLM; the output ends with the version, after possible warnings.
 
     Raises:
         ProgramError: It reports no version.
     """
-    version = next(iter(answers[0].split()[-1:]), "")
+    version = next(iter(outputs[0].split()[-1:]), "")
     if not re.fullmatch(r"\d+(\.\w+)+(?:\+[\w.]+)?", version):
         raise ProgramError("it does not report its version; reinstall vllm-metal")
     return EngineInfo(program, version, frozenset())
