@@ -112,7 +112,7 @@ def gateway_name(spec: InferenceServiceSpec) -> str:
     return (gateway.model_name if gateway else None) or spec.model_ref
 
 
-def fetches_if_requested(spec: InferenceServiceSpec, model: ModelSpec) -> bool:
+def fetches_if_told(spec: InferenceServiceSpec, model: ModelSpec) -> bool:
     """Return whether the engine fetches the weights itself: if `spec.skipModelInit` is set."""
     return bool(spec.skip_model_init)
 
@@ -124,7 +124,7 @@ def fetches_always(spec: InferenceServiceSpec, model: ModelSpec) -> bool:
 
 def fetches_repositories(spec: InferenceServiceSpec, model: ModelSpec) -> bool:
     """Return whether the engine fetches the weights itself: a whole Hugging Face repository, or if requested."""
-    return fetches_if_requested(spec, model) or (not model.files and hub_repository(model.source) is not None)
+    return fetches_if_told(spec, model) or (not model.files and hub_repository(model.source) is not None)
 
 
 @attrs.frozen(kw_only=True)
@@ -147,7 +147,7 @@ class Runtime:
 
     name: str
     plan: "Callable[[ContainerBuilder], ContainerPlan]"
-    fetches: Callable[[InferenceServiceSpec, ModelSpec], bool] = fetches_if_requested
+    fetches: Callable[[InferenceServiceSpec, ModelSpec], bool] = fetches_if_told
     reads: tuple[str, ...] = FORMATS
     images: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     image_key: str = ""

@@ -8,7 +8,7 @@ from typing import Final
 from llmkube.k8s.crd.inferenceservice import InferenceServiceSpec
 from llmkube.k8s.crd.meta import SecretKeySelector
 from llmkube.k8s.crd.model import ModelSpec
-from llmkube.runtimes.container.builder import SOURCE, ContainerBuilder, Runtime, fetches_if_requested, parsed_source
+from llmkube.runtimes.container.builder import SOURCE, ContainerBuilder, Runtime, fetches_if_told, parsed_source
 from llmkube.runtimes.container.container_plan import ContainerPlan, Probes, ScalingMetric, Variable, literal
 from llmkube.runtimes.plan import PlanError
 from llmkube.weights.source import BucketFile, WebFile
@@ -68,7 +68,7 @@ def _add_credentials(builder: ContainerBuilder) -> None:
 
 
 def _fetches(spec: InferenceServiceSpec, model: ModelSpec) -> bool:
-    return fetches_if_requested(spec, model) or isinstance(parsed_source(model.source), BucketFile)
+    return fetches_if_told(spec, model) or isinstance(parsed_source(model.source), BucketFile)
 
 
 _IMAGE: Final = "nvcr.io/nvidia/tritonserver:25.10-py3"
