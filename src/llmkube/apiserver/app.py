@@ -136,7 +136,7 @@ class ApiServer:
         while True:
             seconds = await self._work(partial(seconds_to_next, self._store.list(EVENTS), self._utcnow()))
             if seconds == 0:
-                with contextlib.suppress(RequestRefusedError):  # the disk is full: they are still due at the next check
+                with contextlib.suppress(RequestRefusedError):  # the disk is full: the next check retries
                     await self._committer.write(lambda tx: expire(tx, self._utcnow()))
                     continue
             with trio.move_on_after(seconds):

@@ -64,7 +64,7 @@ class EngineInfo:
 def front_words(runtime: str) -> tuple[str, ...]:
     """Return the first words of a planned command line for a shared daemon; at launch `EngineInfo.front` replaces them.
 
-    This is the command of earlier versions: digests and journals retain it, so that no upgrade restarts an engine.
+    This is the command of earlier versions: digests and journals contain it, so a change would restart all engines.
     """
     return (sys.executable, "-m", f"llmkube.cli.daemon_engine.{runtime}.program")
 

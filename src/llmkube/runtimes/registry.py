@@ -186,7 +186,7 @@ def _refuse_group(isvc: InferenceService, runtime: Runtime) -> None:
     if isvc.spec.multi_node is not None and runtime.name != vllm.RUNTIME.name:
         raise PlanError(
             f"{runtime.name} does not serve one model over several nodes here; remove it and use a node with enough "
-            f"memory, or set spec.runtime to {vllm.RUNTIME.name} with weights that it reads",
+            f"memory, or set spec.runtime to {vllm.RUNTIME.name} with weights in its format",
             field="spec.multiNode",
         )
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from llmkube.apiserver.fields.fieldset import FieldSet
-from llmkube.apiserver.fields.merge import MergeError, compare, merge, misfits, paths_of, remove
+from llmkube.apiserver.fields.merge import MergeError, check, compare, merge, paths_of, remove
 from llmkube.apiserver.schema.structural import Schema
 from llmkube.apiserver.values.json_values import ABSENT
 
@@ -140,7 +140,7 @@ REFUSED: list[tuple[Any, str]] = [
 def test_items_that_cannot_be_distinguished_are_refused(applied: Any, message: str):
     """A repeated item, or one without its key, raises with the path of the list."""
     with pytest.raises(MergeError, match=message):
-        raise next(misfits(applied, SCHEMA))
+        raise next(check(applied, SCHEMA))
 
 
 def test_a_repeated_live_item_is_tolerated():
@@ -165,5 +165,5 @@ def test_removing_takes_items_and_fields_by_path():
 
 def test_an_undeclared_field_is_named():
     """A field that a closed schema does not know is refused with its path; an open one takes it."""
-    assert list(map(str, misfits({"tree": {"colour": 1}}, SCHEMA))) == [".tree.colour: field not declared in schema"]
-    assert not list(misfits({"free": {"anything": {"goes": 1}}}, SCHEMA))
+    assert list(map(str, check({"tree": {"colour": 1}}, SCHEMA))) == [".tree.colour: field not declared in schema"]
+    assert not list(check({"free": {"anything": {"goes": 1}}}, SCHEMA))

@@ -97,7 +97,7 @@ async def test_a_service_of_another_runtime_pulls_nothing(open_host, autojump_cl
         assert "/api/pull" not in fake.calls
         await world.apply("other", speculativeDecoding={"type": "draft", "draftModelRef": "chat"})
         await trio.sleep(60)
-        assert "llamacpp needs a file, and ollama://tiny is not one" in (await world.condition("Loaded", "other"))[2]
+        assert "llamacpp needs a file, but ollama://tiny is not one" in (await world.condition("Loaded", "other"))[2]
         assert "/api/pull" not in fake.calls
 
 

@@ -138,7 +138,7 @@ def _by_element(value: Any, schema: Schema, path: Path) -> dict[str, Any]:
     return found
 
 
-def misfits(value: Any, schema: Schema, path: Path = ()) -> Iterator[MergeError]:
+def check(value: Any, schema: Schema, path: Path = ()) -> Iterator[MergeError]:
     """Yield the reasons why a configuration cannot be applied: undeclared fields, wrong types, items without a key."""
     if value is None or schema.int_or_string or not schema.type:
         return
@@ -146,21 +146,21 @@ def misfits(value: Any, schema: Schema, path: Path = ()) -> Iterator[MergeError]
     if not has_shape(value):
         yield MergeError(path, f"expected {wanted}, got {describe(value)}")
     elif schema.type == "object":
-        yield from _misfit_fields(value, schema, path)
+        yield from _check_fields(value, schema, path)
     elif schema.type == "array" and schema.items is not None:
-        yield from _misfit_items(value, schema, path)
+        yield from _check_items(value, schema, path)
 
 
-def _misfit_fields(value: Mapping[str, Any], schema: Schema, path: Path) -> Iterator[MergeError]:
+def _check_fields(value: Mapping[str, Any], schema: Schema, path: Path) -> Iterator[MergeError]:
     for name, item in value.items():
         inner = schema.child(name)
         if inner is not None:
-            yield from misfits(item, inner, (*path, fieldset.field(name)))
+            yield from check(item, inner, (*path, fieldset.field(name)))
         elif not schema.preserve_unknown:
             yield MergeError((*path, fieldset.field(name)), "field not declared in schema")
 
 
-def _misfit_items(value: Sequence[Any], schema: Schema, path: Path) -> Iterator[MergeError]:
+def _check_items(value: Sequence[Any], schema: Schema, path: Path) -> Iterator[MergeError]:
     assert schema.items is not None, "checked by the caller"
     seen: set[str] = set()
     for index, item in enumerate(value):
@@ -174,7 +174,7 @@ def _misfit_items(value: Sequence[Any], schema: Schema, path: Path) -> Iterator[
             if element in seen:
                 yield MergeError(path, f"duplicate entries for key {fieldset.dotted((element,))}")
             seen.add(element)
-        yield from misfits(item, schema.items, (*path, element))
+        yield from check(item, schema.items, (*path, element))
 
 
 def _go_reference(value: Any) -> str:
@@ -196,9 +196,9 @@ _SHAPES: Final[Mapping[str, tuple[str, Callable[[Any], bool], Callable[[Any], st
 
 
 def merge(live: Any, applied: Any, schema: Schema, path: Path = ()) -> Any:
-    """Return `live` with `applied`, which has no `misfits`, merged into it; what is not replaced stays.
+    """Return `live` with `applied`, in which `check` finds no error, merged into it.
 
-    The result shares the parts that it takes over unchanged, and is `live` itself where nothing is new: treat it as
+    The result shares the parts that it takes over unchanged, and is `live` itself if nothing changed: treat it as
     immutable.
 
     Raises:

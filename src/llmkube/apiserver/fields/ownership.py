@@ -15,7 +15,7 @@ import attrs
 from llmkube.apiserver.fields import fieldset, managed_fields
 from llmkube.apiserver.fields.fieldset import FieldSet, FieldSetError
 from llmkube.apiserver.fields.managed_fields import Entry, Managers, Writer
-from llmkube.apiserver.fields.merge import Comparison, MergeError, compare, merge, misfits, paths_of, remove, with_named
+from llmkube.apiserver.fields.merge import Comparison, MergeError, check, compare, merge, paths_of, remove, with_named
 from llmkube.apiserver.schema.structural import JsonObject, Schema
 from llmkube.apiserver.values.json_values import is_object, same
 from llmkube.base.errors import UserError
@@ -128,8 +128,8 @@ def server_side_apply(
     writer = managed_fields.applier(manager, endpoint.subresource)
 
     last = managers.get(writer)
-    if (misfit := next(misfits(applied, schema), None)) is not None:
-        raise misfit
+    if (error := next(check(applied, schema), None)) is not None:
+        raise error
     named = paths_of(applied, schema).without_below(endpoint.reset)
     owned = named.difference(_IDENTITY)
     managers[writer] = Entry(named, version, last.time if last else "")

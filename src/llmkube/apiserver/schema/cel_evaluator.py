@@ -55,7 +55,7 @@ class Budget:
             raise OutOfBudgetError(_OUT_OF_BUDGET)
 
     def size(self, value: Any) -> int:
-        """Return the size of a value: the number of items at all levels, plus its texts by their length."""
+        """Return the size of a value: its items at all levels, and the lengths of its strings."""
         if isinstance(value, str | bytes):
             return len(value) // _CHARACTERS_PER_UNIT
         if not isinstance(value, list | dict):

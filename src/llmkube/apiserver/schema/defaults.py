@@ -70,7 +70,7 @@ class _DefaultFiller:
     def default(self, schema: Schema) -> Any:
         self.values += schema.default_size
         if self.values > MAX_VALUES:
-            raise too_large(f"limit is {MAX_VALUES} values, and the defaults have more")
+            raise too_large(f"limit is {MAX_VALUES} values, and the object with its defaults has more")
         return copy(schema.raw["default"])
 
     def fill(self, value: Any, schema: Schema) -> None:

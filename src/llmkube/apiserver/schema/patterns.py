@@ -60,10 +60,10 @@ def compile_for(pattern: str, text: str) -> Any:
 
 @lru_cache(maxsize=1024)
 def compiled(pattern: str) -> Any:
-    """Return RE2's compiled pattern, compiled once.
+    """Return the RE2 pattern, compiled at most once.
 
     Raises:
-        PatternError: It is malformed; the message is that of Go's parser, which kube-apiserver uses.
+        PatternError: The pattern is malformed; the message is that of Go's parser, which kube-apiserver uses.
     """
     options = re2.Options()
     options.log_errors = False

@@ -58,7 +58,7 @@ def measure(text: bytes) -> Outline:
     plain = text.replace(rb"\\", b"").replace(rb"\"", b"") if b"\\" in text else text
     if plain.count(b'"') > _QUOTES_PER_VALUE * MAX_VALUES:
         raise TooManyValuesError(f"limit is {MAX_VALUES} values, and there are more")
-    structure = b'"'.join(plain.split(b'"')[::2])  # each string leaves a quote, so that its list is not empty
+    structure = b'"'.join(plain.split(b'"')[::2])  # each string leaves a quote: ["a"] must not look like []
     openers = structure.count(b"[") + structure.count(b"{")
     values = 1 + structure.count(b",") + openers - structure.count(b"[]") - structure.count(b"{}")
     if values > MAX_VALUES:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from llmkube.apiserver.fields import fieldset
 from llmkube.apiserver.fields.fieldset import FieldSet
-from llmkube.apiserver.fields.merge import MergeError, compare, misfits, paths_of
+from llmkube.apiserver.fields.merge import MergeError, check, compare, paths_of
 from llmkube.apiserver.fields.ownership import ApplyConflictError, ApplyRefusedError, server_side_apply
 from llmkube.apiserver.kinds.catalog import Catalog, in_version
 from llmkube.apiserver.protocol import request_bodies
@@ -79,7 +79,7 @@ def _apply_as_kubectl(
 def _unchanged_since_applied(live: Mapping[str, Any], schema: Schema) -> FieldSet:
     """Return the fields that have the same value as in the last client-side apply."""
     last = _last_applied(live)
-    if last is None or any(misfits(last, schema)):
+    if last is None or any(check(last, schema)):
         return fieldset.NOTHING
     try:
         change = compare(last, live, schema)

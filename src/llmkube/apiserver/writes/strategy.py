@@ -82,7 +82,7 @@ def _stored_metadata(obj: Mapping[str, Any]) -> JsonObject:
 def complete_applied(kind: KindInfo, obj: Mapping[str, Any], subresource: str) -> JsonObject:
     """Return the result of an apply in its stored form.
 
-    Its `managedFields` have that form already; of an apply to a custom object's status, `prepare` uses the status only.
+    Its `managedFields` already have that form; if a custom object's status is applied, `prepare` uses only the status.
     """
     metadata = obj["metadata"]
     if subresource == "status" and not kind.builtin:

@@ -328,7 +328,7 @@ class ContainerBuilder:
             cache_variable: As for `repository`.
 
         Raises:
-            PlanError: As `repository` and `weights`.
+            PlanError: As for `repository` and `weights`.
         """
         repository = self.repository(cache_variable)
         self.line.argv += [*flags, repository.name if repository else self.weights()]

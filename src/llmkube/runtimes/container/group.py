@@ -38,9 +38,9 @@ def check_group(spec: InferenceServiceSpec, multi_node: MultiNode) -> None:
     for number, node in enumerate(nodes):
         if node in nodes[:number]:
             raise PlanError(f"names {node} twice; each member needs its own node", field=f"{PATH}.members[{number}]")
-    capacity = f"the nodes of {PATH}.members hold only one group"
+    capacity = f"the nodes of {PATH}.members have capacity for only one group"
     if spec.replicas > 1:
-        raise PlanError(f"is {spec.replicas}, but {capacity}; write 0 or 1", field="spec.replicas")
+        raise PlanError(f"is {spec.replicas}, but {capacity}; set 0 or 1", field="spec.replicas")
     if spec.autoscaling is not None:
         raise PlanError(f"{capacity}; remove it", field="spec.autoscaling")
     if (spec.affinity or {}).get("nodeAffinity"):
@@ -86,8 +86,8 @@ def _check_member(number: int, member: Member, second: Member) -> None:
     path = f"{PATH}.members[{number}]"
     if member.model_cache is not None and member.model_cache.claim_name:
         raise PlanError(
-            "a claim for a single member is not supported; name one that all nodes can mount in "
-            "spec.modelCache.claimName, or let the engine fetch the repository (skipModelInit)",
+            "a claim for a single member is not supported; set spec.modelCache.claimName to one "
+            "that all nodes can mount, or let the engine fetch the repository (skipModelInit)",
             field=f"{path}.modelCache.claimName",
         )
     if number < 2:

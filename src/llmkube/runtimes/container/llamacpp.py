@@ -120,13 +120,13 @@ def _own_download(source: HubFile | HubRepository | WebFile) -> list[str]:
     if isinstance(source, WebFile):
         if source.user_info is not None or "?" in source.url.target:
             raise PlanError(
-                "this address may hold a secret, and a command line is public; remove spec.skipModelInit",
+                "this URL may contain a secret, and a command line is public; remove spec.skipModelInit",
                 field="spec.skipModelInit",
             )
         return ["--model-url", literal(str(source.url))]
     if source.revision != DEFAULT_REVISION:
         raise PlanError(
-            f"llama.cpp fetches only {DEFAULT_REVISION}, not {source.revision}; remove this to let LLMKube fetch it",
+            f"llama.cpp fetches only revision {DEFAULT_REVISION}; remove this to let LLMKube fetch {source.revision}",
             field="spec.skipModelInit",
         )
     if isinstance(source, HubFile):

@@ -76,7 +76,7 @@ def refuse_library(runtime: str, model: Model, *, draft: bool = False) -> None:
     if runtime not in owners:
         further = "" if weights == GGUF else f" and Model.spec.format to {GGUF}"
         other = "" if draft else f"set spec.runtime to {' or '.join(owners)}{further}, or "
-        raise PlanError(f"{runtime} needs a file, and {source} is not one; {other}{REMEDY}", field="Model.spec.source")
+        raise PlanError(f"{runtime} needs a file, but {source} is not one; {other}{REMEDY}", field="Model.spec.source")
     if weights != GGUF:
         raise PlanError(f"{source} is in {GGUF}, not {weights}; set {GGUF}", field="Model.spec.format")
 
