@@ -48,12 +48,12 @@ def parse_allowances(flags: Iterable[str], variables: Iterable[str], *, reserved
     flags, variables = frozenset(flags), frozenset(variables)
     for flag in sorted(flags):
         if not _FLAG.fullmatch(flag):
-            raise UserError(f"{flag!r} is not a flag; give exact flags, such as --lora", field=FLAG_SETTING)
+            raise UserError(f"{flag!r} is not a flag; list exact flags, such as --lora", field=FLAG_SETTING)
         if flag in reserved:
             raise UserError(f"{flag} is set by LLMKube itself and cannot be allowed; remove it", field=FLAG_SETTING)
     for name in sorted(variables):
         if not _VARIABLE.fullmatch(name):
-            raise UserError(f"{name!r} is not the name of a variable; give exact names", field=VARIABLE_SETTING)
+            raise UserError(f"{name!r} is not the name of a variable; list exact names", field=VARIABLE_SETTING)
         if name.startswith("LLMKUBE_"):
             raise UserError(f"{name} is reserved for LLMKube and cannot be allowed; remove it", field=VARIABLE_SETTING)
     return Allowances(flags, variables)

@@ -38,7 +38,7 @@ def flag_values(args: Sequence[str]) -> dict[str, str]:
 
 
 def flag_words(flags: Mapping[str, str]) -> list[str]:
-    """Return flags and their values as words of a command line."""
+    """Return flags and their values as arguments of a command line."""
     return [word for flag in flags.items() for word in flag]
 
 

@@ -72,7 +72,7 @@ def draft_of(spec: InferenceServiceSpec) -> str:
     """Return the draft model for speculative decoding on a host: a Model's name, a file's absolute path, or "".
 
     Raises:
-        PlanError: extraArgs name something else, or another one than the field.
+        PlanError: extraArgs name neither, or another draft model than the field does.
     """
     requested = spec.speculative_decoding
     named = (requested.draft_model_ref if requested else None) or ""

@@ -296,7 +296,7 @@ def _texts(parsed: Iterable[UserFlag]) -> dict[str, str]:
 
 
 def _with_flash_value(args: Sequence[str]) -> Iterator[str]:
-    """Yield the words, with the value `on` for `--flash-attn` without one: it was a switch in older builds."""
+    """Yield the arguments, with the value `on` for `--flash-attn` without one: it was a switch in older builds."""
     for word, following in itertools.zip_longest(args, args[1:]):
         bare = flag_of(word) in _FLASH_FLAGS and "=" not in word and following not in _FLASH
         yield f"{word}=on" if bare else word

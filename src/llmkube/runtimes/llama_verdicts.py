@@ -33,7 +33,7 @@ class Verdict:
     Attributes:
         kind: Treatment of the flag.
         spellings: All its names, and those of its opposite.
-        values: Number of words after it that are its value.
+        values: Number of arguments after it that are its value.
         detail: The field for FIELD, the owner for OURS, the reason for REFUSED; empty for ALLOWED.
         in_pods: Whether the verdict also applies in pods, from which a host cannot be reached.
     """

@@ -21,7 +21,7 @@ class PlanError(UserError):
 
 
 class Placeholder(StrEnum):
-    """A word of argv that is filled at launch. A user's plain string with the same text is not a placeholder.
+    """An element of argv that is filled in at launch. A user's plain string with the same text is not a placeholder.
 
     On a host the supervisor fills program, model, host, port, keys (the file with the API keys of clients) and wrapper
     (a script of ours that the program runs). In a pod the renderer fills model (the file or folder that the engine is

@@ -8,10 +8,10 @@ from llmkube.apiserver.protocol import openapi, openapi_protobuf
 @pytest.mark.parametrize(("version", "prefix"), [(2, "#/definitions/"), (3, "#/components/schemas/")])
 def test_every_reference_in_openapi_leads_somewhere(catalog, version, prefix):
     """Each named part that a document refers to is in the same document, and kinds share the one of metadata."""
-    documents = [openapi.version_2(catalog)["definitions"]]
+    documents = [openapi.document_v2(catalog)["definitions"]]
     if version == 3:
         paths = [path.lstrip("/") for path in openapi.root(catalog)["paths"]]
-        documents = [openapi.version_3(catalog, path)["components"]["schemas"] for path in paths]
+        documents = [openapi.document_v3(catalog, path)["components"]["schemas"] for path in paths]
     for schemas in documents:
         found = set(references(schemas))
         assert f"{prefix}io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta" in found
@@ -35,14 +35,14 @@ def test_kubectl_finds_what_it_looks_for_in_openapi(catalog):
         ("apis/check.llmkube.dev/v1", "/apis/check.llmkube.dev/v1/namespaces/{namespace}/widgets/{name}", False),
         ("api/v1", "/api/v1/namespaces/{namespace}/services/{name}", True),
     ):
-        patch = openapi.version_3(catalog, path)["paths"][kind]["patch"]
+        patch = openapi.document_v3(catalog, path)["paths"][kind]["patch"]
         assert "fieldValidation" in [parameter["name"] for parameter in patch["parameters"]]
         assert ("application/strategic-merge-patch+json" in patch["requestBody"]["content"]) is strategic
 
 
 def test_the_swagger_document_in_protobuf_can_be_walked(catalog):
     """The encoded document has the version, every path and every definition at the field numbers of openapi.v2."""
-    document = openapi.version_2(catalog)
+    document = openapi.document_v2(catalog)
     fields = read_fields(openapi_protobuf.encode_document(document))
     assert fields[1] == [b"2.0"]
     paths = [read_fields(entry)[1][0].decode() for entry in read_fields(fields[8][0])[2]]

@@ -68,7 +68,7 @@ def parse_accept(header: str) -> list[MediaType]:
 
 @lru_cache(maxsize=64)  # each client has one or two
 def negotiate(header: str) -> Shape:
-    """Return the shape that the client prefers among those that the server has.
+    """Return the shape that the client prefers among those that the server supports.
 
     Raises:
         RequestRefusedError: 406, the client accepts nothing that the server can write.

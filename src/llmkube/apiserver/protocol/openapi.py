@@ -93,13 +93,13 @@ def root(catalog: Catalog) -> JsonObject:
     """Return the response to `/openapi/v3`: the URLs of the documents, one for each group version."""
     paths = {}
     for name in sorted({_document_path(kind) for kind in catalog}):
-        document = orjson.dumps(version_3(catalog, name), option=orjson.OPT_SORT_KEYS)
+        document = orjson.dumps(document_v3(catalog, name), option=orjson.OPT_SORT_KEYS)
         digest = hashlib.sha256(document).hexdigest()[:32].upper()  # clients cache a document under its hash
         paths[name] = {"serverRelativeURL": f"/openapi/v3/{name}?hash={digest}"}
     return {"paths": paths}
 
 
-def version_3(catalog: Catalog, path: str) -> JsonObject | None:
+def document_v3(catalog: Catalog, path: str) -> JsonObject | None:
     """Return the document of a group version (`api/v1`, `apis/GROUP/VERSION`), or None when there is none."""
     kinds = [kind for kind in catalog if _document_path(kind) == path]
     if not kinds:
@@ -109,7 +109,7 @@ def version_3(catalog: Catalog, path: str) -> JsonObject | None:
     return {"openapi": "3.0.0", "info": _INFO, "paths": paths, "components": {"schemas": schemas}}
 
 
-def version_2(catalog: Catalog) -> JsonObject:
+def document_v2(catalog: Catalog) -> JsonObject:
     """Return the one Swagger 2.0 document, without what that version cannot express, as in kube-apiserver."""
     definitions = {name: _swagger_schema(schema) for name, schema in _definitions(catalog, "#/definitions/").items()}
     paths = {url: item for kind in catalog for url, item in _paths(kind, version=2)}

@@ -1,6 +1,6 @@
 """The OpenAPI v2 document in protobuf: kubectl reads it in no other form, and 1.20 cannot apply without it.
 
-Facts: field numbers of `openapi.v2` in gnostic's OpenAPIv2.proto. Only what `openapi.version_2` writes is encoded.
+Facts: field numbers of `openapi.v2` in gnostic's OpenAPIv2.proto. Only what `openapi.document_v2` writes is encoded.
 
 The wire format: fields of a message as numbers and bytes, encoded and decoded.
 Facts: https://protobuf.dev/programming-guides/encoding (base-128 varints, a tag is a field number and a wire type).

@@ -73,7 +73,7 @@ def respond(request: Request, catalog: Catalog) -> Response:
         case ["openapi", "v3"]:
             return _document(write(openapi.root(catalog)))
         case ["openapi", "v3", *rest]:
-            return _document(write(_require(openapi.version_3(catalog, "/".join(rest)))))
+            return _document(write(_require(openapi.document_v3(catalog, "/".join(rest)))))
         case ["api" | "apis", *rest]:
             return _discovery(catalog, path, accept, aggregates=not rest)
     raise no_such_path()
@@ -111,7 +111,7 @@ def _document(content: bytes, media: str = JSON) -> Response:
 
 
 def _swagger(catalog: Catalog, accept: str) -> Response:
-    document = openapi.version_2(catalog)
+    document = openapi.document_v2(catalog)
     for choice in parse_accept(accept):
         if choice.type in {openapi_protobuf.ACCEPTED, openapi_protobuf.MEDIA_TYPE}:
             return _document(openapi_protobuf.encode_document(document), openapi_protobuf.MEDIA_TYPE)

@@ -73,7 +73,7 @@ class WatchStream:
         if not query.revision or query.initial_events:
             return [item for _, item in self.store.list(self.kind, self.namespace)], self.store.revision
         if query.revision > self.store.revision:
-            # kube-apiserver would wait; here the database was replaced, and a new list helps at once
+            # kube-apiserver would wait; here the database was replaced, and a new list recovers at once
             raise expired(f"too large resource version: {query.revision}, current: {self.store.revision}")
         self._changes(query.revision)
         return [], query.revision

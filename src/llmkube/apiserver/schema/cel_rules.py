@@ -52,7 +52,7 @@ class Expression:
 
         Raises:
             RuleError: The expression cannot be evaluated for these values.
-            OutOfBudgetError: It costs more than is left.
+            OutOfBudgetError: It costs more than the rest of the budget.
         """
         names = {"self": value} if old is None else {"self": value, "oldSelf": old}
         try:
@@ -137,7 +137,7 @@ def _typed_text(value: str, wanted: str) -> Any:
 def _check(value: Any, old: Any, schema: Schema, path: str, budget: Budget) -> Iterator[FieldError]:
     if value is None or not schema.has_rules:
         return
-    yield from _check_here(value, old, schema, path, budget)
+    yield from _check_value(value, old, schema, path, budget)
     if is_object(value):
         before = old if is_object(old) else {}
         for name, item in value.items():
@@ -150,7 +150,7 @@ def _check(value: Any, old: Any, schema: Schema, path: str, budget: Budget) -> I
             yield from _check(item, previous, schema.items, at_index(path, index), budget)
 
 
-def _check_here(value: Any, old: Any, schema: Schema, path: str, budget: Budget) -> Iterator[FieldError]:
+def _check_value(value: Any, old: Any, schema: Schema, path: str, budget: Budget) -> Iterator[FieldError]:
     """Evaluate the rules of a value, but not those of its parts."""
     rules = [rule for rule in schema.rules if not _is_skipped(rule, value, old)]
     if not rules:
@@ -162,7 +162,7 @@ def _check_here(value: Any, old: Any, schema: Schema, path: str, budget: Budget)
             error = _apply_rule(rule, typed, typed_old, budget)
         except OutOfBudgetError:
             raise
-        except RuleError as exc:  # it cannot be run on this value
+        except RuleError as exc:  # it cannot be evaluated for this value
             bad = schema.type if schema.type in {"object", "array"} else value
             message = _MISSING.sub(r"no such key: \1", str(exc))
             why = f"{message} evaluating rule: {rule.get('message') or rule['rule']}"

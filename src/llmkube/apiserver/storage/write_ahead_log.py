@@ -149,7 +149,7 @@ def move_aside(path: Path, now: datetime) -> Path:
         StorageError: The folder does not allow it.
     """
     stamp = now.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
-    destination = next(each for n in itertools.count() if not (each := _aside(path, stamp, n)).exists())
+    destination = next(each for n in itertools.count() if not (each := _damaged_path(path, stamp, n)).exists())
     try:
         for suffix in ("-wal", "-shm", ""):  # the file itself last: after a crash before that, it is found again
             side = path.with_name(path.name + suffix)
@@ -160,7 +160,7 @@ def move_aside(path: Path, now: datetime) -> Path:
     return destination
 
 
-def _aside(path: Path, stamp: str, number: int) -> Path:
+def _damaged_path(path: Path, stamp: str, number: int) -> Path:
     return path.with_name(f"{path.name}.damaged-{stamp}{f'-{number}' if number else ''}")
 
 

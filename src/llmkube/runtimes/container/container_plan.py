@@ -34,7 +34,7 @@ def literal(text: str) -> str:
 
 
 class ModelFile(str):
-    """A word of argv for a file that was fetched with the model: its path below `Placeholder.FOLDER`."""
+    """An element of argv for a file that was fetched with the model: its path below `Placeholder.FOLDER`."""
 
     __slots__ = ()
 
@@ -273,7 +273,7 @@ class ContainerPlan:
         group: Pods on several nodes that serve the model together; None for a single pod.
         not_honoured: Paths of fields that are set but have no effect here.
 
-    The words of `command`, `args` and `post_start` and the values of `env` may be placeholders; `render_words`,
+    The elements of `command`, `args` and `post_start` and the values of `env` may be placeholders; `render_words`,
     `render_hook` and `render_env` fill them.
     """
 
@@ -325,7 +325,7 @@ class ContainerPlan:
         return [paths.fill(word, expands=True) for word in words]
 
     def render_hook(self, paths: MountPaths) -> list[str]:
-        """Return `post_start` with every placeholder filled; a kubelet does not expand the words of a hook."""
+        """Return `post_start` with every placeholder filled; a kubelet does not expand the command of a hook."""
         return [paths.fill(word, expands=False) for word in self.post_start]
 
     def render_env(self, paths: MountPaths) -> list[dict[str, Any]]:

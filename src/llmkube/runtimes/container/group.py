@@ -51,7 +51,7 @@ def check_group(spec: InferenceServiceSpec, multi_node: MultiNode) -> None:
     if addressed and len(members) > 2:
         raise PlanError(
             "all members but the first share one pod template, which cannot have an address for each; remove it, and "
-            "name the socketInterface that has it",
+            "set socketInterface to the interface with this address",
             field=f"{PATH}.members[{addressed[0]}].fabric.address",
         )
 

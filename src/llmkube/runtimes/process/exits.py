@@ -135,7 +135,7 @@ def classify(
 
     Args:
         code: Exit code, or the negated number of the signal that killed the engine; None if not known.
-        lines: Its last lines, oldest first.
+        lines: Last lines of its log, oldest first.
         memory_kills: Processes that the kernel killed for lack of memory where the engine ran, while it ran.
         memory_short: Whether the host was short of memory at the last sample; macOS does not count such kills.
         for_signature: Whether the kernel reported that it killed the engine for its code signature; only macOS does.

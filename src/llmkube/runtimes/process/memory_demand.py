@@ -27,7 +27,7 @@ _SWITCHES: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def demand_of(argv: Sequence[str], engine: EngineInfo, machine: str = "") -> Demand:
-    """Return the memory settings in these words; an unreadable value is ignored, since the engine will report it.
+    """Return the memory settings of a command line; an invalid value is ignored, since the engine reports it.
 
     Args:
         argv: The finished command line; placeholders are skipped.
@@ -51,7 +51,7 @@ def demand_of(argv: Sequence[str], engine: EngineInfo, machine: str = "") -> Dem
 
 
 def _flag_values(argv: Sequence[str], engine: EngineInfo) -> Iterator[tuple[str, str]]:
-    """Yield the setting of each flag, with its value, in the order of the words: the last one applies."""
+    """Yield the setting of each flag, with its value, in the order of the arguments: the last one applies."""
     for at, word in enumerate(argv):
         if isinstance(word, Placeholder):
             continue

@@ -99,7 +99,7 @@ def describe(program: str, outputs: Sequence[str]) -> EngineInfo:
     """
     version = next(iter(outputs[0].split()[-1:]), "")
     if not re.fullmatch(r"\d+(\.\w+)+", version):
-        raise ProgramError(f"{program} has no mlx_lm that reports its version; reinstall it (pip install mlx-lm)")
+        raise ProgramError(f"the mlx_lm of {program} does not report its version; reinstall it (pip install mlx-lm)")
     return EngineInfo(program, version, frozenset())
 
 
