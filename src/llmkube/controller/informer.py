@@ -165,11 +165,11 @@ class WatchedKind:
 
     Attributes:
         name: The kind in messages, such as "Deployments".
-        cost: Effect of the missing list, for messages; it ends once the kind has been listed.
+        effect: Effect of the missing list, for messages; it ends once the kind has been listed.
     """
 
     name: str
-    cost: str
+    effect: str
     cache: Cache[Any]
 
     @property
@@ -177,8 +177,8 @@ class WatchedKind:
         """The kind that cannot be listed, the effect and the reason; empty if the last list succeeded."""
         if not self.cache.refusal:
             return ""
-        cost = "changes to them are not seen" if self.cache.synced.is_set() else self.cost
-        return f"cannot list {self.name}: {cost} ({self.cache.refusal})"
+        effect = "changes to them are not seen" if self.cache.synced.is_set() else self.effect
+        return f"cannot list {self.name}: {effect} ({self.cache.refusal})"
 
 
 @attrs.define(eq=False)
@@ -196,7 +196,7 @@ class ControllerHealth:
     def ready(self) -> tuple[bool, str]:
         """Return whether the controller works or could take over, and its state with the kinds that it cannot list."""
         lacks = [problem for kind in self.kinds if (problem := kind.problem)]
-        does_nothing = any(kind.cost == NOTHING_WORKS and not kind.cache.synced.is_set() for kind in self.kinds)
+        does_nothing = any(kind.effect == NOTHING_WORKS and not kind.cache.synced.is_set() for kind in self.kinds)
         state = "acting" if self.acting else "starting" if self.kinds else "standing by"
         return not (lacks and does_nothing), "; ".join((state, *lacks))
 

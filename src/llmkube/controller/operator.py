@@ -49,12 +49,12 @@ Task = Callable[[], Awaitable[Never]]
 
 def _informer_tasks(context: Context) -> Iterator[Task]:
     """Yield the tasks that update the caches."""
-    known, handlers = context.informers, EventHandlers(context)
-    yield _run(context, known.models, handlers.on_model)
-    yield _run(context, known.services, handlers.on_service)
-    yield _run(context, known.routers, handlers.on_router)
-    yield _run(context, known.slices, handlers.on_slice)
-    yield _run(context, known.host_claims, handlers.on_host_claim, namespace=context.settings.lease_namespace)
+    informers, handlers = context.informers, EventHandlers(context)
+    yield _run(context, informers.models, handlers.on_model)
+    yield _run(context, informers.services, handlers.on_service)
+    yield _run(context, informers.routers, handlers.on_router)
+    yield _run(context, informers.slices, handlers.on_slice)
+    yield _run(context, informers.host_claims, handlers.on_host_claim, namespace=context.settings.lease_namespace)
     yield partial(context.hosts.run_reflector, context.rng)
     if not isinstance(context, PodContext):
         return
@@ -212,7 +212,7 @@ async def _run_elected(
 async def _run_tasks(
     context: Context, reconcilers: Iterable[Reconciler], health: ControllerHealth, acting: trio.Event
 ) -> NoReturn:
-    """Fill the caches, then reconcile; a kind that the API server refuses to list holds up nothing else."""
+    """Fill the caches, then reconcile; a kind that the API server refuses to list delays no other kind."""
     async with trio.open_nursery() as nursery:
         for task in _informer_tasks(context):
             nursery.start_soon(task)

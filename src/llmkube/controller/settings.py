@@ -27,7 +27,7 @@ class Allowance(enum.StrEnum):
 
 
 PRIORITY_CLASS_PREFIXES: Final = ("llmkube-service-", "llmkube-")
-"""Prefixes of the chart's PriorityClasses; the second with priorityClasses.outrankPods: these outrank other pods."""
+"""Prefixes of the chart's PriorityClasses; classes of the second (priorityClasses.outrankPods) outrank other pods."""
 
 
 @attrs.frozen

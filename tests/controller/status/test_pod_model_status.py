@@ -77,9 +77,9 @@ def remembered(**more):
         (JobFacts(job=job_of("Complete"), pods=(fetch_pod(),)), "Ready", "ModelReady", "4.5 GiB"),
         (JobFacts(job=job_of(), pods=(fetch_pod(),)), "Downloading", "DownloadStarted", "is fetching it"),
         (JobFacts(job=job_of("Complete"), pods=(fetch_pod(None),)), "Downloading", "DownloadStarted", "is fetching it"),
-        (JobFacts(job=job_of("Complete")), "Pending", "NoResult", "left no result"),
-        (JobFacts(job=job_of("Complete"), pods=(fetch_pod(0, "no json"),)), "Pending", "NoResult", "left no result"),
-        (JobFacts(job=job_of("Complete"), pods=(fetch_pod(0, '["odd"]'),)), "Pending", "NoResult", "left no result"),
+        (JobFacts(job=job_of("Complete")), "Pending", "NoResult", "wrote no result"),
+        (JobFacts(job=job_of("Complete"), pods=(fetch_pod(0, "no json"),)), "Pending", "NoResult", "wrote no result"),
+        (JobFacts(job=job_of("Complete"), pods=(fetch_pod(0, '["odd"]'),)), "Pending", "NoResult", "wrote no result"),
         (JobFacts(job=job_of("Failed")), "Failed", "BackoffLimitExceeded", "tried 5 times"),
         (
             JobFacts(job=job_of("Failed"), pods=(fetch_pod(2, '{"reason":"NotGGUF","message":"it is HTML"}'),)),

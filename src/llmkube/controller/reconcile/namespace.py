@@ -18,7 +18,7 @@ from llmkube.k8s.resource import Key
 PERMISSIONS: Final = (Permission(Namespace, frozenset({"get", "create"}), place="system"),)
 
 POLL_SECONDS: Final = 600.0
-"""Interval between checks of a namespace that exists, which is hardly ever deleted."""
+"""Interval between checks that the namespace still exists; it is rarely deleted."""
 
 CALL_SECONDS: Final = 15.0
 RETRY: Final = Backoff(base_seconds=1.0, cap_seconds=60.0)

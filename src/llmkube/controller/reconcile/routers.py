@@ -158,7 +158,7 @@ class PodRouters:
         return endpoint_url(name, service.key.namespace, port=port, path="/v1", cluster_domain=domain)
 
     async def _apply(self, router: ModelRouter, compiled: CompiledRouter) -> str:
-        """Apply the objects of a router; return why the API server refuses one of them, or nothing."""
+        """Apply the objects of a router; return why the API server refused one of them, or an empty string."""
         if compiled.config is None:
             return ""  # pods of an earlier spec keep serving
         owned, uid = self.context.owned, router.metadata.uid

@@ -98,8 +98,8 @@ def drain_args(service: InferenceService, plan: ContainerPlan, seconds: int) -> 
 def _metrics_url(service: InferenceService, plan: ContainerPlan) -> str:
     """Return the URL of the engine's metrics from inside its pod; empty if it is unknown."""
     port = {PORT_NAME: engine_port(plan), **dict(plan.extra_ports)}.get(plan.metrics_port_name)
-    elsewhere = bool(service.spec.bind_address) and plan.key_check is None
-    if not plan.busy_metrics or port is None or elsewhere or plan.scheme != "http":
+    other_address = bool(service.spec.bind_address) and plan.key_check is None
+    if not plan.busy_metrics or port is None or other_address or plan.scheme != "http":
         return ""
     return f"http://127.0.0.1:{port}{plan.metrics_path}"
 
@@ -112,7 +112,7 @@ def engine_port(plan: ContainerPlan) -> int:
 def drain_containers(
     service: InferenceService, plan: ContainerPlan, settings: WorkloadSettings, seconds: int
 ) -> tuple[dict[str, Any], ...]:
-    """Return the container that answers the hooks when the engine is idle, unless the key proxy does."""
+    """Return the container that answers the preStop hooks when the engine is idle, unless the key proxy does."""
     if not settings.drain_container or plan.key_check is not None:
         return ()
     args = ["drain", "--engine", str(engine_port(plan)), *drain_args(service, plan, seconds)]
@@ -122,7 +122,7 @@ def drain_containers(
 def sidecar(name: str, args: list[str], plan: ContainerPlan, settings: WorkloadSettings) -> dict[str, Any]:
     """Return a container of our image that runs for as long as the engine has requests.
 
-    With its startup probe the pod is not ready before the hooks can be answered.
+    With its startup probe the pod is not ready before the container can answer the preStop hooks.
     """
     container = with_pre_stop(llmkube_container(settings, args, (), ()), plan, settings)
     del container["volumeMounts"]
@@ -148,7 +148,7 @@ def key_containers(
     settings: WorkloadSettings,
     drain_seconds: int,
 ) -> tuple[dict[str, Any], ...]:
-    """Return the key proxy, if the service's clients need keys; it answers the hooks as well.
+    """Return the key proxy, if the service's clients need keys; it also answers the preStop hooks.
 
     Args:
         service: The service.

@@ -23,10 +23,10 @@ PRUNE_JOB: Final = "llmkube-model-cache-prune"
 """Name of the Job that removes folders of a namespace's claim."""
 
 PRUNED: Final = "inference.llmkube.dev/pruned"
-"""Annotation of that Job with the folders, separated by commas."""
+"""Annotation of that Job with the folders to remove, separated by commas."""
 
 INSPECT_SECONDS: Final = 3600
-"""Deadline of a Job that reads a header; its pod may have to wait for a volume that others hold."""
+"""Deadline of a Job that reads a header; its pod may have to wait for a volume that other pods use."""
 
 PRUNE_SECONDS: Final = 600
 """Deadline of a Job that removes folders; no fetch starts in the namespace meanwhile."""

@@ -28,7 +28,7 @@ TEMPLATE: Final = "inference.llmkube.dev/template"
 """Annotation of a Deployment with the hash of its pod template: an edit that changes it may be deferred."""
 
 RESTARTED: Final = "inference.llmkube.dev/restarted-at"
-"""Annotation with the time at which pods were replaced for their age, on the pods and their Deployment."""
+"""Annotation with the time at which pods were replaced because of their age, on the pods and their Deployment."""
 
 OUR_IMAGE: Final = "inference.llmkube.dev/llmkube-image"
 """Annotation of a Deployment with the image of our containers in its pods; a new image alone replaces no pods."""

@@ -91,7 +91,7 @@ def priority_class(service: InferenceService, settings: WorkloadSettings) -> str
 def _engine(
     service: InferenceService, plan: ContainerPlan, storage: Storage, draft: Storage, mounts: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    places = MountPaths(model=storage.path, folder=storage.folder, draft=draft.path, cache=CACHE_FOLDER)
+    paths = MountPaths(model=storage.path, folder=storage.folder, draft=draft.path, cache=CACHE_FOLDER)
     resources: dict[str, Any] = {
         name: dict(amounts)
         for name, amounts in (("requests", plan.resources.requests), ("limits", plan.resources.limits))
@@ -112,14 +112,14 @@ def _engine(
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": _engine_context(service, plan),
     }
-    after = plan.render_hook(places)
+    hook = plan.render_hook(paths)
     optional: Mapping[str, Any] = {
-        "command": plan.render_words(plan.command, places),
-        "args": plan.render_words(plan.args, places),
-        "env": [*_home(plan), *plan.render_env(places)],
+        "command": plan.render_words(plan.command, paths),
+        "args": plan.render_words(plan.args, paths),
+        "env": [*_home(plan), *plan.render_env(paths)],
         "resources": resources,
         "volumeMounts": mounts,
-        "lifecycle": {"postStart": {"exec": {"command": after}}} if after else {},
+        "lifecycle": {"postStart": {"exec": {"command": hook}}} if hook else {},
     }
     return container | {name: value for name, value in optional.items() if value}
 

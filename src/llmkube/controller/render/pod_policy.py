@@ -168,7 +168,7 @@ def _projected_refusals(source: Part, path: str) -> Iterator[Refusal]:
                 yield Refusal(f"{path}.sources[{number}].{kind}", "is a credential for the API server",
                               Allowance.TOKENS)  # fmt: skip
             elif kind not in _PLAIN_SOURCES:
-                yield Refusal(f"{path}.sources[{number}].{kind}", "is not known to belong to the service's namespace",
+                yield Refusal(f"{path}.sources[{number}].{kind}", "may be outside the service's namespace",
                               Allowance.FOREIGN_VOLUMES)  # fmt: skip
 
 

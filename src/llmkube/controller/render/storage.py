@@ -161,7 +161,7 @@ def service_claim(service: InferenceService, settings: WorkloadSettings) -> dict
 
 
 def service_claim_name(service: str) -> str:
-    """Return the name of a service's own claim."""
+    """Return the name of a service's own PersistentVolumeClaim."""
     name = f"{service}{_SERVICE_CLAIM}"
     if len(name) <= _MAX_NAME:
         return name

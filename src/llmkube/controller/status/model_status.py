@@ -153,8 +153,8 @@ def derive_model_status(model: Model, hosts: LiveHosts, *, now: datetime.datetim
     """
     verdict = assess_model(model, hosts)
     ready = verdict.phase == "Ready"
-    read = model.status.gguf if ready else None
-    found = read.quantization if read is not None else ""
+    header = model.status.gguf if ready else None
+    found = header.quantization if header is not None else ""
     statements = [*_phase_statements(verdict), quantization_statement(model, found)]
     conditions = settle(statements, model.status.conditions, generation=model.metadata.generation, now=now)
     ready_since = conditions[0]["lastTransitionTime"] if ready else model.status.last_updated
@@ -250,7 +250,7 @@ def _assess_job(model: Model, observed: JobFacts) -> Verdict:
     # A pod may still be seen running after its Job is complete: the two caches are updated separately.
     running = any(pod.status.phase == "Running" for pod in observed.pods)
     if is_complete(job) and not running:
-        return Verdict("Pending", Reason.NO_RESULT, f"Job {job.key.name} is complete, but its pod left no result")
+        return Verdict("Pending", Reason.NO_RESULT, f"Job {job.key.name} is complete, but its pod wrote no result")
     reason, message = read_failure(observed.pods)
     if is_failed(job):
         failed = find_condition(job.status.conditions, "Failed")

@@ -112,7 +112,7 @@ def desired_replicas(service: InferenceService, deployment: Workload | None) -> 
 
 
 def count_pods(service: InferenceService, deployment: Workload | None) -> Replicas:
-    """Return the numbers of pods by the Deployment's status."""
+    """Return the numbers of pods from the Deployment's status."""
     desired = desired_replicas(service, deployment)
     if deployment is None:
         return Replicas(desired, running=0, ready=0)

@@ -73,7 +73,7 @@ def choose_supply(model: Model, users: Sequence[Usage], settings: WorkloadSettin
     try:
         source = source_of(model.spec)
         if isinstance(source, VolumeSource | ImageSource | OllamaModel):
-            return _as_it_is(source)
+            return _without_download(source)
     except WeightsError as error:
         return Supply("runtime") if by_engine else Supply("nothing", error.reason, str(error))
     if isinstance(source, LocalFile) and (_is_allowed(source, settings) or not by_engine):
@@ -145,7 +145,7 @@ def weights_path(model: Model, supply: Supply) -> str:
     return f"{CACHE_FOLDER}/{cache_key(model.spec)}/{name}" if name else ""
 
 
-def _as_it_is(source: VolumeSource | ImageSource | OllamaModel) -> Supply:
+def _without_download(source: VolumeSource | ImageSource | OllamaModel) -> Supply:
     """Return the supply of a source that LLMKube does not download.
 
     Raises:
@@ -172,8 +172,8 @@ def _on_node(source: LocalFile, settings: WorkloadSettings) -> Supply:
         return Supply("node")
     allowed = ", ".join(settings.host_paths) or "none"
     message = (
-        f"{source.path} is a path on a node, but pods may mount only the folders of the chart's "
-        f"workloads.allow.hostPaths, --host-path of the controller ({allowed}); copy the file to a "
+        f"{source.path} is a path on a node, but pods may mount only the folders in "
+        f"workloads.allow.hostPaths of the chart (the controller's --host-path): {allowed}; copy the file to a "
         "PersistentVolumeClaim and use pvc://CLAIM/PATH, or add its folder there"
     )
     return Supply("nothing", Reason.SOURCE_NOT_ALLOWED, message)

@@ -40,7 +40,7 @@ class OwnedKinds:
 
 
 INSTALL_POLL_SECONDS: Final = 300.0
-"""Interval between checks whether LeaderWorkerSet, Prometheus operator, Pyrra or Gateway API have been installed."""
+"""Interval between checks whether LeaderWorkerSet, Prometheus operator, Pyrra or Gateway API are installed."""
 
 DISCOVERY_SECONDS: Final = 30.0
 """Timeout of such a check."""

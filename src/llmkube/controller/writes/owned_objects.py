@@ -233,7 +233,7 @@ class OwnedObjects(Generic[T]):
         return any(str(entry.get("manager")).startswith(self.sharer) for entry in newest.metadata.managed_fields)
 
     async def _take_over(self, live: T) -> T:
-        """Become the manager of all fields of another controller, so that our next apply removes obsolete ones.
+        """Take over all fields that other managers own, so that our next apply removes obsolete ones.
 
         An apply alone would merge, and retain fields that we do not set (init containers, volumes, annotations).
         Rewriting managedFields is the way to migrate a client-side owner to server-side apply (client-go's
