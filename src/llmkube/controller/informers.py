@@ -191,7 +191,7 @@ class PodInformers:
 
     @property
     def watched_kinds(self) -> tuple[WatchedKind, ...]:
-        """The kinds that every cluster has."""
+        """Watched kinds that every cluster serves."""
         return (
             WatchedKind("Pods", f"{PODS_WAIT}, and {FETCHES_WAIT}", self.pods.cache),
             WatchedKind("Deployments", PODS_WAIT, self.deployments.cache),

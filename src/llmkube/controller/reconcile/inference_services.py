@@ -16,7 +16,7 @@ import trio
 
 from llmkube.controller.reconcile.context import Context, GpuQueue, PodContext, QueuedService, WorkloadPlan
 from llmkube.controller.reconcile.models import ensure_service_claim
-from llmkube.controller.reconcile.rollout_gate import deployment_of, due_manifests, waits_for_idle
+from llmkube.controller.reconcile.rollout_gate import current_manifests, deployment_of, waits_for_idle
 from llmkube.controller.reconcile.workload_plans import has_to_fetch, plan_workload, priority_obstacle
 from llmkube.controller.render.manifests import group_name, objective_name, objective_obstacle
 from llmkube.controller.render.storage import Weights, names_own_cache
@@ -56,11 +56,11 @@ class PodServices:
     gpu_queue: GpuQueue = attrs.field(factory=GpuQueue, init=False)
 
     async def reconcile(self, cached: InferenceService, model: Model | None, part: HostPart | None = None) -> None:
-        """Create or update a service's pods, and write its status; `part` is what hosts serve in addition."""
+        """Create or update a service's pods, and write its status; `part` is the part that hosts serve."""
         if cached.spec.multi_node is not None and not self.context.optional.has_checked(LeaderWorkerSet):
             return  # every service is reconciled once that is known
         workload = plan_workload(self.context, cached, model) if model is not None else WorkloadPlan(ServiceFacts())
-        facts = await self._make_pods(cached, workload)
+        facts = await self._ensure_pods(cached, workload)
         facts = attrs.evolve(self._observe(cached, facts), hosts=part)
         key, newest, now = cached.key, self.context.services.newest(cached), self.context.utcnow()
         verdict = assess_pods(newest, facts)
@@ -92,7 +92,7 @@ class PodServices:
         for owned, name in self._owned(key):
             owned.forget(Key(key.namespace, name))
 
-    async def _make_pods(self, service: InferenceService, workload: WorkloadPlan) -> ServiceFacts:
+    async def _ensure_pods(self, service: InferenceService, workload: WorkloadPlan) -> ServiceFacts:
         """Apply the objects of a service, if its plan allows; return the facts, with the obstacle if there was one."""
         facts = workload.facts
         try:
@@ -114,7 +114,7 @@ class PodServices:
             facts,
             deployment=deployment_of(self.context, service),
             pods=self.context.pods.pods_of_service(service.key),
-            unmet=self._unmet(service, facts.plan),
+            unmet=self._ignored_fields(service, facts.plan),
             deferred=self.context.records[service.key].deferral_reason,
             route=route if route is not None and is_controlled_by(route, service.metadata.uid) else None,
         )
@@ -122,7 +122,7 @@ class PodServices:
     async def _apply(self, service: InferenceService, plan: ContainerPlan, weights: Weights) -> None:
         """Write every object of a service that differs from the desired one, and remove those that are not desired."""
         owned, key, uid = self.context.owned, service.key, service.metadata.uid
-        wanted = await due_manifests(self.context, service, plan, weights)
+        wanted = await current_manifests(self.context, service, plan, weights)
         await ensure_service_claim(self.context, service, weights)
         if wanted.autoscaler is None:
             await owned.autoscalers.remove(key, uid)  # first, or it would undo the scaling below
@@ -175,7 +175,7 @@ class PodServices:
             patch = {"metadata": version, "spec": {"replicas": replicas}}
             await self.context.client.patch(type(live), live.key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
 
-    def _unmet(self, service: InferenceService, plan: ContainerPlan | None) -> tuple[str, ...]:
+    def _ignored_fields(self, service: InferenceService, plan: ContainerPlan | None) -> tuple[str, ...]:
         """Return the fields that have no effect because the cluster or the engine lacks what they need."""
         found, spec, pods = [], service.spec, self.context.pods
         if spec.autoscaling is not None and not pods.autoscalers.is_known:

@@ -69,7 +69,7 @@ IDLE_POLL_SECONDS: Final = 5.0
 """Interval between checks whether pods that are to be replaced have requests."""
 
 
-async def due_manifests(
+async def current_manifests(
     context: PodContext, service: InferenceService, plan: ContainerPlan, weights: Weights
 ) -> Manifests:
     """Return the desired objects of a service, with the replacement of its pods if it is due; record a deferral.

@@ -25,7 +25,7 @@ NAME: Final = "drain"
 PATH: Final = "/drained"
 
 DRAIN_SECONDS: Final = 60
-"""Limit for requests in flight, from the pod's deletion to SIGTERM."""
+"""Time limit for requests in flight, from the pod's deletion to SIGTERM."""
 
 IDLE_TIMEOUT_SECONDS: Final = 300
 """The same for a service with `waitForIdle` but no timeout."""
@@ -155,7 +155,7 @@ def key_containers(
         plan: The plan of the engine's container.
         engine: The engine's container; the kubelet's probes of it pass through the proxy.
         settings: The operator's settings for pods.
-        drain_seconds: Limit for requests in flight once the pod is deleted.
+        drain_seconds: Time limit for requests in flight once the pod is deleted.
     """
     check = plan.key_check
     if check is None:

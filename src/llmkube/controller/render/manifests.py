@@ -342,13 +342,13 @@ def deployment(
         **({"revisionHistoryLimit": history} if history is not None else {}),
         "template": template,
     }
-    resource, name, made_of = Deployment.RESOURCE, service.key.name, template
+    resource, name, digested = Deployment.RESOURCE, service.key.name, template
     if plan.group is not None:
         worker = pod_template(service, worker_plan(plan), *volumes, settings, drain_seconds=retained.drain_seconds)
         spec = group_spec(service, template, worker, replicas=pods.replicas)
-        resource, name, made_of = LeaderWorkerSet.RESOURCE, group_name(name), spec["leaderWorkerTemplate"]
+        resource, name, digested = LeaderWorkerSet.RESOURCE, group_name(name), spec["leaderWorkerTemplate"]
     manifest = service_manifest(resource, service, plan.runtime, spec, name=name)
-    manifest["metadata"]["annotations"][TEMPLATE] = digest(made_of)
+    manifest["metadata"]["annotations"][TEMPLATE] = digest(digested)
     manifest["metadata"]["annotations"] |= {OUR_IMAGE: retained.image, DRAIN_SECONDS: str(retained.drain_seconds)}
     if pods.restarted:
         manifest["metadata"]["annotations"][RESTARTED] = pods.restarted
@@ -414,13 +414,13 @@ def disruption_budget(service: InferenceService, plan: ContainerPlan, *, startin
     Args:
         service: The service.
         plan: The plan of its container.
-        starting: Some replicas are not ready yet, but may still become so.
+        starting: Whether some replicas are still starting.
     """
     disruption = service.spec.disruption or Disruption()
     protected = disruption.protect_always or (disruption.protect_startup and starting)
     scaling = service.spec.autoscaling
-    most = scaling.max_replicas if scaling else service.spec.replicas
-    if not protected and most <= 1:
+    max_replicas = scaling.max_replicas if scaling else service.spec.replicas
+    if not protected and max_replicas <= 1:
         return None
     spec = {
         "maxUnavailable": 0 if protected else 1,

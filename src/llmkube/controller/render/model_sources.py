@@ -70,7 +70,7 @@ def claim_path(source: VolumeSource) -> tuple[str, str]:
     """
     claim, _, path = source.text.partition("://")[2].partition("/")
     if not claim or not path or any(step in ("", ".", "..") for step in path.rstrip("/").split("/")):
-        raise SourceError(f"{source.text!r} names no path on a claim; use pvc://CLAIM/PATH")
+        raise SourceError(f"{source.text!r} is not a path on a PersistentVolumeClaim; use pvc://CLAIM/PATH")
     return claim, path.rstrip("/")
 
 

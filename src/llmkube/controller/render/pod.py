@@ -43,7 +43,7 @@ def pod_template(
         storage: Location of its weights; empty if the engine fetches them.
         draft: Location of its draft model's weights.
         settings: The operator's settings for pods.
-        drain_seconds: Limit for requests in flight once a pod is deleted.
+        drain_seconds: Time limit for requests in flight once a pod is deleted.
     """
     spec = service.spec
     labels = service_labels(service, plan.runtime)

@@ -277,7 +277,7 @@ def _toleration_refusals(tolerations: Sequence[Part], path: str) -> Iterator[Ref
             yield Refusal(field, "tolerates every taint, including those of the control plane: set a key",
                           Allowance.CONTROL_PLANE)  # fmt: skip
         elif key in _CONTROL_PLANE_TAINTS:
-            yield Refusal(f"{field}.key", f"is {key}, which keeps pods off the control plane", Allowance.CONTROL_PLANE)
+            yield Refusal(f"{field}.key", f"is {key}, a taint of the control plane", Allowance.CONTROL_PLANE)
 
 
 def _annotation_refusals(annotations: Mapping[str, str]) -> Iterator[Refusal]:

@@ -134,7 +134,7 @@ _CONTAINER: Final = "router-proxy"
 _SUFFIX: Final = "-router-proxy"
 _SCRATCH: Final = "/tmp"  # noqa: S108 (a volume of the pod's own)
 _DRAIN_SECONDS: Final = 300
-"""Limit for requests in flight once a pod is deleted."""
+"""Time limit for requests in flight once a pod is deleted."""
 
 _END_SECONDS: Final = 30
 _REPLICAS: Final = 1

@@ -132,7 +132,7 @@ def quantization_statement(model: Model, found: str) -> Statement:
         message = unread if wanted else "spec.quantization is unset"
         return Statement(QUANTIZATION_MATCHES, True, Reason.NOT_COMPARED, message)
     if _plain(wanted) == _plain(found):
-        return Statement(QUANTIZATION_MATCHES, True, Reason.MATCHES, f"the file is {found}")
+        return Statement(QUANTIZATION_MATCHES, True, Reason.MATCHES, f"the file's quantization is {found}")
     message = f"spec.quantization is {wanted}, but the file's header has {found}: correct it, or name another file"
     return Statement(QUANTIZATION_MATCHES, False, Reason.QUANTIZATION_MISMATCH, message)
 
@@ -348,7 +348,7 @@ def up_to_date_statement(model: Model, observed: JobFacts) -> Statement:
     """Return the condition with the result of the last revalidation; it is retained when its Job is gone."""
     fetched = read_fetched(observed.pods) if is_complete(observed.job) else None
     if fetched is not None and fetched.kept:
-        message = f"the existing file is kept: {fetched.kept}"
+        message = f"the last check failed; the existing file is kept: {fetched.kept}"
         return Statement(UP_TO_DATE, False, Reason.LOOK_FAILED, message)
     if fetched is not None:
         message = "the file matched its source at the last check"

@@ -73,7 +73,7 @@ def choose_supply(model: Model, users: Sequence[Usage], settings: WorkloadSettin
     try:
         source = source_of(model.spec)
         if isinstance(source, VolumeSource | ImageSource | OllamaModel):
-            return _without_download(source)
+            return _supply_without_download(source)
     except WeightsError as error:
         return Supply("runtime") if by_engine else Supply("nothing", error.reason, str(error))
     if isinstance(source, LocalFile) and (_is_allowed(source, settings) or not by_engine):
@@ -145,7 +145,7 @@ def weights_path(model: Model, supply: Supply) -> str:
     return f"{CACHE_FOLDER}/{cache_key(model.spec)}/{name}" if name else ""
 
 
-def _without_download(source: VolumeSource | ImageSource | OllamaModel) -> Supply:
+def _supply_without_download(source: VolumeSource | ImageSource | OllamaModel) -> Supply:
     """Return the supply of a source that LLMKube does not download.
 
     Raises:
