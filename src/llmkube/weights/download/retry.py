@@ -112,7 +112,7 @@ async def retry(
     while True:
         pause = pauses.seconds_left(origin)
         if pause > limits.max_wait_seconds:
-            raise ThrottledError(f"{origin[1]} requests a pause of another {pause:.0f} s", wait_seconds=pause)
+            raise ThrottledError(f"{origin[1]} requests another pause of {pause:.0f} s", wait_seconds=pause)
         if pause > 0:
             waiting(pause, f"{origin[1]} requested a pause")
             await trio.sleep(pause)
