@@ -76,7 +76,7 @@ async def test_a_proxy_that_ends_is_started_again_and_ends_with_its_engine(tmp_p
     with trio.fail_after(60):
         await until(lambda: ended(second))
     assert not config_path(tmp_path, cookie).exists()
-    assert psutil.Process().num_fds() == descriptors
+    assert psutil.Process().num_fds() <= descriptors  # less if another test's were collected meanwhile
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of the process that is left
