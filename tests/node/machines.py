@@ -71,10 +71,10 @@ class Agent:
 
 def _is(process: psutil.Process, what: str, folder: str) -> bool:
     try:
-        words = process.cmdline()
-    except psutil.Error:
+        name, words, variables = process.name(), process.cmdline(), process.environ()
+    except psutil.Error:  # it may exit at any time
         return False
-    if process.name() == "nsenter" or folder not in " ".join((*words, process.environ().get("LLMKUBE_STATE_DIR", ""))):
+    if name == "nsenter" or folder not in " ".join((*words, variables.get("LLMKUBE_STATE_DIR", ""))):
         return False
     if what == "agent":
         return AGENT in words or (str(LLMKUBE) in words and "agent" in words)
