@@ -96,6 +96,10 @@ async def test_an_agent_takes_over_what_their_agent_has_left(assets, tmp_path):
             assert [owner.kind for owner in after.metadata.owner_references] == ["InferenceService"]
 
 
+async def has_jobs(client, namespace):
+    return bool((await client.list(Job, namespace=namespace)).items)
+
+
 async def test_a_controller_takes_over_what_their_controller_has_made(client, crds, namespace, real_kubeconfig):
     """Their pods count as ready until ours can be made; then Deployment and Service have nothing of theirs."""
     system, key = f"{namespace}-system", Key(namespace, "chat")
@@ -147,6 +151,7 @@ async def test_a_controller_takes_over_what_their_controller_has_made(client, cr
         run = functools.partial(run_controller, limited, settings, utcnow=utcnow, rng=random.Random())
         nursery.start_soon(run)
         await until(phase, ("Progressing", 1))
+        await until(functools.partial(has_jobs, client, namespace), True)
         [job] = (await client.list(Job, namespace=namespace)).items
         args = encode(job)["spec"]["template"]["spec"]["containers"][0]["args"]
         assert args[args.index("--adopt") + 1] == f"/models/{cache_key(source)}"

@@ -224,6 +224,21 @@ async def test_an_object_of_a_predecessor_is_recognised(autojump_clock):
         assert client.calls == ["apply", "get"]
 
 
+async def test_a_labelled_object_of_another_controller_is_known_before_the_cache_has_it(autojump_clock):
+    """Its ready pods are in the status that the same reconcile writes."""
+    async with open_cluster() as cluster:
+        service = await owner(cluster)
+        manifest = kubernetes_service(service, plan())
+        manifest = {**manifest, "metadata": {**manifest["metadata"], "labels": {"team": "theirs"}, "annotations": {}}}
+        await cluster.client.apply(Service, manifest, field_manager="another")
+        owned, key = OwnedObjects(cluster.client, Informer(Service)), Key("ml", "chat")
+        assert owned.get(key) is None
+        await owned.label_predecessors(key, service.metadata.uid)
+        assert owned.get(key).metadata.labels["app.kubernetes.io/managed-by"] == "llmkube-controller"
+        taken = await owned.ensure(kubernetes_service(service, plan()))
+        assert "team" not in taken.metadata.labels
+
+
 async def test_a_write_in_between_is_not_overwritten(autojump_clock):
     """A change onto an object that is newer than the one compared is a conflict, and changes nothing."""
     async with open_cluster() as cluster:

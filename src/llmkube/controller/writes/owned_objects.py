@@ -174,7 +174,8 @@ class OwnedObjects(Generic[T]):
             return
         labels = {MANAGED_BY: CONTROLLER_FIELD_MANAGER}
         patch = {"metadata": {"resourceVersion": live.metadata.resource_version, "labels": labels}}
-        await self.client.patch(self.kind, key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
+        labelled = await self.client.patch(self.kind, key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
+        self._records[key] = _Record({}, labelled, is_write_response=True)  # `get` returns it before the cache has it
 
     async def ensure_or_remove(self, manifest: dict[str, Any] | None, key: Key, owner_uid: str) -> None:
         """Create or update the object by its manifest, or delete this owner's if there is none."""
