@@ -102,9 +102,9 @@ def _wire(given: tuple[str, ...]) -> WireForm:
 
 def _structure_object(cls: Any, converter: cattrs.Converter) -> _Hook:
     # Made once per class. A hook visits the fields that are present: an InferenceService has 70, a user writes five.
-    shown = {attribute.name: attribute.repr for attribute in attrs.fields(cls)}
+    in_repr = {attribute.name: attribute.repr for attribute in attrs.fields(cls)}
     table = {
-        slot.key: (slot.attribute, _hook_for(slot.type, shown[slot.attribute], converter), slot.type)
+        slot.key: (slot.attribute, _hook_for(slot.type, in_repr[slot.attribute], converter), slot.type)
         for slot in wire_fields(cls)
     }
     required = {slot.attribute: slot.key for slot in wire_fields(cls) if slot.default is REQUIRED}
@@ -170,9 +170,9 @@ def _structure_tuple(cls: Any, converter: cattrs.Converter) -> _Hook:
     return structure
 
 
-def _hook_for(type_: Any, shown: Any, converter: cattrs.Converter) -> _Hook:
-    """Return the hook of a field; strings of a field without repr, a Secret's, are not interned and so are freed."""
-    if not shown and type_ == Mapping[str, str]:
+def _hook_for(type_: Any, in_repr: Any, converter: cattrs.Converter) -> _Hook:
+    """Return the hook of a field; strings of a field with repr=False (Secrets) are not interned, so they are freed."""
+    if not in_repr and type_ == Mapping[str, str]:
         return _mapping_of(_scalar("a string", str), str)
     hook: _Hook = converter.get_structure_hook(type_)
     return hook

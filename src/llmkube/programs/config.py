@@ -83,7 +83,7 @@ class HostConfig:
     memory_fraction: float = setting(
         0.0,
         help="Share of this machine's memory that all models together may use; 0 selects it by the memory's size: "
-        "0.67, from 48 GB 0.75, from 128 GB 0.9.",
+        "0.67, or 0.75 from 48 GB, or 0.9 from 128 GB.",
         minimum=0,
         maximum=1,
     )

@@ -193,9 +193,9 @@ def power_families(power: Callable[[], PowerView]) -> Iterable[Metric]:
     problem = _gauge("power_problem", text, ("reason",))
     if view.problem is not None:
         problem.add_metric((str(view.problem),), 1)
-    service_power = _gauge("service_power_watts", "Power of the chip for the service, by its share of the work.")
+    service_power = _gauge("service_power_watts", "Power assigned to the service by its share of the work.")
     per_token = _gauge("service_joules_per_token", "Energy per token of the running engine.")
-    total = _counter("service_energy_joules", "Energy of the chip for the service.")
+    total = _counter("service_energy_joules", "Energy assigned to the service by its share of the work.")
     for key, service in view.services.items():
         labels = (key.namespace, key.name)
         total.add_metric(labels, service.joules)

@@ -76,7 +76,7 @@ def test_an_unknown_need_is_refused_unless_guesses_are_allowed():
     ("waiting", "host", "words"),
     [
         (waits(gib=50), EMPTY, "needs 50.0 GiB, more than all models on this machine may use together: 48.0 GiB"),
-        (waits(hardware=Hardware(memory_budget="8Gi")), EMPTY, "its own budget of 8.0 GiB by Model.spec.hardware"),
+        (waits(hardware=Hardware(memory_budget="8Gi")), EMPTY, "its own budget of 8.0 GiB set by Model.spec.hardware"),
         (waits(gib=45, device=41), EMPTY, "needs 41.0 GiB on the device, which holds at most 40.0 GiB"),
         (waits(gib=29), busy(holds("a", 20)), "needs 29.0 GiB, 28.0 GiB free of 48.0 GiB"),
     ],
@@ -88,14 +88,14 @@ def test_each_refusal_names_need_capacity_and_bound(waiting, host, words):
 @pytest.mark.parametrize(
     ("budget", "gib", "host", "words"),
     [
-        ("56Gi", 58, OPEN, "58.0 GiB, more than its own budget of 56.0 GiB by Model.spec.hardware.memoryBudget"),
+        ("56Gi", 58, OPEN, "58.0 GiB, more than its own budget of 56.0 GiB set by Model.spec.hardware.memoryBudget"),
         (
             "80Gi",
             65,
             OPEN,
             (
                 "65.0 GiB, more than all models on this machine may use together: 64.0 GiB "
-                "(all of this machine's memory, which limits the 80.0 GiB by Model.spec.hardware.memoryBudget)"
+                "(all of this machine's memory, which limits the 80.0 GiB set by Model.spec.hardware.memoryBudget)"
             ),
         ),
         (
@@ -103,8 +103,8 @@ def test_each_refusal_names_need_capacity_and_bound(waiting, host, words):
             50,
             attrs.evolve(EMPTY, budget=host_budget(64 * GIB, 0.75)),
             (
-                "50.0 GiB, more than all models on this machine may use together: 48.0 GiB "
-                "(75 % of 64.0 GiB by --memory-fraction, which limits the 56.0 GiB by Model.spec.hardware.memoryBudget)"
+                "50.0 GiB, more than all models on this machine may use together: 48.0 GiB (75 % of "
+                "64.0 GiB by --memory-fraction, which limits the 56.0 GiB set by Model.spec.hardware.memoryBudget)"
             ),
         ),
     ],

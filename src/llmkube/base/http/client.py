@@ -191,7 +191,7 @@ class HttpClient:
             ConnectError: No connection.
             ConnectionLostError: The connection was lost.
             ProtocolError: The peer does not speak HTTP/1.1.
-            ValueError: Not a plain http URL, or a header that would break out of its line.
+            ValueError: Not a plain http URL, or an invalid header.
         """
         origin, target = _split_url(url)
         head = encode_request_head(method, target, _with_framing(method, headers, origin, body))

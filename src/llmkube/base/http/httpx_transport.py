@@ -148,7 +148,7 @@ def _encode_head(request: httpx.Request, length: int) -> bytes:
     """Return the encoded head, with this transport's framing in place of httpx's.
 
     Raises:
-        httpx.LocalProtocolError: A header would break out of its line.
+        httpx.LocalProtocolError: A header contains a line break.
     """
     lines = [b"%b: %b" % line for line in request.headers.raw if line[0].lower() not in _OWN_HEADERS]
     if length or request.method in {"POST", "PUT", "PATCH"}:

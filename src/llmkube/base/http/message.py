@@ -217,7 +217,7 @@ def encode_request_head(method: str, target: str, headers: Headers) -> bytes:
     """Return the encoded head of a request.
 
     Raises:
-        ValueError: A name or value would break out of its line: a bug of the caller.
+        ValueError: A header's name or value is invalid: a bug of the caller.
     """
     if not _TOKEN.fullmatch(method) or not re.fullmatch(r"[!-~]+", target):
         raise ValueError(f"not a request line: {method!r} {target!r}")
@@ -239,7 +239,7 @@ def encode_lines(headers: Iterable[tuple[str, str]]) -> bytes:
     """Return encoded header lines.
 
     Raises:
-        ValueError: A name or value would break out of its line: a bug of the caller.
+        ValueError: A header's name or value is invalid: a bug of the caller.
     """
     lines = []
     for name, value in headers:

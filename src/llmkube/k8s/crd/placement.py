@@ -307,7 +307,7 @@ class HostReplicas(Wired):
     """Replicas on hosts, in addition to those in pods, behind the same Service."""
 
     model_ref: str = field(
-        "Name of the Model for hosts in the same namespace, such as the same weights for metal.", REQUIRED, **NAMED
+        "Name of a Model in the same namespace for the hosts, such as the same weights for metal.", REQUIRED, **NAMED
     )
     replicas: int = field("Number of hosts, in addition to spec.replicas pods.", 1, minimum=0, maximum=10)
 

@@ -130,7 +130,7 @@ class SGLangSpeculative(Wired):
     num_steps: int | None = field("Number of drafting steps per verification.", minimum=1)
     eagle_top_k: int | None = field("Number of candidates per step.", minimum=1)
     accept_threshold_single: float | None = field("Acceptance threshold of a single token.", minimum=0, maximum=1)
-    accept_threshold_acc: float | None = field("Acceptance threshold of accumulated tokens.", minimum=0, maximum=1)
+    accept_threshold_acc: float | None = field("Acceptance threshold of accumulated probability.", minimum=0, maximum=1)
 
 
 @attrs.frozen(kw_only=True)

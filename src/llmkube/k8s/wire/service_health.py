@@ -91,7 +91,7 @@ class Health:
 
 
 def service_health(service: InferenceService, model: Model | None) -> Health:
-    """Return the health of a service from its own conditions and those of its Model; None if there is no Model."""
+    """Return the health of a service from its own conditions and those of `model`, None if the Model is missing."""
     health = _evaluate(service, model)
     loaded = find_condition(service.status.conditions, LOADED)
     reason = Reason.of(health.reason)

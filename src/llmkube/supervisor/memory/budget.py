@@ -92,8 +92,8 @@ class Cap:
     field: str
 
     def __str__(self) -> str:
-        """Format as `24.0 GiB by Model.spec.hardware.memoryBudget`."""
-        return f"{format_bytes(self.limit_bytes)} by {self.field}"
+        """Format as `24.0 GiB set by Model.spec.hardware.memoryBudget`."""
+        return f"{format_bytes(self.limit_bytes)} set by {self.field}"
 
 
 def _budget_of(hardware: Hardware | None) -> Cap | None:
