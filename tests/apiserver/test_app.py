@@ -63,7 +63,7 @@ class SlowDisk:
 async def test_a_write_is_shown_after_it_is_durable(autojump_clock):
     """Readers see nothing before the commit has returned; a full disk is a 500 that changes nothing."""
     disk = SlowDisk()
-    server = ApiServer(Store(), durable=disk.commit, utcnow=utcnow, rng=random.Random(0))
+    server = ApiServer(Store(), persist=disk.commit, utcnow=utcnow, rng=random.Random(0))
     async with open_client(server) as http, trio.open_nursery() as nursery:
         nursery.start_soon(lambda: http.post(CONFIG_MAPS, json={"metadata": {"name": "a"}}))
         await trio.sleep(0.5)
@@ -82,7 +82,7 @@ async def test_a_write_is_shown_after_it_is_durable(autojump_clock):
 async def test_a_cancelled_write_that_was_committed_is_shown(autojump_clock):
     """A client that leaves during the commit leaves memory and disk in agreement."""
     disk = SlowDisk()
-    server = ApiServer(Store(), durable=disk.commit, utcnow=utcnow, rng=random.Random(0))
+    server = ApiServer(Store(), persist=disk.commit, utcnow=utcnow, rng=random.Random(0))
     async with open_client(server) as http:
         with trio.move_on_after(0.5):
             await http.post(CONFIG_MAPS, json={"metadata": {"name": "a"}})

@@ -31,7 +31,7 @@ from llmkube.apiserver.protocol.server_info import Route, parse_path
 from llmkube.apiserver.protocol.watch_stream import ChangeSignal, WatchStream
 from llmkube.apiserver.storage.committer import Committer
 from llmkube.apiserver.storage.revisions import Change, Ref, Store, Transaction, fields_of
-from llmkube.apiserver.storage.write_ahead_log import Durable
+from llmkube.apiserver.storage.write_ahead_log import Persist
 from llmkube.apiserver.values.api_errors import (
     RequestRefusedError,
     attach_warnings,
@@ -67,7 +67,7 @@ class ApiServer:
 
     Args:
         store: The initial state.
-        durable: Makes writes durable before they are shown; None keeps everything in memory.
+        persist: Makes writes durable before they are shown; None keeps everything in memory.
         work: Runs the parsing, deciding and validating of writes.
         workloads: Serve the workload kinds (`WORKLOAD_KINDS`) too; nothing here acts on them.
         utcnow: The wall clock, for timestamps.
@@ -78,7 +78,7 @@ class ApiServer:
         self,
         store: Store,
         *,
-        durable: Durable | None = None,
+        persist: Persist | None = None,
         work: Work = inline,
         workloads: bool = False,
         utcnow: Callable[[], datetime],
@@ -95,7 +95,7 @@ class ApiServer:
         self._collector.enqueue_all(store)
         self._garbage_found = trio.Event()
         self._signal = ChangeSignal()
-        self._committer = Committer(store, durable, self._publish, work)
+        self._committer = Committer(store, persist, self._publish, work)
         self._work = work
         self._serving = True
 

@@ -164,7 +164,7 @@ async def _start(stack: AsyncExitStack, path: Path, utcnow: Callable[[], datetim
             moved_to=str(moved_to),
         )
         write_ahead_log, store = await _open_database(stack, path)
-    server = ApiServer(store, durable=write_ahead_log.commit, work=ThreadRunner(), utcnow=utcnow, rng=rng)
+    server = ApiServer(store, persist=write_ahead_log.commit, work=ThreadRunner(), utcnow=utcnow, rng=rng)
     await server.ensure_namespaces()
     return server
 

@@ -175,7 +175,7 @@ class FetchError(ExternalError):
 
 
 class WrongSizeError(FetchError):
-    """The server sends a file of another size than it, or the hub, announced."""
+    """The server sends a file of a different size than it, or the hub, announced."""
 
     reason = "WrongSize"
 

@@ -36,7 +36,7 @@ BUCKET_ADVICE: Final = (
 )
 
 REGISTRY_ADVICE: Final = (
-    "create a Secret of an account that may read it (`kubectl create secret docker-registry`), and name the Secret in "
+    "create a Secret for an account that may read it (`kubectl create secret docker-registry`), and name the Secret in "
     "spec.sourceSecretRef"
 )
 

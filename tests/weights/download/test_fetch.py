@@ -122,7 +122,7 @@ async def test_a_file_that_changes_while_it_is_read_is_not_believed(get, tmp_pat
         if step.done_bytes == 10:
             path.write_bytes(b"GGUF" + b"y" * 36)
 
-    with pytest.raises(FetchError, match="changed while it was read"):
+    with pytest.raises(FetchError, match="changed while it was being read"):
         await get(LocalFile(str(path)), sha256="0" * 64, progress=edit)
 
 

@@ -228,7 +228,7 @@ def test_version_2_is_read_and_the_architecture_may_come_last(read):
         (model(tensors=[tensor("w", [0], offset=32)]), "begins at 32; 0 is expected"),
         (model(tensors=[tensor("w", [0], kind=4)]), "type 4, which no engine knows"),
         (model(tensors=[tensor("w", [0], kind=1000)]), "type 1000, which no engine knows"),
-        (model(tensors=[tensor("w", [33], kind=8)]), "rows of 33 elements; its type packs them by 32"),
+        (model(tensors=[tensor("w", [33], kind=8)]), "rows of 33 elements; its type packs them in blocks of 32"),
         (model(tensors=[TENSOR], tensor_count=2), "goes beyond the end"),
     ],
 )
@@ -247,8 +247,8 @@ SOME_TOKENS = (key("tokenizer.ggml.model", STRING, "gpt2"), array("tokenizer.ggm
     [
         ((), None),
         ((array("tokenizer.ggml.scores", F32, [0.0, 1.0, 2.0]),), None),
-        ((array("tokenizer.ggml.scores", F32, [0.0]),), "array of 1 f32; each of 2 tokens needs a f32"),
-        ((array("tokenizer.ggml.token_type", U32, [0, 1]),), "needs a i32"),
+        ((array("tokenizer.ggml.scores", F32, [0.0]),), "array of 1 f32; each of 2 tokens needs one f32"),
+        ((array("tokenizer.ggml.token_type", U32, [0, 1]),), "needs one i32"),
         ((key("tokenizer.ggml.bos_token_id", I32, 1),), "bos_token_id is of type i32, not u32"),
         ((key("tokenizer.ggml.add_bos_token", U8, 1),), "add_bos_token is of type u8, not bool"),
     ],

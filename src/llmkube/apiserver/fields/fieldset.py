@@ -164,7 +164,7 @@ class FieldSet:
         return written
 
     def _ordered(self) -> list[str]:
-        texts = sorted(self.elements)  # as strings: pairs take five times as long. Fields, indexes, keys, values
+        texts = sorted(self.elements)  # fields, indexes, keys, values; sorting pairs would take five times as long
         indexes = [text for text in texts if text[0] == "i"]
         return [*(text for text in texts if text[0] != "i"), *indexes] if indexes else texts
 

@@ -74,7 +74,7 @@ def _patch_field(target: JsonObject, name: str, value: Any, inner: Schema) -> No
 
 
 def _without_directives(value: Any) -> Any:
-    """Return a part of a patch that is taken over as a whole, without directives and nulls."""
+    """Return a part of a patch that is stored as a whole, without its directives and nulls."""
     if is_object(value):
         kept = {name: item for name, item in value.items() if name[:1] != "$" and item is not None}
         return {name: _without_directives(item) for name, item in kept.items()}

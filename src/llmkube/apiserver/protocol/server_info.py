@@ -75,15 +75,15 @@ def respond(request: Request, catalog: Catalog) -> Response:
         case ["openapi", "v3", *rest]:
             return _document(write(_require(openapi.document_v3(catalog, "/".join(rest)))))
         case ["api" | "apis", *rest]:
-            return _discovery(catalog, path, accept, aggregates=not rest)
+            return _discovery(catalog, path, accept, may_aggregate=not rest)
     raise no_such_path()
 
 
-def _discovery(catalog: Catalog, path: str, accept: str, *, aggregates: bool) -> Response:
-    aggregation = discovery.preferred_aggregation(accept) if aggregates else ""
-    if aggregation:
-        media = f"{JSON};g=apidiscovery.k8s.io;v={aggregation};as=APIGroupDiscoveryList"
-        everything = discovery.aggregated(catalog, core=path == "/api", api_version=aggregation)
+def _discovery(catalog: Catalog, path: str, accept: str, *, may_aggregate: bool) -> Response:
+    aggregated_version = discovery.preferred_aggregation(accept) if may_aggregate else ""
+    if aggregated_version:
+        media = f"{JSON};g=apidiscovery.k8s.io;v={aggregated_version};as=APIGroupDiscoveryList"
+        everything = discovery.aggregated(catalog, core=path == "/api", api_version=aggregated_version)
         return _document(write(everything) + b"\n", media)
     content: Any = None
     match path.strip("/").split("/"):

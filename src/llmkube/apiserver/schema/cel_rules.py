@@ -176,7 +176,7 @@ def _check_value(value: Any, old: Any, schema: Schema, path: str, budget: Budget
 
 
 def _is_skipped(rule: Rule, new: Any, old: Any) -> bool:
-    """Whether a rule does not apply: a transition rule without an old value, another one without a change."""
+    """Whether to skip a rule: a transition rule if there is no old value, any other if the value is unchanged."""
     try:
         expression = compiled(rule.get("rule", ""))
     except RuleError:

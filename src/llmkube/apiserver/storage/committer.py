@@ -19,7 +19,7 @@ import trio
 
 from llmkube.apiserver.heavy_work import Work, inline
 from llmkube.apiserver.storage.revisions import Change, Store, Transaction
-from llmkube.apiserver.storage.write_ahead_log import Durable, StorageError
+from llmkube.apiserver.storage.write_ahead_log import Persist, StorageError
 from llmkube.apiserver.values.api_errors import internal
 
 T = TypeVar("T")
@@ -40,19 +40,19 @@ class Committer:
 
     Args:
         store: The state that readers see.
-        durable: Makes changes durable before they are shown; None shows them at once.
+        persist: Makes changes durable before they are shown; None shows them at once.
         publish: Called with changes right after they are in the store.
         work: Runs decisions; other writes wait for one, reads do not.
     """
 
     def __init__(
-        self, store: Store, durable: Durable | None, publish: Callable[[Sequence[Change]], None], work: Work = inline
+        self, store: Store, persist: Persist | None, publish: Callable[[Sequence[Change]], None], work: Work = inline
     ) -> None:
         self._store = store
-        self._durable = durable
+        self._persist = persist
         self._publish = publish
         self._work = work
-        self._head = store if durable is None else store.replica()
+        self._head = store if persist is None else store.replica()
         self._open_batch = _Batch()
         self._deciding = trio.Lock()
         self._syncing = trio.Lock()
@@ -72,7 +72,7 @@ class Committer:
         async with self._deciding:
             decision, changes = await self._decide(decide, dry_run=dry_run)
             self._head.apply(changes)
-            if self._durable is None:
+            if self._persist is None:
                 self._publish(changes)
                 return decision
             batch = self._open_batch
@@ -80,7 +80,7 @@ class Committer:
         with trio.fail_after(_SYNC_TIMEOUT_SECONDS, shield=True):
             async with self._syncing:  # also without changes: the decision may depend on some that are not synced yet
                 if self._open_batch is batch and batch.changes:  # otherwise another task has synced it
-                    await self._sync(self._durable)
+                    await self._sync(self._persist)
         if batch.error is not None:
             raise internal(str(batch.error)) from batch.error
         return decision
@@ -93,10 +93,10 @@ class Committer:
             if self._head is head:  # otherwise a sync of writes that this one depends on has failed meanwhile
                 return decision, () if dry_run else tx.changes
 
-    async def _sync(self, durable: Durable) -> None:
+    async def _sync(self, persist: Persist) -> None:
         batch, self._open_batch = self._open_batch, _Batch()
         try:
-            await durable(batch.changes)
+            await persist(batch.changes)
         except StorageError as exc:
             batch.error = self._open_batch.error = exc
             self._open_batch, self._head = _Batch(), self._store.replica()

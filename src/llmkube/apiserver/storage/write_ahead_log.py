@@ -46,7 +46,7 @@ class StorageDamagedError(StorageError):
     """The file is no longer a database, or its content is invalid: trying again does not help."""
 
 
-Durable = Callable[[Sequence[Change]], Awaitable[None]]
+Persist = Callable[[Sequence[Change]], Awaitable[None]]
 """Makes writes durable before they are shown; a simulation does without.
 
 It returns when the changes would survive a power failure, and otherwise raises StorageError with nothing written.

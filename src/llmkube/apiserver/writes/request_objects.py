@@ -146,7 +146,7 @@ def check_namespace(catalog: Catalog, tx: Transaction, target: Target) -> None:
 
 
 def check_name(target: Target, wanted: Mapping[str, Any]) -> None:
-    """Refuse an object without a name, or with another name than the URL."""
+    """Refuse an object without a name, or with a different name than the URL."""
     metadata = wanted.get("metadata")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
     if not name:

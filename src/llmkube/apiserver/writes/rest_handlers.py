@@ -127,7 +127,7 @@ class RestHandlers:
             for key, stored in tx.store.list(target.ref.kind, target.ref.key.namespace):
                 if selector(stored):
                     delete(tx, Ref(target.ref.kind, key), stored, self.timestamp(), options.propagation)
-                    deleted.append(in_version(target.kind, stored))  # as they were selected
+                    deleted.append(in_version(target.kind, stored))  # as they were before the deletion
             resource = target.kind.resource
             content = {"kind": target.kind.list_kind, "apiVersion": resource.api_version}
             metadata = {"resourceVersion": str(tx.revision), **({} if target.kind.builtin else {"continue": ""})}

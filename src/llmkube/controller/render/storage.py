@@ -126,7 +126,7 @@ _SERVICE_CLAIM: Final = "-model-cache"
 _MAX_NAME: Final = 253
 
 DRAFT_FOLDER: Final = "/draft-source"
-"""Folder of a draft that is on another volume than the model."""
+"""Folder of a draft that is on a different volume than the model."""
 
 
 @attrs.frozen

@@ -67,7 +67,7 @@ from llmkube.weights.source import (
 from llmkube.weights.split_names import part_names
 from llmkube.weights.store.blobs import DIGEST, Store, WeightsFile, open_store
 from llmkube.weights.store.cache import remove_unreferenced
-from llmkube.weights.store.index import find_weights, key_of, name_of, read_record, set_names
+from llmkube.weights.store.index import find_weights, key_of, name_of, numbered_part_names, read_record
 
 _ERROR_CHARS: Final = 300
 _MODEL_NAME: Final = "model.gguf"
@@ -350,7 +350,7 @@ def _sources(text: str, files: tuple[str, ...], beside: tuple[str, ...]) -> tupl
 def _published_names(model: Source) -> Sequence[str]:
     """Return the names by which engines find a model's own files."""
     parts = len(model.parts) if isinstance(model, WebFile | HubFile | BucketFile) else 1
-    return [_MODEL_NAME] if parts == 1 else set_names(parts)
+    return [_MODEL_NAME] if parts == 1 else numbered_part_names(parts)
 
 
 def _token(file: Path | None) -> str | None:

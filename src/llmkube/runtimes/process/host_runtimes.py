@@ -56,7 +56,7 @@ def host_runtime_of(isvc: InferenceService, model: Model, mlx_runtime: str = MLX
 
 
 def refuse_library(runtime: str, model: Model, *, draft: bool = False) -> None:
-    """Reject a Model whose weights are in the library of another program than the engine.
+    """Reject a Model whose weights are in the library of a program other than the engine.
 
     The message names everything that has to change, the format included: libraries have GGUF only.
 
@@ -101,7 +101,7 @@ def queries_of(runtime: str) -> EngineQueries:
 
 
 def holds_elsewhere(runtime: str) -> bool:
-    """Return whether another process than the engine may hold the model."""
+    """Return whether a process other than the engine may hold the model."""
     known = HOST_RUNTIMES.get(runtime)
     return known is not None and known.memory_elsewhere
 

@@ -99,7 +99,7 @@ class BodyReceiver:
     Attributes:
         url: The URL of the body.
         shown: The source, for messages.
-        received_bytes: The present bytes of the file, including earlier ones.
+        received_bytes: The bytes of the file so far, including earlier ones.
         limit_bytes: The maximum size of the file.
         limits: The limits of a stall.
         ring: The destination of the bytes.

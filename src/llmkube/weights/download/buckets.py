@@ -8,7 +8,7 @@ without a body. Credentials and server come from the variables of AWS's tools:
 | `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` | the access key; without it the bucket must be public |
 | `AWS_SESSION_TOKEN` | the session token of a temporary key |
 | `AWS_REGION`, else `AWS_DEFAULT_REGION` | the region of the bucket; defaults to us-east-1 |
-| `AWS_ENDPOINT_URL` | another server than AWS, such as a MinIO |
+| `AWS_ENDPOINT_URL` | a server other than AWS, such as MinIO |
 """
 
 import datetime

@@ -134,7 +134,7 @@ class Meter:
         self.progress(Progress("resolving"))
 
     def downloading(self, size_bytes: int, part_total_bytes: int | None) -> None:
-        """Report the present bytes of one file, and its size if known."""
+        """Report the bytes of one file so far, and its total size if known."""
         done = self.finished_bytes + size_bytes
         total = self.total_bytes or (part_total_bytes or 0)
         if done != self._done_bytes:

@@ -231,7 +231,7 @@ def _single_digest(shown: str, entries: Sequence[Mapping[str, Any]]) -> str:
 def _parse_layer(content: Mapping[str, Any]) -> Layer:
     found, size = _DIGEST.fullmatch(content["digest"]), content["size"]
     if found is None or type(size) is not int or size < 0 or not isinstance(content["mediaType"], str):
-        raise ValueError("no descriptor")
+        raise ValueError("not a descriptor")
     annotations = content.get("annotations") or {}
     return Layer(found[1], size, next((str(annotations[name]) for name in _NAME_KEYS if annotations.get(name)), ""))
 

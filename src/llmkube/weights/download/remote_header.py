@@ -137,5 +137,5 @@ def _interpret(request: RangeRequest, response: FileResponse, now: datetime.date
         else interpret(request, status, headers, redirected=response.redirected, now=now)
     )
     if not isinstance(verdict, ReadBody):
-        raise FetchError(f"{request.shown}: the file on the server has changed while its header was read; try again")
+        raise FetchError(f"{request.shown}: the file on the server changed while its header was being read; try again")
     return verdict

@@ -213,7 +213,7 @@ class Resolver:
             if isinstance(answer, bytes):
                 return answer, credential
             credential = await self._login(source, url, answer)
-        raise AccessDeniedError(f"{shown}: the registry requires a login repeatedly; {REGISTRY_ADVICE}")
+        raise AccessDeniedError(f"{shown}: the registry keeps requiring a login; {REGISTRY_ADVICE}")
 
     async def _login(self, source: ImageSource, url: WebUrl, challenge: registry.Challenge) -> Credential:
         shown, auth = source.redacted, UserInfo(self.job.registry.user, self.job.registry.password)

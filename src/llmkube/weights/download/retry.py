@@ -31,7 +31,7 @@ class DownloadLimits:
         window_bytes: See above; an attempt that receives fewer bytes has made no progress.
         tries: Consecutive attempts without progress before a download fails (the next fetch resumes it).
         max_wait_seconds: The longest requested pause for which a download waits; it fails if a server requests more.
-        digest_tries: Downloads of a file that has another digest than the hub's.
+        digest_tries: Downloads of a file whose digest is not the hub's.
         checkpoint_seconds: The time between syncs; a power failure loses at most this much progress.
         checkpoint_bytes: The same in bytes, so that the disk is used early and little is left to sync at the end.
         busy_poll_seconds: The interval of checks whether another process has released the same file.

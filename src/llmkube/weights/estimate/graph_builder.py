@@ -45,7 +45,7 @@ class GraphBuilder:
         return self.new(width, out, in_place=True) if f"{name}.bias" in block else out
 
     def norm(self, block: Block, name: str, cur: Node) -> Node:
-        """Normalize, if the block has this norm; two results, as the weight is not multiplied in place (measured)."""
+        """Normalize, if the block has this norm; the product with the weight is never in place (measured)."""
         if name not in block:
             return cur
         is_layer_norm = f"{name}.bias" in block

@@ -139,7 +139,7 @@ def _add_weights(builder: _EstimateBuilder, shape: Shape, demand: Demand) -> Non
     builder.add("repacked weights", Location.HOST, weights.repacked_bytes)
     if shape.unread_bytes:
         builder.add("weights", rest, shape.unread_bytes)
-        builder.doubt("some tensors have a type that only newer engines know: the rest of the file is counted")
+        builder.doubt("some tensors have a type that only newer engines know; the rest of the file is counted for them")
     if shape.missing_parts:
         builder.add("weights", rest, _unread_part_bytes(shape))
         builder.doubt(

@@ -4,7 +4,7 @@
 loader applies to every architecture (`gguf_format`). An engine may still refuse a file that passes, if
 
 * its version does not know the architecture, or the architecture requires additional hyperparameters;
-* a tensor is missing, superfluous, or of another shape than the hyperparameters imply;
+* a tensor is missing, superfluous, or of a different shape than the hyperparameters imply;
 * the tokenizer's kind is unknown, or its tokens, merges and special tokens are inconsistent;
 * a tensor has a type that is newer than our table (`GGUFFacts.newer_tensor_types`).
 """
@@ -152,7 +152,7 @@ def _shape(values: "_Values", architecture: str, parts: int) -> Shape:
 
 @attrs.frozen
 class _Values:
-    """The retained values, read as the model loader does; a value of another type than in the rules is refused."""
+    """The retained values, read as the model loader does; a value of a different type than in the rules is refused."""
 
     reader: HeaderReader
     header: Header
@@ -220,17 +220,17 @@ def _check_tokenizer(values: _Values) -> None:
     tokens = values.get(fmt.TOKENS)
     if tokens is None or tokens.kind != fmt.STRING or tokens.count is None:
         raise refuse(
-            f"it has no {fmt.TOKENS}" if tokens is None else f"{fmt.TOKENS} is a {tokens.title}, not a vocabulary"
+            f"it has no {fmt.TOKENS}" if tokens is None else f"{fmt.TOKENS} is of type {tokens.title}, not a vocabulary"
         )
     for key, kinds in fmt.TOKEN_ARRAYS.items():
         value = values.get(key)
         if value is not None and (value.kind not in kinds or value.count is None or value.count < tokens.count):
             expected = fmt.VALUE_NAMES[kinds[0]]
-            raise refuse(f"{key} is of type {value.title}; each of {tokens.count} tokens needs a {expected}")
+            raise refuse(f"{key} is of type {value.title}; each of {tokens.count} tokens needs one {expected}")
 
 
 def _split_count(values: _Values) -> int:
-    """Return the number of files of the model; of several, engines load the first, which leads to the others."""
+    """Return the number of files of the model; engines are given the first, from which they find the others."""
     parts = values.number("split.count") or 1
     if parts > 1:
         values.check(fmt.SPLIT_KEYS)

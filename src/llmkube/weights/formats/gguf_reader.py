@@ -168,7 +168,7 @@ class HeaderReader:
         return self._base + self._cursor
 
     def _require(self, count: int, part: str) -> Steps:
-        """Request pieces until `count` bytes are buffered; raise if the file ends before."""
+        """Request pieces until `count` bytes are buffered; raise if the file ends first."""
         while count and len(self._data) - self._cursor < count:  # after a long skip the difference may be negative
             self._check(count, part)
             self._data = self._data[self._cursor :]
@@ -215,7 +215,7 @@ class HeaderReader:
         yield from self._read_tensors(version, tensor_count, self._alignment())
 
     def _require_start(self) -> Steps:
-        """Buffer the fixed part; refuse a shorter file or one with another beginning, with its likely kind."""
+        """Buffer the fixed-size part; refuse a file that is shorter, or not GGUF, and say what it looks like."""
         if self._size is None or self._size >= _START_BYTES:
             start = yield Range(0, _START_BYTES)
         else:
@@ -226,7 +226,7 @@ class HeaderReader:
         if len(start) < _START_BYTES:
             self._size = len(start)
             self._check_start(start[:4], None)
-            raise self.refuse("its fixed part goes beyond the end of the file (is the download complete?)")
+            raise self.refuse("its fixed-size part goes beyond the end of the file (is the download complete?)")
 
     def _check_start(self, magic: bytes, version: int | None) -> None:
         if magic != fmt.MAGIC:
@@ -392,6 +392,6 @@ class HeaderReader:
         row = sizes[0] if sizes else 1
         if row % block_elements:
             raise self.refuse(
-                f"tensor {escaped(name)} has rows of {row} elements; its type packs them by {block_elements}"
+                f"tensor {escaped(name)} has rows of {row} elements; its type packs them in blocks of {block_elements}"
             )
         return elements // block_elements * block_bytes

@@ -9,7 +9,7 @@ import attrs
 from llmkube.weights.errors import FetchError, SourceError
 from llmkube.weights.source import Builtin, Remote, parse_source
 from llmkube.weights.store.blobs import Store, sync_folder
-from llmkube.weights.store.index import Record, UnverifiedRecord, find_recorded, key_of, name_of, records, set_name
+from llmkube.weights.store.index import Record, UnverifiedRecord, file_set_name, find_recorded, key_of, name_of, records
 from llmkube.weights.store.partial import remove_partial
 
 
@@ -120,7 +120,7 @@ def _remove(
     """
     remaining = [record for key, record in all_records.items() if key not in removed]
     blobs = {piece.sha256 for record in remaining for piece in record.pieces}
-    sets = {set_name(record) for record in remaining if len(record.pieces) > 1 or record.names}
+    sets = {file_set_name(record) for record in remaining if len(record.pieces) > 1 or record.names}
     candidates = {piece.sha256 for record in removed.values() for piece in record.pieces}
     unwanted = [path for path in store.blobs.iterdir() if path.name not in blobs and (tidy or path.name in candidates)]
     freed = sum(map(_disk_bytes, unwanted))

@@ -219,22 +219,22 @@ def weights_of(store: Store, record: Record) -> WeightsFile:
     if len(record.pieces) == 1 and not record.names:
         blob, identity = store.blobs / first.sha256, f"sha256:{first.sha256}"
         return WeightsFile(blob, first.size_bytes, first.sha256, identity, record.choice)
-    name = set_name(record)
+    name = file_set_name(record)
     folder = store.sets / name
-    names = record.names or set_names(len(record.pieces))
+    names = record.names or numbered_part_names(len(record.pieces))
     if not all(_is_linked(folder / n, store.blobs / p.sha256) for n, p in zip(names, record.pieces, strict=True)):
         _link_set(store, folder, dict(zip(names, (piece.sha256 for piece in record.pieces), strict=True)))
     path = folder if record.names else folder / names[0]
     return WeightsFile(path, record.size_bytes, None, f"sha256-set:{name}", record.choice)
 
 
-def set_name(record: Record) -> str:
-    """Return the name of the folder of several files: the hash of their digests and names."""
+def file_set_name(record: Record) -> str:
+    """Return the name of the folder for a set of files: the hash of their digests and names."""
     digests = "\n".join((*(piece.sha256 for piece in record.pieces), *record.names))
     return hashlib.sha256(digests.encode("ascii")).hexdigest()
 
 
-def set_names(count: int) -> list[str]:
+def numbered_part_names(count: int) -> list[str]:
     """Return the names by which llama.cpp finds the parts of a split model from the first (`llama_split_path`)."""
     return [f"model-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
 

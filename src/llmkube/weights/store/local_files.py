@@ -62,7 +62,7 @@ def take_snapshot(path: Path) -> FileSnapshot:
 def describe_read_error(error: OSError) -> str:
     """Return why a file cannot be read, and the fix, for the host's owner.
 
-    macOS reports EPERM if access is denied for another reason than the file's permissions. The program to allow is the
+    macOS reports EPERM if access is denied for a reason other than the file's permissions. The program to allow is the
     running one: a framework build of Python starts Python.app instead of `sys.executable`.
     """
     if isinstance(error, FileNotFoundError | NotADirectoryError):
@@ -102,7 +102,7 @@ async def hash_file(
         try:
             with os.fdopen(opener(snapshot.path), "rb", buffering=0) as file:
                 if FileSnapshot.at(snapshot.path, os.fstat(file.fileno())) != snapshot:
-                    raise FetchError(f"{snapshot.path} was changed while it was read")
+                    raise FetchError(f"{snapshot.path} was changed while it was being read")
                 file.seek(offset)
                 digest.update(file.read(CHUNK_BYTES))
         except OSError as exc:

@@ -56,7 +56,7 @@ class Partial:
 
     @property
     def sha256(self) -> str:
-        """The digest of the present bytes, in lower-case hex."""
+        """The digest of the bytes so far, in lower-case hex."""
         return self._digest.hexdigest()
 
     def rehash(self) -> None:
@@ -72,7 +72,7 @@ class Partial:
             os.ftruncate(self._fd, self.size_bytes)
 
     def begin(self, info: PartialInfo) -> None:
-        """Drop the present bytes, and expect the version in `info`."""
+        """Drop the bytes so far, and expect the version in `info`."""
         self._digest = hashlib.sha256()
         self.size_bytes = self.unhashed_bytes = 0
         self.info = info
@@ -99,7 +99,7 @@ class Partial:
         self.size_bytes += done
 
     def checkpoint(self) -> None:
-        """Sync the present bytes, so that they survive a power failure; bytes appended meanwhile are not included."""
+        """Sync the bytes so far, so that they survive a power failure; bytes appended meanwhile are not included."""
         size_bytes = self.size_bytes
         try:
             sync(self._fd)

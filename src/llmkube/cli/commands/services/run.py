@@ -62,7 +62,7 @@ def _start_existing(where: ClusterFlags, name: str, source: str | None, seconds:
     """Wait until the service of this name is ready, starting it if it is stopped; return whether it exists.
 
     Raises:
-        CommandError: The service serves another source than the given one.
+        CommandError: The service serves a different source than the given one.
     """
 
     async def action(cluster: Cluster) -> bool:
