@@ -198,7 +198,7 @@ class Resolver:
     ) -> tuple[bytes, Credential | None]:
         """Return a manifest, after a login if the registry requires one, and the credential that it accepts."""
         shown, headers = source.redacted, {"Accept": registry.ACCEPT}
-        for _ in range(2):
+        while True:
             request = FileRequest(shown, url, self.job.policy, credential, "registry")
 
             async def read(response: FileResponse, request: FileRequest = request) -> bytes | registry.Challenge:
@@ -212,8 +212,7 @@ class Resolver:
             answer = await self._send(request, read, headers)
             if isinstance(answer, bytes):
                 return answer, credential
-            credential = await self._login(source, url, answer)
-        raise AccessDeniedError(f"{shown}: the registry keeps requiring a login; {REGISTRY_ADVICE}")
+            credential = await self._login(source, url, answer)  # with it, `read` raises instead of another challenge
 
     async def _login(self, source: ImageSource, url: WebUrl, challenge: registry.Challenge) -> Credential:
         shown, auth = source.redacted, UserInfo(self.job.registry.user, self.job.registry.password)

@@ -116,6 +116,8 @@ class Transfer:
     def _mismatch(self, found: str, tries: int, *, final: bool) -> DigestMismatchError:
         request = self.request
         promise, advice = "the hub's is", "try another revision, or notify its owner"
+        if request.server == "registry":
+            promise, advice = "its manifest's is", "push the artifact again, or notify its owner"
         if request.promised_by:
             promise, advice = "spec.sha256 is", "correct the digest, or the source"
         times = "once" if tries == 1 else f"{tries} times"
