@@ -76,7 +76,7 @@ def test_a_sound_config_is_not_complained_about():
         (with_mac(name="Mac"), "backends[mac].name: 'Mac' must equal its key"),
         (with_mac(model_id=""), "backends[mac].modelId: empty"),
         (with_mac(dialect="ollama"), "backends[mac].dialect: 'ollama' is unknown; write one of openai, anthropic"),
-        (with_mac(base_url=""), "backends[mac].baseUrl: empty; give it, or write the reason"),
+        (with_mac(base_url=""), "backends[mac].baseUrl: empty; set it, or write the reason"),
         (with_mac(base_url="ftp://x"), "backends[mac].baseUrl: not a base URL"),
         (with_mac(base_url="http://u:p@x/"), "backends[mac].baseUrl: not a base URL"),
         (with_mac(base_url="http://x/v1?k=1"), "backends[mac].baseUrl: not a base URL"),

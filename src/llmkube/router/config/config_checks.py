@@ -84,7 +84,7 @@ def _check_address(backend: Backend, at: str) -> Iterator[str]:
     url = backend.base_url
     if not url:
         if not backend.missing:
-            yield f"{at}.baseUrl: empty; give it, or write the reason for its absence into missing"
+            yield f"{at}.baseUrl: empty; set it, or write the reason for its absence in missing"
         return
     if not _URL.fullmatch(url):
         yield f"{at}.baseUrl: not a base URL; write http or https, host and path, without user, query and fragment"

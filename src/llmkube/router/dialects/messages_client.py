@@ -191,7 +191,7 @@ def _content_part(block: Mapping[str, Any], where: str) -> JsonObject:
 def _data_url(source: Mapping[str, Any], where: str) -> str:
     if source.get("type") != "base64":
         error = f"{where}.source.type is {source.get('type')!r}"
-        raise DialectError(f"{error}; the router fetches nothing for clients, so write base64 and data")
+        raise DialectError(f"{error}; the router fetches nothing for clients, so write base64, and the content in data")
     check_kinds(source, {"media_type": str, "data": str}, f"{where}.source.")
     return f"data:{source.get('media_type')};base64,{source.get('data')}"
 

@@ -213,8 +213,8 @@ class _BackendCache:
         self.prompts[marks[-1]] = _CachedPrompt(marks, used_at)
         self.owner.update(dict.fromkeys(marks, marks[-1]))
         while len(self.prompts) > self.capacity:
-            last, oldest = self.prompts.popitem(last=False)
-            self.evicted[last] = oldest
+            last_mark, oldest = self.prompts.popitem(last=False)
+            self.evicted[last_mark] = oldest
         while len(self.prompts) + len(self.evicted) > MAX_PROMPTS:
             self._drop(next(iter(self.evicted or self.prompts)))
 

@@ -238,8 +238,8 @@ class ListedFields:
         except BudgetStoreError as exc:
             raise refused(503, BUDGET_UNAVAILABLE, "budget_not_kept", {"Retry-After": "5"}) from exc
         if isinstance(found, ExhaustedBudget):
-            again = {"Retry-After": str(found.wait_seconds)} if found.wait_seconds is not None else DO_NOT_RETRY
-            raise refused(429, found.message, "budget_exhausted", again)
+            headers = {"Retry-After": str(found.wait_seconds)} if found.wait_seconds is not None else DO_NOT_RETRY
+            raise refused(429, found.message, "budget_exhausted", headers)
         return found
 
     def _update_prefixes(self, record: Record, config: RoutingConfig) -> None:
@@ -313,8 +313,8 @@ def no_backend_error(config: RoutingConfig, facts: RequestFacts, decision: Decis
     if sensitive and status == 404:
         status, code = _REFUSALS[NOT_PERMITTED]
         why = f"data class {', '.join(sensitive)} stays local, and {why}"
-    again = DO_NOT_RETRY if status == 503 else {}
-    return refused(status, f"no backend may answer this request: {why}", code, again)
+    headers = DO_NOT_RETRY if status == 503 else {}
+    return refused(status, f"no backend may answer this request: {why}", code, headers)
 
 
 def _ids(config: RoutingConfig) -> list[tuple[str, str]]:
