@@ -112,7 +112,7 @@ async def test_a_killed_agent_loses_no_answer_of_ollama(tmp_path):
 
 
 async def test_the_status_has_the_build_that_serves_now(tmp_path):
-    """Ollama is upgraded below the front, once before and once after another agent has adopted it."""
+    """Ollama is upgraded behind the front, once before and once after another agent has adopted it."""
     async with open_host(tmp_path) as host, host.open_agent() as agent:
         await host.apply()
         await host.cluster.wait_ready()

@@ -39,7 +39,7 @@ def ours() -> list[str]:
 
 @pytest.mark.parametrize("killed", ["parent", "parent and keeper"])
 async def test_nothing_is_left_of_a_node_whose_parent_is_killed(killed: str):
-    """With SIGKILL to its parent nothing is; with one to the keeper as well, empty cgroups are until the next start."""
+    """If the keeper is killed as well, empty cgroups are left until the next start."""
     parent = await trio.lowlevel.open_process([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, cwd=TESTS)
     with trio.fail_after(PATIENCE_SECONDS):
         assert parent.stdout is not None

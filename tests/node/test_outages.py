@@ -32,7 +32,7 @@ async def test_what_is_killed_of_the_cluster_comes_back_and_cuts_no_answer(
 
 
 async def test_a_program_of_the_node_that_is_killed_is_started_again(node: Node, namespace: str):
-    """The kubelet that was killed starts pods again, and the pods that ran still run."""
+    """A kubelet that was killed starts new pods, and the pods that ran still run."""
     await node.apply(namespace, pod("before", SLEEP))
     await wait(node, namespace, "pod/before", "condition=Ready")
     node.kill("kubelet", signal.SIGKILL)

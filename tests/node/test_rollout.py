@@ -130,7 +130,7 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
 
 @pytest.mark.parametrize("keyed", [False, True])
 async def test_an_edit_breaks_no_answer_of_the_bundled_engine(node: Node, namespace: str, keyed: bool):
-    """K1: two replicas, long streams and short ones, an edit and a deleted pod under them: all whole, none refused."""
+    """K1: two replicas, long streams and short ones, an edit and a deleted pod meanwhile: all whole, none refused."""
     key = {"apiKeySecretRef": {"name": "keys", "key": "api-key"}} if keyed else {}
     if keyed:
         await node.kubectl(

@@ -202,7 +202,7 @@ async def test_a_refused_spec_does_not_stop_the_running_engine(autojump_clock):
 
 @pytest.mark.parametrize("after_seconds", [0.0, 0.5, 3.0, 5.0, 5.01])
 async def test_delete_during_start_leaves_nothing(autojump_clock, after_seconds):
-    """A service that is deleted while it starts leaves no process, slice or Service, at whatever moment."""
+    """A service leaves no process, slice or Service, whenever during its start it is deleted."""
     async with open_world() as world:
         await world.apply()
         await trio.sleep(after_seconds)

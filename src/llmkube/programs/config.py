@@ -348,7 +348,7 @@ class ControllerConfig:
     drain_container: bool = setting(
         True,
         help="Add a container of this program's image next to each engine, which delays the termination of a pod until "
-        "its requests are finished; without it, pods sleep for ten seconds (Kubernetes 1.30).",
+        "its requests are finished; without it, pods sleep for ten seconds (Kubernetes 1.30 or later).",
     )
     port: int = port_setting(0, "/healthz, /readyz and /metrics on all addresses", zero="for none")
     state_dir: Path = STATE_DIR  # load() sets the default

@@ -108,7 +108,7 @@ class Drain:
         started_at, samples = trio.current_time(), list[EngineActivity]()
         while not may_stop(samples, waited := trio.current_time() - started_at):
             if waited >= self.target.longest_seconds:
-                return f"the limit of {self.target.longest_seconds:g} seconds for its requests is over"
+                return f"the limit of {self.target.longest_seconds:g} seconds for its requests has been reached"
             if samples:
                 await trio.sleep(SAMPLE_SECONDS)
             samples = [*samples[-1:], await self._sample()]
@@ -133,7 +133,7 @@ class Drain:
         return "idle" if requests == 0 else "busy"
 
     async def _requests(self) -> float | None:
-        """Return the requests in flight by the metrics; None without such metrics, 1 if the engine does not answer."""
+        """Return the number of requests in flight; None if no metrics show it, 1 if the engine does not answer."""
         if not self.target.metrics_url:
             return None
         try:

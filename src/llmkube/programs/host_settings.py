@@ -126,7 +126,7 @@ def engine_settings(config: HostConfig, *, search_path: str | None = None) -> di
 
 
 def engine_allowances(config: HostConfig) -> Allowances:
-    """Return the allowances for engines; log a warning if there are any, because every editor of a service has them.
+    """Return the allowances for engines; log a warning if there are any, because any editor of a service can use them.
 
     Raises:
         UserError: A setting is invalid; the message names its flag.

@@ -30,7 +30,7 @@ MAX_DESCRIPTORS: Final = 10_240
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the limit of open files of this process and its engines to the hard limit, 10,240 at most.
+    """Raise the open-file limit of this process and its engines to the hard limit, 10,240 at most.
 
     The limit under launchd and in macOS's terminals is 256, which a gateway exhausts with a hundred requests under way.
     """
@@ -119,7 +119,7 @@ async def run_signals(
 
 
 async def run_until_signal(body: Callable[[Stop], Awaitable[T]], report: Callable[[str], None]) -> T | None:
-    """Run the body and return its result, or None if a signal stopped it; it opens `Stop.scope` where it may stop."""
+    """Run the body and return its result, or None if a signal cancels it; an open `Stop.scope` is cancelled instead."""
     stop = Stop()
     result = None
     async with trio.open_nursery() as signals:

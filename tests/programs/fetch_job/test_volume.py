@@ -133,7 +133,7 @@ def test_exactly_one_operation_is_required(run, argv):
     assert run(*argv).exit_code == 2
 
 
-async def test_the_progress_server_shows_the_percentage_alone():
+async def test_the_progress_server_shows_no_names():
     """Over a real socket: a controller reads the percentage of all files, other paths are 404, and no name is shown."""
     gauge = Gauge(files=2)
     with trio.fail_after(60):

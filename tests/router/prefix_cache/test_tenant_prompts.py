@@ -84,7 +84,7 @@ def test_a_conversation_that_grows_keeps_one_text():
 
 
 def test_a_dropped_text_is_compared_by_its_marks():
-    """The oldest texts are dropped; if several prompts share as many marks, one stored text is enough."""
+    """The oldest texts are dropped; if several prompts share equally many marks, one stored text is enough."""
     divergence = DivergenceProbe()
     divergence(ONE + "c" * 700)
     for number in range(4):

@@ -120,7 +120,7 @@ CONFIRM_SECONDS: Final = 2.0
 """Duration after which an inconsistent state is trusted."""
 
 RENEW_SECONDS: Final = 60.0
-"""Interval between renewals of a model's keep-alive. It is five minutes, after which the server unloads the model."""
+"""Interval between renewals of a model's keep-alive: the server unloads a model five minutes after the last one."""
 
 LOST_SECONDS: Final = 30.0
 """Limit for a server that has exited: after an upgrade it starts again within seconds."""
@@ -367,7 +367,7 @@ def unload(sample: DaemonSample, since: float, requested_at: float | None, now: 
 
 def _unloaded_text(sample: DaemonSample, *, shared: bool) -> str:
     if shared:
-        return "the same weights are loaded by another name, which keeps the process"
+        return "the same weights are loaded under another name, which keeps the process"
     if not sample.visible:
         return f"{sample.texts.name} reports that the model is unloaded; its processes are not visible here"
     return sample.texts.gone

@@ -66,7 +66,7 @@ class ModelNameRewriter:
         return cls(tuple(key + orjson.dumps(theirs) for key in _KEYS), _KEYS[0] + orjson.dumps(ours))
 
     def feed(self, piece: bytes) -> bytes:
-        """Return the bytes to send; a partial match, which never ends an event, is retained for the next piece."""
+        """Return the bytes to send; a partial match at the end is kept for the next piece: no event ends with one."""
         data = self._pending + piece
         for theirs in self._theirs:
             data = data.replace(theirs, self._ours)

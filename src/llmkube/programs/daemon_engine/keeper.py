@@ -216,7 +216,7 @@ class Keeper:
             else:
                 await self._end_runners()
         except DaemonError as error:
-            # A 4xx would be repeated, except that a missing model is prepared again.
+            # A retry would fail with the same 4xx, except that a missing model is prepared again.
             missing = error.status == 404 and act is not Act.PREPARE
             return Outcome(error=str(error), missing=missing, final=400 <= error.status < 500 and not missing)
         except OSError as error:

@@ -213,7 +213,7 @@ class OllamaApi:
         )
 
     async def _stream_progress(self, path: str, body: Mapping[str, Any], report: ProgressCallback) -> None:
-        """Read a stream of progress until `success`; a response that ends before has failed."""
+        """Read a stream of progress until `success`; a response that ends earlier has failed."""
         done = False
         with trio.move_on_after(IDLE_SECONDS) as idle:
             try:

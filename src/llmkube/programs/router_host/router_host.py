@@ -20,8 +20,8 @@ from llmkube.programs.router_host.secret_files import remove_leftovers
 from llmkube.router.proxy.default_route import Services
 from llmkube.router.proxy.router import Router
 
-LOOK_SECONDS: Final = 1.0
-"""Between two resyncs; a changed key or backend state is noticed within this time."""
+RESYNC_SECONDS: Final = 1.0
+"""Interval between resyncs; a changed key or backend state is noticed within this time."""
 
 
 @attrs.define(eq=False)
@@ -37,7 +37,7 @@ class RouterHost:
     services: Services
     client: Client
     folder: Path
-    resync_seconds: float = LOOK_SECONDS
+    resync_seconds: float = RESYNC_SECONDS
     is_known: bool = True
     _changed: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None), init=False)
     _placed: dict[Key, HostedRouter] = attrs.field(factory=dict, init=False)

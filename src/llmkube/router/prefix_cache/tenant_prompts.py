@@ -56,7 +56,7 @@ class EarlierPrompt:
 def nearest(prompt: EarlierPrompt, earlier: Iterable[EarlierPrompt]) -> Divergence | EarlierPrompt | None:
     """Return where a prompt diverges from the most similar of earlier ones.
 
-    The result is exact if at least one of the earlier prompts with the most common marks has its text.
+    The result is exact if at least one of the earlier prompts with the most marks in common has its text.
 
     Args:
         prompt: A prompt with its text.
@@ -90,7 +90,7 @@ def nearest(prompt: EarlierPrompt, earlier: Iterable[EarlierPrompt]) -> Divergen
 
 
 def _most_similar(marks: bytes, earlier: Iterable[EarlierPrompt]) -> tuple[list[EarlierPrompt], int]:
-    """Return the prompts with the most common marks, and the bytes of these; an equal mark implies all before it."""
+    """Return the prompts with the most marks in common, and the bytes of these; an equal mark implies all before it."""
     found: list[EarlierPrompt] = []
     marks_end, last, after = 0, slice(0), slice(MARK_BYTES)
     for each in earlier:
