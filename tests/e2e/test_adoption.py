@@ -141,4 +141,4 @@ async def test_sigterm_with_on_exit_keep_leaves_the_engines_running(tmp_path, ad
                 assert (await cluster.slice())[0] is False
         code, _, err = await run_program(tmp_path, "agent", "stop", "--state-dir", folder)
         assert code == 3
-        assert err == f"Error: no agent is running on the state directory {folder}\n"
+        assert err == f"Error: no agent is running with the state directory {folder}\n"

@@ -262,7 +262,7 @@ def plist() -> str:
     return "OK, OK"
 
 
-@claim("arp and route name machines of this network, which a job tries to reach")
+@claim("arp and route name machines on this network, which a job tries to reach")
 def neighbors() -> str:
     found = lan_peers(None, *trio.run(read_neighbors))
     assert found, "none; right for a Mac that is alone in its network"

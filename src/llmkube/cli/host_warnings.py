@@ -14,7 +14,7 @@ from llmkube.supervisor.values.host_credential import problem_path
 
 _MAX_CHARS: Final = 4096
 
-_LEAST_BYTES: Final = 64 << 10
+_MIN_FREE_BYTES: Final = 64 << 10
 """With less free, neither the embedded API server's database nor an engine's journal can be written."""
 
 
@@ -38,6 +38,6 @@ def warn_full_disk(folders: Iterable[Path]) -> None:
     """Print, on standard error, which disks of these state directories are full."""
     for folder in folders:
         free = free_bytes(folder)
-        if free is not None and free < _LEAST_BYTES:
+        if free is not None and free < _MIN_FREE_BYTES:
             warning = "the output may be out of date: programs on this machine cannot write status"
             click.echo(f"{warning}, because {full_disk(folder)}", err=True)

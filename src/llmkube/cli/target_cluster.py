@@ -210,16 +210,16 @@ def run_against(
                     click.echo(cluster.note, err=True)
                 return await action(attrs.evolve(cluster, namespace=where.namespace or cluster.namespace))
 
-    return run_with_deadline(main, seconds=seconds)
+    return run_or_time_out(main, seconds=seconds)
 
 
-def run_with_deadline(function: Callable[..., Awaitable[T]], *args: Any, seconds: float = math.inf) -> T:
+def run_or_time_out(function: Callable[..., Awaitable[T]], *args: Any, seconds: float = math.inf) -> T:
     """Run an async function that sets deadlines, and report a missed one as an API server that does not answer.
 
     Args:
         function: The function; it uses `answer_deadline` or `trio.fail_after`.
         *args: Its arguments.
-        seconds: Deadline that the message reports; at most `ANSWER_SECONDS`.
+        seconds: Deadline that the function sets itself, for the message, which reports at most `ANSWER_SECONDS`.
 
     Raises:
         CommandError: A deadline was missed.

@@ -101,7 +101,7 @@ class HostConfig:
     eviction: str = setting(
         "on",
         help="Whether services are evicted when memory is short, or for services of higher priority: on, off, or "
-        "dry-run, which only reports them.",
+        "dry-run, which only reports evictions.",
         choices=("on", "dry-run", "off"),
     )
     eviction_last_service: str = setting(

@@ -269,7 +269,7 @@ class KeyFile:
 @click.option("--engine", type=click.IntRange(1, 65535), required=True, help="Port of the engine on 127.0.0.1.")
 @click.option("--keys", type=click.Path(path_type=Path), required=True, help="File with one API key per line.")
 @click.option("--named", default="", help="Name of that file in messages.")
-@click.option("--open", "open_paths", multiple=True, help="Path that is read without a key; repeatable.")
+@click.option("--open", "open_paths", multiple=True, help="URL path that clients may read without a key; repeatable.")
 @drain_options
 def key_proxy(
     *,

@@ -121,7 +121,7 @@ class FetchPlan:
 @command("fetch")
 @click.argument("source", envvar="LLMKUBE_SOURCE", required=False)
 @click.option("--to", "folder", type=click.Path(path_type=Path), help="Folder that engines read.")
-@click.option("--model-store", type=click.Path(path_type=Path), help="Folder for downloads; same disk.")
+@click.option("--model-store", type=click.Path(path_type=Path), help="Folder for downloads, on the same disk as --to.")
 @click.option("--file", "files", metavar="NAME", multiple=True, help="File of a repository, like spec.files.")
 @click.option("--beside", metavar="NAME", multiple=True, help="Another file of the repository, such as a projector.")
 @click.option("--sha256", metavar="HEX", help="SHA-256 digest that the file must have.")

@@ -193,7 +193,7 @@ def pod_with(state=None, **status):
     [
         (pod_with({"terminated": {"exitCode": 0, "message": '{"result":"ok"}'}}), "ok", ""),
         (pod_with({"terminated": {"exitCode": 2, "message": "No such command"}}), "", "exited with 2: No such command"),
-        (pod_with({"terminated": {"exitCode": 1, "message": "[]"}}), "", "is it LLMKube's image?"),
+        (pod_with({"terminated": {"exitCode": 1, "message": "[]"}}), "", "is its image LLMKube's?"),
         (pod_with({"terminated": {"exitCode": 137, "reason": "OOMKilled"}}), "", "OOMKilled"),
         (pod_with({"waiting": {"reason": "ErrImagePull", "message": "not found"}}), "", "ErrImagePull not found"),
         (pod_with(phase="Failed", reason="DeadlineExceeded"), "", "DeadlineExceeded"),

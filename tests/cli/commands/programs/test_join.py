@@ -129,7 +129,7 @@ def test_a_missing_namespace_leaves_nothing_behind(run, cluster, tmp_path):
     """The error names it and the command that creates it; no account and no file is left."""
     done = run("join", "--name", "box", "--network", "10.0.0.7/32", "-n", "ml")
     assert done.exit_code == 3
-    assert "namespace ml not found, nothing was changed" in done.output
+    assert "namespace ml not found, so nothing was changed" in done.output
     assert "kubectl create namespace ml" in done.output
     assert "llmkube-agent-box" not in listed(cluster, ServiceAccount)
     assert list((tmp_path / "state").glob("host*")) == []

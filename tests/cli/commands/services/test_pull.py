@@ -77,7 +77,7 @@ def test_a_model_of_ollamas_library_is_left_to_the_host(run, monkeypatch, tmp_pa
     monkeypatch.setattr(pull_module, "_local_up", lambda where: tmp_path)
     done = run("pull", "ollama://llama3.2", prepare=announce_cpu, after=read_spec(found, "llama3.2"))
     assert done.exit_code == 0, done.output
-    assert "Ollama on the machine that serves it pulls it" in done.output
+    assert "Ollama pulls the model on the machine that serves it" in done.output
     assert found["llama3.2"].source == "ollama://llama3.2"
 
 

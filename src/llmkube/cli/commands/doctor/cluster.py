@@ -129,7 +129,7 @@ async def check_server(
 def not_queried(home: str) -> Finding:
     """Return the finding if the user named no cluster; `home` is the context of kubectl's default file. Pure."""
     if home:
-        return passed(f'not checked: no cluster was named; --context "{home}" is the current one')
+        return passed(f'not checked: no cluster was named; --context "{home}" selects the current one')
     return passed("no cluster is named, and `llmkube up` is not running")
 
 

@@ -103,7 +103,7 @@ def _read_termination(state: ContainerState) -> ReachResult:
     if result is not None:
         return ReachResult(result=result)
     detail = state.terminated.message.strip()[-300:] or state.terminated.reason
-    return ReachResult(problem=f"its pod exited with {state.terminated.exit_code}: {detail}; is it LLMKube's image?")
+    return ReachResult(problem=f"its pod exited with {state.terminated.exit_code}: {detail}; is its image LLMKube's?")
 
 
 def refuse_host_identity(config: ClusterConfig, state_dir: Path) -> None:

@@ -81,7 +81,7 @@ def chat(
 ) -> None:
     """Chat with the model of the service NAME.
 
-    With PROMPT (or - and standard input, or a pipe), prints one answer. Without it, starts a conversation: Ctrl-C stops
+    With PROMPT, or with standard input (- or a pipe), prints one answer. Otherwise, starts a conversation: Ctrl-C stops
     an answer, Ctrl-D or /bye exits, /new starts a new conversation, /help lists the commands. When the model's context
     is full, the oldest questions and answers are dropped.
     """

@@ -91,7 +91,7 @@ def port_forward(*, name: str, ports: Ports, where: ClusterFlags) -> None:
     Listens on 127.0.0.1:LOCAL until Ctrl-C; without LOCAL, a free port is chosen. REMOTE is the service's port, 8080,
     or the port of an engine, to choose among several. When the engine restarts elsewhere, new connections go there. For
     a pod, the API server requires the verbs get and create on pods/portforward. With `llmkube up`, the port serves this
-    model only, whether requests name it or no model.
+    model only, and requests need not name it.
     """
     summarize_outages()
     run_against(where, partial(_forward, name, ports))

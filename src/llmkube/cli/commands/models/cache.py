@@ -142,9 +142,9 @@ def inspect_cached(*, model: str, form: str, **flags: Any) -> None:
 def prune_models(*, models: tuple[str, ...], dry_run: bool, force: bool, form: str, **flags: Any) -> None:
     """Remove unused models and abandoned downloads.
 
-    A model is in use if an engine of the state directory runs with it, or if a Model names it: in `llmkube up` on this
-    machine, if it was ever started, or in the cluster of the agent's settings, else kubectl's. If one of these API
-    servers does not answer, nothing is removed. Agents with other state directories are not considered.
+    A model is in use if an engine of the state directory runs with it, or if a Model names it in `llmkube up` on this
+    machine (if it was ever started) or in the cluster of the agent's settings (by default kubectl's). If one of these
+    API servers does not answer, nothing is removed. Agents with other state directories are not considered.
     """
     config = load("agent", PruneConfig, flags)
     store = _open(config)

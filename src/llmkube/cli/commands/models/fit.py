@@ -28,7 +28,7 @@ from llmkube.weights.formats.shape import Shape
 CACHE_TYPES: Final = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 SMALLER: Final = ("q8_0", "q4_0")
 """Cache types to try if f16 does not fit, the best quality first."""
-_LEAST_MEMORY_BYTES: Final = 1 << 20
+_MIN_MEMORY_BYTES: Final = 1 << 20
 """With less, the user has probably left out the unit."""
 COLUMNS: Final = ("PART", "WHERE", "SIZE")
 
@@ -127,10 +127,10 @@ def as_lines(verdict: Verdict) -> Sequence[str]:
         lines.append(f"It fits: {budget}.")
     elif verdict.over_device_bytes:
         over, gpu = format_bytes(verdict.over_device_bytes), format_bytes(verdict.budget.device_limit_bytes or 0)
-        lines.append(f"It does not fit, by {over}: the GPU's limit is {gpu} (set by sysctl iogpu.wired_limit_mb).")
+        lines.append(f"It does not fit ({over} over): the GPU's limit is {gpu} (set by sysctl iogpu.wired_limit_mb).")
     else:
         over = format_bytes(found.total_bytes - verdict.budget.limit_bytes)
-        lines.append(f"It does not fit, by {over}: {budget}.")
+        lines.append(f"It does not fit ({over} over): {budget}.")
     if (verdict.asked_context or 0) > demand.context:
         lines.append(
             f"The model was trained for {verdict.trained_context} tokens, the limit of each request: "
@@ -142,7 +142,7 @@ def as_lines(verdict: Verdict) -> Sequence[str]:
     ]
     lines += [f"Note: {note}." for note in found.notes]
     if not found.certain:
-        lines.append("Not everything about this model is known: the estimate is rather too high than too low.")
+        lines.append("Not everything about this model is known: the estimate errs on the high side.")
     return lines
 
 
@@ -230,6 +230,6 @@ def _memory(text: str | None) -> int:
         size_bytes = parse_bytes(text)
     except UserError as exc:
         raise click.BadParameter(str(exc), param_hint="--memory") from exc
-    if size_bytes < _LEAST_MEMORY_BYTES:
+    if size_bytes < _MIN_MEMORY_BYTES:
         raise click.BadParameter(f"{text} is {size_bytes} bytes; write a unit: {text}Gi", param_hint="--memory")
     return size_bytes

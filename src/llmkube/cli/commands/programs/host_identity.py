@@ -72,8 +72,8 @@ _GRANTS: Final[tuple[Decorator, ...]] = (
         "secrets",
         multiple=True,
         metavar="NAME",
-        help="Secret that the host may read there, for Models and services that refer to it; repeatable. "
-        "'*' allows every Secret of the one namespace.",
+        help="Secret that the host may read in the namespaces that it serves, for Models and services that refer to "
+        "it; repeatable. '*' allows every Secret of the one namespace.",
     ),
     click.option(
         "--lease-namespace",
@@ -90,7 +90,7 @@ _GRANTS: Final[tuple[Decorator, ...]] = (
         "the host's config.toml. For a host of one namespace, which may not list nodes, the networks of the current "
         "nodes are added as well.",
     ),
-    click.option("--overwrite", is_flag=True, help="Take over the name even if a live host of another machine has it."),
+    click.option("--overwrite", is_flag=True, help="Take over the name even if another live machine has it."),
 )
 
 
@@ -122,7 +122,7 @@ async def check_name_is_free(client: Client, record: JoinRecord, machine: str) -
     Raises:
         CommandError: Another machine renews the Lease.
     """
-    key, first, expires_at = Key(record.lease_namespace, record.host), "", 0.0
+    key, first_version, expires_at = Key(record.lease_namespace, record.host), "", 0.0
     while True:
         with answer_deadline():
             try:
@@ -132,12 +132,12 @@ async def check_name_is_free(client: Client, record: JoinRecord, machine: str) -
         other, version = machine_in(lease), lease.metadata.resource_version
         if not other or is_same_machine(other, machine):
             return
-        if not first:
-            first = version
+        if not first_version:
+            first_version = version
             expires_at = trio.current_time() + float(lease.spec.lease_duration_seconds or DEFAULT_LEASE_SECONDS)
-        elif version != first:
+        elif version != first_version:
             raise CommandError(
-                f"host name {record.host} is taken, nothing was changed: the machine {place_in(lease)} serves "
+                f"host name {record.host} is taken, so nothing was changed: the machine {place_in(lease)} serves "
                 "under it; choose another --name, or take over the name with --overwrite"
             )
         if trio.current_time() >= expires_at:
@@ -195,7 +195,7 @@ async def _check_namespace(client: Client, name: str) -> None:
         await client.get(Namespace, Key("", name))
     except NotFoundError as error:
         raise CommandError(
-            f"namespace {name} not found, nothing was changed; create it first: kubectl create namespace {name}",
+            f"namespace {name} not found, so nothing was changed; create it first: kubectl create namespace {name}",
             ExitCode.NOT_FOUND,
         ) from error
     except ForbiddenError:

@@ -30,7 +30,7 @@ from llmkube.cli.commands.programs.host_identity import (
     resolve_grant,
 )
 from llmkube.cli.config_edit import Addition, plan_addition
-from llmkube.cli.target_cluster import answer_deadline, run_with_deadline
+from llmkube.cli.target_cluster import answer_deadline, run_or_time_out
 from llmkube.k8s.auth.config import BearerToken, ClusterConfig, TlsSettings, is_token
 from llmkube.k8s.builtins import Node
 from llmkube.k8s.client import open_client
@@ -221,7 +221,7 @@ def join(
         cluster, record = resolve_grant(grant, name or host_id(persistent_host_name(folder)), folder)
         tls = portable_tls(cluster.tls, cluster.context)
         machine = None if grant["overwrite"] else _machine(folder)
-        own, node_networks = run_with_deadline(_grant, cluster, record, machine, TOKEN_SECONDS)
+        own, node_networks = run_or_time_out(_grant, cluster, record, machine, TOKEN_SECONDS)
         allow_from += node_networks
         identity = Identity(record=record, tls=tls, token=own)
     _store_identity(identity, folder, _plan_access(folder, allow_from), named_folder=state_dir is not None)
@@ -239,7 +239,7 @@ def join_token(*, name: str | None, **grant: Any) -> None:
     allow_from = _checked_networks(grant["allow_from"])
     cluster, record = resolve_grant(grant, name or f"host-{random_secrets.token_hex(3)}", local_state_dir())
     tls = portable_tls(cluster.tls, cluster.context)
-    token, node_networks = run_with_deadline(_grant, cluster, record, None if grant["overwrite"] else "", JOIN_SECONDS)
+    token, node_networks = run_or_time_out(_grant, cluster, record, None if grant["overwrite"] else "", JOIN_SECONDS)
     allow_from += node_networks
     identity = Identity(record=record, tls=tls, token=token)
     click.echo(encode_join_token(JoinToken(identity=identity, allow_from=allow_from)))

@@ -75,10 +75,11 @@ _LOCAL: Final = ("./", "../", "~")
 def deploy(*, name: str, wait: bool, timeout: float, dry_run: bool, where: ClusterFlags, **flags: Any) -> None:
     """Serve a model under NAME, or change how NAME is served.
 
-    The weights come from --source or an existing --model; without both, NAME is a model of `llmkube catalog list`.
+    The weights come from --source or an existing --model; without either, NAME is a model of `llmkube catalog list`.
 
-    Applies a Model and an InferenceService of that name. Running the same command again changes nothing; leaving out a
-    flag removes its setting. --context is the kubeconfig's context; the model's context is --context-size.
+    Applies an InferenceService and, without --model, a Model of that name. Running the same command again changes
+    nothing; leaving out a flag removes its setting. --context is the kubeconfig's context; the model's context is
+    --context-size.
     """
     request = _read(name, flags)
 

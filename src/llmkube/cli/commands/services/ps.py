@@ -37,7 +37,7 @@ SCARCE: Final = {
 @command("ps")
 @cluster_options(all_namespaces=True)
 def ps(*, where: ClusterFlags) -> None:
-    """List the services with a running engine, with its memory, accelerator, context and host.
+    """List the services that have a running engine, and its memory, accelerator, context and host.
 
     MEMORY is shown for engines of this machine only. `llmkube list` shows all services.
     """
@@ -62,7 +62,8 @@ def ps(*, where: ClusterFlags) -> None:
 def queue(*, where: ClusterFlags) -> None:
     """List the services that wait for a GPU of the cluster or for memory of a host.
 
-    QUEUE is the position in the queue for GPUs. Memory goes to the service of the highest priority first (--priority).
+    QUEUE is the position in the queue for GPUs. Memory goes first to the service with the highest
+    priority (`deploy --priority`).
     """
 
     async def action(cluster: Cluster) -> str:

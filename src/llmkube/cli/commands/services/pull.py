@@ -76,7 +76,7 @@ def pull(
             click.echo(wrapped(f"Nothing to fetch: {source} is read in place on the machine that serves it"))
             return False
         if isinstance(parsed, OllamaModel):
-            message = "Nothing to fetch: Ollama on the machine that serves it pulls it when a service needs it"
+            message = "Nothing to fetch: Ollama pulls the model on the machine that serves it, when a service needs it"
             click.echo(wrapped(message))
             return False
         if on_hosts and folder is None:

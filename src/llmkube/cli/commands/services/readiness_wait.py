@@ -34,7 +34,7 @@ class InterruptNote:
 
 @contextlib.contextmanager
 def print_on_interrupt() -> Iterator[InterruptNote]:
-    """Print the note of the block at Ctrl-C; watches in the block report each outage in one line."""
+    """Print the note that the block has set if Ctrl-C ends it; watches in it report each outage in one line."""
     summarize_outages()
     interrupt = InterruptNote()
     try:

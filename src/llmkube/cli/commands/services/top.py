@@ -83,7 +83,7 @@ class EngineLoad:
 
 @command("top")
 @click.option("--interval", type=NumberRange(min=0.1), default=2.0, help="Seconds between updates. Default: 2.")
-@click.option("--once", is_flag=True, help="Print one table and exit, also on a terminal.")
+@click.option("--once", is_flag=True, help="Print one table and exit, even on a terminal.")
 @cluster_options(all_namespaces=True)
 def top(*, interval: float, once: bool, where: ClusterFlags) -> None:
     """Show tokens per second, requests and memory of the engines, by service and by host.

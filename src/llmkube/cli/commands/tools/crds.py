@@ -235,9 +235,9 @@ def honoured_on_hosts(path: str) -> bool:
 
 def _engine() -> EngineInfo:
     flags = [flag for section in FLAGS.values() for flag in section]
-    every = frozenset(name for flag in flags for name in flag.names.split())
+    names = frozenset(name for flag in flags for name in flag.names.split())
     switches = frozenset(name for flag in flags if isinstance(flag, Switch) for name in flag.names.split())
-    return EngineInfo("llmkube-llama-server", "bundled", every, switches)
+    return EngineInfo("llmkube-llama-server", "bundled", names, switches)
 
 
 def _object(kind: Any, spec: Mapping[str, Any]) -> Any:

@@ -8,5 +8,5 @@ agent_jobs      property lists of jobs; the agent's is made from its settings an
 launchctl       load, inspect and unload a job of launchd
 log_file        the log of a program in the background, and its rotation
 start_limit     consecutive failed starts, counted on disk; the Python that a job was installed with
-lan_access      whether macOS lets the job connect to machines of its own network
+lan_access      whether macOS lets the job connect to machines on its own network
 """

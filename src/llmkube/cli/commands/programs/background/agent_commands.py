@@ -185,10 +185,10 @@ def stop_agent(state_dir: Path | None, timeout: float) -> None:
     folder = chosen_folder(state_dir)
     pid = lock_holder(folder)
     if pid is None:
-        raise CommandError(f"no agent is running on the state directory {folder}", ExitCode.NOT_FOUND)
+        raise CommandError(f"no agent is running with the state directory {folder}", ExitCode.NOT_FOUND)
     if running_up_pid(folder) == pid:
         raise CommandError(
-            f"no agent is running on the state directory {folder}, but `llmkube up` is (pid {pid}); "
+            f"no agent is running with the state directory {folder}, but `llmkube up` is (pid {pid}); "
             "stop it with `llmkube up stop`"
         )
     os.kill(pid, signal.SIGINT)  # stops the engines as well, whatever --on-exit is
@@ -257,7 +257,7 @@ async def _print_lan_access(folder: Path) -> None:
     with trio.move_on_after(_LAN_SECONDS):
         while not lan_access_path(folder).exists():  # noqa: ASYNC110 - another program writes it
             await trio.sleep(POLL_SECONDS)
-    sentence = lan_sentence(folder) or "not known yet whether this job can connect to machines of its own network"
+    sentence = lan_sentence(folder) or "not known yet whether this job can connect to machines on its own network"
     click.echo(sentence)
     click.echo(
         "the agent runs while its user is logged in; to run it from boot, exempt from Local Network Privacy: "

@@ -96,7 +96,7 @@ def lan_sentence(folder: Path) -> str:
             "its engines. Allow it in System Settings, Privacy & Security, Local Network, or run: "
             "llmkube agent install --daemon"
         )
-    return "this job can connect to machines of its own network" if found == REACHED else ""
+    return "this job can connect to machines on its own network" if found == REACHED else ""
 
 
 def admitted_sentence(folder: Path) -> str:
@@ -218,7 +218,7 @@ def _power_samples(exposition: str) -> list[Sample]:
     "--timeout", type=NumberRange(min=0), default=120.0, help="Seconds to wait for engines to exit. Default: 120."
 )
 def cordon(duration: str | None, state_dir: Path | None, timeout: float) -> None:
-    """Stop serving on this host until `uncordon` or --for, so that other hosts serve.
+    """Stop serving on this host until `uncordon` or the end of --for, so that other hosts serve.
 
     Requests in flight are finished, then the engines exit. The cordon stays in effect when the agent is restarted.
     """

@@ -1,4 +1,4 @@
-"""Detect whether macOS lets the agent connect to machines of its own network (Local Network Privacy, Apple's TN3179).
+"""Detect whether macOS lets the agent connect to machines on its own network (Local Network Privacy, Apple's TN3179).
 
 In a login session, a job that its user has not allowed gets EHOSTUNREACH for every machine of the network, while the
 internet and the router are reachable. Daemons are exempt. macOS offers no query for this, so the agent itself opens
@@ -28,7 +28,7 @@ REFUSED: Final = "refused"
 UNKNOWN: Final = "unknown"
 
 TRY_SECONDS: Final = 3.0
-_PEERS: Final = 4
+_MAX_PEERS: Final = 4
 _DISCARD_PORT: Final = 9  # nothing listens there, so a machine that is up refuses the connection (RFC 863)
 _NEIGHBOR: Final = re.compile(r"\((\d+\.\d+\.\d+\.\d+)\) at [0-9a-f:]+ on ", re.IGNORECASE)
 
@@ -46,19 +46,19 @@ def read_lan_access(state_dir: Path) -> str:
         return ""
 
 
-def lan_peers(api_server: Address | None, arp_table: str, router: str) -> tuple[Address, ...]:
-    """Return the machines of this network to try, the API server first.
+def lan_peers(api_server: Address | None, arp_table: str, default_gateway: str) -> tuple[Address, ...]:
+    """Return the machines on this network to try, the API server first.
 
     Args:
         api_server: Address and port of the API server; ignored if it is a DNS name or not a private address.
         arp_table: Output of `arp -an`.
-        router: The default gateway, which is always reachable and so left out.
+        default_gateway: Left out, because it is always reachable.
     """
     peers: list[Address] = []
     if api_server is not None and _is_lan_address(api_server[0]):
         peers.append(api_server)
     peers += [(address, _DISCARD_PORT) for address in _NEIGHBOR.findall(arp_table) if _is_lan_address(address)]
-    return tuple(dict.fromkeys(each for each in peers if each[0] != router))[:_PEERS]
+    return tuple(dict.fromkeys(each for each in peers if each[0] != default_gateway))[:_MAX_PEERS]
 
 
 def assess(errors: Sequence[int]) -> str:

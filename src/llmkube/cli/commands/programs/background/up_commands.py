@@ -68,7 +68,7 @@ def stop(state_dir: Path | None, timeout: float) -> None:
     folder = chosen_folder(state_dir)
     pid = running_up_pid(folder)
     if pid is None:
-        raise CommandError(f"llmkube up is not running on the state directory {folder}", ExitCode.NOT_FOUND)
+        raise CommandError(f"llmkube up is not running with the state directory {folder}", ExitCode.NOT_FOUND)
     os.kill(pid, signal.SIGINT)
     trio.run(wait_for_exit, folder, pid, timeout)
     click.echo(f"llmkube up stopped (pid {pid})")
