@@ -23,7 +23,7 @@ _TEXTS: Final = (
     *(" a ", "nvidia.com/gpu", "http://host", "x" * 64, "x" * 254),
 )
 _AMOUNTS: Final = (1, 0, -1, "1", "1Gi", "much")
-_MOST_FIELDS: Final = 6
+_MAX_FIELDS: Final = 6
 
 
 @st.composite
@@ -63,7 +63,7 @@ def _right_values(schema: Schema) -> st.SearchStrategy[Any]:
 @st.composite
 def _objects(draw: st.DrawFn, schema: Schema) -> dict[str, Any]:
     properties = schema.get("properties", {})
-    chosen = draw(st.lists(st.sampled_from(sorted(properties)), max_size=_MOST_FIELDS, unique=True))
+    chosen = draw(st.lists(st.sampled_from(sorted(properties)), max_size=_MAX_FIELDS, unique=True))
     needed = [name for name in schema.get("required", ()) if draw(st.integers(0, 19))]
     return {name: draw(_values(properties[name])) for name in dict.fromkeys([*needed, *chosen])}
 
@@ -87,7 +87,7 @@ _PLAIN: Final = (
 _KEYS: Final = ("app", "team", "example.org/role", "a b", "\u00e9", "x" * 64, "inference.llmkube.dev/service")
 
 
-def admitted(schema: Schema, *, most_fields: int = _MOST_FIELDS) -> st.SearchStrategy[Any]:
+def admitted(schema: Schema, *, most_fields: int = _MAX_FIELDS) -> st.SearchStrategy[Any]:
     """Draw values that a schema admits: each field at its least, its most, empty, huge or in foreign letters."""
     kind = schema.get("type", "")
     if "enum" in schema:

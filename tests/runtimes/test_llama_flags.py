@@ -268,7 +268,7 @@ def test_arguments_are_spelled_as_the_engine_wants_them(args, flags, rendered):
 
 @pytest.mark.parametrize(("args", "flag"), [(["-kvu"], "-kvu"), (["--mlock"], "--mlock")])
 def test_a_flag_that_the_engine_lacks_is_named(args, flag):
-    """A flag that would end the engine at its start is refused before."""
+    """A flag that would end the engine at startup is refused beforehand."""
     with pytest.raises(PlanError, match=f"has no flag {flag}"):
         list(render_extra_args(read_extra_args(args), engine("--threads")))
 

@@ -9,7 +9,7 @@ from llmkube.supervisor.values.host_addresses import HostAddress
 from sim.machine import Script
 from sim.stage import CALM, NotApplicable, api_away, at, fault, row, span
 
-MOST_LEAKED_GIB = 8.0
+MAX_LEAKED_GIB = 8.0
 
 
 # -- engines
@@ -145,7 +145,7 @@ async def leak(stage, rng):
         while child.exit is None and trio.current_time() < until:
             for each in host.machine.live():
                 each.odd = True  # any of them may be evicted
-            memory.leaked[child.pid] = min(MOST_LEAKED_GIB, memory.leaked.get(child.pid, 0.0) + gib_per_step)
+            memory.leaked[child.pid] = min(MAX_LEAKED_GIB, memory.leaked.get(child.pid, 0.0) + gib_per_step)
             await trio.sleep(2)
     finally:
         memory.leaked.pop(child.pid, None)

@@ -26,7 +26,7 @@ from llmkube.programs.config import UpConfig
 from llmkube.programs.program import Port, open_port
 from llmkube.router.auth.client_key import digest_of_key, is_read_only, key_refusal, presents_key
 from llmkube.router.origin_policy import is_preflight, refuse_foreign_pages
-from llmkube.supervisor.values.api_keys import MOST_CHARS, MOST_KEYS, parse_keys
+from llmkube.supervisor.values.api_keys import MAX_CHARS, MAX_KEYS, parse_keys
 from llmkube.supervisor.values.host_addresses import is_usable
 
 FLAG: Final = "--listen"
@@ -41,7 +41,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger()
 Serve = Callable[[Sequence[trio.SocketListener]], Awaitable[object]]
 """Serves on listeners, which it closes, until it is cancelled."""
 
-_MOST_BYTES: Final = (MOST_CHARS + 1) * MOST_KEYS
+_MAX_BYTES: Final = (MAX_CHARS + 1) * MAX_KEYS
 _LISTEN_PATTERN: Final = re.compile(
     r"(?:\[(?P<six>[^][]*)]|(?P<four>[^][:]*))(?::(?P<port>[0-9]{1,5}))?|(?P<bare>[^][]*)", re.ASCII
 )
@@ -254,9 +254,9 @@ def _listen_keys(path: Path, field: str, *, generated: bool) -> ListenKeys:
 def _read_keys(path: Path, field: str) -> tuple[str, ...]:
     try:
         with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:  # a truncated file might end with half a key
-            raise ValueError(f"is larger than {_MOST_BYTES} bytes")
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:  # a truncated file might end with half a key
+            raise ValueError(f"is larger than {_MAX_BYTES} bytes")
         return parse_keys(content)
     except OSError as exc:
         raise UserError(f"{path} cannot be read ({exc.strerror or exc})", field=field) from exc

@@ -204,7 +204,7 @@ class FakeOmlx:
         name = rest.removesuffix("/unload")
         if prefix not in self.unloads:
             await exchange.respond(refusal(404, "Not Found"))
-        elif prefix == "/admin/api":  # it needs the session cookie of its own pages
+        elif prefix == "/admin/api":  # it needs the session cookie of the admin pages
             await exchange.respond(Response.json(401, {"detail": "Not authenticated"}))
         elif name not in self.folders:
             await exchange.respond(refusal(404, f"Model not found: {name}"))

@@ -145,7 +145,7 @@ async def test_hidden_processes_leave_the_servers_list(autojump_clock, fake, sta
 
 @given(unloads=("/admin/api",))
 async def test_a_release_without_the_unload_path_is_reported(autojump_clock, fake, stage):
-    """Both paths are tried; the second one accepts only the cookie of oMLX's own pages."""
+    """Both paths are tried; the second one accepts only the cookie of oMLX's admin pages."""
     assert not await stage.unload()
     assert fake.calls[1:3] == [UNLOAD, ADMIN_UNLOAD]
     assert fake.loaded == {NAME}

@@ -165,7 +165,7 @@ async def test_a_failure_to_create_its_folder_is_reported(tmp_path, monkeypatch)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
     async with open_http_client() as client:
         program = OmlxProgram("omlx", tmp_path, OmlxApi(client, URL), 1, environ={})
-        with pytest.raises(NoDaemonError, match="cannot create a folder for our own oMLX: No such file"):
+        with pytest.raises(NoDaemonError, match="cannot create a folder for LLMKube's own oMLX: No such file"):
             async with program.started():
                 raise AssertionError("it has no folder")
 
@@ -205,7 +205,7 @@ def test_the_defaults_are_those_of_oMLX():  # noqa: N802 - its name
         (["--service", "b"], {}, "use NAMESPACE/NAME"),
         ([], {"OMLX_PORT": "0"}, "OMLX_PORT=0: set a port, such as 8000"),
         ([], {"OMLX_PORT": "http"}, "OMLX_PORT=http: set a port, such as 8000"),
-        ([], {"LLMKUBE_OMLX_STARTUP_SECONDS": "2m"}, "LLMKUBE_OMLX_STARTUP_SECONDS=2m: set seconds, such as 120"),
+        ([], {"LLMKUBE_OMLX_STARTUP_SECONDS": "2m"}, "LLMKUBE_OMLX_STARTUP_SECONDS=2m: set a number, such as 120"),
     ],
 )
 def test_unsupported_flags_are_refused_by_name(capsys, changed, environ, message):

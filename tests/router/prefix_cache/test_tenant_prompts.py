@@ -107,7 +107,7 @@ def test_what_is_remembered_is_bounded():
     assert divergence(TWO) is None  # the first again
 
 
-MOST_BYTES_HELD = MAX_TENANTS_WITH_TEXT * MAX_TEXT_BYTES + (1 << 20)
+MAX_BYTES_HELD = MAX_TENANTS_WITH_TEXT * MAX_TEXT_BYTES + (1 << 20)
 
 
 def _held_after(tenants, each):
@@ -129,7 +129,7 @@ def _held_after(tenants, each):
 def test_texts_stay_within_the_memory_bound():
     """The allocator measures it, for one tenant and for more tenants than texts are stored for."""
     assert 200_000 <= _held_after(1, 30) <= MAX_TEXT_BYTES + 50_000
-    assert MOST_BYTES_HELD / 2 <= _held_after(2 * MAX_TENANTS_WITH_TEXT, 4) <= MOST_BYTES_HELD
+    assert MAX_BYTES_HELD / 2 <= _held_after(2 * MAX_TENANTS_WITH_TEXT, 4) <= MAX_BYTES_HELD
 
 
 @pytest.mark.soak

@@ -192,7 +192,7 @@ SPECULATION = {"enabled": True, "algorithm": "Medusa", "numDraftTokens": 4}
     ],
 )
 def test_a_value_that_our_image_does_not_know_is_refused(runtime, config, field):
-    """The engine would exit at its start; an image of the service may support it."""
+    """The engine would exit at startup; an image of the service may support it."""
     spec = {"runtime": runtime, f"{runtime}Config": config}
     with pytest.raises(PlanError, match=f"the image of {runtime} does not support") as refused:
         plan(model(source="org/repo"), **spec)

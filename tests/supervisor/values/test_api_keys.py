@@ -1,12 +1,12 @@
 import pytest
 
-from llmkube.supervisor.values.api_keys import MOST_CHARS, MOST_KEYS, digest_of, parse_keys
+from llmkube.supervisor.values.api_keys import MAX_CHARS, MAX_KEYS, digest_of, parse_keys
 
 
 def test_one_key_per_line_each_once():
     """Empty lines are ignored, and the order stays."""
     assert parse_keys(b"\nnew\n\nold\nnew") == ("new", "old")
-    assert parse_keys(b"k" * MOST_CHARS + b"\n") == ("k" * MOST_CHARS,)
+    assert parse_keys(b"k" * MAX_CHARS + b"\n") == ("k" * MAX_CHARS,)
 
 
 @pytest.mark.parametrize(
@@ -19,8 +19,8 @@ def test_one_key_per_line_each_once():
         (b"#Canary", "in line 1"),
         (b"Canary\0", "in line 1"),
         (b"Canary\xff", "ASCII"),
-        (b"k" * (MOST_CHARS + 1), "in line 1"),
-        (b"\n".join(b"%d" % number for number in range(MOST_KEYS + 1)), "65 keys; at most 64"),
+        (b"k" * (MAX_CHARS + 1), "in line 1"),
+        (b"\n".join(b"%d" % number for number in range(MAX_KEYS + 1)), "65 keys; at most 64"),
     ],
 )
 def test_an_invalid_key_is_refused_and_not_repeated(value, says):

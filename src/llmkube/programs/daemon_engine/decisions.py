@@ -357,7 +357,7 @@ def unload(sample: DaemonSample, since: float, requested_at: float | None, now: 
         return Step(Act.DONE, f"{sample.texts.name} no longer {'runs' if sample.visible else 'answers'}")
     if now - since >= UNLOAD_SECONDS:
         if sample.owned and remaining:
-            reason = f"{holders_text(remaining)} {UNLOAD_SECONDS:g} s after {sample.texts.name} was asked to unload it"
+            reason = f"{sample.texts.name} did not unload the model in {UNLOAD_SECONDS:g} s: {holders_text(remaining)}"
             return Step(Act.END_RUNNERS, reason, 0.1)
         return Step(Act.GIVE_UP, _still_loaded_text(sample, remaining))
     if sample.answers != "gone" and (requested_at is None or now - requested_at >= UNLOAD_AGAIN_SECONDS):

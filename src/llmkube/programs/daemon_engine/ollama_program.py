@@ -320,7 +320,7 @@ def own_server(
         NoDaemonError: The server does not start.
     """
     where = f"127.0.0.1:{port}"
-    # NOPRUNE: at its start it would remove blobs that no model names yet, from a store that may be shared.
+    # NOPRUNE: at startup it would remove blobs that no model names yet, from a store that may be shared.
     # NUM_PARALLEL: each further request would take the memory of a context, which the agent has not reserved.
     ours = {"OLLAMA_HOST": where, "OLLAMA_NOPRUNE": "1", "OLLAMA_NUM_PARALLEL": "1"}
     return ServerCommand(

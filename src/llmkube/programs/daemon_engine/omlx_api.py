@@ -69,7 +69,7 @@ class OmlxApi:
         return DaemonHttp(self.http, self.url, NAME, self.headers)
 
     async def is_omlx(self) -> bool:
-        """Return whether the server is oMLX, which needs no key.
+        """Return whether the server is oMLX; this request needs no key.
 
         Raises:
             DaemonError: Nothing answers, or not in time.
@@ -141,7 +141,7 @@ class OmlxApi:
             answer = await self._api.call(UNLOAD_SECONDS, "POST", f"/admin/api/{where}")
             if answer.status in (401, 403):
                 raise DaemonError(
-                    "this oMLX unloads models only from its own pages: install a newer one", answer.status
+                    "this oMLX unloads models only from its admin pages; install a newer release", answer.status
                 )
         if answer.status == 400:  # the model is not loaded
             return

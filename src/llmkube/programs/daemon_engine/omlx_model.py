@@ -78,7 +78,7 @@ def is_still_held(history: MemoryHistory, sample: MemorySample) -> bool:
 
 def _with_unreleased(earlier: MemorySample | None, sample: MemorySample) -> MemorySample:
     """Return the sample with models added that are no longer listed, but whose memory has not been freed yet."""
-    gone = {} if earlier is None else {name: of for name, of in earlier.others.items() if name not in sample.others}
+    gone = {} if earlier is None else {name: size for name, size in earlier.others.items() if name not in sample.others}
     if earlier is None or not gone:
         return sample
     if 2 * (earlier.held + growth_of_others(earlier, sample) + sum(gone.values()) - sample.held) >= sum(gone.values()):

@@ -59,8 +59,8 @@ class OwnerServer:
 def choose(owner: OwnerServer, folder: str) -> tuple[bool, str]:
     """Return whether to use the running oMLX for the model in this folder (with links resolved), and the reason.
 
-    A running oMLX is used if it has the folder among its models. It reads its folders at its start; a new one can be
-    added only on its own pages, which an API key does not open.
+    A running oMLX is used if it has the folder among its models. It reads its folders when it starts; a new one can
+    be added only on its admin pages, which accept no API key.
 
     Raises:
         NoDaemonError: It cannot be used, and our own must not be started next to it.
@@ -89,7 +89,7 @@ PORT_VARIABLE: Final = "OMLX_PORT"
 KEY_FILE_VARIABLE: Final = "LLMKUBE_OMLX_KEY_FILE"
 START_VARIABLE: Final = "LLMKUBE_OMLX_STARTUP_SECONDS"
 
-_MOST_PORT: Final = 65535
+_MAX_PORT: Final = 65535
 
 
 @attrs.frozen(kw_only=True)
@@ -119,12 +119,12 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     given = parser.parse_args(argv)
     service_of(parser, given)
     port, seconds = environ.get(PORT_VARIABLE, "").strip(), environ.get(START_VARIABLE, "").strip()
-    if port and not (port.isdecimal() and 0 < int(port) <= _MOST_PORT):
+    if port and not (port.isdecimal() and 0 < int(port) <= _MAX_PORT):
         parser.error(f"{PORT_VARIABLE}={port}: set a port, such as {DEFAULT_PORT}")
     try:
         start_seconds = float(seconds or START_SECONDS)
     except ValueError:
-        parser.error(f"{START_VARIABLE}={seconds}: set seconds, such as {START_SECONDS:g}")
+        parser.error(f"{START_VARIABLE}={seconds}: set a number, such as {START_SECONDS:g}")
     key_file = environ.get(KEY_FILE_VARIABLE, "")
     return Options(
         **front_fields(given),

@@ -134,7 +134,7 @@ class OmlxProgram:
         try:
             own_folder = await trio.to_thread.run_sync(self.create_folder)
         except OSError as error:
-            raise NoDaemonError(f"cannot create a folder for our own oMLX: {error.strerror or error}") from error
+            raise NoDaemonError(f"cannot create a folder for LLMKube's own oMLX: {error.strerror or error}") from error
         folder = own_folder.path
         try:
             server = Server(f"http://127.0.0.1:{self.port}", key=key)

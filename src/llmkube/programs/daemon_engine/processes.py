@@ -114,7 +114,7 @@ def kind_of(argv: tuple[str, ...]) -> str:
 
 
 def omlx_servers_in(processes: Sequence[Process]) -> tuple[int, ...]:
-    """Return the processes that may be an oMLX server, by program, app or Python, without ours.
+    """Return the processes that may be an oMLX server, run as a program, an app or with Python; LLMKube's are left out.
 
     A process comes before its parent, because a process that starts the server is not the server.
     """

@@ -29,7 +29,7 @@ from llmkube.supervisor.host.this_machine import footprints_here
 REQUEST_SECONDS: Final = 2.0
 """Timeout of requests that a daemon answers without reading a file."""
 
-_MOST_BYTES: Final = 1 << 20
+_MAX_BYTES: Final = 1 << 20
 
 
 class DaemonError(Exception):
@@ -65,7 +65,7 @@ class DaemonHttp:
     headers: Headers
 
     async def call(
-        self, seconds: float, method: str, path: str, body: bytes = b"", *, max_bytes: int = _MOST_BYTES
+        self, seconds: float, method: str, path: str, body: bytes = b"", *, max_bytes: int = _MAX_BYTES
     ) -> Response:
         """Send a request and return the response.
 

@@ -380,7 +380,7 @@ class ContainerBuilder:
             port: Result of `port`.
             probes: The runtime's probes; those of the service are merged into them.
             image: The runtime's own image, if it is not in `Runtime.images`.
-            on_cpu: Whether an image for CPUs only can serve it.
+            on_cpu: Whether a CPU-only image can serve it.
             command: The runtime's entrypoint; empty for that of the image.
             extra_args: Whether the command line ends with `spec.extraArgs`.
             endpoint_path: Path of the engine's API; empty for OpenAI's paths by `spec.mode`.

@@ -154,7 +154,7 @@ def check_parallel(wanted: int, resources: Resources, field: str) -> None:
 
 
 def _cpu_and_memory(spec: InferenceServiceSpec, model: ModelSpec) -> tuple[dict[str, str], dict[str, str], set[str]]:
-    """Return requests and limits of CPU, memory and disk, and the fields that set them, the service's first."""
+    """Return requests and limits, and the fields that set them; the service's take precedence over the Model's."""
     requested, default = spec.resources, model.resources
     honoured = {"Model.spec.resources.cpu", "Model.spec.resources.memory", "spec.resources.cpu"}
     requests: dict[str, str] = {}
@@ -223,7 +223,7 @@ def _resource_name(model: ModelSpec, gpu: GPU, sharing: GPUSharing | None, names
         ours = names.get(f"{vendor}-{stack_of(model)}") or names.get(vendor) or _NAMES[vendor]
         return gpu.resource_name or ours
     if vendor != "nvidia":
-        raise PlanError(f"only NVIDIA GPUs have partitions, not those of {vendor}", field=f"{_SHARING}.mode")
+        raise PlanError(f"only NVIDIA GPUs can be partitioned here, not those of {vendor}", field=f"{_SHARING}.mode")
     if gpu.resource_name:
         raise PlanError("a partition has its own resource name; remove it", field=f"{_HARDWARE}.gpu.resourceName")
     if not re.fullmatch(r"[0-9]g\.[0-9]{1,4}gb(\.[a-z]+)?", sharing.profile or ""):

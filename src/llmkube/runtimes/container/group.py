@@ -44,7 +44,7 @@ def check_group(spec: InferenceServiceSpec, multi_node: MultiNode) -> None:
     if spec.autoscaling is not None:
         raise PlanError(f"{capacity}; remove it", field="spec.autoscaling")
     if (spec.affinity or {}).get("nodeAffinity"):
-        raise PlanError(f"{PATH}.members name the nodes; remove it", field="spec.affinity.nodeAffinity")
+        raise PlanError(f"{PATH}.members name the nodes; remove nodeAffinity", field="spec.affinity.nodeAffinity")
     for number, member in enumerate(members):
         _check_member(number, member, members[1])
     addressed = [number for number, member in enumerate(members) if number and member.fabric and member.fabric.address]

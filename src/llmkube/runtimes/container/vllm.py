@@ -41,7 +41,7 @@ _FLAGS: Final = {
     "enable_expert_parallel": "--enable-expert-parallel",
 }
 _QUANTIZATIONS: Final = {"nvfp4": "modelopt_fp4"}
-_NO_QUANTIZATION: Final = {"squeezellm": "it was removed from vLLM; remove it, or name an image that has it"}
+_NO_QUANTIZATION: Final = {"squeezellm": "vLLM has removed it; unset the field, or name an image that has it"}
 _NO_ATTENTION: Final = dict.fromkeys(
     ("XFORMERS", "TORCH_SDPA"), "use FLASH_ATTN or FLASHINFER, or name an image that has it"
 )

@@ -39,7 +39,7 @@ _REFUSALS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
     (re.compile(pattern, re.ASCII), reason)
     for pattern, reason in (
         (r"OMP_TOOL_LIBRARIES|(LD|DYLD)_\w+|GGML_BACKEND_PATH|PYTHON\w+|MTL_\w*LIBRAR\w+", "loads code"),
-        (r"OMP_TOOL_VERBOSE_INIT|MTL_\w+|GGML_METAL_CAPTURE_COMPUTE|\w+_FILE", "names a file, an address or a capture"),
+        (r"OMP_TOOL_VERBOSE_INIT|MTL_\w+|GGML_METAL_CAPTURE_COMPUTE|\w+_FILE", "names a file, address or GPU capture"),
         (r"OMP_TOOL", "is set by LLMKube to prevent the loading of tools"),
         (r"GGML_BACKTRACE_LLDB", "starts a debugger"),
         (r"LLAMA_SERVER_SLOTS_DEBUG|LLAMA_TRACE|\w+_DEBUG", "exposes the requests of clients"),

@@ -68,8 +68,8 @@ def parse_buffer(line: str) -> Component | None:
 
 
 def device_limit(lines: Iterable[str]) -> int | None:
-    """Return the memory limit of the GPU that Metal reports to the engine, in bytes; ggml logs it in millions."""
-    found = [size for line in lines if (explicit := _DEVICE_LIMIT.search(line)) and (size := float(explicit["size"]))]
+    """Return the memory limit of the GPU that Metal reports to the engine, in bytes; ggml logs it in MB."""
+    found = [size for line in lines if (match := _DEVICE_LIMIT.search(line)) and (size := float(match["size"]))]
     return round(max(found) * 1_000_000) if found else None
 
 

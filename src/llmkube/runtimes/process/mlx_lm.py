@@ -42,11 +42,11 @@ def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
             f"mlx-lm serves chat and completions, not {mode}; use llamacpp with weights in gguf", field="spec.mode"
         )
     if spec.extra_args:
-        raise PlanError("extra arguments are not supported with mlx-lm; remove it", field="spec.extraArgs")
+        raise PlanError("extra arguments are not supported with mlx-lm; remove them", field="spec.extraArgs")
     if spec.speculative_decoding is not None:
-        raise PlanError("draft models are not supported with mlx-lm; remove it", field="spec.speculativeDecoding")
+        raise PlanError("a draft model is not supported with mlx-lm; remove it", field="spec.speculativeDecoding")
     if spec.aliases:
-        raise PlanError("aliases are not supported with mlx-lm; remove it", field="spec.aliases")
+        raise PlanError("aliases are not supported with mlx-lm; remove them", field="spec.aliases")
     plan_environment(spec.env, allowances)
 
 

@@ -42,9 +42,9 @@ def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
             field="spec.mode",
         )
     if spec.extra_args:
-        raise PlanError("extra arguments are not supported with vllm-metal; remove it", field="spec.extraArgs")
+        raise PlanError("extra arguments are not supported with vllm-metal; remove them", field="spec.extraArgs")
     if spec.speculative_decoding is not None:
-        raise PlanError("draft models are not supported with vllm-metal; remove it", field="spec.speculativeDecoding")
+        raise PlanError("a draft model is not supported with vllm-metal; remove it", field="spec.speculativeDecoding")
     plan_environment(spec.env, allowances)
 
 

@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-MOST_KEYS: Final = 64
+MAX_KEYS: Final = 64
 """Maximum number of keys in one Secret."""
 
-MOST_CHARS: Final = 1024
+MAX_CHARS: Final = 1024
 """Maximum length of one key."""
 
-_KEY: Final = re.compile(rf'[!"$-~][!-~]{{0,{MOST_CHARS - 1}}}', re.ASCII)
+_KEY: Final = re.compile(rf'[!"$-~][!-~]{{0,{MAX_CHARS - 1}}}', re.ASCII)
 """Printable ASCII without spaces; no `#` in front, since some llama.cpp builds read such a line as a comment."""
 
 
@@ -31,14 +31,14 @@ def parse_keys(value: bytes) -> tuple[str, ...]:
     for number, line in enumerate(lines, 1):
         if line and not _KEY.fullmatch(line):
             raise ValueError(
-                f"has an invalid key in line {number}: a key is 1 to {MOST_CHARS} printable ASCII "
+                f"has an invalid key in line {number}: a key is 1 to {MAX_CHARS} printable ASCII "
                 "characters without spaces, does not start with #, and ends with a line feed only"
             )
     keys = tuple(dict.fromkeys(filter(None, lines)))
     if not keys:
         raise ValueError("is empty")
-    if len(keys) > MOST_KEYS:
-        raise ValueError(f"has {len(keys)} keys; at most {MOST_KEYS} are allowed")
+    if len(keys) > MAX_KEYS:
+        raise ValueError(f"has {len(keys)} keys; at most {MAX_KEYS} are allowed")
     return keys
 
 
