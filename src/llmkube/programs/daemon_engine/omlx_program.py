@@ -215,7 +215,7 @@ def read_key(path: Path) -> str:
     """
     key = path.read_text("utf-8").strip().partition("\n")[0].strip()
     if not key or not key.isascii() or not key.isprintable():
-        raise ValueError(f"{path} contains no key")
+        raise ValueError(f"{path} contains no key of printable ASCII characters; write the key on its first line")
     return key
 
 
