@@ -79,7 +79,7 @@ async def test_the_keys_of_a_bucket_come_from_the_same_places():
     assert (await found.find_access(model())).key_id == "E"
     with pytest.raises(SourceError, match="Secret hf in namespace ns has AWS_ACCESS_KEY_ID, but no"):
         await tokens({"AWS_ACCESS_KEY_ID": b"A"}).find_access(model("hf"))
-    with pytest.raises(TokenError, match="Secret hf in namespace ns not found, which should have AWS_ACCESS_KEY_ID"):
+    with pytest.raises(TokenError, match="Secret hf in namespace ns not found; create it with AWS_ACCESS_KEY_ID"):
         await tokens(NotFoundError("x", code=404)).find_access(model("hf"))
 
 
@@ -88,11 +88,11 @@ async def test_the_keys_of_a_bucket_come_from_the_same_places():
     [
         (
             NotFoundError("x", code=404),
-            r"Secret hf in namespace ns not found, which should have HF_TOKEN.*kubectl -n ns create",
+            r"Secret hf in namespace ns not found; create it with HF_TOKEN.*kubectl -n ns create",
         ),
         (
             ForbiddenError("x", code=403),
-            r"may not read Secret hf in namespace ns; an administrator grants it: llmkube agent join … --secret hf, or",
+            r"not read Secret hf in namespace ns; ask an administrator to run: llmkube agent join … --secret hf, or",
         ),
         ({}, r"Secret hf in namespace ns has no key HF_TOKEN \(it has nothing\)"),
         ({"a": b"1", "b": b"2"}, r"no key HF_TOKEN \(it has a, b\)"),

@@ -65,7 +65,7 @@ class Reconciler:
         try:
             with trio.fail_after(RECONCILE_SECONDS):
                 await self.reconcile(key)
-        except* Exception as group:  # noqa: BLE001 (one of the three broad catches; a Cancelled in the group is re-raised)
+        except* Exception as group:  # noqa: BLE001 (one of the broad catches; a Cancelled in the group is re-raised)
             failure = group
         if failure is None:
             self.queue.forget(key)

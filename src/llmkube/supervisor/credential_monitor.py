@@ -44,8 +44,8 @@ class CredentialMonitor:
 
     def set_expiry(self, expires_at: float) -> None:
         """Record the expiry of a token that is not due yet, or is new."""
-        now = self.value.value
-        if now.state is CredentialState.NOT_RENEWED:
+        current = self.value.value
+        if current.state is CredentialState.NOT_RENEWED:
             self._set_state(CredentialState.ACCEPTED)
         if self.value.value.expires_at != expires_at:
             self.value.put_nowait(attrs.evolve(self.value.value, expires_at=expires_at))
@@ -53,8 +53,8 @@ class CredentialMonitor:
     def mark_not_renewed(self, problem: str) -> None:
         """Record that the token could not be renewed; the current one may still be valid."""
         message = f"this host's token was not renewed: {problem}"
-        now = self.value.value
-        if now.state is not CredentialState.REFUSED and message != now.problem:
+        current = self.value.value
+        if current.state is not CredentialState.REFUSED and message != current.problem:
             self._set_state(CredentialState.NOT_RENEWED, message)
             log.warning("host token not renewed; retrying", error=problem)
 

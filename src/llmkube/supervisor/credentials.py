@@ -166,10 +166,10 @@ async def read_named_secret(read: ReadSecret, key: Key, wanted: str, field: str,
             return await read(key)
     except NotFoundError as exc:
         command = f"kubectl -n {key.namespace} create secret generic {key.name} --from-literal={wanted}=…"
-        raise error(f"{where} not found, which should have {wanted}; create it with: {command}", field=field) from exc
+        raise error(f"{where} not found; create it with {wanted}: {command}", field=field) from exc
     except ForbiddenError as exc:
         commands = f"llmkube agent join … --secret {key.name}, or llmkube rbac agent --secret {key.name}"
-        raise error(f"the agent may not read {where}; an administrator grants it: {commands}", field=field) from exc
+        raise error(f"the agent may not read {where}; ask an administrator to run: {commands}", field=field) from exc
     except ApiError as exc:
         raise ExternalError(f"{field}: Secret {key} cannot be read now: {exc}") from exc
     except trio.TooSlowError as exc:

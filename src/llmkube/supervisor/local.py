@@ -165,14 +165,14 @@ class LocalWeights:
             log.warning("local file not served", path=source, why=detail)
 
     async def preview(self, model: Model) -> GGUFFacts | None:
-        """Return the header of a remote file, which is cached for some time; None for an image or a local file."""
+        """Return the header of a remote file, cached for some time; None for another source or a file that is here."""
         source = _source_of(model)
         if not isinstance(source, RemoteFile) or await self.has(model):
             return None
         now = trio.current_time()
-        self._previews = {name: one for name, one in self._previews.items() if now - one[0] < PREVIEW_TTL_SECONDS}
+        self._previews = {key: one for key, one in self._previews.items() if now - one[0] < PREVIEW_TTL_SECONDS}
         secret = model.spec.source_secret_ref
-        preview_key = (model.key.namespace, secret.name if secret is not None else "", source)  # by its credentials
+        preview_key = (model.key.namespace, secret.name if secret is not None else "", source)  # one per Secret
         if preview_key not in self._previews:
             facts = await read_remote_header(
                 source, policy=self.policy, utcnow=_utcnow, **await self._secrets(source, model), endpoint=self.endpoint

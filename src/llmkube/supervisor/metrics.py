@@ -22,7 +22,7 @@ from llmkube.supervisor.values.lifecycle import ServiceView
 from llmkube.weights.download.progress import Progress
 
 PREFIX = "llmkube_metal_agent"
-"""Prefix in the guide of the Go implementation; the metric names that it had are the same."""
+"""Prefix in the guide of the Go implementation, whose metrics keep their names."""
 
 DOWNLOAD_PREFIX = "llmkube_download"
 
@@ -108,11 +108,11 @@ def download_families(downloads: Callable[[], Mapping[str, Progress]]) -> Iterab
 
 def credential_families(credential: Callable[[], HostCredential]) -> Iterable[Metric]:
     """Yield the state of the host's credential, and its expiry if known."""
-    now = credential()
-    refused = now.state is CredentialState.REFUSED
+    current = credential()
+    refused = current.state is CredentialState.REFUSED
     yield _value("credential_refused", "1 while the API server refuses the host's credential, else 0.", refused)
-    if now.expires_at is not None:
-        yield _value("credential_expiry_timestamp_seconds", "Expiry of the host's token.", now.expires_at)
+    if current.expires_at is not None:
+        yield _value("credential_expiry_timestamp_seconds", "Expiry of the host's token.", current.expires_at)
 
 
 def cordon_families(cordon: Callable[[], Cordon | None]) -> Iterable[Metric]:

@@ -391,7 +391,7 @@ class Services:
             self.ledger.set_spec(key, _memory_spec(desired))
         # A service that comes back while its task ends is added again by the end of that task.
 
-    def _start(self, key: Key, desired: Desired, nursery: trio.Nursery, earlier: Entry | None = None) -> None:
+    def _start(self, key: Key, desired: Desired, nursery: trio.Nursery, resumed: Entry | None = None) -> None:
         facts = Facts(desired, self.settings.host_name, HostAddress(None))
         status_manager = StatusManager(
             facts,
@@ -403,22 +403,22 @@ class Services:
             self.host_address,
             reports_status=self.claims.reports(desired),
         )
-        adoptable, before = earlier.engine if earlier else None, self._earlier.pop(key, None)
-        is_same = before is not None and before.desired.service.metadata.uid == desired.service.metadata.uid
-        fallback = before.fallback if before is not None and is_same else None
+        adoptable, earlier = resumed.engine if resumed else None, self._earlier.pop(key, None)
+        is_same = earlier is not None and earlier.desired.service.metadata.uid == desired.service.metadata.uid
+        fallback = earlier.fallback if earlier is not None and is_same else None
         context = ServiceContext(status_manager, self.ports, self.settings, self.shutdown, self.ledger)
         runner = Runner(context, adoptable, fallback)
         # Added before its task runs for the first time, since it may be reconciled again in between.
         self.running.by_key[key] = running = RunningService(Mailbox(None), trio.CancelScope(), status_manager, runner)
         self.ledger.set_spec(key, _memory_spec(desired))
-        if earlier is not None and earlier.engine is not None:
-            self.ledger.adopt(key, need_of(earlier.launch, None))
+        if resumed is not None and resumed.engine is not None:
+            self.ledger.adopt(key, need_of(resumed.launch, None))
         self.running.update_memory_of(key)
-        nursery.start_soon(self._supervise, key, running, earlier)
+        nursery.start_soon(self._supervise, key, running, resumed)
 
-    async def _supervise(self, key: Key, running: RunningService, earlier: Entry | None) -> None:
-        running.status_manager.start(adopting=earlier is not None and earlier.engine is not None)
-        first: Target = earlier.launch if earlier else Idle(Reason.PENDING)
+    async def _supervise(self, key: Key, running: RunningService, resumed: Entry | None) -> None:
+        running.status_manager.start(adopting=resumed is not None and resumed.engine is not None)
+        first: Target = resumed.launch if resumed else Idle(Reason.PENDING)
         with self._registered(key), running.scope:
             await run_service(running.replan, running.runner, first)
         if running.scope.cancelled_caught:

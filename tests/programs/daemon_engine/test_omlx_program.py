@@ -178,7 +178,7 @@ def test_a_key_is_the_first_line_of_its_file(tmp_path):
     assert "CanaryKey" not in repr(OmlxDependencies(None, None, None, "CanaryKey"))
     for wrong in ("", " \n", "kéy", "a\x00b"):
         path.write_text(wrong)
-        with pytest.raises(ValueError, match="contains no key"):
+        with pytest.raises(ValueError, match="contains no key of printable"):
             read_key(path)
 
 

@@ -133,7 +133,7 @@ def engine(http, runtime="ollama"):
 
 @pytest.mark.parametrize(
     ("status", "delay_seconds", "state"),
-    [(200, 0, "loaded"), (503, 0, "lost"), (404, 0, "nothing"), (500, 0, "nothing"), (503, 60, "nothing")],
+    [(200, 0, "loaded"), (503, 0, "lost"), (404, 0, "unknown"), (500, 0, "unknown"), (503, 60, "unknown")],
 )
 async def test_each_tick_reports_the_model_state(autojump_clock, status, delay_seconds, state):
     """A late response says nothing about the model: a busy machine is late."""
@@ -181,7 +181,7 @@ async def test_the_build_that_has_the_model_is_queried_with_the_key(autojump_clo
     assert reported == [("loaded", build)]
 
 
-async def test_an_exited_engine_reports_nothing(autojump_clock):
+async def test_the_model_of_an_exited_engine_is_unknown(autojump_clock):
     """Its exit is noticed elsewhere."""
     reported = []
 
@@ -192,7 +192,7 @@ async def test_an_exited_engine_reports_nothing(autojump_clock):
     async with open_http_client(refuse) as http:
         with trio.move_on_after(6):
             await watch_model(engine(http), lambda *words: reported.append(words), 5.0)
-    assert reported == [("nothing", "")]
+    assert reported == [("unknown", "")]
 
 
 TAKEN = "couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 4711"

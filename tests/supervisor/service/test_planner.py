@@ -243,7 +243,7 @@ async def test_a_missing_secret_or_key_is_named(open_host, autojump_clock):
         await host.deploy("chat", "hf://o/r/a.gguf", sourceSecretRef={"name": "hf"})
         message = await host.wait_fetched("TokenUnavailable")
         assert message.startswith(
-            "spec.sourceSecretRef: Secret hf in namespace default not found, which should have HF_TOKEN"
+            "spec.sourceSecretRef: Secret hf in namespace default not found; create it with HF_TOKEN"
         )
         await host.put_secret(TOKEN="hf_secret")
         wanted = lambda seen: "has no key HF_TOKEN (it has TOKEN)" in seen[2]  # noqa: E731

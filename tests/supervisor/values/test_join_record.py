@@ -51,7 +51,7 @@ def test_the_command_grants_the_same_again(tmp_path):
     two = attrs.evolve(RECORD, by_token=True).command(tmp_path)
     assert two.startswith("llmkube agent join-token --name box --network 10.0.0.0/8 --namespace ml --secret '*'")
     assert two.endswith(
-        f"on this host, with the line that it prints: llmkube agent join --token-file - --state-dir {tmp_path}"
+        f"on this host, with the printed line as input: llmkube agent join --token-file - --state-dir {tmp_path}"
     )
     everywhere = JoinRecord(host="box", server="https://x").command(tmp_path)
     assert "--all-namespaces" in everywhere

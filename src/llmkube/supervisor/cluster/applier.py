@@ -205,7 +205,7 @@ class Applier:
             self._queue.add_after(slot, SETTLE_SECONDS)
 
     def forget(self, slot: Slot) -> None:
-        """Stop writing to a slot, also if a write is pending."""
+        """Stop writing to a slot, even if a write is pending."""
         self._records.pop(slot, None)
         self._wake()
 
@@ -264,8 +264,8 @@ class Applier:
 
     def _reapply_slices_of(self, service: Slot) -> None:
         for slot in self._records:
-            front = Key(slot.key.namespace, slot.key.name.partition(".")[0])
-            if slot.kind is EndpointSlice and front == service.key:
+            service_key = Key(slot.key.namespace, slot.key.name.partition(".")[0])
+            if slot.kind is EndpointSlice and service_key == service.key:
                 self.reapply_nowait(slot)
 
     def applied(self, slot: Slot) -> Mapping[str, Any] | None:
@@ -416,9 +416,9 @@ def _serves_clients(slot: Slot, manifest: Mapping[str, Any] | None) -> bool:
 async def delete_stale_endpoints(
     client: Client, settings: AgentSettings, applier: Applier, running: Container[Key]
 ) -> None:
-    """Have the slices of this host deleted that belong to none of its running services.
+    """Have this host's slices deleted, except those of its running services.
 
-    The status managers of the services in `running` write theirs.
+    The status managers of the services in `running` write those.
     """
     failures = 0
     ours = f"{HOST_LABEL}={host_id(settings.host_name)}"
@@ -431,8 +431,8 @@ async def delete_stale_endpoints(
             failures += 1
             log.info("slices not listed; retrying", error=str(error) or "no answer")
             await trio.sleep(RETRY.delay(failures, applier.rng))
-    for piece in slices:
-        slot = Slot(EndpointSlice, piece.key)
-        if controller_key(piece, InferenceService.RESOURCE.kind) not in running and not applier.has(slot):
-            log.info("endpoint of an earlier agent withdrawn", slice=str(piece.key))
+    for each in slices:
+        slot = Slot(EndpointSlice, each.key)
+        if controller_key(each, InferenceService.RESOURCE.kind) not in running and not applier.has(slot):
+            log.info("endpoint of an earlier agent withdrawn", slice=str(each.key))
             applier.delete_nowait(slot, is_published=True)

@@ -120,8 +120,8 @@ def send(process: psutil.Process, number: signal.Signals) -> None:
 def send_group(pid: int, started: str, number: signal.Signals) -> None:
     """Signal a process group that we created; ignore one that is gone.
 
-    The number of a group is not reused while a process is in it. So if a process with that number has another start,
-    the group is gone and its number belongs to another one.
+    The number of a group is not reused while a process is in it. So if the process with that number has another
+    start time, the group is gone, and another process has its number.
 
     Args:
         pid: The group's first process, and its number.

@@ -283,7 +283,7 @@ def _is_above_floor(policy: Policy, sample: Sample) -> bool:
 
 
 def _eviction_order(policy: Policy, enough_bytes: int, now: float, engine: Reservation) -> tuple[int, bool, int, Key]:
-    """Order by priority, then idle engines that alone free enough, then the engine that frees most."""
+    """Order by priority, then idle engines that each free enough on their own, then the engine that frees most."""
     spared = engine.idle_seconds(now) < policy.idle_seconds or engine.reclaimable_bytes < enough_bytes
     return engine.spec.rank, spared, -engine.reclaimable_bytes, engine.key
 

@@ -81,9 +81,9 @@ def update_readings(before: Readings, sample: Sample) -> Readings:
     """Return the readings with one more sample; decide on their `trusted` sample."""
     if not _is_plausible(sample):
         return attrs.evolve(before, missed=before.missed + 1, doubted_total_bytes=0)
-    implausible = before.good is not None and _is_implausible(before.good.total_bytes, sample.total_bytes)
-    agreed = before.doubted_total_bytes and not _is_implausible(before.doubted_total_bytes, sample.total_bytes)
-    if implausible and not agreed:
+    has_jumped = before.good is not None and _differs_too_much(before.good.total_bytes, sample.total_bytes)
+    agreed = before.doubted_total_bytes and not _differs_too_much(before.doubted_total_bytes, sample.total_bytes)
+    if has_jumped and not agreed:
         return attrs.evolve(before, missed=before.missed + 1, doubted_total_bytes=sample.total_bytes)
     return Readings(sample)
 
@@ -97,7 +97,7 @@ def _is_plausible(sample: Sample) -> bool:
     return 0 < sample.total_bytes >= sample.available_bytes
 
 
-def _is_implausible(one: int, other: int) -> bool:
+def _differs_too_much(one: int, other: int) -> bool:
     return max(one, other) > IMPLAUSIBLE_FACTOR * min(one, other)
 
 

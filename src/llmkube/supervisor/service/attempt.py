@@ -166,7 +166,7 @@ class EngineJournal:
             await self._save_again()
 
     async def save_desired(self) -> None:
-        """Record the newest desired state, also if it restarts nothing (another priority, another uid)."""
+        """Record the newest desired state, even if it restarts nothing (another priority, another uid)."""
         if self._entry is not None and self._entry.desired is not self.manager.facts.desired:
             await self._save_again()
 

@@ -40,7 +40,7 @@ LAST_LINES: Final = 20
 ANSWER_SECONDS: Final = 5.0
 """Deadline of a readiness query; a late or missing answer means nothing here, as the hang watch covers it."""
 
-ModelState = Literal["loaded", "lost", "nothing"]
+ModelState = Literal["loaded", "lost", "unknown"]
 
 
 @attrs.define(eq=False)
@@ -98,7 +98,7 @@ async def watch_model(engine: Engine, report: Callable[[ModelState, str], None],
 
     Args:
         engine: Answers 200 on its readiness URL while its model is loaded, and 503 otherwise.
-        report: Called at each tick, also without a change, since others report about the engine meanwhile. Its second
+        report: Called at each tick, even without a change, since others report about the engine meanwhile. Its second
             argument is the build that holds a loaded model, "" if not known.
         tick_seconds: Pause between two queries.
     """
@@ -114,8 +114,8 @@ async def _query_model(engine: Engine) -> ModelState:
         try:
             status = (await engine.http.request("GET", engine.ready_url)).status
         except HttpError:
-            return "nothing"
-    return "loaded" if status == 200 else "lost" if status == 503 else "nothing"
+            return "unknown"
+    return "loaded" if status == 200 else "lost" if status == 503 else "unknown"
 
 
 @attrs.define(eq=False)

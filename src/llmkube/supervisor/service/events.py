@@ -186,5 +186,5 @@ def _published(facts: Facts) -> Statement | None:
 def _memory_pressure(facts: Facts) -> Statement | None:
     if facts.pressure is None:
         return None
-    now = facts.pressure.value
-    return Statement(MEMORY_PRESSURE, now.short, now.reason, now.message, facts.pressure.generation)
+    pressure = facts.pressure.value
+    return Statement(MEMORY_PRESSURE, pressure.short, pressure.reason, pressure.message, facts.pressure.generation)

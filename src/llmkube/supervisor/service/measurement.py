@@ -69,7 +69,7 @@ class EngineMeasurement:
         return stats
 
     def measure_nowait(self) -> EngineStats | None:
-        """Do the same without waiting; None also if its memory has grown, since recording that has to wait."""
+        """Do the same without waiting; None also if its memory has grown, since `measure` waits to record that."""
         if self._has_grown:
             return None
         stats = self.read_nowait()

@@ -56,7 +56,7 @@ class JoinRecord:
             words += ["--lease-namespace", self.lease_namespace]
         grant, folder = shlex.join([*words, "--server", self.server]), shlex.join(["--state-dir", str(state_dir)])
         if self.by_token:
-            return f"{grant}, and on this host, with the line that it prints: {_ON_THE_HOST} {folder}"
+            return f"{grant}, and on this host, with the printed line as input: {_ON_THE_HOST} {folder}"
         return f"{grant} {folder}"
 
 
