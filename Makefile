@@ -78,6 +78,7 @@ bench: $(STAMP)  ## run every benchmark (about 20 minutes), or BENCH="NAME…", 
 	$(BIN)/python benchmarks/harness.py $(BENCH)
 
 check: $(STAMP)  ## linters, formatting, types and import contracts
+	! git grep -nE '^(<<<<<<<|>>>>>>>) '  # an unresolved conflict
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check --quiet src tests benchmarks
 	$(BIN)/flake8 $$(grep -rlE 'async |trio' --include='*.py' src benchmarks)  # flake8-async, which is slow: tests have ruff's rules
