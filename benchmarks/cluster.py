@@ -1,4 +1,4 @@
-"""Requests from a pod to a Mac, the time to the first token, and an idle operator, on a real node (`make node`).
+"""Requests from a pod to a Mac, the time to the first token, and an idle controller, on a real node (`make node`).
 
 kubelet, containerd, kube-proxy, CoreDNS and two hosts on the node's network that represent Macs, all on this machine:
 client, proxies and engines share its cores. The client is a Python program in a pod of LLMKube's image. One host has an
@@ -39,7 +39,7 @@ HERE: Final = Path(__file__).parent
 ROUNDS, SECONDS, TOKENS, TRIALS = 3, 1.0, 64, 3
 SERVICES, RUNNING, SETTLE_SECONDS, REST_SECONDS = 100, 3, 10.0, 45.0
 STEP_SECONDS: Final = 600.0
-OPERATOR: Final = "system:serviceaccount:llmkube-system:llmkube-controller"
+CONTROLLER: Final = "system:serviceaccount:llmkube-system:llmkube-controller"
 
 ENGINE, SERVICE, RAW, FILTER, FILTERED = "engine", "service", "raw", "filter", "filtered"
 NAMES: Final[Mapping[str, str]] = {
@@ -72,7 +72,7 @@ while True:
 
 @attrs.define(eq=False)
 class Results:
-    """All samples: turns of the client by engine, seconds to the first token by place, the operator at rest."""
+    """All samples: turns of the client by engine, seconds to the first token by place, the controller at rest."""
 
     turns: dict[str, list[dict[str, Any]]] = attrs.field(factory=dict)
     first: dict[str, list[float]] = attrs.field(factory=dict)
@@ -172,11 +172,11 @@ async def measure_first_token(node: Node, run: Run) -> dict[str, list[float]]:
 
 
 async def measure_rest(node: Node, run: Run) -> dict[str, float]:
-    """Return the operator's memory in bytes, and what it asks per minute, while nothing happens."""
+    """Return the controller's memory in bytes, and its requests per minute, while nothing happens."""
     services, running = (4, 1) if run.quick else (SERVICES, RUNNING)
     settle, seconds = (5.0, 15.0) if run.quick else (SETTLE_SECONDS, REST_SECONDS)
-    operator = next(each for each in node.descendants() if "llmkube controller" in line_of(each))
-    before = operator.memory_full_info()
+    controller = next(each for each in node.descendants() if "llmkube controller" in line_of(each))
+    before = controller.memory_full_info()
     namespace = await make_namespace(node)
     await node.apply(namespace, model("demo"))
     made = [service(f"s{number:03}", modelRef="demo", replicas=int(number < running)) for number in range(services)]
@@ -191,12 +191,12 @@ async def measure_rest(node: Node, run: Run) -> dict[str, float]:
             await trio.sleep(2)
     await trio.sleep(settle)
     log = node.state / "logs" / "audit.jsonl"
-    start, busy = log.stat().st_size, sum(operator.cpu_times()[:2])
+    start, busy = log.stat().st_size, sum(controller.cpu_times()[:2])
     await trio.sleep(seconds)
-    memory, busy = operator.memory_full_info(), sum(operator.cpu_times()[:2]) - busy
+    memory, busy = controller.memory_full_info(), sum(controller.cpu_times()[:2]) - busy
     with log.open("rb") as file:
         file.seek(start)
-        asked = [one for one in map(json.loads, file.read().splitlines()) if one["user"]["username"] == OPERATOR]
+        asked = [one for one in map(json.loads, file.read().splitlines()) if one["user"]["username"] == CONTROLLER]
     lease = sum(one.get("objectRef", {}).get("resource") == "leases" for one in asked)
     watches = sum(one["verb"] == "watch" for one in asked)
     minutes = seconds / 60
@@ -257,7 +257,7 @@ def report_results(run: Run, found: Results) -> None:
     services = f"{rest['services']:.0f} services, {rest['running']:.0f} of them with a pod"
     memory = [f"{rest[part] / mebi:.1f}" for part in ("uss", "rss")]
     rates = [f"{rest[part]:.1f}" for part in ("other", "lease", "watches")]
-    columns = ["operator at rest", "USS, MiB", "RSS, MiB", "requests/min", "Lease/min", "watches/min", "processor, %"]
+    columns = ["controller at rest", "USS, MiB", "RSS, MiB", "requests/min", "Lease/min", "watches/min", "processor, %"]
     tables.append(Table(columns, [[services, *memory, *rates, f"{rest['processor_percent']:.2f}"]]))
     aims = []
     for (engine, count, name), ratio in ratios.items():

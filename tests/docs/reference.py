@@ -83,7 +83,7 @@ REASONS_HEAD = """\
 # Conditions and reasons
 
 Every `reason` of LLMKube's conditions, generated from `k8s/wire/reasons.py` by `make reference`, by condition type.
-Reasons of the kubelet and the scheduler for pods are passed on unchanged. For fixes of the frequent ones see
+Reasons of the kubelet and the scheduler for pods are passed on unchanged. For fixes for the common ones, see
 [troubleshooting.md](troubleshooting.md).
 
 | meaning | what to do |

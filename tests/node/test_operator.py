@@ -1,4 +1,4 @@
-"""The operator as a pod of the chart: installed by the guide's words, it leads, is killed, and hands over."""
+"""The controller as a pod of the chart: installed by the guide's words, it leads, is killed, and hands over."""
 
 import pytest
 import trio
@@ -33,7 +33,7 @@ async def settled(node: Node) -> None:
             await trio.sleep(0.2)
 
 
-async def test_the_operator_runs_as_nobody_on_a_read_only_root(node: Node, release: Release):
+async def test_the_controller_runs_as_nobody_on_a_read_only_root(node: Node, release: Release):
     """Its namespace enforces Pod Security `restricted`, and the pod that helm made starts there."""
     await node.kubectl("label", "ns", NAMESPACE, "pod-security.kubernetes.io/enforce=restricted", "--overwrite")
     await node.kubectl("rollout", "restart", "-n", NAMESPACE, "deployment/llmkube-controller")
@@ -44,7 +44,7 @@ async def test_the_operator_runs_as_nobody_on_a_read_only_root(node: Node, relea
     assert "Read-only file system" in inside
 
 
-async def test_an_operator_that_is_killed_is_followed_by_another(node: Node, release: Release, namespace: str):
+async def test_a_controller_that_is_killed_is_followed_by_another(node: Node, release: Release, namespace: str):
     """The container that was killed comes back and acts: a Model made afterwards gets a status."""
     await settled(node)
     node.kill_in_pods("llmkube", "controller")
@@ -52,7 +52,7 @@ async def test_an_operator_that_is_killed_is_followed_by_another(node: Node, rel
     await wait(node, namespace, "model/later", "jsonpath={.status.phase}=Ready")
 
 
-async def test_two_operators_hand_over(node: Node, release: Release, namespace: str):
+async def test_two_controllers_hand_over(node: Node, release: Release, namespace: str):
     """When the pod that leads is deleted, the other holds the Lease before the first one's term would have ended."""
     await node.kubectl("scale", "-n", NAMESPACE, "deployment/llmkube-controller", "--replicas=2")
     try:

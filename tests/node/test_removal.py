@@ -27,7 +27,7 @@ async def afterwards(release: Release) -> AsyncIterator[None]:
 async def test_an_uninstall_leaves_objects_and_pods_and_an_install_takes_them_over(
     node: Node, release: Release, namespace: str
 ):
-    """The definitions, the service and its pods stay; the next operator acts on them at once."""
+    """The definitions, the service and its pods stay; the next controller acts on them at once."""
     await node.apply(namespace, model("tiny"), service("tiny"))
     await wait(node, namespace, "isvc/tiny", "condition=Available")
     (before,) = (await read(node, namespace, "pods -l app=tiny"))["items"]
@@ -55,8 +55,8 @@ async def test_a_removal_with_the_definitions_ends_and_leaves_nothing(node: Node
     await wait(node, namespace, "model/again", "jsonpath={.status.phase}=Ready")
 
 
-async def test_a_namespace_goes_without_an_operator(node: Node, release: Release, namespace: str):
-    """No finalizer of ours holds a namespace with a Model in use while no operator runs."""
+async def test_a_namespace_goes_without_a_controller(node: Node, release: Release, namespace: str):
+    """No finalizer of ours holds a namespace with a Model in use while no controller runs."""
     await node.kubectl("create", "namespace", f"{namespace}-gone")
     await node.apply(f"{namespace}-gone", model("tiny"), service("tiny", replicas=0))
     await node.kubectl("scale", "-n", NAMESPACE, "deployment/llmkube-controller", "--replicas=0")

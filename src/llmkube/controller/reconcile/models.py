@@ -254,7 +254,7 @@ def _is_outdated(observed: JobFacts, wanted: Mapping[str, Any]) -> bool:
 
 
 FINALIZER: Final = "inference.llmkube.dev/in-use"
-"""Finalizer of early versions on Models that services refer to. It is no longer added, and removed where it is found,
+"""Finalizer of early versions on Models that services refer to. It is no longer added, and is removed where found,
 since no program would remove it once LLMKube is uninstalled. Deleting a Model does not change its services' pods."""
 
 

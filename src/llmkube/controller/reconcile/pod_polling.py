@@ -1,7 +1,7 @@
 """Poll pods over HTTP: whether they have requests, the progress of a fetch, the health of a router's backends.
 
-This needs no permission. If a pod cannot be reached (perhaps for a network policy), a message lacks its percentage, the
-health of a router's backends stays until the router is gone, and the pod is taken for busy.
+This needs no permission. If a pod cannot be reached (perhaps because of a network policy), a message lacks its
+percentage, the health of a router's backends stays until the router is gone, and the pod is taken for busy.
 """
 
 import json
@@ -47,7 +47,7 @@ async def are_idle(plan: ContainerPlan, pods: Iterable[Pod]) -> bool:
     async def query(pod: Pod) -> None:
         port = metrics_port(plan, pod)
         text = await read_text(pod_url(pod, port, plan.metrics_path)) if port and pod.status.pod_ip else ""
-        if requests_in_flight(text, plan.busy_metrics) != 0:  # unknown, or NaN, may hide one
+        if requests_in_flight(text, plan.busy_metrics) != 0:  # unknown (None) and NaN count as busy
             busy.append(pod)
             nursery.cancel_scope.cancel(reason="a busy pod found")
 

@@ -89,10 +89,10 @@ async def current_manifests(
     idle_timeout: float | None = edit_idle_timeout_seconds(service)
     if wanted.deployment["metadata"]["annotations"][TEMPLATE] == annotations.get(TEMPLATE):
         now = context.utcnow()
-        due = seconds_until_max_age(service, live, pods, now)
-        if due:
-            context.queues.services.add_after(key, due)
-        if due is None or due > 0:
+        remaining = seconds_until_max_age(service, live, pods, now)
+        if remaining:
+            context.queues.services.add_after(key, remaining)
+        if remaining is None or remaining > 0:
             record.clear_deferral()
             return wanted
         cause, idle_timeout = "their age", spec.max_pod_lifetime_idle_timeout_seconds
@@ -102,7 +102,7 @@ async def current_manifests(
     if expired or not live.status.ready_replicas or not plan.busy_metrics or await are_idle(plan, pods):
         record.clear_deferral()
         return wanted
-    record.deferred_since, record.deferral_reason = since, f"pods are replaced for {cause} once they have no requests"
+    record.deferred_since, record.deferral_reason = since, f"pods are replaced because of {cause} once they are idle"
     context.queues.services.add_after(key, IDLE_POLL_SECONDS)
     return wanted
 

@@ -134,7 +134,7 @@ def sidecar(name: str, args: list[str], plan: ContainerPlan, settings: WorkloadS
 
 
 KEYS_NAME: Final = "client-keys"
-"""Name of the container and its volume."""
+"""Name of the key proxy's container, and of its volume."""
 
 KEYS_FOLDER: Final = "/etc/llmkube/client-keys"
 _FILE: Final = "keys"

@@ -225,7 +225,7 @@ def _service(router: ModelRouter) -> dict[str, Any]:
 def _deployment(
     router: ModelRouter, settings: WorkloadSettings, replicas: int, keys: Iterable[KeyFile]
 ) -> dict[str, Any]:
-    proxy, folders = router.spec.proxy or ProxySpec(), _key_volumes(keys)
+    proxy, volumes = router.spec.proxy or ProxySpec(), _key_volumes(keys)
     history = proxy.revision_history_limit
     pull = [{"name": name} for name in settings.image_pull_secrets] if proxy.image is None else []
     pull += [{"name": one.name} for one in proxy.image_pull_secrets]
@@ -234,11 +234,11 @@ def _deployment(
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": _pod_context(settings),
-        "containers": [_container(proxy, settings, folders)],
+        "containers": [_container(proxy, settings, volumes)],
         "volumes": [
             {"name": "config", "configMap": {"name": router_objects_name(router.key.name)}},
             {"name": "scratch", "emptyDir": {}},
-            *folders,
+            *volumes,
         ],
         **({"imagePullSecrets": pull} if pull else {}),
         **({"nodeSelector": dict(proxy.node_selector)} if proxy.node_selector else {}),
@@ -262,13 +262,13 @@ def _pod_context(settings: WorkloadSettings) -> dict[str, Any]:
     return {**context, "runAsUser": IMAGE_USER, "runAsGroup": IMAGE_USER, "fsGroup": IMAGE_USER}
 
 
-def _container(proxy: ProxySpec, settings: WorkloadSettings, folders: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def _container(proxy: ProxySpec, settings: WorkloadSettings, volumes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     args = ["router", "-f", f"{CONFIG_FOLDER}/{CONFIG_FILE}", "--host", EVERY_ADDRESS, "--port", str(PORT)]
     args += ["--admin-host", EVERY_ADDRESS, "--admin-port", str(ADMIN_PORT)]
     mounts: list[dict[str, Any]] = [
         {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True},
         {"name": "scratch", "mountPath": _SCRATCH},
-        *({"name": one["name"], "mountPath": _mount_path(one["name"]), "readOnly": True} for one in folders),
+        *({"name": one["name"], "mountPath": _mount_path(one["name"]), "readOnly": True} for one in volumes),
     ]
     amounts = proxy.resources or {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
     ports = (("http", PORT), (METRICS_PORT_NAME, ADMIN_PORT))

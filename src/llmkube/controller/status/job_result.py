@@ -57,7 +57,7 @@ def read_failure(pods: Sequence[Pod]) -> tuple[str, str]:
         if end is None or not end.exit_code:
             continue
         if end.reason == Reason.OOM_KILLED:
-            return Reason.OOM_KILLED, "the fetch was killed: it used more memory than its node has"
+            return Reason.OOM_KILLED, "the fetch was killed: it used more memory than its node or a LimitRange allows"
         tail = end.message.strip().splitlines()
         message = tail[-1] if tail else f"the fetch exited with code {end.exit_code}"
         return parse_failure(end.message) or (Reason.FETCH_FAILED, message)
@@ -143,7 +143,7 @@ def _inspection_problem(observed: JobFacts) -> tuple[str, str]:
         why = message or "the Job failed without a message: its pod may not fit on the node, or lack its volume"
         return reason or Reason.INSPECTION_FAILED, f"{why}; delete Job {name} to retry at once"
     trouble = trouble_of(observed.pods)
-    inspecting = Reason.INSPECTING, f"Job {name} is reading its header"
+    inspecting = Reason.INSPECTING, f"Job {name} is reading the file's header"
     return (trouble.reason, trouble.message) if trouble is not None else inspecting
 
 

@@ -188,8 +188,8 @@ def assess_supply(model: Model, supply: Supply, observed: JobFacts) -> Verdict:
     if supply.by == "image":
         return Verdict("Ready", "ImageVolume", "the kubelet mounts it into each pod that serves it")
     if supply.by == "pods":
-        early = "; spec.prefetch has no effect: each service has its own volume" if model.spec.prefetch else ""
-        return Verdict("Ready", Reason.WORKLOAD_RESOLVED, f"each pod fetches it into its own volume{early}")
+        note = "; spec.prefetch has no effect: each service has its own volume" if model.spec.prefetch else ""
+        return Verdict("Ready", Reason.WORKLOAD_RESOLVED, f"each pod fetches it into its own volume{note}")
     if supply.by == "claim":
         return _assess_claim(model, observed.claim)
     return _assess_job(model, observed)
