@@ -1,10 +1,10 @@
 # The image of every LLMKube program; docs/helm.md builds it.
-# Wheels only, each of the digest that requirements/ pins, so no compiler is needed at any time and no package's build
-# script runs; what runs has neither pip of its own nor a shell script.
+# Wheels only, each of the digest that requirements/ pins, so no compiler is needed and no package's build script
+# runs; the final image has neither pip for its environment nor a shell script.
 
-# Python's slim image, by digest: python:3.13-slim@sha256:… There is no default: a digest that is never renewed would
-# keep its holes. `docker buildx imagetools inspect python:3.13-slim` prints today's.
-# What stands here instead is no image's name, and tells that one is required; Debian's buildah has no ${BASE:?…}.
+# Python's slim image, by digest: python:3.13-slim@sha256:… There is no default: a fixed digest would keep its
+# vulnerabilities. `docker buildx imagetools inspect python:3.13-slim` prints the current one.
+# The default below is not an image name but an error message, because Debian's buildah does not support ${BASE:?…}.
 ARG BASE=--build-arg_BASE=python:3.13-slim@sha256:…_is_required
 
 FROM ${BASE} AS build
@@ -29,14 +29,14 @@ RUN /opt/build/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-di
 
 FROM ${BASE} AS llmkube
 ARG EXTRAS
-# llama.cpp's wheel uses the system's OpenMP, which a slim image has not.
+# llama.cpp's wheel uses the system's OpenMP, which a slim image lacks.
 RUN if [ "${EXTRAS}" = llama ]; then \
         apt-get update && apt-get install --yes --no-install-recommends libgomp1 \
         && apt-get clean && rm -rf /var/lib/apt/lists/*; \
     fi
 LABEL org.opencontainers.image.title="LLMKube" org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/llmkube /opt/llmkube
-# Nothing is written outside /tmp, by any user id: the root filesystem may be read-only, and OpenShift chooses the user.
+# Nothing is written outside /tmp, and any user id works: the root filesystem may be read-only, and OpenShift sets the user.
 ENV PATH=/opt/llmkube/bin:$PATH \
     HOME=/tmp \
     LLMKUBE_STATE_DIR=/tmp/llmkube \
@@ -54,5 +54,5 @@ RUN if [ "${EXTRAS}" != llama ]; then \
 ENTRYPOINT ["llmkube-llama-server"]
 CMD ["--help"]
 
-# What is built where no target is named.
+# The default target.
 FROM llmkube

@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE  # tests start programs some hundred times: non
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 30
 
-# What is installed is what requirements/ pins, by digest and as wheels alone; then this tree, with nothing fetched.
+# Installs the pinned wheels of requirements/, checked by digest, and then this tree, without downloads.
 PINNED := --require-hashes --only-binary :all:
 SERVING := $(VENV)/.serving
 SERVES := --requirement requirements/llama.txt --requirement requirements/build.txt
@@ -25,7 +25,7 @@ define checked_python
 } >&2
 endef
 
-# $(1) is what of requirements/ is installed, $(2) how loud
+# $(1) are the files of requirements/, $(2) the installer's flags
 define installed
 @if command -v uv >/dev/null 2>&1; then \
 	test -x $(BIN)/python || uv venv --quiet --python "$(PYTHON)" $(VENV); \
@@ -41,11 +41,11 @@ endef
 $(STAMP): pyproject.toml requirements/dev.txt
 	$(checked_python)
 	$(call installed,--requirement requirements/dev.txt,--quiet)
-	@touch $@ $(SERVING)  # what serving needs is in it, pinned alike
+	@touch $@ $(SERVING)  # it includes the packages that serving needs
 
 $(SERVING): pyproject.toml requirements/llama.txt requirements/build.txt
 	$(checked_python)
-	@echo "Installing what serving needs into $(VENV), once: $$(grep -c '^[a-z].*==' requirements/llama.txt) packages."
+	@echo "Installing the packages for serving into $(VENV), once: $$(grep -c '^[a-z].*==' requirements/llama.txt) packages."
 	$(call installed,$(SERVES),)
 	@touch $@
 
@@ -55,8 +55,8 @@ demo:  ## serve the built-in model through Kubernetes objects and ask it a quest
 	$(BIN)/llmkube up --demo --ask "What is LLMKube?" && \
 	echo "make demo took $$(($$(date +%s) - begin)) s in all."
 
-test: $(STAMP)  ## run the test suite, on every core: a sample of what .ci/run plays (tests/lengths.py)
-	-@$(BIN)/python tests/charts/chart_tools.py  # a tool that cannot be had here is named by the tests that need it
+test: $(STAMP)  ## run the test suite on every core: a sample of the tests of .ci/run (tests/lengths.py)
+	-@$(BIN)/python tests/charts/chart_tools.py  # the tests that need a missing tool name it
 	LLMKUBE_LENGTHS=$${LLMKUBE_LENGTHS:-sample} $(BIN)/python -m pytest --numprocesses auto --dist loadgroup -m "not envtest and not node"
 
 soak: export LLMKUBE_LENGTHS = soak
@@ -67,7 +67,7 @@ envtest: $(STAMP)  ## run the API suites on two real kube-apiservers, built once
 	@test -n "$$LLMKUBE_TEST_KUBECONFIG" || $(BIN)/python tests/envtest/build.py
 	$(BIN)/python -m pytest -m envtest $(if $(LLMKUBE_TEST_KUBECONFIG),,--numprocesses 2 --dist worksteal)
 
-node: $(STAMP)  ## run the story on a real node: kubelet, containerd, kube-proxy, images built from the Dockerfile; needs root
+node: $(STAMP)  ## run the tests on a real node: kubelet, containerd, kube-proxy, images built from the Dockerfile; needs root
 	@$(BIN)/python tests/node/needs.py
 	@$(BIN)/python tests/charts/chart_tools.py helm >/dev/null
 	@$(BIN)/python tests/node/build.py
@@ -81,18 +81,18 @@ check: $(STAMP)  ## linters, formatting, types and import contracts
 	! git grep -nE '^(<<<<<<<|>>>>>>>) '  # an unresolved conflict
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check --quiet src tests benchmarks
-	$(BIN)/flake8 $$(grep -rlE 'async |trio' --include='*.py' src benchmarks)  # flake8-async, which is slow: tests have ruff's rules
+	$(BIN)/flake8 $$(grep -rlE 'async |trio' --include='*.py' src benchmarks)  # flake8-async is slow; the tests are checked by ruff's rules only
 	$(BIN)/mypy
-	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin  # what only a Mac runs; one cache is of one platform
+	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin  # code for macOS only; a cache is for one platform
 	$(BIN)/lint-imports
 
-docs: $(STAMP)  ## check the pages: links, paths, commands; run what their consoles show
+docs: $(STAMP)  ## check the pages: links, paths, commands; run their consoles
 	$(BIN)/python -m pytest -q tests/docs
 
-newcomer: $(STAMP)  ## clone the last commit, and type what README and docs show into a terminal of 80 columns
+newcomer: $(STAMP)  ## clone the last commit, and type the commands of README and docs into a terminal of 80 columns
 	PYTHONPATH=tests $(BIN)/python tests/docs/newcomer.py
 
-manifests: $(STAMP)  ## write what is made from the classes: docs/crds.md, the chart's definitions and roles
+manifests: $(STAMP)  ## write the files generated from the classes: docs/crds.md, the chart's definitions and roles
 	$(BIN)/llmkube crds --docs > docs/crds.md
 	$(BIN)/llmkube crds > charts/llmkube/files/crds.yaml
 	for program in agent controller; do \
@@ -103,34 +103,34 @@ manifests: $(STAMP)  ## write what is made from the classes: docs/crds.md, the c
 	$(BIN)/llmkube rbac policies --lease-namespace @RELEASE_NAMESPACE@ > charts/llmkube/files/rbac/policies.yaml
 	$(BIN)/python tests/mac/launchd_template.py > launchd/com.llmkube.metal-agent.plist
 
-reference: $(STAMP)  ## write the pages that are made from code: docs/cli.md, config.md, metrics.md, reasons.md
+reference: $(STAMP)  ## write the pages generated from code: docs/cli.md, config.md, metrics.md, reasons.md
 	$(BIN)/python tests/docs/reference.py
 
-generate: manifests reference  ## write everything that is made from code
+generate: manifests reference  ## write everything that is generated from code
 
 chart: $(STAMP)  ## package the Helm chart with IMAGE and CPU_ENGINE=REPOSITORY@sha256:… in it, and index it: dist/charts
 	@$(BIN)/python tests/charts/package.py dist/charts "$(IMAGE)" "$(CPU_ENGINE)"
 
-dist: $(STAMP)  ## build what a release has from the last commit: wheel, sdist, lock, SBOM, checksums: dist; URL=https://… adds a formula
+dist: $(STAMP)  ## build the files of a release from the last commit: wheel, sdist, lock, SBOM, checksums: dist; URL=https://… adds a formula
 	@$(BIN)/python tests/supply/dist.py dist $(if $(URL),--url $(URL))
 
-lock: $(STAMP)  ## renew requirements/*.txt, versions and digests; KEEP=1 keeps what pyproject.toml still allows
+lock: $(STAMP)  ## update requirements/*.txt, versions and digests; KEEP=1 keeps versions that pyproject.toml still allows
 	@$(BIN)/python tests/supply/lock.py $(if $(KEEP),--keep)
 
-# Where the program of the guides' name is: a link to this tree's, so that it has the wheels that requirements/ pins.
+# Path of the program named in the guides: a link into this tree, so that it uses the pinned wheels of requirements/.
 PREFIX ?= /usr/local
 GUIDE_PROGRAM := $(PREFIX)/bin/llmkube-metal-agent
 
-install-metal-agent: $(SERVING)  ## on a Mac, have launchd run the agent now and from now on; ARGS="--daemon" for a daemon
+install-metal-agent: $(SERVING)  ## on a Mac, start the agent now and at every login; ARGS="--daemon" for a daemon
 	@$(call as_owner,$(PREFIX)/bin,mkdir -p $(PREFIX)/bin)
 	@$(call as_owner,$(PREFIX)/bin,ln -sf $(CURDIR)/$(BIN)/llmkube-metal-agent $(GUIDE_PROGRAM))
 	@$(BIN)/llmkube agent install $(ARGS)
 
-uninstall-metal-agent: $(SERVING)  ## stop the agent and its engines and take its job away; models stay
+uninstall-metal-agent: $(SERVING)  ## stop the agent and its engines and remove its job; models are kept
 	@$(BIN)/llmkube agent uninstall
 	@$(call as_owner,$(PREFIX)/bin,rm -f $(GUIDE_PROGRAM))
 
-# $(2), by sudo where $(1), or what is to hold it, is not ours to write
+# $(2), with sudo if this user may not write to $(1) or, if that is missing, to its nearest parent
 define as_owner
 folder=$(1); until test -e $$folder; do folder=$$(dirname $$folder); done; \
 if test -w $$folder; then $(2); else echo "$$ sudo $(2)" >&2; sudo $(2); fi
@@ -138,12 +138,12 @@ endef
 
 POWER_RULE := /etc/sudoers.d/llmkube-powermetrics
 
-install-powermetrics-sudo: $(STAMP)  ## on a Mac, let this user's agents measure power: one line of sudoers, shown first
+install-powermetrics-sudo: $(STAMP)  ## on a Mac, allow this user's agents to measure power: one line of sudoers, shown first
 	@$(BIN)/llmkube agent sudoers > $(VENV)/powermetrics.sudoers && cat $(VENV)/powermetrics.sudoers
 	visudo -cf $(VENV)/powermetrics.sudoers
 	sudo install -m 0440 -o 0 -g 0 $(VENV)/powermetrics.sudoers $(POWER_RULE)
 
-uninstall-powermetrics-sudo:  ## take that line away again
+uninstall-powermetrics-sudo:  ## remove that line
 	sudo rm -f $(POWER_RULE)
 
 clean:  ## remove the virtual environment and every cache

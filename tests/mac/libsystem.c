@@ -1,8 +1,8 @@
-/* What macOS's C library answers, release by release, on any system: structs and numbers as xnu's headers have them.
+/* Results of macOS's C library by release, on any system, with the structs and numbers of xnu's headers.
  *
  * osfmk/mach/vm_statistics.h, bsd/sys/resource.h, osfmk/mach/mig_errors.h. The counts, in words of 32 bits: macOS 15
- * fills in 38; macOS 26 has 62, fills in what it is asked for, and logs an error for a count above its own; macOS 27
- * refuses a count below its own with MIG_ARRAY_TOO_LARGE and writes its own back. */
+ * fills in 38; macOS 26 has 62, fills in the requested words, and logs an error for a count above its own; macOS 27
+ * refuses a count below its own with MIG_ARRAY_TOO_LARGE and returns its own. */
 #include <errno.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -43,7 +43,7 @@ void set_release(int number) {
     level = 1;
 }
 
-/* Of a program that has this library before its own (LD_PRELOAD). */
+/* For a program with this library in LD_PRELOAD. */
 static int intel, translated;
 
 __attribute__((constructor)) static void from_environment(void) {
@@ -64,7 +64,7 @@ int host_statistics64(natural_t host, int flavor, void *out, uint32_t *count) {
     (void)host;
     calls++;
     if (refuses)
-        return 5; /* KERN_FAILURE, as while macOS updates itself */
+        return 5; /* KERN_FAILURE, as during an update of macOS */
     if (flavor != 4)
         return 4; /* KERN_INVALID_ARGUMENT */
     if (release >= 27 && *count < own) {
@@ -81,7 +81,7 @@ int host_statistics64(natural_t host, int flavor, void *out, uint32_t *count) {
     now.compressor_page_count = 17;
     if (*count > own)
         *count = own;
-    memset(out, 0xff, 4 * (size_t)*count); /* what later systems have added is no zero */
+    memset(out, 0xff, 4 * (size_t)*count); /* words of later releases are not zero */
     memcpy(out, &now, *count < 38 ? 4 * (size_t)*count : sizeof now);
     return 0;
 }

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Checks on a Mac what no other machine can show; one file to send back: verify-on-a-mac.txt, in this folder's checkout.
+# Run the checks that only a Mac can run, and write one file to send back: verify-on-a-mac.txt, in this checkout.
 # docs/verify-on-a-mac.md says what each line means. Nothing is installed, changed or sent.
 set -u
 cd "$(dirname "$0")/../.." || exit 2
