@@ -20,14 +20,14 @@ def test_python_that_is_too_old_is_reported_first(tmp_path):
     assert not venv.exists()
 
 
-def test_the_demo_installs_what_serving_needs_and_names_it_first(tmp_path):
+def test_the_demo_installs_the_packages_for_serving_and_reports_it_first(tmp_path):
     """No linter or test tool is installed; the first line names what is, the last the time taken."""
     stamp = tmp_path / "venv" / ".serving"
     command = ["make", "--dry-run", "--directory", ROOT, f"VENV={stamp.parent}", stamp]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert "--requirement requirements/llama.txt --requirement requirements/build.txt" in done.stdout
     assert "requirements/dev.txt" not in done.stdout
-    assert done.stdout.index("Installing what serving needs") < done.stdout.index("--require-hashes")
+    assert done.stdout.index("Installing the packages for serving") < done.stdout.index("--require-hashes")
     demo = (ROOT / "Makefile").read_text().partition("\ndemo:")[2].partition("\n\n")[0]
     assert "$(SERVING)" in demo
     assert "make demo took" in demo.splitlines()[-1]
