@@ -87,7 +87,7 @@ _PLAIN: Final = (
 _KEYS: Final = ("app", "team", "example.org/role", "a b", "\u00e9", "x" * 64, "inference.llmkube.dev/service")
 
 
-def admitted(schema: Schema, *, most_fields: int = _MAX_FIELDS) -> st.SearchStrategy[Any]:
+def admitted(schema: Schema, *, max_fields: int = _MAX_FIELDS) -> st.SearchStrategy[Any]:
     """Draw values that a schema admits: each field at its least, its most, empty, huge or in foreign letters."""
     kind = schema.get("type", "")
     if "enum" in schema:
@@ -107,7 +107,7 @@ def admitted(schema: Schema, *, most_fields: int = _MAX_FIELDS) -> st.SearchStra
     if kind == "object" and "additionalProperties" in schema:
         return st.dictionaries(st.sampled_from(_KEYS), admitted(schema["additionalProperties"]), max_size=3)
     if kind == "object":
-        return _admitted_objects(schema, most_fields)
+        return _admitted_objects(schema, max_fields)
     return st.sampled_from(_admitted_texts(schema)) if kind == "string" else st.sampled_from(_AMOUNTS[:4])
 
 
@@ -119,9 +119,9 @@ def _admitted_texts(schema: Schema) -> list[str]:
 
 
 @st.composite
-def _admitted_objects(draw: st.DrawFn, schema: Schema, most_fields: int) -> dict[str, Any]:
+def _admitted_objects(draw: st.DrawFn, schema: Schema, max_fields: int) -> dict[str, Any]:
     properties = schema.get("properties", {})
     fields = st.sampled_from(sorted(properties)) if properties else st.nothing()
-    chosen = draw(st.lists(fields, max_size=most_fields, unique=True))
+    chosen = draw(st.lists(fields, max_size=max_fields, unique=True))
     names = dict.fromkeys([*schema.get("required", ()), *chosen])
     return {name: draw(admitted(properties[name])) for name in names}

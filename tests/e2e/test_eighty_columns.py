@@ -41,6 +41,7 @@ LOOK = (
     ("logs", "demo", "--tail", "1"),
     ("catalog", "list"),
     ("catalog", "info", "llama-3.1-8b"),
+    ("fit", "builtin://demo", "--memory", "64Mi"),
 )
 FORWARD = (
     DEPLOY,

@@ -232,12 +232,12 @@ async def disk_full(stage, rng):
     host.machine.disk_full = False
 
 
-async def _lacking(stage, rng, what, most_seconds):
+async def _lacking(stage, rng, what, max_seconds):
     """Kill an engine on a machine that cannot start another one for a while."""
     host, child = stage.engine(rng)
     setattr(host.machine, what, True)
     child.end(-9)
-    await trio.sleep(span(rng, 1, most_seconds))
+    await trio.sleep(span(rng, 1, max_seconds))
     setattr(host.machine, what, False)
 
 

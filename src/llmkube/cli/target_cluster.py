@@ -219,7 +219,7 @@ def run_or_time_out(function: Callable[..., Awaitable[T]], *args: Any, seconds: 
     Args:
         function: The function; it uses `answer_deadline` or `trio.fail_after`.
         *args: Its arguments.
-        seconds: Deadline that the function sets itself, for the message, which reports at most `ANSWER_SECONDS`.
+        seconds: Deadline that the function sets, for the message; it reports at most `ANSWER_SECONDS`.
 
     Raises:
         CommandError: A deadline was missed.

@@ -145,8 +145,8 @@ class Desired:
 @st.composite
 def desired_pairs(draw: st.DrawFn) -> Desired:
     base = draw(st.sampled_from(USEFUL))
-    model = draw(admitted(SPECS["Model"], most_fields=3))
-    service = draw(admitted(SPECS["InferenceService"], most_fields=8))
+    model = draw(admitted(SPECS["Model"], max_fields=3))
+    service = draw(admitted(SPECS["InferenceService"], max_fields=8))
     if draw(st.integers(0, 3)):
         model = {**model, **base}
     return Desired(model, service)

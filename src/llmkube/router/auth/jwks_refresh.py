@@ -27,21 +27,21 @@ class KeysUnreadableError(Exception):
     """The keys cannot be read; the message contains no address, because clients see it."""
 
 
-async def fetch_jwks(plain: HttpClient, secure: HttpClient, uri: str, most_bytes: int) -> bytes:
+async def fetch_jwks(plain: HttpClient, secure: HttpClient, uri: str, max_bytes: int) -> bytes:
     """Fetch a JWK Set.
 
     Args:
         plain: For http.
         secure: For https; it verifies certificates.
         uri: The address.
-        most_bytes: A longer response is rejected.
+        max_bytes: A longer response is rejected.
 
     Raises:
         KeysUnreadableError: There is no successful response within 10 seconds, or it is too long.
     """
     with trio.move_on_after(FETCH_SECONDS):
         try:
-            return await _fetch(plain, secure, uri, most_bytes)
+            return await _fetch(plain, secure, uri, max_bytes)
         except ConnectError as exc:
             raise KeysUnreadableError("no connection to the issuer") from exc
         except ValueError as exc:
@@ -51,7 +51,7 @@ async def fetch_jwks(plain: HttpClient, secure: HttpClient, uri: str, most_bytes
     raise KeysUnreadableError(f"no complete response from the issuer within {FETCH_SECONDS:g} seconds")
 
 
-async def _fetch(plain: HttpClient, secure: HttpClient, uri: str, most_bytes: int) -> bytes:
+async def _fetch(plain: HttpClient, secure: HttpClient, uri: str, max_bytes: int) -> bytes:
     parts = urlsplit(uri)
     origin = (parts.hostname or "", parts.port or _PORTS[parts.scheme])
     client = secure if parts.scheme == "https" else plain
@@ -68,8 +68,8 @@ async def _fetch(plain: HttpClient, secure: HttpClient, uri: str, most_bytes: in
         received = bytearray()
         while piece := await answer.receive_some():
             received += piece
-            if len(received) > most_bytes:
-                raise KeysUnreadableError(f"the issuer's response has more than {most_bytes} bytes")
+            if len(received) > max_bytes:
+                raise KeysUnreadableError(f"the issuer's response has more than {max_bytes} bytes")
     finally:
         if not client.release_nowait(answer):
             await trio.aclose_forcefully(answer.stream)  # noqa: ASYNC102 (closes at once, also when cancelled)

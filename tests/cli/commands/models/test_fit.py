@@ -77,7 +77,7 @@ def test_the_context_that_would_fit_is_named():
 def test_weights_that_are_too_large():
     """If no context fits, none is offered."""
     text = lines(decoder(), 4, context=4096)
-    assert "No context fits" in text
+    assert "No context fits: the parts that do not depend on it" in text
 
 
 def test_doubts_are_reported():

@@ -89,7 +89,7 @@ def fit(
     limit = device_limit_here() if device == "metal" and memory is None else None
     budget = host_budget(_memory(memory), device_limit_bytes=limit)
     verdict = attrs.evolve(assess(title, shape, demand, budget), asked_context=context)
-    click.echo(formats.dump(as_data(verdict), form) if form else "\n".join(as_lines(verdict)))
+    click.echo(formats.dump(as_data(verdict), form) if form else output.wrapped("\n".join(as_lines(verdict))))
     if not verdict.fits:
         sys.exit(1)
 
@@ -174,7 +174,7 @@ def as_data(verdict: Verdict) -> dict[str, Any]:
 def _context_line(verdict: Verdict) -> str:
     largest = verdict.largest_context
     if largest is None:
-        return "No context fits: the weights alone take all the memory, or nearly all."
+        return "No context fits: the parts that do not depend on it take all the memory, or nearly all."
     if verdict.trained_context and largest >= verdict.trained_context:
         return f"Largest context that fits: {largest} tokens, the trained context."
     return f"Largest context that fits: {largest} tokens."

@@ -27,7 +27,8 @@ def test_what_runs_is_reported_with_its_addresses(tmp_path):
         (state / LOG).write_text(f"old\n{ADDRESSES.replace('127.0.0.1', '127.0.0.9')}\nx\n{ADDRESSES}\nmore\n")
         shown = invoke("status", state=state)
         assert shown.exit_code == 0
-        assert f"llmkube up is running (pid {os.getpid()}) on {state}\n{ADDRESSES}\n" in shown.output
+        line = f"llmkube up is running (pid {os.getpid()}) with the state directory {state}"
+        assert f"{line}\n{ADDRESSES}\n" in shown.output
         again = invoke("start", state=state)
         assert (again.exit_code, again.output) == (
             0,

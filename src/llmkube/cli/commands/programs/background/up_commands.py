@@ -84,7 +84,7 @@ def up_status(state_dir: Path | None) -> None:
     folder = chosen_folder(state_dir)
     pid = running_up_pid(folder)
     state = "is not running" if pid is None else f"is running (pid {pid})"
-    click.echo(f"llmkube up {state} on {folder}")
+    click.echo(f"llmkube up {state} with the state directory {folder}")
     if pid is not None and (addresses := addresses_in(folder / LOG)):
         click.echo(addresses)
     at_login = _login_job_file()
