@@ -86,7 +86,7 @@ def configure_logging(level: str = "info", *, style: Style = "json", stream: Tex
 
 
 def redact_secrets(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    """Redact the values of secret-looking keys, and credentials inside texts, also in nested values."""
+    """Redact the values of secret-looking keys, and credentials inside texts, including nested values."""
     return {key: REDACTED if _is_secret(key) and value else _redacted(value) for key, value in event.items()}
 
 

@@ -78,7 +78,7 @@ class Committer:
             batch = self._open_batch
             batch.changes.extend(changes)
         with trio.fail_after(_SYNC_TIMEOUT_SECONDS, shield=True):
-            async with self._syncing:  # also without changes: the decision may depend on some that are not synced yet
+            async with self._syncing:  # even without changes: the decision may depend on some that are not synced yet
                 if self._open_batch is batch and batch.changes:  # otherwise another task has synced it
                     await self._sync(self._persist)
         if batch.error is not None:

@@ -78,7 +78,7 @@ class Ref:
 
 @attrs.frozen(eq=False)
 class Change:
-    """One write: `before` is None for a creation; `after` is the object that this write left, also if it is removed."""
+    """One write: `before` is None for a creation; `after` is the object that this write left, even if it is removed."""
 
     revision: int
     ref: Ref

@@ -1,7 +1,7 @@
 """Pooled HTTP/1.1 client on Trio, plain http only: engines, probes and the gateway's upstream side.
 
 It has no timeouts: callers use `trio.fail_after`. A connection returns to the pool only when a response was read to its
-clean end; otherwise, also on cancellation, it is closed.
+clean end; otherwise, even on cancellation, it is closed.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
@@ -128,7 +128,7 @@ class UpgradedConnection:
     close: Callable[[], Awaitable[None]] | None = None
 
     async def aclose(self) -> None:
-        """Close the connection, also when cancelled."""
+        """Close the connection, even when cancelled."""
         if self.close is None:
             await trio.aclose_forcefully(self.stream)
         else:

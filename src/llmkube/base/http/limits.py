@@ -17,7 +17,7 @@ class Limits:
         max_connections: Concurrent connections; at the limit, some that wait for their clients are closed for new ones.
         max_connections_per_peer: The same for one address, but further ones are closed at once. None: no limit.
         idle_seconds: Time to wait for the first byte of a request.
-        head_seconds: From the first byte of a request to the end of its head, also if it trickles in.
+        head_seconds: From the first byte of a request to the end of its head, even if it trickles in.
         body_stall_seconds: Between two pieces of a request body; also the time that a body of any size may take.
         body_bytes_per_second: Minimum rate of a body that takes longer than that.
         send_stall_seconds: For one write that the client does not read.

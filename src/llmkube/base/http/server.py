@@ -71,7 +71,7 @@ async def run_server(
     connections = _Connections(context)
     arrivals_in, arrivals_out = trio.open_memory_channel[trio.abc.Stream](limits.max_connections)
     async with trio.open_nursery() as nursery:
-        # Closing it, after the listeners, stops the connections, also when Ctrl-C comes while they are being started.
+        # Closing it, after the listeners, stops the connections, even when Ctrl-C comes while they are being started.
         with arrivals_in:
             nursery.start_soon(connections.run, arrivals_out)
             nursery.start_soon(context.idle.run)

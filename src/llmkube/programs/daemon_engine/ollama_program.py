@@ -181,7 +181,7 @@ class OllamaModel(Adapter):
         await self.api.renew(self.name, KEEP_ALIVE, embeds=self.embeds)
 
     async def unload(self) -> None:
-        """Unload the model, also if an earlier front has loaded it, whose file is found by the name."""
+        """Unload the model, even if an earlier front has loaded it, whose file is found by the name."""
         if not self.blob:
             self.blob = await self.api.blob_of(self.name) or ""
         await self.api.unload(self.name)

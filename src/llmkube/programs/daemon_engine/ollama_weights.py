@@ -137,7 +137,7 @@ class Weights(Protocol):
     """Source of a model's weights."""
 
     async def prepare(self, api: OllamaApi) -> str:
-        """Create the model in the store, also if it exists; return the name of its file there.
+        """Create the model in the store, even if it exists; return the name of its file there.
 
         Raises:
             DaemonError: The server did not accept it.

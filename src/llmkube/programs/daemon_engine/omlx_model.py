@@ -214,7 +214,7 @@ class OmlxModel(Adapter):
             self._is_loading = False
 
     async def unload(self) -> None:
-        """Unload the model, also if an earlier front has loaded it, after waiting for a load that is in progress.
+        """Unload the model, even if an earlier front has loaded it, after waiting for a load that is in progress.
 
         Until such a load is finished, oMLX lists the model as not loaded.
         """

@@ -72,7 +72,7 @@ async def _fetch(plain: HttpClient, secure: HttpClient, uri: str, max_bytes: int
                 raise KeysUnreadableError(f"the issuer's response has more than {max_bytes} bytes")
     finally:
         if not client.release_nowait(answer):
-            await trio.aclose_forcefully(answer.stream)  # noqa: ASYNC102 (closes at once, also when cancelled)
+            await trio.aclose_forcefully(answer.stream)  # noqa: ASYNC102 (closes at once, even when cancelled)
     return bytes(received)
 
 

@@ -149,7 +149,7 @@ class Attempts:
                 body += piece
             return reply_of(answer.status, answer.headers, bytes(body), ours=not backend.provider)
         finally:
-            await self.transport.release(permit, answer)  # noqa: ASYNC102 (closes at once, also when cancelled)
+            await self.transport.release(permit, answer)  # noqa: ASYNC102 (closes at once, even when cancelled)
 
     def _resolve(self, backend: Backend, key: str, path: str) -> tuple[Backend, bytes] | Failure:
         """Return a backend with the model id and credentials from the directory, or why it gets no request."""
@@ -222,7 +222,7 @@ class Attempts:
             return Failure(Cause.MALFORMED, str(exc))
         finally:
             if answer is not None and not handed_over:
-                await self.transport.release(permit, answer)  # noqa: ASYNC102 (closes at once, also when cancelled)
+                await self.transport.release(permit, answer)  # noqa: ASYNC102 (closes at once, even when cancelled)
 
 
 def reply_of(status: int, headers: Headers, body: bytes, *, ours: bool) -> Reply:

@@ -56,7 +56,7 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
         endpoint_path="/v2",
         hpa_metric=ScalingMetric(_METRIC),
         metrics_port_name="metrics",
-        shared_memory=True,  # the backends of a model communicate through it, also on one GPU
+        shared_memory=True,  # the backends of a model communicate through it, even on one GPU
     )
 
 

@@ -125,7 +125,7 @@ class NodeMonitor:
 
     async def _report_first_list(self) -> None:
         await self._nodes.synced.wait()
-        self._updates.put_nowait("")  # also if there are no nodes
+        self._updates.put_nowait("")  # even if there are no nodes
 
     def _on_node(self, _key: Key) -> None:
         self._updates.put_nowait("")

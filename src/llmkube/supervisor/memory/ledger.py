@@ -109,7 +109,7 @@ class Ledger:
             if self._waits.get(key) is wait:
                 del self._waits[key]
                 self.book.withdraw(key)
-            if wait.reservation is not None:  # also if the wait was cancelled when it had just been granted
+            if wait.reservation is not None:  # even if the wait was cancelled when it had just been granted
                 self._release(wait.reservation)
 
     @contextmanager
