@@ -21,7 +21,7 @@ class Kind(Enum):
     """Treatment of a flag in `spec.extraArgs`."""
 
     ALLOWED = "is passed to the engine as it is"
-    FIELD = "sets the same as a field: passed to the engine unless the field has another value"
+    FIELD = "has the same effect as a field: passed to the engine unless the field has another value"
     OURS = "is controlled by a field or by LLMKube itself: rejected, with the name of the owner"
     REFUSED = "has an effect outside the engine: rejected, unless the owner of the host allows it by name"
 

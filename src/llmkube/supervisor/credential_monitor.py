@@ -43,7 +43,7 @@ class CredentialMonitor:
             log.error("host credential refused; engines keep running", command=self.value.value.command)
 
     def set_expiry(self, expires_at: float) -> None:
-        """Record the expiry of a token that is not due yet, or is new."""
+        """Record the expiry of a token that is new, or not due for renewal yet."""
         current = self.value.value
         if current.state is CredentialState.NOT_RENEWED:
             self._set_state(CredentialState.ACCEPTED)
@@ -72,7 +72,7 @@ class CredentialMonitor:
 
 
 async def run_problem_file(value: Mailbox[HostCredential], path: Path) -> Never:
-    """Keep a file with the problem of the credential up to date, without a problem none; never return.
+    """Keep a file with the credential's problem, and remove it while there is no problem; never return.
 
     The file is removed on exit: the state of an agent that has stopped is of no use.
     """

@@ -52,7 +52,7 @@ def test_the_swagger_document_in_protobuf_can_be_walked(catalog):
 
 
 def read_fields(data: bytes) -> dict[int, list]:
-    """Split a protobuf message into its fields, independent of the encoder's code."""
+    """Split a protobuf message into its fields, independently of the encoder's code."""
     fields: dict[int, list] = {}
     at = 0
 

@@ -95,7 +95,7 @@ def nullified(value: Any, schema: Schema) -> Any:
 
     The result shares what does not change; it is the value itself if nothing does.
     """
-    if not _may_be_null(schema):
+    if not _has_null_lists(schema):
         return value
     if isinstance(value, dict):
         parts = {name: _nullified_field(item, inner) for name, item in value.items() if (inner := schema.child(name))}
@@ -107,10 +107,10 @@ def nullified(value: Any, schema: Schema) -> Any:
 
 
 @lru_cache(maxsize=4096)
-def _may_be_null(schema: Schema) -> bool:
-    """Whether an empty list anywhere below is written as null, as in few kinds."""
-    return any(field.raw["default"] is None or _may_be_null(field) for field in schema.defaulted.values()) or any(
-        _may_be_null(inner) for inner in (*schema.properties.values(), schema.additional, schema.items) if inner
+def _has_null_lists(schema: Schema) -> bool:
+    """Whether an empty list anywhere below is written as null; only a few kinds have such lists."""
+    return any(field.raw["default"] is None or _has_null_lists(field) for field in schema.defaulted.values()) or any(
+        _has_null_lists(inner) for inner in (*schema.properties.values(), schema.additional, schema.items) if inner
     )
 
 

@@ -122,9 +122,9 @@ def _as_annotation(applied: Mapping[str, Any]) -> str:
 class ApplyPlanner:
     """Server-side apply over one catalog."""
 
-    def __init__(self, catalog: Catalog, admission: ObjectPreparation, timestamp: Callable[[], str]) -> None:
+    def __init__(self, catalog: Catalog, preparation: ObjectPreparation, timestamp: Callable[[], str]) -> None:
         self._catalog = catalog
-        self._admission = admission
+        self._preparation = preparation
         self._timestamp = timestamp
 
     def apply(
@@ -166,7 +166,7 @@ class ApplyPlanner:
             check_namespace(self._catalog, tx, target)
         with decoding(target):
             request_bodies.check_shape(_client_metadata(merged, old))
-        new = self._admission.applied(tx, target, old, merged)
+        new = self._preparation.applied(tx, target, old, merged)
         if new is None:
             return outcome_of(target, old or {}, warnings=warnings)
         if old is None:

@@ -40,9 +40,9 @@ class RestHandlers:
 
     def __init__(self, catalog: Catalog, utcnow: Callable[[], datetime], rng: random.Random) -> None:
         self._utcnow = utcnow
-        admission = ObjectPreparation(rng, self.timestamp)
-        self._writing = WritePlanner(catalog, admission, rng)
-        self.apply_planner = ApplyPlanner(catalog, admission, self.timestamp)
+        preparation = ObjectPreparation(rng, self.timestamp)
+        self._writing = WritePlanner(catalog, preparation, rng)
+        self.apply_planner = ApplyPlanner(catalog, preparation, self.timestamp)
 
     def timestamp(self) -> str:
         """Return the time in the form that objects use: RFC 3339 in whole seconds, UTC."""

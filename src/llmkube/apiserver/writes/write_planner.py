@@ -67,9 +67,9 @@ _CREATED_BY_UPDATE: Final = frozenset({"services", "endpoints", "events", "lease
 class WritePlanner:
     """Plans creates, updates and patches over one catalog. Draws generated names; has no other state."""
 
-    def __init__(self, catalog: Catalog, admission: ObjectPreparation, rng: random.Random) -> None:
+    def __init__(self, catalog: Catalog, preparation: ObjectPreparation, rng: random.Random) -> None:
         self._catalog = catalog
-        self._admission = admission
+        self._preparation = preparation
         self._rng = rng
 
     def plan_create(self, request: Request, target: Target) -> PlannedWrite:
@@ -90,10 +90,10 @@ class WritePlanner:
         wanted = with_metadata(body)
         named = self._with_name(tx, target, wanted)
         with decoding(target):
-            wanted, warnings = self._admission.decode(named, wanted, options, duplicates)
+            wanted, warnings = self._preparation.decode(named, wanted, options, duplicates)
         with attach_warnings(warnings):
             check_namespace(self._catalog, tx, named)
-            created = self._admission.create(tx, named, wanted, options)
+            created = self._preparation.create(tx, named, wanted, options)
         taken = tx.get(named.ref)
         with attach_warnings([*warnings, *strategy.warnings(named.kind, created)]):
             if taken is not None:
@@ -152,7 +152,7 @@ class WritePlanner:
                 with decoding(target):
                     return self._rewrite(tx, target, stored, wanted, options=options, strict_errors=[])
             with decoding(target):
-                decoded, warnings = self._admission.decode(target, wanted, options, duplicates)
+                decoded, warnings = self._preparation.decode(target, wanted, options, duplicates)
             with attach_warnings(warnings):
                 check_name(target, wanted)
                 if stored is None:
@@ -217,7 +217,7 @@ class WritePlanner:
             if errors:
                 raise invalid(target.kind_subject, errors)
         set_name_and_namespace(target, wanted)
-        decoded, warnings = self._admission.decode(target, wanted, options, strict_errors)
+        decoded, warnings = self._preparation.decode(target, wanted, options, strict_errors)
         with attach_warnings(warnings):
             check_version(target, stored, wanted["metadata"])
         return self._replace(tx, target, stored, decoded, options=options, warnings=warnings)
@@ -234,7 +234,7 @@ class WritePlanner:
     ) -> Outcome:
         """Replace the stored object with a decoded one, as far as this endpoint writes it."""
         with attach_warnings(warnings):
-            changed = self._admission.change(target, in_version(target.kind, stored), wanted, options)
+            changed = self._preparation.change(target, in_version(target.kind, stored), wanted, options)
         if changed is None:
             return outcome_of(target, stored, warnings=warnings)
         after, _ = stage(tx, target.ref, changed)

@@ -213,7 +213,7 @@ def _taints(gpu: GPU, resource: str, full_gpu_taint: str) -> tuple[str, ...]:
 
 def _one_gpu(count: int, field: str) -> int:
     if count > 1:
-        raise PlanError(f"{count} GPUs, but a shared or partitioned GPU is one GPU", field=field)
+        raise PlanError(f"is {count}, but a shared or partitioned GPU counts as one; set 1", field=field)
     return 1
 
 

@@ -59,7 +59,7 @@ PORT: Final = 8080
 MODELS_FOLDER: Final = "/models"
 """Folder in which the router looks for models; the service mounts them there (`spec.extraVolumeMounts`)."""
 
-_DECIDED: Final = {"--host": "spec.bindAddress", "--port": "spec.containerPort"}
+_OWNED: Final = {"--host": "spec.bindAddress", "--port": "spec.containerPort"}
 """Flags that fields control in a pod, which has its own address."""
 
 _LAYERS: Final = frozenset(spellings_of("--n-gpu-layers"))
@@ -70,7 +70,7 @@ _POOLING_IN_HEADER: Final = ("bert", "embedding", "encoder")
 
 def plan_server(builder: ContainerBuilder) -> ContainerPlan:
     """Return the container that serves one model."""
-    explicit_layers = _read_extra_args(builder, _DECIDED)
+    explicit_layers = _read_extra_args(builder, _OWNED)
     _add_model(builder)
     builder.line.argv += ["--alias", ",".join((builder.name, *fields.additional_ids(builder.name, builder.spec)))]
     builder.honour("spec.aliases")
@@ -84,8 +84,8 @@ def plan_router(builder: ContainerBuilder) -> ContainerPlan:
 
     The folder is the user's; the Model that the service refers to provides hardware and resources, but no weights.
     """
-    folder = f"LLMKube, which uses {MODELS_FOLDER}: mount the models there"
-    explicit_layers = _read_extra_args(builder, {**_DECIDED, "--models-dir": folder})
+    folder = f"LLMKube, which serves the models mounted at {MODELS_FOLDER}"
+    explicit_layers = _read_extra_args(builder, {**_OWNED, "--models-dir": folder})
     builder.line.argv += ["--models-dir", MODELS_FOLDER]
     builder.honour(SOURCE)  # required in a Model, so not reported
     return _finish(builder, model_id="", explicit_layers=explicit_layers)

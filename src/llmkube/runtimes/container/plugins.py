@@ -110,7 +110,7 @@ def _owner(point: importlib.metadata.EntryPoint) -> str:
 def _problem(name: str, runtime: Any) -> str:
     """Return the problem with the object that an entry point names; empty if there is none."""
     if not isinstance(runtime, Runtime):
-        return f"its entry point names a {type(runtime).__name__}, not a llmkube.runtimes.container.builder.Runtime"
+        return f"its entry point names a {type(runtime).__name__}, not an llmkube.runtimes.container.builder.Runtime"
     if runtime.name != name:
         return f"its name is {runtime.name!r}"
     if unknown := [each for each in runtime.reads if each not in FORMATS]:

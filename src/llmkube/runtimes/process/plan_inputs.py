@@ -125,17 +125,17 @@ def refuse_unsupported(spec: InferenceServiceSpec, runtime: str, daemon: str, in
         PlanError: The invalid field, with a fix.
     """
     if spec.extra_args:
-        raise PlanError(f"{runtime} takes no extra arguments; remove it, or use llamacpp", field="spec.extraArgs")
+        raise PlanError(f"{runtime} takes no extra arguments; remove them, or use llamacpp", field="spec.extraArgs")
     if spec.speculative_decoding is not None:
         message = f"{runtime} supports no draft model; remove it, or use llamacpp"
         raise PlanError(message, field="spec.speculativeDecoding")
     if spec.env:
-        message = f"the environment of {daemon} belongs to its owner; remove it, or use {instead}"
+        message = f"the environment of {daemon} belongs to its owner; remove these variables, or use {instead}"
         raise PlanError(message, field="spec.env")
 
 
 def front_arguments(inputs: PlanInputs, runtime: str, program_flag: str, model: str = Placeholder.MODEL) -> list[str]:
-    """Return the command line of a service's front process, without the flags for one kind of daemon.
+    """Return the command line of a service's front process, without the flags that only one daemon's front has.
 
     Args:
         inputs: Inputs of the plan.

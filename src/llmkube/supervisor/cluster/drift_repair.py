@@ -67,7 +67,7 @@ class DriftRepair:
         self._queue = WorkQueue(self.rng)
 
     def check_nowait(self, slot: Slot) -> None:
-        """Have an object that has changed checked soon, if this agent writes to it."""
+        """Schedule a check of a changed object, if this agent writes to it."""
         if self.applier.has(slot):
             self._queue.add_after(slot, CHECK_SECONDS)
 

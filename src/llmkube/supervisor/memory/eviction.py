@@ -262,7 +262,7 @@ def _choose_victim(policy: Policy, observed: Observation, cause: Cause, now: flo
 def _deferral(
     policy: Policy, state: PressureState, observed: Observation, cause: Cause, now: float
 ) -> tuple[Skip, str] | None:
-    """Return why no service is evicted at this moment, independent of which services run; None if one may be."""
+    """Return why no service is evicted at this moment, regardless of which services run; None if one may be."""
     if policy.mode is Mode.OFF:
         return Skip.DISABLED, "no service is evicted: eviction is switched off"
     if not observed.engines:
@@ -277,7 +277,7 @@ def _deferral(
 
 
 def _is_above_floor(policy: Policy, sample: Sample) -> bool:
-    """Whether enough is available for other services to start, independent of the kernel's level."""
+    """Whether enough is available for other services to start, regardless of the kernel's level."""
     # macOS looks at compressed memory: with most memory wired, a full browser is enough for its warning.
     return sample.available_bytes >= policy.floor_bytes(sample.total_bytes)
 

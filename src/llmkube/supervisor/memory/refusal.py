@@ -95,7 +95,7 @@ def find_refusal(request: Request, host: Capacity) -> Refusal | None:
 
 
 def _admission_refusal(request: Request, host: Capacity) -> Refusal | None:
-    """Return the refusal if it is the wrong moment to start, independent of free memory."""
+    """Return the refusal if it is the wrong moment to start, regardless of free memory."""
     if host.level is Level.CRITICAL:
         return Refusal(Block.PRESSURE, "memory is critically low on this machine; engines start once it is normal")
     small = request.need.sized and request.need.total_bytes <= host.small_bytes

@@ -1,8 +1,8 @@
 """Power of a Mac's chip, from macOS's powermetrics, which prints a sample every two seconds while the agent reads.
 
 powermetrics must run as root. An agent that is not root may run exactly this command line through sudo: `sudoers_rule`
-renders the grant, which has no wildcards, so that sudo compares every argument. The agent cannot signal a process of
-root; a sampler whose agent is gone exits at its next line, which has no reader (SIGPIPE).
+renders the grant, which has no wildcards, so that sudo compares every argument. The agent cannot signal a root
+process; a sampler whose agent is gone exits when it writes to its closed pipe (SIGPIPE).
 
 The format is that of `powermetrics --samplers cpu_power,gpu_power` on Apple silicon since macOS 13. powermetrics(1)
 calls the figures estimates: they are comparable between runs on one machine, but not between machines.
@@ -195,7 +195,7 @@ class Powermetrics:
 
 
 async def _end(process: trio.Process) -> None:
-    """Stop a sampler; one of root cannot be signalled, and exits at its next line, which has no reader.
+    """Stop a sampler; one that runs as root cannot be signalled, and exits when it writes to its closed pipe.
 
     KILL is needed for one that is stopped by SIGSTOP.
     """

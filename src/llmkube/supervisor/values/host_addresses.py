@@ -66,7 +66,7 @@ class HostAddress:
         return not self.seen or engine_host == self.bind or engine_host in self.own
 
     def advertised(self, engine_host: str) -> str | None:
-        """Return the address in the slice of an engine that listens on `engine_host`, "" if there is none yet."""
+        """Return the address in the slice of an engine that listens on `engine_host`; None if nothing is published."""
         if self.address is None or engine_host in {"", self.bind} or not self.serves(engine_host):
             return self.address
         return engine_host
