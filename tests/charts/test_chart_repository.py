@@ -1,6 +1,6 @@
 """The guide's own commands, against a repository that is packaged and served here.
 
-`helm install` wants a cluster that knows every kind, also for a dry run: `tests/envtest/test_real_chart.py` has one.
+`helm install` wants a cluster that knows every kind, even for a dry run: `tests/envtest/test_real_chart.py` has one.
 """
 
 import re

@@ -74,7 +74,7 @@ async def test_a_program_that_dies_is_reported_with_its_last_output(assets: Path
 
 
 async def test_a_program_that_ignores_term_is_killed(tmp_path: Path):
-    """A stop ends after the grace whatever the program does, also when the caller is cancelled meanwhile."""
+    """A stop ends after the grace whatever the program does, even when the caller is cancelled meanwhile."""
     deaf = Program("deaf", ("sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done"), tmp_path / "deaf.log")
     await deaf.start()
     await until(lambda: deaf.log.read_bytes() == b"up\n")

@@ -233,7 +233,7 @@ async def test_an_endless_body_is_cut_off(monkeypatch):
 
 
 async def test_a_body_that_breaks_off_is_an_error():
-    """Half an answer is a TransportError, also when that half is whole JSON."""
+    """Half an answer is a TransportError, even when that half is whole JSON."""
     whole = json.dumps(config_map("a", 1)).encode()
     answers = [
         httpx.Response(

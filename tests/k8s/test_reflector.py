@@ -358,7 +358,7 @@ async def test_deletions_of_most_are_confirmed_by_a_list(autojump_clock):
 
 
 async def test_a_doubt_outlives_its_watch(autojump_clock):
-    """Until the list is due nothing is forgotten, also when the watch breaks off before, and the list once fails."""
+    """Until the list is due nothing is forgotten, even when the watch breaks off before, and the list once fails."""
     found = await reflect(
         listing(10, *FOUR),
         watching(deleted("abcd"), 2.0, httpx.ReadError("reset")),

@@ -1,4 +1,4 @@
-"""A node leaves nothing behind: no process, mount, network device or cgroup, also when its parent is killed."""
+"""A node leaves nothing behind: no process, mount, network device or cgroup, even when its parent is killed."""
 
 import json
 import signal

@@ -43,7 +43,7 @@ async def test_the_example_for_cpus_is_served_by_our_image_unchanged(node: Node,
 
 
 async def test_a_crash_loop_stays_failed_with_its_reason(node: Node, release: Release, namespace: str):
-    """With a flag that the engine does not know the phase is Failed over restarts, and the reason is reported."""
+    """With a flag that the engine does not know the phase stays Failed across restarts, and the reason is reported."""
     await node.apply(namespace, model("tiny"), service("tiny", extraArgs=["--no-such-flag"]))
     await wait(node, namespace, "isvc/tiny", "jsonpath={.status.phase}=Failed")
     restarts = 0

@@ -45,7 +45,7 @@ def sync(descriptor: int) -> None:
 
 
 def write_private(path: Path, content: str | bytes, *, durable: bool = True) -> None:
-    """Replace a file, with mode 0600: a reader gets the whole old file or the whole new one, also after a crash.
+    """Replace a file, with mode 0600: a reader gets the whole old file or the whole new one, even after a crash.
 
     Args:
         path: The file, in a folder that exists.

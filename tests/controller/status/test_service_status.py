@@ -49,7 +49,7 @@ ROWS = [
     # suspended first, whatever else is wrong
     (SUSPENDED, None, [], NOBODY, "Suspended", "Suspended"),
     (SUSPENDED, fetched_model(), [READY], STUDIO, "Suspended", "Suspended"),
-    # the Model is missing, also while an engine still answers
+    # the Model is missing, even while an engine still answers
     (service(), None, [], STUDIO, "Pending", "ModelNotFound"),
     (service(), None, [READY], STUDIO, "Pending", "ModelNotFound"),
     (wanting(0), None, [], STUDIO, "Pending", "ModelNotFound"),

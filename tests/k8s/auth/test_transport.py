@@ -192,7 +192,7 @@ async def test_a_plugins_certificate_proves_us(ca, tls_port, tmp_path):
 
 
 def test_no_key_is_left_behind(ca, tmp_path, monkeypatch):
-    """The file through which OpenSSL reads a key is for our eyes only, and gone afterwards, also after an error."""
+    """The file through which OpenSSL reads a key is for our eyes only, and gone afterwards, even after an error."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     modes = []
     load = ssl.SSLContext.load_cert_chain

@@ -186,7 +186,7 @@ def derive_pod_status(
 
 
 def _runtime(service: InferenceService, facts: ServiceFacts) -> str:
-    """Return the Deployment's runtime, also after a refused edit; without one, the planned or requested runtime."""
+    """Return the Deployment's runtime, even after a refused edit; without one, the planned or requested runtime."""
     if facts.deployment is not None and (runs := facts.deployment.metadata.labels.get(RUNTIME_LABEL)):
         return runs
     return facts.plan.runtime if facts.plan is not None else service.spec.runtime

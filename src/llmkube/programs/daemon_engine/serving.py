@@ -60,7 +60,7 @@ class FrontOptions:
 
 
 def front_parser(name: str, description: str) -> argparse.ArgumentParser:
-    """Return a parser with these options and `--service`."""
+    """Return a parser for the `FrontOptions` and `--service`."""
     parser = argparse.ArgumentParser(name, description=description, allow_abbrev=False)
     parser.add_argument("--alias", required=True, help="name of the model for clients")
     parser.add_argument("--service", required=True, help="service of the model", metavar="NAMESPACE/NAME")

@@ -77,7 +77,7 @@ def _parse_key(given: Any) -> SigningKey | str:
     operations = given.get("key_ops")
     verifies = operations is None or (isinstance(operations, list) and "verify" in operations)
     if given.get("use", "sig") != "sig" or not verifies:
-        return "it is not for signatures"
+        return "it is not for verifying signatures"
     key_id, algorithms = given.get("kid", ""), _algorithms_of(given)
     if not isinstance(key_id, str):
         return "its kid is not a string"

@@ -284,7 +284,7 @@ def limit_of(budget: Budget) -> Limit:
 
 
 def nano_usd(prices: Prices | None, prompt: int, answer: int) -> int:
-    """Return the cost of tokens, rounded up; 0 without prices, with which no config may have a budget in dollars."""
+    """Return the cost of tokens, rounded up; 0 without prices, which any budget in dollars requires."""
     if prices is None:
         return 0
     of_prompt, of_answer, parts = _integer_prices(prices)

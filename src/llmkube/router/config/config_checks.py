@@ -180,7 +180,7 @@ def _check_policy(config: RoutingConfig) -> Iterator[str]:
     if config.audit.sink not in SINKS:
         yield f"audit.sink: {config.audit.sink!r} is unknown; write one of {', '.join(SINKS)}"
     if (config.audit.sink == "file") != bool(config.audit.path):
-        yield f"audit.path: {config.audit.path!r} does not fit sink {config.audit.sink!r}; only sink file has a path"
+        yield f"audit.path: {config.audit.path!r} does not fit sink {config.audit.sink!r}; write one for sink file only"
     if config.auth.tokens is not None:
         yield from _check_tokens(config.auth.tokens, config.classes)
     yield from _check_time(config.first_byte_seconds, "firstByteSeconds")
@@ -280,12 +280,12 @@ def _check_header_name(name: str, at: str) -> Iterator[str]:
 
 
 def _check_class_names(names: Iterable[str], at: str) -> Iterator[str]:
-    # No request could ever have such a class, so the data that it should protect would go anywhere.
+    # No request could ever have such a class, so the data that it should protect could go to any backend.
     for name in names:
         if name != normalized_class(name):
             yield f"{at}: {name!r} can never match; write {normalized_class(name)!r}"
         elif name not in classes_in(name):
-            yield f"{at}: {name!r} can never match, as a comma separates classes; write each as an entry, unquoted"
+            yield f"{at}: {name!r} can never match: it has commas or quotes; write each class as an unquoted entry"
 
 
 def _check_lower_case(values: Iterable[str], at: str) -> Iterator[str]:

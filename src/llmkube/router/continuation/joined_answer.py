@@ -94,7 +94,7 @@ _NOT_TEXT: Final = {
 
 
 def choice_of(chunk: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
-    """Return the only choice of an event, None without one, and why it cannot be joined by its text; "" if it can."""
+    """Return the only choice of an event, None without one, and why it cannot be joined as text; "" if it can."""
     choices = chunk.get("choices")
     if not isinstance(choices, list) or not choices:
         return None, ""
@@ -299,7 +299,7 @@ class JoinedAnswer:
         self._model_at[name] = model
 
     def _choice(self, chunk: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the only choice of an event; record an obstacle if it cannot be joined by its text."""
+        """Return the only choice of an event; record an obstacle if it cannot be joined as text."""
         choice, obstacle = choice_of(chunk)
         if obstacle:
             self._cannot_continue(obstacle)

@@ -112,7 +112,7 @@ class Circuit:
         return Circuit(failures, opened, now + policy.backoff.delay(opened, rng), unhealthy=self.unhealthy)
 
     def checked(self, by: str, why: str, now: float) -> "Circuit":
-        """Return the circuit after a health check, with the reason if it failed, else "".
+        """Return the circuit after the health check `by`; `why` is the reason if it failed, else "".
 
         A backend that becomes healthy again is half-open first.
         """

@@ -144,7 +144,7 @@ class Planner:
         except LLMKubeError as error:
             manager.update(Facts.without_file, error)
             self._fail(error, Reason.FETCH_FAILED)
-            # Retried also after a user's error: the file may appear or be fixed without an edit of the object. But a
+            # Retried even after a user's error: the file may appear or be fixed without an edit of the object. But a
             # complete file with the wrong digest is not downloaded again in vain.
             return isinstance(error, DigestMismatchError) and error.final
         try:

@@ -1,4 +1,4 @@
-"""`llmkube port-forward`: forward a local port to an engine, also after the engine restarts elsewhere.
+"""`llmkube port-forward`: forward a local port to an engine, even after the engine restarts elsewhere.
 
 kubectl's command needs a Pod behind the Service, which the engine of a Mac does not have. Connections to a pod go
 through the API server, so that they work from outside the cluster's network; those to a host's engine are direct.

@@ -178,7 +178,7 @@ def run(command, folder, *words):
 
 
 def test_cordon_is_read_by_the_agent(tmp_path):
-    """With and without an end; `uncordon` removes it, also if there is none."""
+    """With and without an end; `uncordon` removes it, even if there is none."""
     folder = tmp_path / "state"
     read = CordonFile(cordon_path(folder))
     assert run(cordon, folder).exit_code == 0
