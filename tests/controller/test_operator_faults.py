@@ -205,7 +205,7 @@ class Defect:
 DEFECTS = (
     Defect("crash before a write", "labels come and go", Client, "create", _insist_on_a_new_claim),
     Defect("crash after a write", "labels come and go", Client, "create", _insist_on_a_new_claim),
-    Defect("write refused", "labels come and go", WorkQueue, "retry_nowait", _give_up, begin=17),
+    Defect("write refused", "labels come and go", WorkQueue, "retry_later", _give_up, begin=17),
     Defect("answer to a write lost", "labels come and go", Client, "create", _insist_on_a_new_claim),
     Defect("watch breaks before an event", "labels come and go", Client, "open_watch", _watch_from_now),
     Defect("watch is forgotten before an event", "labels come and go", Cache, "replace", _keep_what_is_known, begin=9),

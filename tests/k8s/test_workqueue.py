@@ -136,12 +136,12 @@ async def test_a_key_that_falls_due_while_held_waits_for_its_turn(queue, autojum
 async def test_retries_back_off_until_forgotten(queue):
     """Delays double per key up to the cap, and start afresh once the key is forgotten."""
     await trio.lowlevel.checkpoint()
-    assert [queue.retry_nowait("a") for _ in range(5)] == [1, 2, 4, 8, 8]
-    assert queue.retry_nowait("b") == 1
+    assert [queue.retry_later("a") for _ in range(5)] == [1, 2, 4, 8, 8]
+    assert queue.retry_later("b") == 1
     assert queue.is_failing("a")
     queue.forget("a")
     assert not queue.is_failing("a")
-    assert queue.retry_nowait("a") == 1
+    assert queue.retry_later("a") == 1
 
 
 async def test_a_cancelled_wait_loses_no_key(queue, autojump_clock):

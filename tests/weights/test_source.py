@@ -82,8 +82,8 @@ def test_every_documented_shape_is_understood(text, source):
         ("https://ho st/a.gguf", "a space"),
         ("hf://org", "is not a valid repository"),
         ("hf://org/repo/README.md", "is not a .gguf file"),
-        ("hf://org/repo/../x.gguf", "is not a valid file"),
-        ("hf://org/repo/a//x.gguf", "is not a valid file"),
+        ("hf://org/repo/../x.gguf", "is not a valid path"),
+        ("hf://org/repo/a//x.gguf", "is not a valid path"),
         ("hf://org/repo@v1/x.gguf", "put it at the end"),
         ("hf://org/repo/x.gguf@", "malformed revision"),
         ("hf://org/repo/x.gguf@../x", "malformed revision"),
@@ -214,7 +214,7 @@ def test_the_first_file_is_the_engine_s(source, files, picked):
     [
         ("/m.gguf", ["m.gguf"], "but spec.source is not one"),
         ("https://h/m.gguf", ["m.gguf"], "but spec.source is not one"),
-        ("o/r", ["config.json"], "'config.json' is not a .gguf file in a repository; patterns are not supported"),
+        ("o/r", ["config.json"], "'config.json' is not the path of a .gguf file; patterns are not supported"),
         ("o/r", ["a.gguf", "b.gguf"], "'b.gguf' is not a part of 'a.gguf'; remove it"),
         ("s3://b/folder", [FIRST, "x.gguf"], f"'x.gguf' is not a part of '{FIRST}'; remove it"),
         (

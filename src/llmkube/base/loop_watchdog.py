@@ -86,7 +86,7 @@ class LoopWatchdog(Collector):
             registry=None,
         )
         self.stalls = Counter(
-            "llmkube_event_loop_stalls", "Times that the event loop was blocked for a second or longer.", registry=None
+            "llmkube_event_loop_stalls", "Number of times the event loop was blocked for at least 1 s.", registry=None
         )
 
     def collect(self) -> Iterable[Metric]:

@@ -87,7 +87,7 @@ def remove_temporary_files(folder: Path) -> None:
 
 
 def ensure_token(path: Path) -> str:
-    """Return the token stored at `path`; the first call generates one of 256 random bits."""
+    """Return the token stored at `path`; the first call generates it from 256 random bits."""
     if path.exists():
         token = path.read_text(encoding="ascii").strip()
         if token:

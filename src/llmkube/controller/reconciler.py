@@ -73,7 +73,7 @@ class Reconciler:
         return self._failed(key, failure)
 
     def _failed(self, key: Key, failure: ExceptionGroup[Exception]) -> Result:
-        delay_seconds = self.queue.retry_nowait(key)
+        delay_seconds = self.queue.retry_later(key)
         errors = leaves(failure)
         facts = {
             "controller": self.name,

@@ -135,7 +135,7 @@ class Cache(Generic[T]):
         return len(lost) * 2 > len(self._versions) or is_older(listing.resource_version, self._position)
 
     def must_confirm(self, event: WatchEvent[T], buffered: Callable[[], Iterable[WatchEvent[T]]], now: float) -> bool:
-        """Return whether a list must confirm a deletion, as recent ones together remove more than half; record it.
+        """Return whether a list must confirm a deletion, because recent ones remove more than half; if so, record it.
 
         Args:
             event: A DELETED event, not applied yet.

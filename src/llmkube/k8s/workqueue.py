@@ -64,7 +64,7 @@ class WorkQueue(Generic[K]):
             self._due[key] = due
             self._idle.unpark()
 
-    def retry_nowait(self, key: K) -> float:
+    def retry_later(self, key: K) -> float:
         """Queue a key again after a failure; return the delay, which grows with consecutive failures."""
         self._failures[key] = self._failures.get(key, 0) + 1
         delay_seconds = self._backoff.delay(self._failures[key], self._rng)
@@ -134,7 +134,7 @@ async def run_workers(
         try:
             requeue_seconds = await handle(key)
         except ExternalError:
-            queue.retry_nowait(key)
+            queue.retry_later(key)
             return
         queue.forget(key)
         if requeue_seconds is not None:

@@ -141,7 +141,7 @@ def memory_families(memory: Callable[[], MemoryView | None]) -> Iterable[Metric]
     evictions = _counter("evictions", "Engines that were evicted.", ("cause",))
     for cause in Cause:  # 0 for one that has not happened yet; the same below
         evictions.add_metric((str(cause),), view.evictions.get(cause, 0))
-    skips = _counter("evictions_skipped", "Times when memory was short and no service was evicted.", ("reason",))
+    skips = _counter("evictions_skipped", "Number of times memory was short and no service was evicted.", ("reason",))
     for reason in Skip:
         skips.add_metric((str(reason),), view.skips.get(reason, 0))
     yield from (evictions, skips)

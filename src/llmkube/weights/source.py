@@ -385,7 +385,7 @@ def _parse_hub(shown: str, rest: str) -> HubFile | HubRepository:
 def _hub_file(shown: str, repository: str, path: str, revision: str) -> HubFile:
     odd = not path.isprintable() or set(path) & set("?#\\")
     if odd or any(segment in ("", ".", "..") for segment in path.split("/")):
-        raise SourceError(f"{shown} is not a valid file in a repository; use hf://ORG/REPO/FILE.gguf")
+        raise SourceError(f"{shown} is not a valid path of a file in a repository; use hf://ORG/REPO/FILE.gguf")
     if not path.lower().endswith(".gguf"):
         raise SourceError(f"{shown} is not a .gguf file; use hf://ORG/REPO/FILE.gguf[@REVISION]")
     return HubFile(repository, part_names(path)[0], revision)
@@ -486,7 +486,7 @@ def _file_of(source: HubRepository | BucketFile, file: str) -> HubFile | BucketF
     try:
         return source.file(file)
     except SourceError as exc:
-        raise FileSetError(f"{file!r} is not a .gguf file in a repository; patterns are not supported") from exc
+        raise FileSetError(f"{file!r} is not the path of a .gguf file; patterns are not supported") from exc
 
 
 def _pick_from_image(source: ImageSource, files: Sequence[str]) -> ImageSource:

@@ -273,7 +273,7 @@ class Connection:
         return body
 
     def _count_body(self, size: int) -> None:
-        """Account for a piece of a body that did not arrive at once."""
+        """Account for a piece of a body that did not arrive together with its head."""
         context, limit = self._context, self._limits.max_bodies_bytes
         self._body_bytes += size
         context.body_bytes += size

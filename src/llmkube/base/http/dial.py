@@ -35,10 +35,10 @@ _FAILED_ADDRESS: Final = re.compile(r"Error connecting to \('([^']+)'")
 
 
 async def dial(host: str, port: int) -> trio.SocketStream:
-    """Open a plain connection to the address of the host that answers first.
+    """Open a plain connection to whichever address of the host answers first.
 
     Raises:
-        OSError: None did; the message has the reason for each address, and the cause is the group of Trio's errors.
+        OSError: No address answered; the message has the reason for each, and the cause is the group of Trio's errors.
     """
     try:
         return await trio.open_tcp_stream(host, port)

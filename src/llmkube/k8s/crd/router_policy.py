@@ -37,7 +37,7 @@ class AuditLog(Wired):
 
     RULES: ClassVar = (Rule("self.sink != 'file' || has(self.filePath)", "sink file needs a filePath"),)
     sink: str = field("Destination of the entries.", "stdout", enum=("stdout", "file", "otlp"))
-    file_path: str | None = field("File for sink file.", min_length=1)
+    file_path: str | None = field("Path of the log file, if sink is file.", min_length=1)
     include_request_body: bool | None = field("Whether entries include the request body.")
 
 
@@ -132,7 +132,7 @@ class RouterPolicy(Wired):
     """Policy for all rules of a router."""
 
     classification: Classification | None = field("Classification of requests by data class.")
-    budgets: tuple[Budget, ...] = field("Limits of tokens and dollars.", (), max_items=64, list_map_keys=("name",))
+    budgets: tuple[Budget, ...] = field("Limits on tokens and dollars.", (), max_items=64, list_map_keys=("name",))
     budget_store: BudgetStore | None = field("Server that stores the budgets; without it, each process has its own.")
     auth: Auth | None = field("Authentication of clients and the models that they may use.")
     audit_log: AuditLog | None = field("Audit log of routing decisions.")

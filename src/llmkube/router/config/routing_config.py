@@ -278,7 +278,7 @@ class Audit:
 
     Attributes:
         sink: `stdout` or `file`.
-        path: The file under sink file.
+        path: The log file, if `sink` is `file`.
         bodies: Whether to log whole request bodies.
     """
 

@@ -150,7 +150,7 @@ class Book:
         budget: The limit for all engines together.
         decision: The last decision about pressure; None before the first sample, when nothing is admitted.
         evictions: Evictions since the agent started, by cause.
-        skips: Times that no engine was evicted although memory was short, by reason; counted when the reason changes.
+        skips: Number of times memory was short but no engine was evicted, by reason; counted when the reason changes.
         unreturned: Memory that macOS has kept after engines exited.
     """
 

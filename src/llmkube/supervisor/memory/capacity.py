@@ -130,7 +130,7 @@ class MemoryView:
         free_bytes: Bytes that a new service could reserve, within the budget and the host's headroom.
         requests: Those of the services that wait for memory.
         evictions: Evictions since the agent started, by cause.
-        skips: Times that no engine was evicted although memory was short, by reason.
+        skips: Number of times memory was short but no engine was evicted, by reason.
         unreturned_bytes: Memory that macOS has kept after engines exited.
     """
 

@@ -190,7 +190,7 @@ class Transfer:
         elif partial.size_bytes < total:
             if verdict.offset == 0:
                 await run_sync(bind(partial.begin, PartialInfo()))
-                raise WrongSizeError(f"{request.shown}: the server ended the file before its {total} bytes")
+                raise WrongSizeError(f"{request.shown}: the server sent fewer than the file's {total} bytes")
             raise FetchError(f"{request.shown}: the server sent only part of the requested range")
 
     def _check_version(self, ranged: RangeRequest, response: FileResponse) -> None:

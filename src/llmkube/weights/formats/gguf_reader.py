@@ -290,7 +290,7 @@ class HeaderReader:
         self._values.setdefault(name, value)
 
     def _skip_strings(self, count: int, key: bytes) -> Steps:
-        """Skip strings; a vocabulary spends all its time in the inner loop."""
+        """Skip strings; for a vocabulary, nearly all the time is spent in the inner loop."""
         self._check(8 * count, escaped(key))  # each has at least its length
         self._skipped_strings += count
         if self._skipped_strings > MAX_SKIPPED_STRINGS:
@@ -353,7 +353,7 @@ class HeaderReader:
         if tensor_count and (misaligned or start % fmt.DATA_ALIGNMENT):
             which = f"tensor {escaped(misaligned)}" if misaligned else "the first tensor"
             raise self.refuse(
-                f"{which} is not at a multiple of {fmt.DATA_ALIGNMENT} in the file, on which engines crash"
+                f"{which} is not at a multiple of {fmt.DATA_ALIGNMENT} in the file, which makes engines crash"
             )
         self.header = Header(version, tuple(tensors), self._values, by_type, start + needed, self._size, start)
 
