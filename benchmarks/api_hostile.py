@@ -70,7 +70,7 @@ def config_map(name: str, data: Mapping[str, str]) -> bytes:
 
 
 def requests() -> dict[str, Request]:
-    """Return what is asked, by what it is."""
+    """Return the requests, by their description."""
     doubling = [{"op": "add", "path": "/data/a", "value": ["x"]}]
     doubling += [{"op": "copy", "from": "/data", "path": f"/data/b{number}"} for number in range(27)]
     twice = b'{"metadata":{"name":"twice"},"data":{%b}}'

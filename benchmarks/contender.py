@@ -106,7 +106,7 @@ class Contender:
         return Reading(0.0, answer["cpuSeconds"], Counter(answer["counts"]))
 
     async def reconciles(self) -> int:
-        """Return how many services it has looked at, where it tells."""
+        """Return how many services it has looked at; 0 if it has no metrics."""
         if not self.metrics_port:
             return 0
         text = (await self.http.get(f"http://127.0.0.1:{self.metrics_port}/metrics")).text

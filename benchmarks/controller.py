@@ -126,7 +126,7 @@ class Progress:
         self._phase[name] = phase
 
     async def wait(self, holds: Callable[[], bool]) -> None:
-        """Return once something holds."""
+        """Wait until the condition holds."""
         with trio.fail_after(STEP_SECONDS):
             while not holds():
                 await self.changed.wait()

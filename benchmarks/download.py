@@ -213,7 +213,7 @@ def main() -> None:
     ]
     floor = min(FLOORS, key=middle.__getitem__)
     aims = [
-        Aim(f"rate of {OURS} in that of {what}", f"at least {least}", f"{middle[OURS] / middle[what]:.2f}", met)
+        Aim(f"rate of {OURS}, times that of {what}", f"at least {least}", f"{middle[OURS] / middle[what]:.2f}", met)
         for what, least in ((SYNCED, 1.0), (floor, 0.9))
         for met in (middle[OURS] / middle[what] >= least,)
     ]

@@ -90,8 +90,8 @@ def size_of(found: Estimate, name: str) -> int:
     return sum(each.size_bytes for each in found.components if each.name == name)
 
 
-def originals(case: Case, facts: GGUFFacts) -> int:
-    """Return what the Go implementation's formula says (`memory.go` in its agent); for 512 MiB it gives no reason."""
+def go_estimate(case: Case, facts: GGUFFacts) -> int:
+    """Return the estimate of the Go implementation (`memory.go` in its agent), which does not explain its 512 MiB."""
     flags = dict(zip(case.argv, case.argv[1:], strict=False))
     each = sum(ORIGINAL_ELEMENT_BYTES[flags.get(flag, "f16")] for flag in ("-ctk", "-ctv"))
     cells = (facts.layer_count or 0) * (facts.embedding_size or 0) * int(flags["-c"])
@@ -111,7 +111,7 @@ async def judge(case: Case, folder: Path) -> Outcome:
     # The weights are mapped and read ahead, and the KV cache is cleared; nothing has been computed yet
     touched = sum(size for name, size in found.items() if name != "compute buffer")
     process = loaded.pss_bytes - touched
-    return Outcome(case, found, estimated(expected), originals(case, facts), process, size_of(expected, "process"))
+    return Outcome(case, found, estimated(expected), go_estimate(case, facts), process, size_of(expected, "process"))
 
 
 async def judge_all(cases: Sequence[Case]) -> list[Outcome]:

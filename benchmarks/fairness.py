@@ -232,7 +232,7 @@ def report_results(run: Run, found: dict[str, list[Round]]) -> None:
                 met=times <= WAIT_TIMES,
             ),
             Aim(
-                "throughput, of that of the engine alone",
+                "throughput, as a share of the engine's alone",
                 f"at least {THROUGHPUT:.0%}",
                 f"{share:.1%}",
                 met=share >= THROUGHPUT,

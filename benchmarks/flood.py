@@ -182,7 +182,7 @@ def report_results(run: Run, found: Mapping[str, FloodSamples], nginx: Sequence[
         [Table(columns, rows)],
         {flood: attrs.asdict(samples) for flood, samples in found.items()},
         aims=aims,
-        notes=[] if nginx else ["nginx could not be had here: the engine is a Python program."],
+        notes=[] if nginx else ["nginx was not available here: the engine is a Python program."],
     )
 
 

@@ -100,7 +100,7 @@ class Table:
 
     @property
     def markdown(self) -> str:
-        """The table as a page has it: numbers to the right."""
+        """The table in Markdown, with numbers aligned to the right."""
         widths = [max(len(row[at]) for row in (self.columns, *self.rows)) for at in range(len(self.columns))]
 
         def line(cells: Sequence[str]) -> str:
@@ -210,7 +210,7 @@ class Run:
 def begin(name: str, *packages: str, options: Mapping[str, str] = {}) -> Run:
     """Read the options that every benchmark has, and those of this one, and note the conditions."""
     parser = argparse.ArgumentParser(f"benchmarks/{name}.py")
-    text = f"what all randomness comes from (default: {DEFAULT_SEED})"
+    text = f"seed of all random numbers (default: {DEFAULT_SEED})"
     parser.add_argument("--seed", type=int, default=DEFAULT_SEED, help=text)
     parser.add_argument("--quick", action="store_true", help="a few rounds to see that it works; nothing is kept")
     for option, about in options.items():

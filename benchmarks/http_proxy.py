@@ -28,7 +28,7 @@ ROUNDS, SECONDS, CONNECTIONS = 5, 2, (1, 32)
 STREAM_ROUNDS, STREAM_SECONDS, STREAM_COUNT = 3, 8.0, 200
 LARGE_BYTES, LARGE_PAUSE_SECONDS = 400_000, 0.5
 GROWTH_REQUESTS, GROWTH_MILLION, WARM_REQUESTS = 50_000, 1_000_000, 10_000
-MISSING: Final = "not had here"
+MISSING: Final = "not available here"
 MILLION: Final = "million"
 RATIO, ADDED_MICROSECONDS, GAP_MILLISECONDS, GROWTH_MIB = 0.40, 100.0, 1.0, 1.0
 
@@ -169,7 +169,7 @@ def plain_table(count: int, found: Mapping[str, Sequence[Round]]) -> Table:
 
 
 def stream_table(found: Mapping[str, Sequence[Streamed]]) -> Table:
-    """Return what streams get."""
+    """Return the table of the streams."""
     columns = ["proxy", "chunks/s", "late, p50 ms", "late, p99 ms", "pause, p99 ms off", "processor per chunk, µs"]
     rows = []
     for who, name in NAMES.items():
@@ -190,7 +190,7 @@ def aims(run: Run, found: Results) -> list[Aim]:
     off = middle(found.streamed[GATEWAY], "later_p99") - middle(found.streamed[DIRECT], "later_p99")
     growth = found.growth[GATEWAY] / (1 << 20)
     return [
-        Aim("gateway, requests/s of nginx, 32 connections", f"{RATIO:.2f}", f"{ratio:.2f}", ratio >= RATIO),
+        Aim("gateway, times nginx's requests/s, 32 connections", f"{RATIO:.2f}", f"{ratio:.2f}", ratio >= RATIO),
         Aim(
             "gateway, added p50, 1 connection",
             f"under {ADDED_MICROSECONDS:.0f} µs",
@@ -218,7 +218,7 @@ def main() -> None:
     run = begin("http_proxy", "trio", "httptools", options={MILLION: million})
     commands = Commands(tools.find_program("wrk"), tools.find_program("nginx"))
     if not commands.wrk or not commands.nginx:
-        raise SystemExit("wrk and nginx cannot be had here: install both, or let apt-get fetch them")
+        raise SystemExit("wrk or nginx is missing, and apt-get could not download it; install both")
     found = trio.run(measure, run, commands)
     tables = [*(plain_table(count, each) for count, each in found.plain.items()), stream_table(found.streamed)]
     grown = [f"{NAMES[who]}: {growth / 1024:+.0f} KiB" for who, growth in found.growth.items()]

@@ -65,7 +65,7 @@ class Scarcity:
         return time.perf_counter()
 
     async def sample(self) -> Sample:
-        """Count."""
+        """Return the memory that is left, counted from the engines that run."""
         await trio.lowlevel.checkpoint()
         engines = sum(map(_is_alive, self.pids)) * ENGINE_BYTES
         left = max(0, TOTAL_BYTES - self.others_bytes - engines)

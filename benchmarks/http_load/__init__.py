@@ -3,7 +3,7 @@
 tools       wrk and nginx out of Debian's packages, and a venv with aiohttp, uvicorn and httpx
 nginx       nginx as the backend and as a reverse proxy
 contenders  the proxies in Python
-processes   all proxies that can be had, running
+processes   all available proxies, running
 sse         a backend that streams tokens, and a client that times them
 wrk         requests of varying length as fast as they are answered
 attacks     clients that want too much

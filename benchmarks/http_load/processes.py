@@ -93,7 +93,7 @@ async def launch_nginx(stack: AsyncExitStack, make: Callable[[Path, int], list[s
 
 @asynccontextmanager
 async def open_contenders(program: Sequence[str], up: Up, *, streams: bool) -> AsyncIterator[dict[str, Contender]]:
-    """Start the backend and every proxy that can be had."""
+    """Start the backend and every available proxy."""
     model = STREAMS if streams else PLAIN
     async with AsyncExitStack() as stack:
         if streams:

@@ -134,7 +134,7 @@ async def launch_router(stack: AsyncExitStack, home: Path, backend: int, name: s
 
 
 async def launch_litellm(stack: AsyncExitStack, folder: Path, backend: int) -> tuple[Family, float] | None:
-    """Start LiteLLM's proxy, if it can be had."""
+    """Start LiteLLM's proxy, if it is available."""
     python = tools.litellm_python()
     if not python:
         return None
@@ -161,7 +161,7 @@ net.Server.prototype.listen = function (port, host, ...rest) { return listen.cal
 
 
 async def launch_portkey(stack: AsyncExitStack, folder: Path, backend: int) -> tuple[Family, float] | None:
-    """Start Portkey's gateway, if it can be had: one process, as its authors start it."""
+    """Start Portkey's gateway, if it is available: one process, as its authors start it."""
     program = tools.portkey_program()
     if not program:
         return None
@@ -187,7 +187,7 @@ async def end_family(process: trio.Process) -> None:
 async def open_contenders(
     program: Sequence[str], *, streams: bool = False
 ) -> AsyncIterator[tuple[dict[str, Any], dict[str, float]]]:
-    """Start the backend, of streams or of whole answers, and everything that can be had; with the seconds of each."""
+    """Start the backend, of streams or of whole answers, and everything that is available; with the seconds of each."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="llmkube-bench-")))
         if streams:

@@ -1,4 +1,4 @@
-"""The programs that the benchmarks of HTTP compare with; what cannot be had here is left out of the tables.
+"""The programs that the benchmarks of HTTP compare with; what is not available here is left out of the tables.
 
     <the cache of tests/envtest>/bench/{wrk,nginx,…}     unpacked from Debian's packages, not installed
     <the cache of tests/envtest>/bench/python            a venv with the contenders that are written in Python
@@ -37,7 +37,7 @@ def cache_dir() -> Path:
 
 
 def find_program(name: str) -> list[str]:
-    """Return the command that starts a program of Debian; it is fetched if it is missing, empty if it cannot be had."""
+    """Return the command that starts a program of Debian; it is fetched if it is missing, empty if that fails."""
     if found := shutil.which(name):
         return [found]
     folder = cache_dir() / name
@@ -59,30 +59,30 @@ def _unpack(folder: Path, packages: tuple[str, ...]) -> bool:
             for package in scratch.glob("*.deb"):
                 _run("dpkg-deb", "--extract", str(package), str(scratch / "root"), cwd=scratch)
         except (OSError, subprocess.CalledProcessError) as error:
-            print(f"{packages[0]} cannot be had: {error}", file=sys.stderr)
+            print(f"{packages[0]} cannot be fetched: {error}", file=sys.stderr)
             return False
         (scratch / "root").rename(folder)
     return True
 
 
 def peer_python() -> str:
-    """Return an interpreter that has the contenders written in Python; empty if they cannot be had."""
+    """Return an interpreter that has the contenders written in Python; empty if they are not available."""
     return _python_with("python", PEERS)
 
 
 def litellm_python() -> str:
-    """Return an interpreter that has LiteLLM's proxy; empty if it cannot be had."""
+    """Return an interpreter that has LiteLLM's proxy; empty if it is not available."""
     return _python_with("litellm", LITELLM)
 
 
 def envoy_program() -> list[str]:
-    """Return the command that starts Envoy; empty if it cannot be had."""
+    """Return the command that starts Envoy; empty if it is not available."""
     python = _python_with("envoy", ENVOY)
     return [str(Path(python).with_name("envoy"))] if python else []
 
 
 def portkey_program() -> list[str]:
-    """Return the command that starts Portkey's gateway; empty if it cannot be had."""
+    """Return the command that starts Portkey's gateway; empty if it is not available."""
     node, npm, folder = shutil.which("node"), shutil.which("npm"), cache_dir() / "portkey"
     if not node or not npm:
         return []
@@ -91,7 +91,7 @@ def portkey_program() -> list[str]:
         try:
             _run(npm, "install", "--silent", "--ignore-scripts", "--prefix", str(folder), PORTKEY, cwd=folder)
         except (OSError, subprocess.CalledProcessError) as error:
-            print(f"{PORTKEY} cannot be had: {error}", file=sys.stderr)
+            print(f"{PORTKEY} cannot be installed: {error}", file=sys.stderr)
             return []
         (folder / "complete").touch()
     return [node, str(folder / "node_modules" / PORTKEY / "build" / "start-server.js")]
@@ -117,7 +117,7 @@ def _python_with(name: str, packages: tuple[str, ...]) -> str:
             venv.create(folder, with_pip=True, clear=True)
             _run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages, cwd=folder)
         except (OSError, subprocess.CalledProcessError) as error:
-            print(f"{', '.join(packages)} cannot be had: {error}", file=sys.stderr)
+            print(f"{', '.join(packages)} cannot be installed: {error}", file=sys.stderr)
             return ""
         (folder / "complete").touch()
     return str(python)

@@ -50,7 +50,7 @@ def build(names: Sequence[str], log: Log, environ: Mapping[str, str] = os.enviro
     """Get what is missing.
 
     Raises:
-        BuildError: A tool cannot be had here; the message says what would help.
+        BuildError: A tool is not available here; the message says what would help.
     """
     target = tools_dir(environ)
     for name in names:

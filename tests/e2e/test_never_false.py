@@ -100,7 +100,7 @@ async def test_a_wait_for_a_silent_server_is_reported_with_its_name_and_start(tm
 
 
 async def test_the_next_deploy_does_not_repeat_the_last_failure(tmp_path):
-    """The deploy that fixes a missing file or a wrong flag does not report it."""
+    """The deploy that fixes a missing file or a wrong flag does not report the earlier failure."""
     async with open_machine(tmp_path) as (_, run):
         missing = ("deploy", "demo", "--source", f"{tmp_path}/none.gguf", "--accelerator", "cpu")
         for broken, reason in ((missing, "FileNotFound"), ((*DEPLOY, "--extra-arg=--no-such-flag"), "no-such-flag")):

@@ -109,7 +109,7 @@ async def test_a_forgotten_page_token_starts_the_list_again_in_one_piece():
 
 
 async def test_a_failure_between_pages_fails_the_list():
-    """A page that cannot be had makes the list an error, never a shorter list."""
+    """A page that cannot be fetched makes the list an error, never a shorter list."""
     server = ScriptedServer(listing(9, config_map("a", 1), token="t1"), html())
     with pytest.raises(TransportError):
         await server.client().list(ConfigMap)

@@ -82,7 +82,7 @@ def build(log: Log, environ: Mapping[str, str] = os.environ) -> None:
     """Build and unpack what the cache lacks.
 
     Raises:
-        BuildError: Go or a package cannot be had here; the message says why.
+        BuildError: Go or a package is not available here; the message says why.
     """
     unpack_debian(log, environ)
     envtest.build(envtest.PROGRAMS, log, environ)

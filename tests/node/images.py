@@ -91,7 +91,7 @@ def build(log: Log, environ: Mapping[str, str] = os.environ) -> tuple[Image, ...
     """Build the images that are not there yet, and return all.
 
     Raises:
-        BuildError: A package cannot be had, or a step failed; its output is on stderr.
+        BuildError: A package is not available, or a step failed; its output is on stderr.
     """
     wanted = images(environ)
     absent = [image for image in wanted if not image.archive.is_file()]

@@ -140,7 +140,7 @@ class Books:
             if normal and fits and waits and not loading and name not in self._relapsed:
                 since = self._could_since.setdefault(name, now)
                 if now - since > RETURN_SECONDS + 5:
-                    self._report(now, f"{name} fits since {since:.0f} and is not back")
+                    self._report(now, f"{name} has fitted since {since:.0f} and is not back")
                     self._could_since[name] = now
             else:
                 self._could_since.pop(name, None)

@@ -57,7 +57,7 @@ STATE = []
 
 @pytest.fixture
 def server():
-    """Yield the fake server, guarded by two keys; its classes are new each time, since methods are replaced."""
+    """Return the fake server, guarded by two keys; its classes are new each time, since methods are replaced."""
     made = SimpleNamespace(
         ModelProvider=type("P", (Provider,), {"load": Provider.load, "load_default": Provider.load_default}),
         ResponseGenerator=type("G", (Generator,), dict(vars(Generator))),

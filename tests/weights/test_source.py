@@ -183,7 +183,7 @@ def test_what_is_no_page_of_a_repository_stays_a_file(text):
     ],
 )
 def test_a_refusal_names_what_to_write(text, words):
-    """A source that cannot be had names the form that can."""
+    """The error about a source that cannot be fetched names the form that can."""
     with pytest.raises(SourceError, match=words):
         parse_source(text)
 

@@ -291,7 +291,7 @@ async def test_a_second_401_is_the_callers(tmp_path):
 
 
 async def test_a_plugin_that_fails_after_a_401_closes_the_refused_answer(tmp_path):
-    """When no other credential can be had, the answer that asked for one does not stay open."""
+    """When no other credential is available, the answer that asked for one does not stay open."""
     once = tmp_path / "once"
     script = (
         f'if [ -e {once} ]; then echo no >&2; exit 1; fi; touch {once}; echo \'{{"kind":"ExecCredential",'

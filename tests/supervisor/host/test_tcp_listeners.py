@@ -27,7 +27,7 @@ def method(request, monkeypatch):
 @pytest.mark.usefixtures("method")
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 async def test_a_listener_is_seen_with_its_waiting_connections(host):
-    """A port is listed while a process listens there, with connections that are not accepted and unread bytes."""
+    """A port is listed while a process listens there, marked while a connection or bytes wait for it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         server = socket.create_server((host, 0), family=family)

@@ -157,7 +157,7 @@ def test_the_conditions_of_a_service(facts, kind, statement):
     ],
 )
 def test_the_conditions_of_a_model(facts, statement):
-    """Its file is here, on its way, or cannot be had."""
+    """Its file is here, on its way, or not available."""
     found = [(one.holds, one.reason, one.message) for one in model_conditions(facts)]
     assert found == ([statement] if statement else [])
 

@@ -56,7 +56,7 @@ async def check_ollama() -> tuple[Finding, ...]:
 
 
 async def inspect_ollama(http: HttpClient, url: str, table: ProcessTable) -> Ollama:
-    """Read both sides, and read them again if they differ."""
+    """Read what Ollama reports and its processes, and read both again if they differ."""
     found = await _query_ollama(http, url, table)
     if found.runners.orphans or len(found.runners.served) > len(found.listed):
         await trio.sleep(OLLAMA_RECHECK_SECONDS)
@@ -166,7 +166,7 @@ def port_of(environ: Mapping[str, str]) -> int:
 
 
 async def inspect_omlx(http: HttpClient, port: int, table: ProcessTable) -> Omlx:
-    """Read both sides, and read them again if memory is held without a loaded model."""
+    """Read what oMLX reports and its process, and read both again if memory is held without a loaded model."""
     found = await _query_omlx(http, port, table)
     if found.loaded == 0 and found.held_bytes > EMPTY_BYTES:
         await trio.sleep(OMLX_RECHECK_SECONDS)

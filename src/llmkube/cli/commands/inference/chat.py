@@ -289,7 +289,7 @@ def read_key_file(path: Path) -> str:
     """Return the first key in a file; blocks on the disk.
 
     Raises:
-        CommandError: The file cannot be read or has no valid key; the message has nothing of its content.
+        CommandError: The file cannot be read or has no valid key; the message contains none of its content.
     """
     try:
         return parse_keys(path.read_bytes())[0]

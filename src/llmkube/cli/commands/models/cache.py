@@ -247,12 +247,12 @@ async def _used_by_models(store: Store, clusters: Iterable[tuple[str, ClusterCon
                 async with open_client(config) as client:
                     models = (await client.list(Model)).items
         except trio.TooSlowError as exc:
-            raise CommandError(f"{problem}: no answer in {ANSWER_SECONDS:g} s", ExitCode.TIMED_OUT) from exc
+            raise CommandError(f"{problem}: no answer in {ANSWER_SECONDS:g} s; try again", ExitCode.TIMED_OUT) from exc
         except LLMKubeError as exc:
             raise CommandError(f"{problem} ({exc}); fix that, or use --force to remove models in use") from exc
         for model in models:
-            if name := _identity_of(store, model):
-                used.setdefault(name, f"Model {model.key}")
+            if identity := _identity_of(store, model):
+                used.setdefault(identity, f"Model {model.key}")
     return used
 
 
