@@ -37,10 +37,10 @@ def _length(name: str, *lengths: int) -> int:
 EXAMPLES: Final = _length("EXAMPLES", 10, 40, 1000)
 """Hypothesis' examples for a property; one with expensive examples draws a fraction of it."""
 
-SIM_SEEDS: Final = _length("SIM_SEEDS", 3, 12, 300)
+SIM_SEEDS: Final = _length("SIM_SEEDS", 3, 6, 300)
 """Random timelines of a cluster, an hour each, which take 2 s (tests/sim/test_score.py)."""
 
-MAC_SEEDS: Final = _length("MAC_SEEDS", 1, 4, 300)
+MAC_SEEDS: Final = _length("MAC_SEEDS", 1, 2, 300)
 """The same for Macs, with the faults that only they have (tests/sim/test_macs.py)."""
 
 CORDON_SEEDS: Final = _length("CORDON_SEEDS", 1, 2, 100)

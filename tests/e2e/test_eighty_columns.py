@@ -42,18 +42,16 @@ LOOK = (
     ("catalog", "list"),
     ("catalog", "info", "llama-3.1-8b"),
     ("fit", "builtin://demo", "--memory", "64Mi"),
-)
-FORWARD = (
-    DEPLOY,
-    ("deploy", LONG, "--source", "builtin://demo", "--context-size", "512"),
     ("port-forward", "demo"),
     ("port-forward", LONG),
     ("port-forward", "nobody"),
     ("port-forward", "demo", "70000"),
 )
-TALK = (DEPLOY, ("chat", "demo", QUESTION), ("run", "demo", QUESTION), ("pull", "builtin://demo"))
 CHANGE = (
     DEPLOY,
+    ("chat", "demo", QUESTION),
+    ("run", "demo", QUESTION),
+    ("pull", "builtin://demo"),
     ("deploy", "broken", "--source", MISSING, "--accelerator", "cpu"),
     ("list", "isvc"),
     ("list", "isvc", "-o", "wide"),
@@ -128,7 +126,7 @@ def words_of(written):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("walk", [LOOK, FORWARD, TALK, CHANGE], ids=["look", "forward", "talk", "change"])
+@pytest.mark.parametrize("walk", [LOOK, CHANGE], ids=["look", "change"])
 async def test_a_day_fits_on_a_narrow_terminal_and_into_a_pipe(tmp_path, walk):
     """No table, status or sentence is wider than the terminal; a pipe gets no escape, and NO_COLOR no style."""
     home = tmp_path / "home"
