@@ -16,7 +16,7 @@ from llmkube.router.budgets.usage import Usage
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.dialects.inbound import unread_code
 from llmkube.router.dispatch.dispatcher import no_answer
-from llmkube.router.dispatch.record import AnswerRecord, AttemptRecord, Record, Request
+from llmkube.router.dispatch.record import AttemptRecord, Record, Request
 from llmkube.router.dispatch.relay import Ending
 from llmkube.router.dispatch.verdicts import Cause, Failure
 from llmkube.router.proxy import handler, metrics
@@ -135,7 +135,9 @@ OF_LOCAL = {"gen_ai_operation_name": "chat", "gen_ai_provider_name": "llmkube", 
 
 def record(path="/v1/chat/completions", **what):
     request = Request(request_id="r", path=path, method="POST", peer="p", started_at=0.0, trace={})
-    return Record(request, answer=AnswerRecord(**what))
+    found = Record(request)
+    found.update(**what)
+    return found
 
 
 def ended(*requests):

@@ -156,9 +156,11 @@ class ListedFields:
         try:
             inbound, facts, decision = self._decide(exchange, path, routing, record)
             demand = TokenDemand(body=inbound.body, body_bytes=inbound.size, writes=inbound.path in STREAMING)
-            reservation = await self._admit(routing.config, usage_bound(routing.config, decision, demand), facts)
-            unshadowed = attrs.evolve(decision, shadows=())  # copies are sent only once
-            again = partial(self.budgets.admit, routing.config, usage_bound(routing.config, unshadowed, demand), facts)
+            bound = usage_bound(routing.config, decision, demand)
+            reservation = await self._admit(routing.config, bound, facts)
+            if decision.shadows:  # copies are sent only once
+                bound = usage_bound(routing.config, attrs.evolve(decision, shadows=()), demand)
+            again = partial(self.budgets.admit, routing.config, bound, facts)
             record.charges = AttemptCharges(reservation, again, self.budgets.settle)
             cap = reservation.cap
             if cap is not None and (body := with_max_tokens(inbound.body, cap)) is not inbound.body:
@@ -191,7 +193,7 @@ class ListedFields:
         principal = principal_of(head.lines, exchange.peer, routing.clients)
         if principal is None:  # admitted by its head, but the token has expired since, or the keys have changed
             raise refused(401, "this key or token is no longer valid", "invalid_api_key")
-        record.decided = decided = DecisionRecord(principal=principal)
+        record.decided = DecisionRecord(principal=principal)
         size = len(exchange.body)
         if size > MAX_BODY_BYTES:  # the listener of a route that forwards any field accepts longer ones
             message = f"the body has {size} bytes; the limit for this path is {MAX_BODY_BYTES}"
@@ -208,12 +210,13 @@ class ListedFields:
         translated, size = joined.translated, size + joined.history_bytes
         body = translated.body
         facts = facts_of(config, head.joined, body, principal)
-        record.decided = decided = attrs.evolve(decided, history_bytes=joined.history_bytes, facts=facts)
+        known = partial(DecisionRecord, principal=principal, history_bytes=joined.history_bytes)
+        record.decided = known(facts=facts)
         facts = joined.apply_limits(facts)
         balances = routing.balances
-        prompt = self.prefixes.prompt(decided.tenant, translated.path, body, size) if balances else None
+        prompt = self.prefixes.prompt(record.decided.tenant, translated.path, body, size) if balances else None
         decision = self._decision(config, facts, prompt)
-        record.decided = attrs.evolve(decided, facts=facts, prompt=prompt, decision=decision)
+        record.decided = known(facts=facts, prompt=prompt, decision=decision)
         if not decision.order:
             raise no_backend_error(config, facts, decision)
         inbound = ClientRequest(
