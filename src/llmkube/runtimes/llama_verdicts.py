@@ -22,7 +22,7 @@ class Kind(Enum):
 
     ALLOWED = "is passed to the engine as it is"
     FIELD = "has the same effect as a field: passed to the engine unless the field has another value"
-    OURS = "is controlled by a field or by LLMKube itself: rejected, with the name of the owner"
+    OURS = "is controlled by a field or by LLMKube itself: rejected, and the message names that field, or LLMKube"
     REFUSED = "has an effect outside the engine: rejected, unless the owner of the host allows it by name"
 
 
@@ -34,7 +34,7 @@ class Verdict:
         kind: Treatment of the flag.
         spellings: All its names, and those of its opposite.
         values: Number of arguments after it that are its value.
-        detail: The field for FIELD, the owner for OURS, the reason for REFUSED; empty for ALLOWED.
+        detail: The field for FIELD, what controls the flag for OURS, the reason for REFUSED; empty for ALLOWED.
         in_pods: Whether the verdict also applies in pods, from which a host cannot be reached.
     """
 

@@ -76,7 +76,7 @@ def test_a_sound_config_is_not_complained_about():
         (with_mac(name="Mac"), "backends[mac].name: 'Mac' must equal its key"),
         (with_mac(model_id=""), "backends[mac].modelId: empty"),
         (with_mac(dialect="ollama"), "backends[mac].dialect: 'ollama' is unknown; write one of openai, anthropic"),
-        (with_mac(base_url=""), "backends[mac].baseUrl: empty; set it, or write the reason"),
+        (with_mac(base_url=""), "backends[mac].baseUrl: empty; set it, or state in backends[mac].missing"),
         (with_mac(base_url="ftp://x"), "backends[mac].baseUrl: not a base URL"),
         (with_mac(base_url="http://u:p@x/"), "backends[mac].baseUrl: not a base URL"),
         (with_mac(base_url="http://x/v1?k=1"), "backends[mac].baseUrl: not a base URL"),
@@ -114,7 +114,7 @@ def test_a_sound_config_is_not_complained_about():
         ({"default_backend": "win"}, "defaultBackend: 'win' is not a backend; name one of mac, cloud"),
         (
             {"default_backend": "cloud", "classes": Classes(default="pii")},
-            "defaultBackend: 'cloud' is not local, but requests without a class have class pii",
+            "defaultBackend: 'cloud' is not local, but requests that name no class are of class pii",
         ),
         (
             {"by_model": True, **with_cloud(model_id="mac")},
@@ -122,7 +122,7 @@ def test_a_sound_config_is_not_complained_about():
         ),
         (
             {"default_backend": "cloud", "classes": Classes(default="public, phi, pii")},
-            "defaultBackend: 'cloud' is not local, but requests without a class have class phi, pii",
+            "defaultBackend: 'cloud' is not local, but requests that name no class are of class phi, pii",
         ),
         ({"classes": Classes(header="")}, "classes.header: '' is not a header name in lower case"),
         ({"classes": Classes(header="X-Class")}, "classes.header: 'X-Class' is not a header name in lower case"),

@@ -74,7 +74,7 @@ def test_what_names_no_class_has_the_default():
     """A request without a label has defaultClassification, and the default route is checked against it."""
     policy = "policy: { classification: { defaultClassification: PII } }\n"
     found = errors(BACKENDS + policy + "defaultRoute: cloud\n")
-    assert "spec.defaultRoute: 'cloud' is not local, but requests without a class have class pii" in found
+    assert "spec.defaultRoute: 'cloud' is not local, but requests that name no class are of class pii" in found
     config = running(BACKENDS + policy + "defaultRoute: mac\ndefaultRouteStrategy: BackendNameMatch\n")
     assert order(config, {}, {"model": "cloud"}) == ["mac"]
     assert order(config, {"x-llmkube-classification": "public"}, {"model": "cloud"}) == ["cloud"]

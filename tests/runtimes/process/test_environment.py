@@ -67,12 +67,12 @@ def test_the_values_that_people_write_pass(name, value):
         ("OMP_NUM_THREADS", "1\nimport os", "control character"),
         ("OMP_NUM_THREADS", "1\x85", "control character"),
         ("OMP_NUM_THREADS", "1" * 257, "longer than 256 characters"),
-        ("OMP_PLACES", "/etc/passwd", "it cannot contain a path"),
-        ("TZ", ":/etc/passwd", "it cannot contain a path"),
-        ("TZ", "/etc/passwd", "it cannot contain a path"),
-        ("TZ", "Europe/../../etc", "it cannot contain a path"),
-        ("LC_ALL", "../evil", "it cannot contain a path"),
-        ("LANG", "/tmp/evil", "it cannot contain a path"),
+        ("OMP_PLACES", "/etc/passwd", "write only ASCII letters"),
+        ("TZ", ":/etc/passwd", "write a time zone"),
+        ("TZ", "/etc/passwd", "write a time zone"),
+        ("TZ", "Europe/../../etc", "write a time zone"),
+        ("LC_ALL", "../evil", "write a locale"),
+        ("LANG", "/tmp/evil", "write a locale"),
     ],
 )
 def test_a_value_that_could_lead_elsewhere_is_refused(name, value, says):

@@ -178,7 +178,7 @@ _DEFAULT_PRIORITY = "normal"
 
 
 def find_prefix(context: PodContext, service: InferenceService, live: Workload | None) -> str:
-    """Return the prefix of a service's priority in the name of its pods' PriorityClass; empty for no class.
+    """Return the prefix that turns a service's priority into its pods' PriorityClass name; empty if they have none.
 
     Until PriorityClasses have been listed, running pods keep theirs: another one would replace them.
     """

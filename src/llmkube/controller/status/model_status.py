@@ -348,7 +348,7 @@ def up_to_date_statement(model: Model, observed: JobFacts) -> Statement:
     """Return the condition with the result of the last revalidation; it is retained when its Job is gone."""
     fetched = read_fetched(observed.pods) if is_complete(observed.job) else None
     if fetched is not None and fetched.kept:
-        message = f"the last check failed; the existing file is kept: {fetched.kept}"
+        message = f"the last check failed: {fetched.kept}; the existing file is kept"
         return Statement(UP_TO_DATE, False, Reason.LOOK_FAILED, message)
     if fetched is not None:
         message = "the file matched its source at the last check"

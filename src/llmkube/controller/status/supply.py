@@ -174,6 +174,6 @@ def _on_node(source: LocalFile, settings: WorkloadSettings) -> Supply:
     message = (
         f"{source.path} is a path on a node, but pods may mount only the folders in "
         f"workloads.allow.hostPaths of the chart (the controller's --host-path): {allowed}; copy the file to a "
-        "PersistentVolumeClaim and use pvc://CLAIM/PATH, or add its folder there"
+        "PersistentVolumeClaim and use pvc://CLAIM/PATH, or add its folder to workloads.allow.hostPaths"
     )
     return Supply("nothing", Reason.SOURCE_NOT_ALLOWED, message)

@@ -237,7 +237,7 @@ async def _fetch_all(request: FetchRequest, plan: FetchPlan, gauge: Gauge) -> di
                     partial(_existing, request, plan, store, source, error), limiter=limiter
                 )
                 fetch_error = str(error)[:_ERROR_CHARS]
-                click.echo(f"existing file kept: {fetch_error}", err=True)
+                click.echo(f"fetch failed: {fetch_error}; the existing file is kept", err=True)
             found.append(file)
     return await trio.to_thread.run_sync(partial(_publish, request, plan, store, found, fetch_error), limiter=limiter)
 

@@ -147,7 +147,7 @@ class BudgetFile:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version > SCHEMA_VERSION:
             message = f"the budgets in {self.path} have format {version}, but this release reads up to {SCHEMA_VERSION}"
-            raise UserError(f"{message}; run a newer release, or move the file away, and every budget starts at zero")
+            raise UserError(f"{message}; run a newer release, or move the file away (every budget then starts at zero)")
         connection.executescript(_TABLES)
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()

@@ -84,7 +84,7 @@ def _check_address(backend: Backend, at: str) -> Iterator[str]:
     url = backend.base_url
     if not url:
         if not backend.missing:
-            yield f"{at}.baseUrl: empty; set it, or write the reason for its absence in missing"
+            yield f"{at}.baseUrl: empty; set it, or state in {at}.missing why there is none"
         return
     if not _URL.fullmatch(url):
         yield f"{at}.baseUrl: not a base URL; write http or https, host and path, without user, query and fragment"
@@ -114,7 +114,7 @@ def _check_default_route(config: RoutingConfig) -> Iterator[str]:
     is_sensitive, caught = unlabelled & config.classes.sensitive, unlabelled & caught_classes(config)
     if default and not default.local and is_sensitive and not caught:
         yield (
-            f"defaultBackend: {default.name!r} is not local, but requests without a class have class"
+            f"defaultBackend: {default.name!r} is not local, but requests that name no class are of class"
             f" {', '.join(sorted(is_sensitive))},"
             " which must stay local; name a local backend, or add a rule for that class"
         )

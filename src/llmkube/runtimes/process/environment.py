@@ -31,7 +31,10 @@ ALLOWED: Final[Mapping[str, str]] = read_table(__package__, "allowed_variables")
 _VALUE: Final = re.compile(r"[\w .,:;=@+{}()|*-]*", re.ASCII)
 _ZONE: Final = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z][A-Za-z0-9_+-]*){0,2}", re.ASCII)
 _LOCALE: Final = re.compile(r"[A-Za-z][\w.@-]*", re.ASCII)
-_VALUE_PATTERNS: Final = {"TZ": _ZONE, **dict.fromkeys(("LANG", "LC_ALL", "LC_CTYPE", "LC_MESSAGES"), _LOCALE)}
+_LOCALES: Final = ("LANG", "LC_ALL", "LC_CTYPE", "LC_MESSAGES")
+_VALUE_PATTERNS: Final = {"TZ": _ZONE, **dict.fromkeys(_LOCALES, _LOCALE)}
+_FORM: Final = "only ASCII letters, digits, spaces and .,:;=@+{}()|*_-"
+_FORMS: Final = {"TZ": "a time zone, such as Europe/Berlin", **dict.fromkeys(_LOCALES, "a locale, such as C.UTF-8")}
 
 # llama-server also reads most of its flags from these variables, including those that are not allowed
 _FLAG_VARIABLES: Final = re.compile(r"LLAMA_(ARG|LOG|CHAT)_\w+|LLAMA_API_KEY|LLAMA_CACHE|LLAMA_OFFLINE", re.ASCII)
@@ -95,4 +98,5 @@ def _check_value(name: str, value: str, *, trusted: bool) -> None:
     if len(value) > limit:
         raise PlanError(f"the value of {name} is longer than {limit} characters", field=ENV)
     if value and not trusted and not _VALUE_PATTERNS.get(name, _VALUE).fullmatch(value):
-        raise PlanError(f"the value of {name} is not valid; it cannot contain a path", field=ENV)
+        form = _FORMS.get(name, _FORM)
+        raise PlanError(f"the value of {name} is not valid; write {form}", field=ENV)

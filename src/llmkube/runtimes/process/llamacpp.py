@@ -107,7 +107,7 @@ def check(isvc: InferenceService, model: Model, allowances: Allowances = NO_ALLO
 def _read(
     isvc: InferenceService, model: Model, allowances: Allowances
 ) -> tuple[InferenceService, Model, tuple[UserFlag, ...], tuple[tuple[str, str], ...]]:
-    """Return the objects with some extra arguments as fields, the other arguments and the environment, all checked."""
+    """Check both objects; return them with some extraArgs moved to fields, the rest of extraArgs, and the variables."""
     isvc, model = read_as_fields(isvc, model)
     spec = isvc.spec
     fields.check_fields(spec)
@@ -169,7 +169,7 @@ def _add_speculation(line: CommandLine, spec: InferenceServiceSpec, draft: Weigh
 def _names(alias: str, spec: InferenceServiceSpec, engine: EngineInfo) -> tuple[str, tuple[str, ...]]:
     """Return the model names for the engine to accept, ours first, and the settings of further names that it ignores.
 
-    Builds that accept several names also have --load-mode, which is as old. The gateway knows all names in any case.
+    Builds that accept several names also have --load-mode, which is as old. The gateway always knows all names.
     """
     further = fields.additional_ids(alias, spec)
     if further and "--load-mode" not in engine.flags:

@@ -120,7 +120,7 @@ class NodeMonitor:
             try:
                 await run_reflector(self.client, Node, self._nodes, self._on_node, rng=self.rng, fatal=_REFUSALS)
             except ApiError as error:
-                self._updates.put_nowait(f"no list of nodes (HTTP {error.code})")
+                self._updates.put_nowait(f"no list of nodes (the API server answered HTTP {error.code})")
             await trio.sleep(REFUSED_SECONDS)
 
     async def _report_first_list(self) -> None:

@@ -199,7 +199,7 @@ class LibSystem:
             self._count = count
             code, count, data = self._statistics(count)
         if code:
-            raise OSError(f"host_statistics64 returned {code} and requires {count} words")
+            raise OSError(f"host_statistics64 returned {code} with count {count}")
         return data[: 4 * count]
 
     def _statistics(self, words: int) -> tuple[int, int, bytes]:
