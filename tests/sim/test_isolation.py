@@ -5,7 +5,7 @@ raised at one of them. `_Driver` runs all tasks of the service, and passes value
 raised from the very `await` at which the task had stopped, after Trio has completed it. The exceptions are those of a
 bug: of no class that the supervisor knows.
 
-Every second line of code at which a task stops is tried once; `make soak` tries every checkpoint of the life, some 300.
+Every other line of code at which a task stops is tried once; `make soak` tries every checkpoint of the life, some 300.
 """
 
 import types

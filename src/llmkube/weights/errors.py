@@ -79,7 +79,7 @@ class WeightsNotFoundError(SourceError):
         """Return the error for a path without weights."""
         return cls(
             f"there is no file {path} that this machine can serve; check the path, that LLMKube's user may read the "
-            "file and its folders, and that it is a GGUF file (LLMKube's log on that machine has the cause)",
+            "file and its folders, and that it is a GGUF file (the cause is in LLMKube's log on this machine)",
             detail=detail,
         )
 

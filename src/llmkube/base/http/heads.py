@@ -138,7 +138,7 @@ class HeadReader:
         """Consume the next bytes; return None while the head is incomplete, then the bytes after it.
 
         Raises:
-            MalformedError: The head is rejected, with this status.
+            MalformedError: The head is rejected.
         """
         position = 0
         while position < len(data):
@@ -159,7 +159,7 @@ class HeadReader:
         """Parse a head whose end is known, with one call of llhttp instead of one per line.
 
         Raises:
-            MalformedError: The head is rejected, with this status.
+            MalformedError: The head is rejected.
         """
         self._feed(head)
         if len(self._collected.lines) > self._limits.max_headers:
@@ -179,7 +179,7 @@ class HeadReader:
         """Return the complete head of a request, checked beyond what llhttp checks.
 
         Raises:
-            MalformedError: The head is rejected, with this status.
+            MalformedError: The head is rejected.
         """
         assert isinstance(self._parser, httptools.HttpRequestParser)
         method, headers = self._parser.get_method().decode("ascii"), Headers(self._collected.lines)
@@ -281,7 +281,7 @@ def read_request(head: bytes, limits: Limits) -> RequestHead:
     """Parse the whole head of a request.
 
     Raises:
-        MalformedError: The head is rejected, with this status.
+        MalformedError: The head is rejected.
     """
     reader = HeadReader.for_requests(limits)
     reader.feed_complete(head)
@@ -315,7 +315,7 @@ class HeadCache(Generic[_H]):
         """Return the head at the beginning of these bytes and the bytes after it; None if it needs a reader.
 
         Raises:
-            MalformedError: The head is rejected, with this status.
+            MalformedError: The head is rejected.
         """
         raw = self._complete_head(data)
         if raw is None:

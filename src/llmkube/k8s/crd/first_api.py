@@ -123,7 +123,7 @@ def _source(old: "_Remaining") -> str:
         raise ConversionError("missing; set the repository, as ORG/REPO", field="spec.model.name")
     old.remark(
         f"spec.model.name: {name} may have several files, and the old manifest does not choose one;"
-        " if it does, set the Model's spec.files"
+        " if there are several, set the Model's spec.files"
     )
     if "gguf" not in name.lower():
         old.remark(f"spec.model.name: {name} does not look like gguf; set the Model's spec.format if it is not")

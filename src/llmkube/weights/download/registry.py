@@ -223,8 +223,10 @@ def _registry_url(source: ImageSource, path: str) -> WebUrl:
 
 def _single_digest(shown: str, entries: Sequence[Mapping[str, Any]]) -> str:
     digests = [each["digest"] for each in entries if each.get("platform", {}).get("os") != "unknown"]  # attestations
-    if len(digests) != 1 or not _DIGEST.fullmatch(digests[0]):
+    if len(digests) > 1:
         raise SourceError(f"{shown} is an index of {len(digests)} images; use the digest of one of them")
+    if not digests or not _DIGEST.fullmatch(digests[0]):
+        raise SourceError(f"{shown} is an index without an image that has a valid digest; use another tag or digest")
     return str(digests[0])
 
 

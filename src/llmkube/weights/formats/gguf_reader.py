@@ -210,7 +210,8 @@ class HeaderReader:
         magic, version, tensor_count, key_count = _STARTS.unpack(self._take(_START_BYTES))
         self._check_start(magic, version)
         if tensor_count > MAX_TENSORS or key_count > MAX_KEYS:
-            raise self.refuse(f"it claims {tensor_count} tensors and {key_count} keys")
+            limits = f"the limits are {MAX_TENSORS} and {MAX_KEYS}"
+            raise self.refuse(f"it claims {tensor_count} tensors and {key_count} keys; {limits}")
         yield from self._read_keys(key_count)
         yield from self._read_tensors(version, tensor_count, self._alignment())
 

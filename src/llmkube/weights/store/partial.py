@@ -60,7 +60,7 @@ class Partial:
         return self._digest.hexdigest()
 
     def rehash(self) -> None:
-        """Hash the next piece of an earlier process's bytes; unreadable ones are dropped."""
+        """Hash the next piece of an earlier process's bytes; if it is unreadable, drop it and all bytes after it."""
         try:
             data = os.pread(self._fd, min(_HASH_CHUNK_BYTES, self.unhashed_bytes), self.size_bytes)
         except OSError:
