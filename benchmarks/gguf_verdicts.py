@@ -45,7 +45,8 @@ def main() -> None:
         "GGUF headers: the same verdict as llama.cpp",
         f"""{count} headers, of the demo model and generated with up to three faults each, are read by LLMKube and
         loaded by llama.cpp. It is a defect to refuse one that loads, or to accept one that llama.cpp's header reader
-        refuses. Faults that only a full load finds are left to the engine, and its error to the `Loaded` condition.""",
+        refuses. Faults that only a full load can find are left to the engine; its error text is in the `Loaded`
+        condition.""",
         [Table(["verdicts", "cases", "share"], rows)],
         {
             "outcomes": dict(outcomes),

@@ -140,7 +140,7 @@ async def stream(contender: Contender, seconds: float) -> Streamed:
 
 
 async def measure(run: Run, commands: Commands) -> Results:
-    """Measure both on one running `llmkube up`."""
+    """Measure plain requests and streams on one running `llmkube up`."""
     with TemporaryDirectory(prefix="llmkube-bench-") as name:
         async with open_up(Path(name), commands.nginx, PLAIN, STREAMS) as up:
             plain, growth = await measure_plain(run, commands, up, Path(name))

@@ -75,7 +75,7 @@ class Paced:
 
 @attrs.define(eq=False)
 class Results:
-    """All samples: rounds by connections and contender, None of a round that lost requests; seconds to start.
+    """All samples: rounds by connections and contender, None for a round that lost requests; seconds to start.
 
     `sized` has rounds by bytes of a request. `paced` has requests at fixed rates, round by round, and `streamed` how
     late tokens come behind the one before. `flooded` has requests with a right key, with and without wrong ones.
@@ -172,7 +172,7 @@ async def streams_of(contender: Contender | Family) -> Paced | None:
 async def one_round(
     command: Sequence[str], script: Path, contender: Contender | Family, count: int, seconds: float
 ) -> Round | None:
-    """Return one round; None of one in which requests were lost."""
+    """Return one round; None if requests were lost, or none was answered."""
     try:
         asked = partial(wrk.load, command, script, contender.port, connections=count, headers=contender.headers)
         await asked(seconds=1)
@@ -222,7 +222,7 @@ def quiet(rounds: Sequence[Mapping[str, Paced | None]]) -> list[Mapping[str, Pac
 
 
 def added(rounds: Sequence[Mapping[str, Paced | None]], who: str, field: str) -> float | None:
-    """Return what a contender adds to the way without a proxy, the median of rounds; None where one is missing."""
+    """Return by how much a contender exceeds no proxy, the median; None if a round of either is missing."""
     pairs = [(each[who], each[DIRECT]) for each in rounds]
     if not pairs or not all(mine and least for mine, least in pairs):
         return None

@@ -212,7 +212,7 @@ def main() -> None:
         last = used
     table = Table(["layer", "processor, µs", "least, µs", "more, µs"], rows)
     times = median(samples[BUDGET]) / median(samples[FORWARD])
-    what = "router, all on, processor time of our server and client alone"
+    what = "router, all on, times the processor time of our server and client alone"
     wanted, measured = f"under {WANTED_TIMES} times", f"{times:.1f} times"
     run.finish(
         "Cost of a request in the router",

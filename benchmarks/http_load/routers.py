@@ -115,7 +115,7 @@ async def launch_envoy(stack: AsyncExitStack, program: Sequence[str], folder: Pa
 
 
 async def launch_router(stack: AsyncExitStack, home: Path, backend: int, name: str) -> tuple[Family, float]:
-    """Start `llmkube router`, bare or with everything on; return it, and its start's time."""
+    """Start `llmkube router`, bare or with everything on; return it, and how many seconds it took to start."""
     full = name != ROUTER
     (home / "router-keys" / "teams").mkdir(parents=True)
     (home / "router-keys" / "teams" / "bench").write_text(KEY)

@@ -47,7 +47,7 @@ class _Backend:
         self._streams = 0
 
     def step(self) -> None:
-        """Wait for what comes first, a client or a moment, and do what there is to do."""
+        """Wait for a client or the time of the next token, whichever comes first; serve clients and send due tokens."""
         wait = max(0.0, self._due[0][0] - time.monotonic()) if self._due else None
         for key, _ in self._poll.select(wait):
             if key.fileobj is self._listener:

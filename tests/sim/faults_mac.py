@@ -23,7 +23,7 @@ def fault(codes, phrase):
 @fault("M2", "the kernel hides an engine that ends while it frees the GPU's memory")
 async def hidden_exit(stage: Stage, rng):
     _, child = stage.engine(rng, ready=True)
-    child.macs_end.seconds = span(rng, 0.5, KILL_SECONDS - 2)
+    child.mac_exit.seconds = span(rng, 0.5, KILL_SECONDS - 2)
     await trio.sleep(span(rng, 0.1, 30))
     child.end(-9)
 
@@ -32,11 +32,11 @@ async def hidden_exit(stage: Stage, rng):
 async def slow_teardowns(stage, rng):
     host, _ = stage.engine(rng)
     for child in host.machine.live():
-        child.macs_end.seconds = span(rng, 0.5, KILL_SECONDS - 2)
+        child.mac_exit.seconds = span(rng, 0.5, KILL_SECONDS - 2)
     await trio.sleep(span(rng, 10, 400))
     for child in host.machine.live():
-        if not child.macs_end.begun.is_set():
-            child.macs_end.seconds = 0.0
+        if not child.mac_exit.begun.is_set():
+            child.mac_exit.seconds = 0.0
 
 
 @fault("M1", "the kernel refuses to report its memory")

@@ -38,7 +38,7 @@ from llmkube.weights.store.blobs import WeightsFile
 from sim.connection import Connection
 from sim.daemon import Daemons
 from sim.daemons import MODULES, daemons_of_a_host, is_front, runtime_of
-from sim.macs_end import MacsEnd
+from sim.mac_exit import MacExit
 
 HELP_FLAGS = frozenset(
     f"--{name}"
@@ -109,7 +109,7 @@ class SimChild:
     stop_requested: trio.Event = attrs.field(factory=trio.Event)
     exit: Exit | None = None
     ended: trio.Event = attrs.field(factory=trio.Event)
-    macs_end: MacsEnd | None = None  # its kernel's exit events on a Mac; None reports an exit when it has exited
+    mac_exit: MacExit | None = None  # its kernel's exit events on a Mac; None reports an exit when it has exited
 
     @property
     def ready(self):
@@ -117,8 +117,8 @@ class SimChild:
         return self.exit is None and (self.serves if self.keeper is None else self.keeper.ready)
 
     async def wait(self):
-        if self.macs_end is not None:
-            await wait_exit(self.macs_end, self.pid, lambda: self.exit is not None)
+        if self.mac_exit is not None:
+            await wait_exit(self.mac_exit, self.pid, lambda: self.exit is not None)
             return self.exit or Exit(None)
         await self.ended.wait()
         return self.exit
@@ -212,7 +212,7 @@ class SimChild:
         self.end(-9)
 
     def end(self, code, *, for_signature=False):
-        if self.exit is None and not self.stuck and (self.macs_end is None or not self.macs_end.hides(self, code)):
+        if self.exit is None and not self.stuck and (self.mac_exit is None or not self.mac_exit.hides(self, code)):
             self.exit, self.serves, self.ended_at = Exit(code, for_signature), False, trio.current_time()
             self.ended.set()
 
@@ -294,7 +294,7 @@ class Machine:
     shapes: dict[str, object] = attrs.field(factory=dict)
     learned: LearnedFigures = attrs.field(factory=LearnedFigures)
     traps: dict[str, Trap] = attrs.field(factory=dict)
-    macs_end: Callable[[], MacsEnd | None] = lambda: None
+    mac_exit: Callable[[], MacExit | None] = lambda: None
     changed: Callable[[], None] = lambda: None
     stopping: Callable[[SimChild], None] = lambda child: None
 
@@ -348,7 +348,7 @@ class Machine:
         child.api_keys = command.api_keys
         child.address = command.proxy.listen if command.proxy else (argv[argv.index("--host") + 1], port)
         child.spawned_at, child.odd = trio.current_time(), child.script.is_odd
-        child.macs_end = self.macs_end()
+        child.mac_exit = self.mac_exit()
         child.visible = lambda: not (self.no_descriptors and self.has_proc)
         self.spawned.append(child)
         self.spawned_at.setdefault(name, []).append(trio.current_time())
@@ -381,7 +381,7 @@ class Machine:
                     await wait_any(child.wait, grace.wait_expired)
                 if not self.agent_killed:
                     child.end(-9)
-                    if child.macs_end is not None:
+                    if child.mac_exit is not None:
                         with trio.move_on_after(KILL_SECONDS, shield=True):
                             await child.wait()
             child.owners -= 1

@@ -11,8 +11,8 @@ import attrs
 from llmkube.supervisor.host.darwin import DarwinMemory
 from llmkube.supervisor.host.sample import Level
 from mac.macs import Mac, compiled
+from sim.mac_exit import MacExit
 from sim.machine import Machine
-from sim.macs_end import MacsEnd
 from sim.memory import GIB, SimMemory
 
 METAL_GIB = 48.0
@@ -63,7 +63,7 @@ def mac_of(release, shapes, machine: Machine):
     """Make a machine a Mac, and return its memory."""
     machine.shapes.update(shapes)
     memory = MacMemory(machine, release=release)
-    machine.macs_end = partial(MacsEnd, machine.nursery)
+    machine.mac_exit = partial(MacExit, machine.nursery)
     return memory
 
 

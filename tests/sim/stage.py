@@ -207,8 +207,8 @@ def repair_host(host):
         child.frozen = child.mute = False
         child.slow_seconds, child.in_flight, child.counts, child.pace = 0.0, 0, True, 1.0
         child.closed = child.closed and not child.ready
-        if child.macs_end is not None and not child.macs_end.begun.is_set():
-            child.macs_end.seconds = 0.0
+        if child.mac_exit is not None and not child.mac_exit.begun.is_set():
+            child.mac_exit.seconds = 0.0
         if child.script not in (CALM, machine.default) and not child.ready:
             child.end(-9)
 

@@ -59,7 +59,7 @@ async def restarted_during_an_exit():
         await world.apply()
         await world.until(world.ready_addresses, 1)
         (engine,) = world.machine.live("chat")
-        engine.macs_end.seconds = 60.0
+        engine.mac_exit.seconds = 60.0
         engine.end(-9)
         await world.kill_agent()
         await world.start_agent()

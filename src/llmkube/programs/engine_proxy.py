@@ -55,7 +55,10 @@ class AdmittedPeers:
         return self._is_admitted(peer)
 
     def reload(self) -> None:
-        """Read the networks; blocks. A part that cannot be read keeps its previous value."""
+        """Read the networks; blocks.
+
+        If those of the nodes cannot be read, the previous ones remain; without this host's addresses, nothing changes.
+        """
         own: tuple[str, ...] = ()
         if self.config.networks:
             with contextlib.suppress(OSError, ValueError):  # the agent has not listed the nodes yet

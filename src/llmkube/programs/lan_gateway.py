@@ -210,7 +210,7 @@ def listen_settings(config: UpConfig, own: Callable[[], Collection[str]]) -> Lis
         address, port = parse_listen(config.listen, config.gateway_port, own())
     except OSError as exc:
         problem = f"the addresses of this machine cannot be determined ({exc.strerror or exc})"
-        raise UserError(f"{problem}; allow that, or omit the flag", field=FLAG) from exc
+        raise UserError(f"{problem}; allow this program to read them, or omit the flag", field=FLAG) from exc
     return ListenSettings(address, port, config.listen_key_file, not config.insecure_lan)
 
 
@@ -225,7 +225,7 @@ def parse_listen(text: str, default_port: int, own: Collection[str]) -> tuple[st
     try:
         address = ipaddress.ip_address((match and (match["six"] or match["four"] or match["bare"])) or "")
     except ValueError:
-        raise _address_error(f'"{text}" is not an IP address, or one with a port', own) from None
+        raise _address_error(f'"{text}" is not an IP address, with or without a port', own) from None
     if port > 65535:
         raise UserError(f"{text}: {port} is not a port; the highest is 65535", field=FLAG)
     if address.is_unspecified:

@@ -119,7 +119,7 @@ async def run_signals(
 
 
 async def run_until_signal(body: Callable[[Stop], Awaitable[T]], report: Callable[[str], None]) -> T | None:
-    """Run the body and return its result, or None if a signal cancels it instead of an inner `Stop.scope`."""
+    """Run the body and return its result; None if a signal cancels all of it, as no inner `Stop.scope` is open."""
     stop = Stop()
     result = None
     async with trio.open_nursery() as signals:

@@ -57,7 +57,7 @@ async def test_large_bodies_go_both_ways(sockets, serve):
 
 
 async def test_requests_that_come_together_are_answered_in_order(serve):
-    """Several requests in one packet, the last with the client's end, are answered one after the other."""
+    """Several requests in one packet, the last with `Connection: close`, are answered one after the other."""
     port = await serve(echo)
     async with await trio.open_tcp_stream(LOOPBACK, port) as client:
         await client.send_all(GET * 30 + GET[:-2] + b"Connection: close\r\n\r\n")

@@ -65,7 +65,7 @@ async def test_a_changed_key_is_reported(autojump_clock, fake, stage):
     """The error has oMLX's message: the agent restarts the engine, which then looks for an oMLX that it can use."""
     fake.key = "CanaryKeyOfTheOwner"
     await trio.sleep(150)
-    assert "returned no model for" in stage.given_up
+    assert "has failed to list its models for" in stage.given_up
     assert "oMLX answers 401: Invalid API key" in stage.given_up
 
 

@@ -93,7 +93,7 @@ def refusals():
 
 
 def test_each_refusal_is_counted_by_its_name():
-    """Errors of the client may share `client_error`; none is a crash."""
+    """Errors of the client may share `client_error`; none has the label `crashed`."""
     found = refusals()
     assert {(503, "budget_not_kept"), (503, "histories_full"), (503, "queue_full"), (404, "not_found")} <= found
     for status, code in found:

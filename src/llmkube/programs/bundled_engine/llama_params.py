@@ -115,7 +115,10 @@ def _keys(text: str) -> list[str]:
 
 
 def _template_values(text: str) -> dict[str, str]:
-    values = json.loads(text)
+    try:
+        values = json.loads(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {exc}") from exc
     if not isinstance(values, dict):
         raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
     return {name: json.dumps(value) for name, value in values.items()}  # the engine expects each as JSON text

@@ -233,7 +233,8 @@ def _unanswered(state: KeeperState, sample: DaemonSample, now: float) -> tuple[K
         if silent >= LATE_SECONDS:
             reason = f"{sample.texts.name} at {sample.url} has not answered for {silent:.0f} s"
             if sample.problem:
-                reason = f"{sample.texts.name} at {sample.url} returned no model for {silent:.0f} s: {sample.problem}"
+                failing = f"{sample.texts.name} at {sample.url} has failed to list its models for {silent:.0f} s"
+                reason = f"{failing}: {sample.problem}"
             return attrs.evolve(state, ready=False), Step(Act.GIVE_UP, reason)
         return state, Step(Act.NOTHING, f"{sample.texts.name} at {sample.url} does not answer in time" if first else "")
     state = attrs.evolve(state, silent_since=since, ready=False, prepared=False)

@@ -101,7 +101,7 @@ class DaemonHttp:
         return self.parse(answer.body)
 
     def refusal(self, answer: Response) -> DaemonError:
-        """Return the error for a response with another status."""
+        """Return the error for a response that reports a failure."""
         try:
             value = self.parse(answer.body)
         except DaemonError:

@@ -17,7 +17,7 @@ FINDINGS = (
     ),
     failed(
         "the job gets errno 65 (EHOSTUNREACH) from every machine on its network: Local Network Privacy",
-        why="pods may not reach its engines",
+        why="pods may be unable to reach its engines",
         fix="`llmkube agent install --daemon`, or allow it in System Settings, Privacy & Security, Local Network",
         name="local network",
     ),
@@ -45,7 +45,7 @@ def test_terminal_lines_wrap_with_a_hanging_indent(terminal, monkeypatch):
         "                     fix: `sudo pmset -a sleep 0`",
         "fail  local network  the job gets errno 65 (EHOSTUNREACH) from every machine on",
         "                     its network: Local Network Privacy",
-        "                     pods may not reach its engines",
+        "                     pods may be unable to reach its engines",
         "                     fix: `llmkube agent install --daemon`, or allow it in",
         "                     System Settings, Privacy & Security, Local Network",
         "",

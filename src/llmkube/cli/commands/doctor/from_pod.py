@@ -193,7 +193,7 @@ async def _open_job(client: Client, manifest: Mapping[str, Any], key: Key) -> As
 
 @asynccontextmanager
 async def _serve_word(address: str, word: str) -> AsyncIterator[str]:
-    """Send a word to every client that connects; yield the address."""
+    """Listen on a free port of the address and send a word to every client; yield `ADDRESS:PORT`."""
 
     async def send_word(stream: trio.SocketStream) -> None:
         async with stream:

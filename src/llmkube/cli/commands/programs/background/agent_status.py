@@ -92,8 +92,8 @@ def lan_sentence(folder: Path) -> str:
     found = read_lan_access(folder)
     if found == REFUSED:
         return (
-            "macOS blocks this job's access to its own network (Local Network Privacy, errno 65): pods may not reach "
-            "its engines. Allow it in System Settings, Privacy & Security, Local Network, or run: "
+            "macOS blocks this job's access to its own network (Local Network Privacy, errno 65): pods may be unable "
+            "to reach its engines. Allow it in System Settings, Privacy & Security, Local Network, or run: "
             "llmkube agent install --daemon"
         )
     return "this job can connect to machines on its own network" if found == REACHED else ""

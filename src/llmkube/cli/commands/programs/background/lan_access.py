@@ -79,7 +79,8 @@ async def record_lan_access(state_dir: Path, peers: Sequence[Address], dial: Dia
     found = assess(errors)
     if found == REFUSED:
         log.error(
-            "local network access denied by macOS (Local Network Privacy): pods may not reach this host's engines",
+            "local network access denied by macOS (Local Network Privacy): pods may be unable to reach this host's "
+            "engines",
             next="llmkube agent install --daemon",
         )
     await trio.to_thread.run_sync(lambda: write_private(lan_access_path(state_dir), f"{found}\n", durable=False))

@@ -7,7 +7,7 @@ from llmkube.supervisor.host.exit_events import NOTE_EXIT
 
 
 @attrs.define(eq=False)
-class MacsEnd:
+class MacExit:
     """One engine's `ExitEvents`.
 
     Attributes:
