@@ -126,6 +126,7 @@ def test_values_are_translated_as_by_llama_server(argv, target, value):
         (("--api-key-file", "/nowhere"), "cannot read /nowhere"),
         (("--api-key-file", "/dev/null"), "contains no key"),
         (("--chat-template-kwargs", "[]"), "is not a JSON object"),
+        (("--chat-template-kwargs", "{'a': 1}"), "is not JSON: Expecting property name"),
     ],
 )
 def test_unsupported_flags_are_refused_by_name(argv, message, capsys):
