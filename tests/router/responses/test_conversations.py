@@ -117,7 +117,7 @@ def forgetting(**what):
 
 
 MUTANTS = {
-    "a history opens what it closes": ("limited", lambda facts, history: facts),
+    "a history opens what it closes": ("apply_limits", lambda facts, history: facts),
     "kept without classes": forgetting(classes=frozenset()),
     "kept without regions": forgetting(regions=None),
     "kept without limits": ("limits_of", lambda facts: NO_LIMITS),

@@ -202,7 +202,7 @@ def sample(watts, seconds=2.0):
         (None, 100.0, 2.0, Interval({"gpu": 20.0}, 2.0)),
         (98.0, 100.0, 2.0, Interval({"gpu": 20.0}, 2.0)),
         (96.0, 100.0, 2.0, Interval({"gpu": 20.0 + 2 * (30 + 10) / 2}, 4.0)),
-        (40.0, 100.0, 2.0, Interval({"gpu": 20.0}, 2.0, 58.0)),
+        (40.0, 100.0, 2.0, Interval({"gpu": 20.0}, 2.0)),
         (98.0, 100.0, 3600.0, Interval({"gpu": 20.0}, 2.0)),
         (None, 100.0, 3600.0, Interval({"gpu": 10.0 * MAX_GAP_SECONDS}, MAX_GAP_SECONDS)),
         (100.0, 100.0, 2.0, Interval({"gpu": 0.0}, 0.0)),

@@ -55,12 +55,10 @@ class Interval:
     Attributes:
         joules: By domain, without the sum.
         measured_seconds: The time for which they are known.
-        lost_seconds: The time for which they are not.
     """
 
     joules: Mapping[str, float]
     measured_seconds: float
-    lost_seconds: float = 0.0
 
 
 def integrate(before: Point | None, sample: PowerSample, now: float) -> tuple[Point, Interval]:
@@ -81,7 +79,7 @@ def integrate(before: Point | None, sample: PowerSample, now: float) -> tuple[Po
         for domain, watts in sample.watts.items()
         if domain != COMBINED
     }
-    return Point(now, sample.watts), Interval(joules, covered + filled, gap - filled)
+    return Point(now, sample.watts), Interval(joules, covered + filled)
 
 
 def share(
@@ -212,7 +210,7 @@ class PowerMeter:
         for domain, joules in interval.joules.items():
             self._joules[domain] = self._joules.get(domain, 0.0) + joules
         if self._stalled:  # without one domain, the energy of a service is unknown
-            interval = Interval({}, 0.0, interval.measured_seconds + interval.lost_seconds)
+            interval = Interval({}, 0.0)
         self._interval = interval
         self._share(elapsed, host_used)
 
@@ -255,6 +253,5 @@ class PowerMeter:
         known = self._per_token.get(key, TokenEnergy())
         if known.last is not None and known.last.pid != engine.pid:  # a new engine, which has reported nothing yet
             known = TokenEnergy()
-        joules, measured, lost = self._last_joules.get(key, 0.0), interval.measured_seconds, interval.lost_seconds
-        known = known.with_energy(joules, measured_seconds=measured, lost_seconds=lost)
+        known = known.with_energy(self._last_joules.get(key, 0.0), measured_seconds=interval.measured_seconds)
         return known if count is None or count.pid != engine.pid else known.with_count(count)

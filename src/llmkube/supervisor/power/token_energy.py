@@ -39,7 +39,6 @@ class TokenEnergy:
         last: The newest count.
         since_joules: Energy since `last`.
         since_measured_seconds: Time since `last` with known power.
-        since_lost_seconds: Time since `last` with unknown power.
     """
 
     joules: float = 0.0
@@ -47,20 +46,18 @@ class TokenEnergy:
     last: TokenCount | None = None
     since_joules: float = 0.0
     since_measured_seconds: float = 0.0
-    since_lost_seconds: float = 0.0
 
     @property
     def joules_per_token(self) -> float | None:
         """The ratio; None before the first token with known energy."""
         return self.joules / self.tokens if self.tokens else None
 
-    def with_energy(self, joules: float, *, measured_seconds: float, lost_seconds: float) -> "TokenEnergy":
+    def with_energy(self, joules: float, *, measured_seconds: float) -> "TokenEnergy":
         """Add the energy of an interval that ends now."""
         return attrs.evolve(
             self,
             since_joules=self.since_joules + joules,
             since_measured_seconds=self.since_measured_seconds + measured_seconds,
-            since_lost_seconds=self.since_lost_seconds + lost_seconds,
         )
 
     def with_count(self, count: TokenCount) -> "TokenEnergy":
@@ -74,7 +71,7 @@ class TokenEnergy:
         if count.at <= before.at:
             return self
         tokens, measured = count.tokens - before.tokens, self.since_measured_seconds
-        passed = measured + self.since_lost_seconds
+        passed = count.at - before.at
         if not 0 <= tokens < math.inf or not measured or measured < KNOWN_SHARE * passed:
             return TokenEnergy(self.joules, self.tokens, count)
         return TokenEnergy(self.joules + self.since_joules * passed / measured, self.tokens + tokens, count)
