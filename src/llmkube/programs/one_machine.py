@@ -259,12 +259,13 @@ class _Up(Generic[T]):
     async def serve(self, stop: Stop) -> T | None:
         """Open each layer around those that need it, and run the user's function inside."""
         config, settings = self.plan.config, self.plan.agent_settings
+        judge = partial(refuse_foreign_pages, https_proxy_pages=config.https_proxy_pages)
         outcome = None
         async with (
             open_loop_watchdog() as loop_watchdog,
             open_port(config.gateway_port, "--gateway-port") as gateway,
             open_port(config.probe_port, "--probe-port") as probes,
-            open_lan_gateway(self.plan.listen, self.plan.state_dir) as lan,
+            open_lan_gateway(self.plan.listen, self.plan.state_dir, judge) as lan,
             open_server(self.plan.state_dir, config.api_port, field="--api-port") as server,
             open_sockets() as sockets,
             open_http_client(sockets.connect, max_idle_per_origin=256, max_idle=512) as http,
@@ -317,8 +318,9 @@ class _Up(Generic[T]):
                     )
                     await support.start(control)
                     handler = routers_handler(routers.find, await support.start(run_default_route, services, http))
-                    serve = partial(run_server, handler, stamp=cors_lines, unread=unread_refusal)
-                    serve_gateway = partial(serve, sockets.listen(gateway.listeners), judge=refuse_foreign_pages)
+                    stamp = partial(cors_lines, https_proxy_pages=config.https_proxy_pages)
+                    serve = partial(run_server, handler, stamp=stamp, unread=unread_refusal)
+                    serve_gateway = partial(serve, sockets.listen(gateway.listeners), judge=judge)
                     await support.start(serve_gateway)
                     if lan is not None:
                         support.start_soon(
