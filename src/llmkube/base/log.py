@@ -94,7 +94,7 @@ def redact_secrets(_logger: Any, _method: str, event: EventDict) -> EventDict:
 def render_console(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
     """Return `12:04:05 INFO  registered endpoint  name=chat port=51234`, with a stack or traceback below it.
 
-    Control characters are escaped: a text of another machine or user must not control the terminal, or look like a line.
+    Control characters are escaped: a text of another machine must not control the terminal, or look like a line.
     """
     rest = dict(event)
     clock = str(rest.pop("ts", ""))[11:19]

@@ -33,7 +33,7 @@ def is_control(char: str) -> bool:
 
 
 def escape_controls(text: str, keep: str = "") -> str:
-    """Return a text with its control characters, except those to keep, written as in JSON (`\\u009b`)."""
+    """Return a text with its control characters, except those to keep, as JSON's escapes."""
     if text.isprintable():
         return text
     return "".join(json.dumps(char)[1:-1] if is_control(char) and char not in keep else char for char in text)

@@ -50,7 +50,7 @@ _WEB_SCHEMES: Final = frozenset({"http", "https", "ws", "wss", "ftp"})
 _OPAQUE_SCHEMES: Final = frozenset(
     {"", "about", "blob", "content", "data", "file", "filesystem", "javascript", "view-source"}
 )
-"""Schemes of pages that anyone can make, and of `null`: sandboxed frames, downloaded files (HTML, 7.1.1; Fetch, 2.5)."""
+"""Schemes of pages that anyone can make, such as downloaded files, and of `null`: sandboxed frames (HTML, 7.1.1)."""
 
 _HTTPS_PORT: Final = 443
 
