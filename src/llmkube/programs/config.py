@@ -193,6 +193,12 @@ class UpConfig(HostConfig):
 
     api_port: int = port_setting(7443, "the Kubernetes API on 127.0.0.1")
     gateway_port: int = port_setting(8080, "the OpenAI-compatible gateway on 127.0.0.1")
+    gateway_serves: str = setting(
+        "all",
+        help="What the gateway serves: all services at /v1 and the ModelRouters, or only the routers, so that requests "
+        "to services need the keys of a router.",
+        choices=("all", "routers"),
+    )
     probe_port: int = port_setting(9090, "/healthz, /readyz and /metrics on 127.0.0.1")
     accelerator: tuple[str, ...] = setting(
         ("cpu", "metal") if sys.platform == "darwin" else ("cpu",),

@@ -48,7 +48,7 @@ from llmkube.programs.program import (
     run_until_signal,
 )
 from llmkube.programs.router_host.router_host import RouterHost
-from llmkube.programs.router_host.router_paths import routers_handler
+from llmkube.programs.router_host.router_paths import ROUTERS, refuse_models, routers_handler
 from llmkube.programs.server_side_apply import Applier, ApplyResult, Manifest
 from llmkube.router.backends import Backend, State, UnavailableModel
 from llmkube.router.dialects.inbound import unread_refusal
@@ -190,6 +190,7 @@ class Addresses:
         probes_url: Health and metrics.
         network_url: The gateway for other machines; "" if it is not open to them.
         key_file: File of the keys for other machines; "" if they need none.
+        routers_only: Whether the gateway serves ModelRouters only.
     """
 
     server_url: str
@@ -198,6 +199,7 @@ class Addresses:
     probes_url: str
     network_url: str = ""
     key_file: str = ""
+    routers_only: bool = False
 
     @property
     def lines(self) -> str:
@@ -280,6 +282,7 @@ class _Up(Generic[T]):
                 probes.url,
                 network_url=lan.port.url if lan is not None else "",
                 key_file=str(lan.keys.path) if lan is not None and lan.keys is not None else "",
+                routers_only=config.gateway_serves == ROUTERS,
             )
             self.report(addresses.lines)
             self._report_access(lan)
@@ -302,6 +305,7 @@ class _Up(Generic[T]):
                         connect=sockets.connect,
                         utcnow=ports.utcnow,
                         rng=self.rng,
+                        has_open_route=not addresses.routers_only,
                     )
                     routers = RouterHost(services, server.client, self.plan.state_dir / "routers")
                     registry.register(routers)
@@ -317,7 +321,10 @@ class _Up(Generic[T]):
                         routers=routers,
                     )
                     await support.start(control)
-                    handler = routers_handler(routers.find, await support.start(run_default_route, services, http))
+                    default = refuse_models
+                    if not addresses.routers_only:
+                        default = await support.start(run_default_route, services, http)
+                    handler = routers_handler(routers.find, default)
                     stamp = partial(cors_lines, https_proxy_pages=config.https_proxy_pages)
                     serve = partial(run_server, handler, stamp=stamp, unread=unread_refusal)
                     serve_gateway = partial(serve, sockets.listen(gateway.listeners), judge=judge)
