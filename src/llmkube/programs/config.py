@@ -195,7 +195,7 @@ class UpConfig(HostConfig):
     gateway_port: int = port_setting(8080, "the OpenAI-compatible gateway on 127.0.0.1")
     gateway_serves: str = setting(
         "all",
-        help="What the gateway serves: all services at /v1 and the ModelRouters, or only the routers, so that requests "
+        help="Routes of the gateway: all services at /v1 and the ModelRouters, or only the routers, so that requests "
         "to services need the keys of a router.",
         choices=("all", "routers"),
     )
