@@ -125,6 +125,38 @@ def test_the_console_line_is_short():
     assert line[8:] == ' WARNING engine exited  name=chat message="said "no""'
 
 
+HOSTILE = "a\x1b[2Jb\x9b31mc\u202ed\u2066e\x7ff\u2028g\u200fh\nINFO forged"
+
+
+@pytest.mark.parametrize("style", ["console", "json"])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda log: log.info("fetching", source=HOSTILE),
+        lambda log: log.info(HOSTILE),
+        lambda log: log.info("fetching", sources=[{"url": HOSTILE}]),
+        lambda log: log.info("fetching", **{HOSTILE: 1}),
+        lambda log: logging.getLogger("x").warning("%s", HOSTILE),
+    ],
+)
+def test_a_source_cannot_control_the_terminal(write, style):
+    """Control characters of all kinds are escaped; what scripts and emojis need stays."""
+    stream = io.StringIO()
+    configure_logging("info", style=style, stream=stream)
+    write(structlog.get_logger())
+    structlog.get_logger().info("क्\u200dष 👩\u200d💻 é")
+    first, second = stream.getvalue().splitlines()
+    assert first.isprintable()
+    assert "9b31mc" in first
+    assert "क्\u200dष 👩\u200d💻 é" in second
+
+
+def test_a_traceback_keeps_its_lines():
+    """Only line breaks and tabs of a stack are written as they are."""
+    output = lines(lambda log: log.error("failed", stack="a\n\tb\x9bc\u202e"), style="console")
+    assert output[1:] == ["a", "\tb\\u009bc\\u202e"]
+
+
 def test_a_closed_terminal_costs_only_the_line(monkeypatch):
     """A stream that cannot be written raises nothing in the caller."""
 

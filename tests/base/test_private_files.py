@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from llmkube.base.private_files import ensure_token, file_stem, remove_temporary_files, sync, write_private
+import llmkube
+from llmkube.base.private_files import (
+    ensure_token,
+    file_stem,
+    make_private_folder,
+    remove_temporary_files,
+    sync,
+    write_private,
+)
 
 
 @pytest.mark.parametrize("content", ["größer", "größer".encode()])
@@ -103,3 +111,18 @@ def test_the_token_stays_and_is_long(tmp_path):
     assert len(token) >= 43
     assert ensure_token(tmp_path / "token") == token
     assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_private_folder_has_private_parents(tmp_path):
+    """`Path.mkdir` would apply its mode to the last folder only; no module relies on that."""
+    before = os.umask(0)
+    try:
+        make_private_folder(tmp_path / "a" / "b" / "c")
+        make_private_folder(tmp_path / "a" / "b" / "c")
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("a", "a/b", "a/b/c")] == [0o700] * 3
+    tops = {"state_dir.py", "host_name.py", "start_limit.py", "join.py", "blobs.py"}  # not below a state directory
+    sources = Path(llmkube.__file__).parent.rglob("*.py")
+    lines = {(each.name, line) for each in sources for line in each.read_text().splitlines() if ".mkdir(" in line}
+    assert {name for name, line in lines if "parents=True" in line and "mode=" in line} == tops

@@ -5,6 +5,7 @@ import json
 import pytest
 import trio
 from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.core import GaugeMetricFamily
 
 from http_lab import MemoryListener
 from llmkube.base.http.client import open_http_client
@@ -58,6 +59,40 @@ async def test_metrics_in_the_format_that_is_asked_for(ask):
     answer = await ask("GET", "/metrics", Accept="application/openmetrics-text; version=1.0.0")
     assert answer.headers.get("content-type").startswith("application/openmetrics-text")
     assert answer.body.endswith(b"# EOF\n")
+
+
+async def test_metrics_are_computed_once_a_second(nursery, autojump_clock):
+    """A client cannot have them computed again in another version, escaping, path or method."""
+    collections = 0
+
+    class Costly:
+        def collect(self):
+            nonlocal collections
+            collections += 1
+            yield GaugeMetricFamily("llmkube_demo", "A figure.", value=collections)
+
+    registry = CollectorRegistry()
+    registry.register(Costly())
+    collections = 0
+    first, second = MemoryListener(), MemoryListener()
+    await nursery.start(run_server, probes_handler(lambda: (True, ""), registry), [first])
+    await nursery.start(run_server, with_metrics(probes_handler(lambda: (True, ""), registry), registry), [second])
+    formats = ["", "text/plain; version=1.0.0; escaping=dots"]
+    formats += [f"application/openmetrics-text; version=1.0.{n}; escaping=values" for n in range(20)]
+    for listener in (first, second):
+        async with open_http_client(listener.connect) as client:
+
+            async def scrape(accept, client=client, method="GET"):
+                headers = Headers.of({"Accept": accept})
+                return (await client.request(method, "http://probes:9090/metrics?x", headers=headers)).body
+
+            before = collections
+            bodies = [await scrape(each) for each in formats * 5]
+            await scrape("", method="HEAD")
+            assert collections - before == len(set(bodies)) == 2
+            await trio.sleep(1)
+            assert await scrape("") not in bodies
+            assert collections - before == 3
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,13 @@ def test_bugs_keep_their_traceback(error):
     assert caught.value is error
 
 
+def test_an_error_cannot_control_the_terminal():
+    """Its text may be a server's; its lines stay."""
+    stream = io.StringIO()
+    CommandError("first\n\tsecond\x1b[2J\x9b\u202e").show(stream)
+    assert stream.getvalue() == "Error: first\n\tsecond\\u001b[2J\\u009b\\u202e\n"
+
+
 def test_a_full_disk_under_the_output_is_a_sentence():
     """A failure to write a command's output is reported as that; other OSErrors are bugs."""
     full = OSError(errno.ENOSPC, "No space left on device")

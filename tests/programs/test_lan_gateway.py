@@ -24,6 +24,8 @@ from llmkube.programs.lan_gateway import (
     run_lan_listener,
 )
 from llmkube.programs.program import open_port
+from llmkube.router.auth.principals import access_check
+from llmkube.router.origin_policy import cors_lines, refuse_foreign_pages
 
 HERE = "127.0.0.1"
 CHAT = "/v1/chat/completions"
@@ -303,6 +305,18 @@ def test_other_machines_need_a_key_and_foreign_pages_are_refused_with_one(path, 
     method = "OPTIONS" if lines.startswith("OPTIONS ") else "GET"
     refusal = lan_judge(["right"])(head_of(path, lines.removeprefix("OPTIONS "), method), "192.168.1.7")
     assert (refusal and refusal.status) == status
+
+
+def test_pages_behind_a_proxy_are_refused_where_the_owner_has_none():
+    """With the setting a page of the requested host is foreign, with and without a key."""
+    head = head_of(CHAT, "Origin: https://x\r\nAuthorization: Bearer right\r\n")
+    assert lan_judge(["right"])(head, "192.168.1.7") is None
+    judge = partial(refuse_foreign_pages, https_proxy_pages=False)
+    assert lan_judge(["right"], judge)(head, "192.168.1.7").status == 403
+    check = access_check(lambda: None, lambda outcome: None, https_proxy_pages=False)
+    assert (check(head, "::1").status, access_check(lambda: None, lambda outcome: None)(head, "::1")) == (403, None)
+    assert cors_lines(head, https_proxy_pages=False) == b""
+    assert b"https://x" in cors_lines(head)
 
 
 def test_without_keys_every_key_is_refused():

@@ -28,6 +28,18 @@ def test_the_folder_is_private(tmp_path):
             assert (path / "lock").stat().st_mode & 0o777 == 0o600
 
 
+def test_the_folders_of_an_earlier_version_become_private(tmp_path):
+    """A link stays, and with it the mode of a folder elsewhere; so does a folder that is not LLMKube's."""
+    for name in ("logs", "work", "shared", "state/routers", "state/mine"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "state" / "logs").symlink_to(tmp_path / "logs")
+    with hold_state_dir(tmp_path / "state"):
+        pass
+    modes = {name: (tmp_path / name).stat().st_mode & 0o777 for name in ("state/routers", "state/mine", "logs")}
+    assert modes == {"state/routers": 0o700, "state/mine": 0o755, "logs": 0o755}
+
+
 def test_s14_a_folder_is_not_made_where_every_user_may_swap_it(tmp_path):
     """No state directory is created below a folder that is writable for all and not sticky."""
     (tmp_path / "open").mkdir()

@@ -195,7 +195,10 @@ async def test_models_are_listed_from_the_directory(world):
         ("http://mac-studio:8080", "mac-studio:8080", 200),
         ("http://mac-studio.local", "127.0.0.1:8080", 200),
         ("http://host.docker.internal:3000", "host.docker.internal:8080", 200),
-        ("https://ai.example:8443", "ai.example", 200),
+        ("https://ai.example:8443", "ai.example:8443", 200),
+        ("https://ai.example:8443", "ai.example", 403),
+        ("https://evil.example", "evil.example:8080", 403),  # its name was moved to 127.0.0.1
+        ("file://", "127.0.0.1:8080", 403),
         ("app://obsidian.md", "127.0.0.1:8080", 200),
         ("vscode-webview://x", "127.0.0.1:8080", 200),
         ("https://evil.example", "127.0.0.1:8080", 403),

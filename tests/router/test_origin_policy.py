@@ -60,8 +60,30 @@ def test_a_page_is_near_by_a_list_of_networks_and_names(page, foreign):
 )
 def test_a_form_over_https_is_no_proxy_of_the_user_s(kind, foreign):
     """A DNS rebinding page can send a form with its https Origin; requests by scripts are blocked by the browser."""
-    headers = {"Host": "evil.example:8080", "Origin": "https://evil.example"}
+    headers = {"Host": "evil.example", "Origin": "https://evil.example"}
     assert is_foreign_origin(Headers.of(headers | ({"Content-Type": kind} if kind else {}))) == foreign
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "near"),
+    [
+        ("https://ai.example", "ai.example", True),
+        ("https://ai.example", "AI.example:443", True),
+        ("https://ai.example:8443", "ai.example:8443", True),
+        ("https://ai.example:8443", "ai.example", False),
+        ("https://ai.example", "ai.example:8080", False),
+        ("https://ai.example:8443", "ai.example:8080", False),
+        ("https://ai.example:x", "ai.example", False),
+        ("https://ai.example", "ai.example:x", False),
+        ("https://ai.example:99999", "ai.example:99999", False),
+        ("https://localhost:3000", "ai.example", True),  # near by its name, whatever the proxy
+    ],
+)
+def test_a_page_behind_a_proxy_has_the_host_and_the_port_of_the_request(origin, host, near):
+    """Without the setting no page is near because of a proxy; the CORS headers follow the same rule."""
+    head = head_of(CHAT, f"Origin: {origin}\r\n").lines.with_value("host", host)
+    assert is_foreign_origin(head) is not near
+    assert is_foreign_origin(head, https_proxy_pages=False) is ("localhost" not in origin)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +103,13 @@ def test_a_form_over_https_is_no_proxy_of_the_user_s(kind, foreign):
         ("wss://evil.example", False),
         ("null", False),
         ("file", False),
+        ("file://", False),
+        ("FILE:///home/me/Downloads/x.html", False),
+        ("file://localhost", False),
+        ("about:blank", False),
+        ("blob:https://localhost/1", False),
+        ("data:text/html,x", False),
+        ("content://downloads", False),
         ("", False),
     ],
 )

@@ -1,4 +1,5 @@
 import itertools
+import re
 
 import pytest
 
@@ -189,6 +190,42 @@ def test_an_ambiguous_word_is_refused(args, says):
     assert says in str(caught.value)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--threads-http", "12000"], "--threads-http is '12000'; write a whole number from -1 to 256"),
+        (["--threads-http=12000"], "--threads-http is '12000'; write a whole number from -1 to 256"),
+        (["--threads_http", "12000"], "--threads-http is '12000'"),
+        (["-t", "100000"], "-t is '100000'; write a whole number from -1 to 512"),
+        (["--threads-draft", "100000"], "--threads-draft is '100000'; write a whole number from -1 to 512"),
+        (["--ctx-checkpoints", "100000"], "--ctx-checkpoints is '100000'; write a whole number from 0 to 1024"),
+        (["--swa-checkpoints", "-1"], "--swa-checkpoints is '-1'; write a whole number from 0 to 1024"),
+        (["--cache-ram", "99999999999999999999"], "write a whole number from -1 to 1048576"),
+        (["--cache-ram", "1e3"], "write a whole number from -1 to 1048576"),
+        (["--repeat-last-n", "2000000000"], "write a whole number from -1 to 2097152"),
+        (["--image-max-tokens", "2000000000"], "write a whole number from -1 to 65536"),
+        (["-b", "2000000000"], "write a whole number from 1 to 2097152"),
+        (["--top-p", "1.5"], "--top-p is '1.5'; write a number from 0.0 to 1.0"),
+        (["--temp", "nan"], "write a number from -1e12 to 1e12"),
+        (["--temp", "inf"], "write a number from -1e12 to 1e12"),
+        (["--temp", "warm"], "write a number from -1e12 to 1e12"),
+    ],
+)
+def test_a_number_out_of_its_range_is_refused(args, says):
+    """The message has flag, value and range; the owner of the host may allow the flag."""
+    with pytest.raises(PlanError, match=re.escape(says)) as caught:
+        read_extra_args(args)
+    assert caught.value.field == "spec.extraArgs"
+    flag = args[0].partition("=")[0].replace("_", "-")
+    assert read_extra_args(args, Allowances(flags=frozenset({flag})))[0].flag == flag
+
+
+def test_a_number_in_its_range_passes():
+    """The bounds are values themselves, as are those with a meaning of their own."""
+    for args in ("-t -1", "-t 512", "--cache-ram -1", "-n -2", "-s 4294967295", "--temp 1e-3", "--rope-freq-base 1e7"):
+        assert len(read_extra_args(args.split())) == 1
 
 
 def test_a_flag_that_the_owner_allows_passes_by_its_exact_name_only():

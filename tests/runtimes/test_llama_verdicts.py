@@ -1,5 +1,6 @@
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from llmkube.runtimes.llama_flags import parse_help, parse_switches
 from llmkube.runtimes.llama_verdicts import OURS, VERDICTS, Kind, spellings_of
 
 BUNDLED = Path(sys.executable).with_name("llmkube-llama-server")
+FREE = (Kind.ALLOWED, Kind.FIELD)
 RECORDED = Path(__file__).parent / "data" / "llama-server-11434-flags.txt"
 
 
@@ -43,6 +45,22 @@ def test_every_flag_of_an_engines_help_has_a_verdict(program):
     flags = parse_help(done.stdout)
     assert len(flags) > 100
     assert judged(flags, parse_switches(done.stdout)) == ([], [])
+
+
+HAVE_OWN_RANGE = {"-c", "-np", "-ngl", "--spec-draft-ngl"}
+"""Flags that are read as fields, and one that also takes words."""
+
+
+def test_every_number_has_a_range():
+    """A number is a demand for memory, threads or time: none of a flag that passes is without a bound."""
+    text = subprocess.run([BUNDLED, "--help"], check=True, stdout=subprocess.PIPE, text=True, timeout=60).stdout
+    numbers = {flag for flag in re.findall(r"(?m)(?<![\w-])(--?[a-z][\w-]*) N\b", text) if VERDICTS[flag].kind in FREE}
+    assert len(numbers) > 40
+    assert {VERDICTS[flag].spellings[0] for flag in numbers if VERDICTS[flag].limits is None} == HAVE_OWN_RANGE
+    telling = re.compile("threads|tokens|size|min|max|step|last-n|hits|poll|strict|checkpoints|seconds|interval")
+    words = {"--reasoning-budget-message"}
+    free = {each for each in VERDICTS.values() if each.kind in FREE and each.values == 1 and each.limits is None}
+    assert {each.spellings[0] for each in free if telling.search(each.spellings[-1])} - words == {"-c"}
 
 
 def test_every_flag_of_a_recorded_build_has_a_verdict():

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from llmkube.base.private_files import write_private
+from llmkube.base.private_files import make_private_folder, write_private
 
 CA_LIFETIME: Final = timedelta(days=3650)
 """Validity of the private CA."""
@@ -63,7 +63,7 @@ def ensure_pki(folder: Path, hosts: Sequence[str], now: datetime) -> Pki:
 
     Blocks on file access and key generation (milliseconds, elliptic curve).
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private_folder(folder)
     pki = Pki(folder)
     authority = _load_authority(pki, now)
     if authority is None:

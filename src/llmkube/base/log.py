@@ -15,6 +15,7 @@ import structlog
 from structlog.typing import EventDict, Processor
 
 from llmkube.base.errors import UserError
+from llmkube.base.messages import escape_controls
 from llmkube.base.settings import LOG_LEVELS
 
 Style = Literal["json", "console"]
@@ -91,7 +92,10 @@ def redact_secrets(_logger: Any, _method: str, event: EventDict) -> EventDict:
 
 
 def render_console(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
-    """Return `12:04:05 INFO  registered endpoint  name=chat port=51234`, with a stack or traceback below it."""
+    """Return `12:04:05 INFO  registered endpoint  name=chat port=51234`, with a stack or traceback below it.
+
+    Control characters are escaped: a text of another machine must not control the terminal, or look like a line.
+    """
     rest = dict(event)
     clock = str(rest.pop("ts", ""))[11:19]
     level = str(rest.pop("level", "info")).upper()
@@ -99,7 +103,7 @@ def render_console(_logger: Any, _method: str, event: MutableMapping[str, Any]) 
     traces = [str(trace) for key in ("stack", "exception") if (trace := rest.pop(key, ""))]
     keys = " ".join(f"{key}={_quoted(value)}" for key, value in rest.items())
     line = f"{clock} {level:<7} {message}" + (f"  {keys}" if keys else "")
-    return "\n".join([line, *traces])
+    return "\n".join([escape_controls(line), *(escape_controls(trace, keep="\n\t") for trace in traces)])
 
 
 class _CurrentStderr:
@@ -119,7 +123,8 @@ class _CurrentStderr:
 
 def _render_json() -> Processor:
     # without spaces, like the other JSON logs in a cluster: guides search for `"msg":"registered endpoint"`
-    return structlog.processors.JSONRenderer(ensure_ascii=False, default=str, separators=(",", ":"))
+    render = structlog.processors.JSONRenderer(ensure_ascii=False, default=str, separators=(",", ":"))
+    return lambda logger, method, event: escape_controls(str(render(logger, method, event)))
 
 
 def _ordered(_logger: Any, _method: str, event: EventDict) -> EventDict:

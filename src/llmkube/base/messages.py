@@ -1,6 +1,8 @@
-"""Messages for users: without credentials, and no longer than the field that holds them. Pure."""
+"""Messages for users: without credentials and control characters, no longer than the field that holds them. Pure."""
 
+import json
 import re
+import unicodedata
 from typing import Final
 
 _SECRETS: Final = (
@@ -11,12 +13,30 @@ _SECRETS: Final = (
     re.compile(r"(?i)\b(?:token|cookie|api[-_]?key|secret|passwd|password)=[^\s&\"']+"),
 )
 
+_CONTROL_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_JOINERS: Final = "\u200c\u200d"
+
 
 def redact(message: str) -> str:
     """Return a message with everything that looks like a credential replaced by `[redacted]`."""
     for pattern in _SECRETS:
         message = pattern.sub("[redacted]", message)
     return message
+
+
+def is_control(char: str) -> bool:
+    """Return whether a character controls a terminal, the lines or the direction of a text, or is invisible.
+
+    The two joiners, which scripts and emojis need, do not.
+    """
+    return unicodedata.category(char) in _CONTROL_CATEGORIES and char not in _JOINERS
+
+
+def escape_controls(text: str, keep: str = "") -> str:
+    """Return a text with its control characters, except those to keep, as JSON's escapes."""
+    if text.isprintable():
+        return text
+    return "".join(json.dumps(char)[1:-1] if is_control(char) and char not in keep else char for char in text)
 
 
 def shorten(message: str, max_bytes: int) -> str:

@@ -1,4 +1,4 @@
-"""Replace small private files atomically, readable by their owner only."""
+"""Private folders, and small private files that are replaced atomically: for their owner only."""
 
 import contextlib
 import fcntl
@@ -14,6 +14,7 @@ MAX_STEM: Final = 246
 
 _TEMPORARY_PREFIX: Final = ".new-"
 _DIGEST_CHARS: Final = 16
+_PRIVATE: Final = 0o700
 
 
 def file_stem(name: str) -> str:
@@ -25,6 +26,18 @@ def file_stem(name: str) -> str:
         return name
     digest = hashlib.sha256(name.encode()).hexdigest()[:_DIGEST_CHARS]
     return f"{name[: MAX_STEM - _DIGEST_CHARS - 1]}~{digest}"
+
+
+def make_private_folder(path: Path) -> None:
+    """Create a folder and its missing parents, each with mode 0700; existing ones keep their mode.
+
+    `Path.mkdir` applies its mode to the last folder only.
+    """
+    try:
+        path.mkdir(mode=_PRIVATE, exist_ok=True)
+    except FileNotFoundError:
+        make_private_folder(path.parent)
+        path.mkdir(mode=_PRIVATE, exist_ok=True)
 
 
 def sync(descriptor: int) -> None:

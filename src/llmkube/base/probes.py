@@ -1,8 +1,10 @@
 """Endpoints for the liveness, readiness and metrics of a process."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Final, Never
 
+import attrs
 import trio
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -18,16 +20,22 @@ ReadinessCheck = Callable[[], tuple[bool, str]]
 
 def with_metrics(handler: Handler, registry: CollectorRegistry) -> Handler:
     """Serve `GET /metrics` as `probes_handler` does, and pass all other requests to another handler."""
+    metrics = _CachedMetrics(registry)
 
     async def handle(exchange: Exchange) -> None:
         request = exchange.request
         if request.path == "/metrics" and request.method in ("GET", "HEAD"):
-            await exchange.respond(_metrics(registry, request.headers.get("accept") or ""))
+            await exchange.respond(metrics.get(request.headers.get("accept") or ""))
         else:
             await handler(exchange)
 
     return handle
 
+
+METRICS_SECONDS: Final = 1.0
+"""Greatest age of metrics."""
+
+_OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0"
 
 LIMITS: Final = Limits(max_connections=16, max_head_bytes=8192, max_body_bytes=0, drain_seconds=1.0)
 """Enough for a few monitoring tools, which send no bodies; beyond that, waiting connections are closed for new ones."""
@@ -49,8 +57,9 @@ def probes_handler(ready: ReadinessCheck, registry: CollectorRegistry) -> Handle
 
     `/healthz` only shows that the process answers: a failed liveness probe causes a restart, which does not help if
     a dependency has failed. `/readyz` is 503 with the reason while `ready`, called each time, returns False.
-    `/metrics` is in Prometheus text format, or in OpenMetrics for a client that accepts it.
+    `/metrics` is in Prometheus text format, or in OpenMetrics for a client that accepts it, and up to a second old.
     """
+    metrics = _CachedMetrics(registry)
 
     def answer(path: str, accept: str) -> Response:
         if path == "/healthz":
@@ -60,7 +69,7 @@ def probes_handler(ready: ReadinessCheck, registry: CollectorRegistry) -> Handle
             status = "ok" if is_ready else "not ready"
             return Response.json(200 if is_ready else 503, {"status": status, "reason": reason})
         if path == "/metrics":
-            return _metrics(registry, accept)
+            return metrics.get(accept)
         return Response.json(404, {"error": f"{path} not found; use /healthz, /readyz or /metrics"})
 
     async def handle(exchange: Exchange) -> None:
@@ -74,6 +83,23 @@ def probes_handler(ready: ReadinessCheck, registry: CollectorRegistry) -> Handle
     return handle
 
 
-def _metrics(registry: CollectorRegistry, accept: str) -> Response:
-    encode, content_type = choose_encoder(accept)
-    return Response(200, Headers.of({"Content-Type": content_type}), encode(registry))
+@attrs.define(eq=False)
+class _CachedMetrics:
+    """The metrics in each format, computed once per `METRICS_SECONDS`.
+
+    With many series, this takes the event loop tens of milliseconds, for every user of the machine who asks.
+    """
+
+    registry: CollectorRegistry
+    _responses: dict[str, tuple[float, Response]] = attrs.field(factory=dict)
+
+    def get(self, accept: str) -> Response:
+        # two formats, and not every version and escaping that a client may name: each would be computed
+        _, accepted = choose_encoder(accept)
+        encode, content_type = choose_encoder(_OPENMETRICS if accepted.startswith("application/openmetrics") else "")
+        now = trio.current_time()
+        computed_at, response = self._responses.get(content_type, (-math.inf, None))
+        if response is None or now - computed_at >= METRICS_SECONDS:
+            response = Response(200, Headers.of({"Content-Type": content_type}), encode(self.registry))
+            self._responses[content_type] = now, response
+        return response

@@ -21,6 +21,10 @@ HF_TOKEN_FILE = setting(
     None, help="File with a Hugging Face token, for every Model that names no Secret; read again for each download."
 )
 HUB_ENDPOINT = setting(ENDPOINT, help="Address of Hugging Face or a mirror.")
+HTTPS_PROXY_PAGES = setting(
+    True,
+    help="Let web pages behind an https proxy use the API: those whose origin is the host and the port of the request.",
+)
 LEASE_NAMESPACE = setting("llmkube-system", help="Namespace of the hosts' Leases.")
 
 
@@ -189,6 +193,12 @@ class UpConfig(HostConfig):
 
     api_port: int = port_setting(7443, "the Kubernetes API on 127.0.0.1")
     gateway_port: int = port_setting(8080, "the OpenAI-compatible gateway on 127.0.0.1")
+    gateway_serves: str = setting(
+        "all",
+        help="Routes of the gateway: all services at /v1 and the ModelRouters, or only the routers, so that requests "
+        "to services need the keys of a router.",
+        choices=("all", "routers"),
+    )
     probe_port: int = port_setting(9090, "/healthz, /readyz and /metrics on 127.0.0.1")
     accelerator: tuple[str, ...] = setting(
         ("cpu", "metal") if sys.platform == "darwin" else ("cpu",),
@@ -208,6 +218,7 @@ class UpConfig(HostConfig):
     insecure_lan: bool = setting(
         False, help="Admit requests to published engines and to --listen from any address, without a key."
     )
+    https_proxy_pages: bool = HTTPS_PROXY_PAGES
     allow_private_sources: tuple[str, ...] = setting(
         OWN_NETWORKS,
         help="Private network (CIDR) from which Models may be downloaded; repeatable. Cloud metadata services are "
@@ -248,6 +259,7 @@ class RouterConfig:
     ca_file: Path | None = setting(
         None, help="File of certificates (PEM) to trust besides the system's, for providers at https addresses."
     )
+    https_proxy_pages: bool = HTTPS_PROXY_PAGES
     workers: str | None = removed_setting(
         "a router is one process; run replicas on Kubernetes (spec.proxy.replicas) with policy.budgetStore in Redis"
     )

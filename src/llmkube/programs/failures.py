@@ -17,6 +17,7 @@ import click
 
 from llmkube.base.errors import LLMKubeError, leaves
 from llmkube.base.full_disk import is_disk_full
+from llmkube.base.messages import escape_controls
 from llmkube.base.settings import SettingError
 
 _NAME: Final = "llmkube"
@@ -79,7 +80,7 @@ class MistypedError(click.UsageError):
 
 def _error_line(message: str, stream: IO[Any]) -> str:
     width = shutil.get_terminal_size().columns if stream.isatty() else None
-    return wrap_text(f"Error: {message}", width)
+    return wrap_text("Error: " + escape_controls(message, keep="\n\t"), width)
 
 
 @contextlib.contextmanager

@@ -111,8 +111,15 @@ class LanGateway:
 
 
 @asynccontextmanager
-async def open_lan_gateway(listen: ListenSettings | None, state_dir: Path) -> AsyncIterator[LanGateway | None]:
+async def open_lan_gateway(
+    listen: ListenSettings | None, state_dir: Path, judge_page: RequestFilter = refuse_foreign_pages
+) -> AsyncIterator[LanGateway | None]:
     """Listen for other machines if the user wants that; if the port is taken, no key is generated.
+
+    Args:
+        listen: The address; None if the user wants none.
+        state_dir: Folder of a generated key.
+        judge_page: Filter of web pages.
 
     Raises:
         ListenError: The port is taken, or the machine no longer has the address.
@@ -123,15 +130,15 @@ async def open_lan_gateway(listen: ListenSettings | None, state_dir: Path) -> As
         return
     async with open_port(listen.port, FLAG, listen.address) as port:
         keys = listen.keys(state_dir) if listen.requires_key else None
-        yield LanGateway(port, refuse_foreign_pages if keys is None else lan_judge(keys.keys), keys)
+        yield LanGateway(port, judge_page if keys is None else lan_judge(keys.keys, judge_page), keys)
 
 
-def lan_judge(keys: Iterable[str]) -> RequestFilter:
+def lan_judge(keys: Iterable[str], judge_page: RequestFilter = refuse_foreign_pages) -> RequestFilter:
     """Return the filter of `up --listen`: requests need a key, and foreign web pages are refused."""
     digests = frozenset(map(digest_of_key, keys))
 
     def judge(head: RequestHead, peer: str) -> Response | None:
-        if (refusal := refuse_foreign_pages(head, peer)) is not None:
+        if (refusal := judge_page(head, peer)) is not None:
             return refusal
         if (head.path == "/health" and is_read_only(head)) or is_preflight(head) or presents_key(head, digests):
             return None

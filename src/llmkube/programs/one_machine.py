@@ -48,7 +48,7 @@ from llmkube.programs.program import (
     run_until_signal,
 )
 from llmkube.programs.router_host.router_host import RouterHost
-from llmkube.programs.router_host.router_paths import routers_handler
+from llmkube.programs.router_host.router_paths import ROUTERS, refuse_models, routers_handler
 from llmkube.programs.server_side_apply import Applier, ApplyResult, Manifest
 from llmkube.router.backends import Backend, State, UnavailableModel
 from llmkube.router.dialects.inbound import unread_refusal
@@ -190,6 +190,7 @@ class Addresses:
         probes_url: Health and metrics.
         network_url: The gateway for other machines; "" if it is not open to them.
         key_file: File of the keys for other machines; "" if they need none.
+        routers_only: Whether the gateway serves ModelRouters only.
     """
 
     server_url: str
@@ -198,6 +199,7 @@ class Addresses:
     probes_url: str
     network_url: str = ""
     key_file: str = ""
+    routers_only: bool = False
 
     @property
     def lines(self) -> str:
@@ -259,12 +261,13 @@ class _Up(Generic[T]):
     async def serve(self, stop: Stop) -> T | None:
         """Open each layer around those that need it, and run the user's function inside."""
         config, settings = self.plan.config, self.plan.agent_settings
+        judge = partial(refuse_foreign_pages, https_proxy_pages=config.https_proxy_pages)
         outcome = None
         async with (
             open_loop_watchdog() as loop_watchdog,
             open_port(config.gateway_port, "--gateway-port") as gateway,
             open_port(config.probe_port, "--probe-port") as probes,
-            open_lan_gateway(self.plan.listen, self.plan.state_dir) as lan,
+            open_lan_gateway(self.plan.listen, self.plan.state_dir, judge) as lan,
             open_server(self.plan.state_dir, config.api_port, field="--api-port") as server,
             open_sockets() as sockets,
             open_http_client(sockets.connect, max_idle_per_origin=256, max_idle=512) as http,
@@ -279,6 +282,7 @@ class _Up(Generic[T]):
                 probes.url,
                 network_url=lan.port.url if lan is not None else "",
                 key_file=str(lan.keys.path) if lan is not None and lan.keys is not None else "",
+                routers_only=config.gateway_serves == ROUTERS,
             )
             self.report(addresses.lines)
             self._report_access(lan)
@@ -301,6 +305,7 @@ class _Up(Generic[T]):
                         connect=sockets.connect,
                         utcnow=ports.utcnow,
                         rng=self.rng,
+                        has_open_route=not addresses.routers_only,
                     )
                     routers = RouterHost(services, server.client, self.plan.state_dir / "routers")
                     registry.register(routers)
@@ -316,9 +321,13 @@ class _Up(Generic[T]):
                         routers=routers,
                     )
                     await support.start(control)
-                    handler = routers_handler(routers.find, await support.start(run_default_route, services, http))
-                    serve = partial(run_server, handler, stamp=cors_lines, unread=unread_refusal)
-                    serve_gateway = partial(serve, sockets.listen(gateway.listeners), judge=refuse_foreign_pages)
+                    default = refuse_models
+                    if not addresses.routers_only:
+                        default = await support.start(run_default_route, services, http)
+                    handler = routers_handler(routers.find, default)
+                    stamp = partial(cors_lines, https_proxy_pages=config.https_proxy_pages)
+                    serve = partial(run_server, handler, stamp=stamp, unread=unread_refusal)
+                    serve_gateway = partial(serve, sockets.listen(gateway.listeners), judge=judge)
                     await support.start(serve_gateway)
                     if lan is not None:
                         support.start_soon(

@@ -20,6 +20,9 @@ from llmkube.supervisor.values.settings import METAL_GRACE_SECONDS
 FIRST_START_BYTES: Final = 4 << 20
 """Space for certificates, database, journal and logs, which take less than 1 MiB before anything is served."""
 
+_FOLDERS: Final = ("journal", "keys", "logs", "routers", "work")
+"""Folders that earlier versions left open to other users; the state directory itself was closed."""
+
 _TEMPORARY: Final = "llmkube-ephemeral-"
 """Prefix of temporary state directories."""
 
@@ -46,6 +49,9 @@ def hold_state_dir(path: Path, *locks: str) -> Iterator[Path]:
         try:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
             path.chmod(0o700)  # for an existing folder, or one created under another umask
+            for name in _FOLDERS:
+                if (path / name).is_dir() and not (path / name).is_symlink():
+                    (path / name).chmod(0o700)
             if not any(path.iterdir()) and (full_disk.free_bytes(path) or 0) < FIRST_START_BYTES:
                 raise _full_disk_error(path)
             for name in locks or (ENGINES_LOCK,):

@@ -58,7 +58,7 @@ _HINT: Final = """LLMKube gateway: an OpenAI-compatible API; set your client's b
 _OLLAMA: Final = (*(path for path in DIALECTS if path.startswith("/api/")), *LIST_PATHS)
 _OLLAMA_HINT: Final = f"  Ollama's API: {', '.join(_OLLAMA)}\n"
 
-_HEALTH: Final = ("/health", "/healthz")
+HEALTH_PATHS: Final = ("/health", "/healthz")
 _OPTIONAL: Final = frozenset({"/v1/messages", "/v1/responses"})
 """APIs that only some engines implement: requests are passed through first, and translated if that fails."""
 
@@ -207,7 +207,7 @@ class FrontDoor:
         if is_preflight(head):
             return preflight_answer(head)
         if head.method in ("GET", "HEAD"):
-            if path in _HEALTH:
+            if path in HEALTH_PATHS:
                 return Response.json(200, {"status": "ok"})  # same as llama.cpp's server
             if path == "/readyz" and self.ready is not None:
                 is_ready, why = self.ready()

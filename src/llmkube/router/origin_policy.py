@@ -45,7 +45,14 @@ _NEAR_NETWORKS: Final = tuple(
 
 
 _WEB_SCHEMES: Final = frozenset({"http", "https", "ws", "wss", "ftp"})
-"""Schemes whose pages come from a network. Programs on this machine register all others."""
+"""Schemes whose pages come from a network. Programs on this machine register all others, except `_OPAQUE_SCHEMES`."""
+
+_OPAQUE_SCHEMES: Final = frozenset(
+    {"", "about", "blob", "content", "data", "file", "filesystem", "javascript", "view-source"}
+)
+"""Schemes of pages that anyone can make, such as downloaded files, and of `null`: sandboxed frames (HTML, 7.1.1)."""
+
+_HTTPS_PORT: Final = 443
 
 _METHODS: Final = "GET, HEAD, POST"
 _DELETE_PREFIX: Final = "/v1/responses/"
@@ -57,25 +64,30 @@ _PREFLIGHT_SECONDS: Final = 600
 _FIELD_NAMES: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+( *, *[!#$%&'*+\-.^_`|~0-9A-Za-z]+)*")  # RFC 9110, 5.6
 
 
-def is_foreign_origin(headers: Headers) -> bool:
+def is_foreign_origin(headers: Headers, *, https_proxy_pages: bool = True) -> bool:
     """Return whether a request comes from a foreign web page, or from a page with an opaque origin.
 
-    An https page with the same name as `Host` is behind the user's own proxy: DNS rebinding fails there, because this
-    server has no certificate for the attacker's name, and a browser blocks what such a page fetches over http. But
-    browsers let a page submit a form over http: a rebinding page can send one with that Origin, under the referrer
-    policy `unsafe-url`, so content types of forms are excluded. Schemes other than those of the web belong to desktop
-    programs and browser extensions.
+    An https page with the same name and port as `Host` is behind the user's own proxy: DNS rebinding fails there,
+    because this server has no certificate for the attacker's name, and a browser blocks what such a page fetches over
+    http. But browsers let a page submit a form over http: a rebinding page can send one with that Origin, under the
+    referrer policy `unsafe-url`, so content types of forms are excluded. Schemes other than those of the web belong to
+    desktop programs and browser extensions.
+
+    Args:
+        headers: Headers of the request.
+        https_proxy_pages: Whether pages behind an https proxy are near.
     """
     origin, host = headers.get("origin"), headers.get("host")
     if origin is None:
         return False
     try:
         page, requested = urlsplit(origin), urlsplit(f"//{host}")
+        is_same = (page.hostname, page.port or _HTTPS_PORT) == (requested.hostname, requested.port or _HTTPS_PORT)
     except ValueError:
         return True
     if page.scheme not in _WEB_SCHEMES:
-        return page.scheme == ""  # "null": a sandboxed frame, which any page can make
-    behind_proxy = page.scheme == "https" and page.hostname == requested.hostname
+        return page.scheme in _OPAQUE_SCHEMES
+    behind_proxy = https_proxy_pages and page.scheme == "https" and is_same
     return not (behind_proxy and not _could_be_form(headers)) and not is_local(page.hostname or "")
 
 
@@ -84,23 +96,27 @@ def _could_be_form(headers: Headers) -> bool:
     return kind in _FORM_TYPES
 
 
-def refuse_foreign_pages(head: RequestHead, peer: str) -> Response | None:
+def refuse_foreign_pages(head: RequestHead, peer: str, *, https_proxy_pages: bool = True) -> Response | None:
     """Refuse requests of foreign web pages: the `RequestFilter` of the gateway's server."""
-    if not is_foreign_origin(head.lines):
+    if not is_foreign_origin(head.lines, https_proxy_pages=https_proxy_pages):
         return None
-    hint = "pages of this machine and its networks may, and pages behind an https proxy that forwards the Host header"
+    hint = "pages of this machine and its networks may"
+    if https_proxy_pages:
+        hint += ", and pages behind an https proxy that forwards the Host header with its port"
     message = f"the web page {head.lines.get('origin')} may not use this gateway; {hint}"
     return refused(403, message, "origin_refused").response
 
 
-def cors_lines(head: RequestHead) -> bytes:
+def cors_lines(head: RequestHead, *, https_proxy_pages: bool = True) -> bytes:
     """Return the CORS header lines for a page that may use the gateway, none for others: the gateway's `Stamp`.
 
     The origin is named instead of `*`, so that a browser does not give a cached response to another page. Credentials
     are not allowed: the gateway has no cookies, so no page can act with the login of another.
     """
     origin = head.lines.get("origin")
-    if origin is None or not origin.isprintable() or is_foreign_origin(head.lines):
+    if origin is None or not origin.isprintable():
+        return b""
+    if is_foreign_origin(head.lines, https_proxy_pages=https_proxy_pages):
         return b""
     lines = [("Access-Control-Allow-Origin", origin), ("Access-Control-Expose-Headers", "*"), ("Vary", "Origin")]
     return encode_lines(lines)

@@ -120,6 +120,7 @@ def read_extra_args(args: Sequence[str], allowances: Allowances = NO_ALLOWANCES)
                 raise PlanError(f"{flag} needs a value; write it as the next argument", field=EXTRA_ARGS)
         for value in values:
             _check_value(flag, value)
+        _check_range(flag, values, allowances)
         found.append(UserFlag(flag, tuple(values)))
     return tuple(found)
 
@@ -162,6 +163,15 @@ def _check_value(flag: str, value: str) -> None:
         raise PlanError(f"the value of {flag} contains a control character, such as a line break", field=EXTRA_ARGS)
     if len(value.encode("utf-8", "surrogatepass")) > MAX_VALUE_BYTES:
         raise PlanError(f"the value of {flag} is longer than {MAX_VALUE_BYTES} bytes", field=EXTRA_ARGS)
+
+
+def _check_range(flag: str, values: Sequence[str], allowances: Allowances) -> None:
+    verdict = VERDICTS.get(flag)
+    if verdict is None or verdict.limits is None or flag in allowances.flags:
+        return
+    for value in values:
+        if problem := verdict.limits.problem(value):
+            raise _value_error(flag, value, problem)
 
 
 def _looks_like_flag(word: str) -> bool:

@@ -8,6 +8,7 @@ Sources: llama-server's own `--help` and tools/server/README.md, builds 6401 to 
 (https://github.com/ggml-org/llama.cpp).
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Final
@@ -36,6 +37,7 @@ class Verdict:
         values: Number of arguments after it that are its value.
         detail: The field for FIELD, what controls the flag for OURS, the reason for REFUSED; empty for ALLOWED.
         in_pods: Whether the verdict also applies in pods, from which a host cannot be reached.
+        limits: Range of its value, if that is a number.
     """
 
     kind: Kind
@@ -43,15 +45,42 @@ class Verdict:
     values: int = 0
     detail: str = ""
     in_pods: bool = False
+    limits: "Limits | None" = None
+
+
+@attrs.frozen
+class Limits:
+    """Range of a flag's value on a host.
+
+    Attributes:
+        least: Smallest value, as written.
+        most: Largest value, as written.
+    """
+
+    least: str
+    most: str
+
+    def problem(self, text: str) -> str:
+        """Return why a value is not in the range, with the fix; "" if it is."""
+        is_decimal = bool({".", "e"} & {*self.least, *self.most})
+        try:
+            number = float(text) if is_decimal else int(text)
+        except ValueError:
+            number = math.nan
+        if float(self.least) <= number <= float(self.most):
+            return ""
+        return f"write {'a number' if is_decimal else 'a whole number'} from {self.least} to {self.most}"
 
 
 def _verdicts() -> Iterator[Verdict]:
     rows = read_table(__package__, "llama_verdicts")
+    limits = {flag: Limits(*bounds.split()) for bounds, flags in rows["ranges"].items() for flag in flags.split()}
     for row in rows["verdicts"]:
         kind, values, in_pods = Kind[row["kind"]], row["values"], row.get("in_pods", False)
         for detail, flags in row["flags"].items():
             for names in flags.split():
-                yield Verdict(kind, tuple(names.split("|")), values, detail, in_pods)
+                spellings = tuple(names.split("|"))
+                yield Verdict(kind, spellings, values, detail, in_pods, limits.get(spellings[0]))
 
 
 VERDICTS: Final[Mapping[str, Verdict]] = {flag: verdict for verdict in _verdicts() for flag in verdict.spellings}

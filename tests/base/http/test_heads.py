@@ -217,6 +217,7 @@ LINES = st.sampled_from(
         b"Host: a",
         b"Host: b",
         b"Content-Length: 3",
+        b"Content-Length: ",
         b"content-length:  12\t",
         b"Content-Length: 007",
         b"Content-Length: +3",
@@ -287,6 +288,20 @@ def test_heads_that_differ_in_their_length_share_the_cache():
     assert (first.length, second.length, rest) == (5, 17, b"x")
     assert (first.headers.get("content-length"), second.headers.get("content-length")) == ("5", "17")
     assert second.end_to_end is first.end_to_end
+
+
+@pytest.mark.parametrize("line", [b"Content-Length:", b"content-length: ", b"Content-Length:\t"])
+@pytest.mark.parametrize(
+    ("first", "read"), [(b"POST / HTTP/1.1\r\nHost: a", read_request), (b"HTTP/1.1 200 OK", read_final_response)]
+)
+def test_a_cached_head_does_not_admit_an_empty_length(first, read, line):
+    """Two parsers of one connection would disagree on the end of the body."""
+    memory = HeadCache(Limits(), read)
+    for length in (b"2", b"3"):
+        memory.find(first + b"\r\n" + line + length + b"\r\n\r\n")
+    for empty in (b"", b" ", b"2,2", b"+2"):
+        with pytest.raises(MalformedError, match="Content-Length"):
+            memory.find(first + b"\r\n" + line + empty + b"\r\n\r\n")
 
 
 def test_a_cached_response_is_a_final_one():

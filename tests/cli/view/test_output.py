@@ -20,7 +20,7 @@ def test_columns_are_aligned():
 
 def test_control_characters_do_not_reach_the_terminal():
     """An object's text cannot move the cursor or change colours; line breaks and tabs stay."""
-    assert output.printable("a\x1b[31mb\x07\n\tc\x9bd") == "a�[31mb�\n\tc�d"
+    assert output.printable("a\x1b[31mb\x07\n\tc\x9bd\u202ee") == "a�[31mb�\n\tc�d�e"
 
 
 def test_a_service_in_one_line():

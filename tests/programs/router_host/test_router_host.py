@@ -94,7 +94,7 @@ class OneEngine:
 
 
 @asynccontextmanager
-async def open_host(tmp_path, services=("chat",), directory=None, connect=None):
+async def open_host(tmp_path, services=("chat",), directory=None, connect=None, has_open_route=True):
     """Run a host; one engine answers for all services, unless a directory and a connection to its engines are given."""
     there = {Key("ml", name): service(name) for name in services}
     front, engine = MemoryListener(), MemoryListener()
@@ -110,6 +110,7 @@ async def open_host(tmp_path, services=("chat",), directory=None, connect=None):
             connect=connect or engine.connect,
             utcnow=utcnow,
             rng=random.Random(1),
+            has_open_route=has_open_route,
         )
         hosts.append(RouterHost(services, client, tmp_path))
         return hosts[0]
@@ -232,6 +233,23 @@ async def test_an_object_chooses_no_file_of_this_machine(patient_clock, tmp_path
         assert not (tmp_path / "elsewhere").exists()
         assert '"router.dispatch"' in (tmp_path / "state/ml.front/audit.log").read_text()
         assert "filePath" in (await host.condition("SpecHonoured")).message
+
+
+@pytest.mark.parametrize("has_open_route", [True, False])
+async def test_a_router_with_keys_reports_the_route_without_one(patient_clock, tmp_path, has_open_route):
+    """Every local user reaches its services at the gateway's own route, unless that is closed."""
+    async with open_host(tmp_path, has_open_route=has_open_route) as host:
+        await host.apply()
+        assert (await host.condition("SpecHonoured")).status == "True"
+        await host.apply(policy={"auth": {"keysSecretRef": {"name": "clients"}}})
+        condition = await host.condition("SpecHonoured")
+        note = (
+            "without effect: spec.policy.auth (http://127.0.0.1:8080/v1 serves the same services to every local user "
+            "without a key; start with --gateway-serves routers)"
+        )
+        assert (condition.status, condition.message) == (
+            ("False", note) if has_open_route else ("True", "every field has an effect")
+        )
 
 
 async def test_the_metrics_of_two_routers_are_one_family(patient_clock, host):

@@ -1,9 +1,15 @@
 """The mapping of the gateway's paths to routers."""
 
+import json
+
 import pytest
 
+from http_lab import MemoryListener
+from llmkube.base.http.client import open_http_client
+from llmkube.base.http.message import Headers
+from llmkube.base.http.server import run_server
 from llmkube.k8s.resource import Key
-from llmkube.programs.router_host.router_paths import router_url, split_target
+from llmkube.programs.router_host.router_paths import refuse_models, router_url, routers_handler, split_target
 
 
 @pytest.mark.parametrize(
@@ -29,3 +35,35 @@ def test_a_router_s_address_leads_to_it():
     """The gateway understands the address of the status."""
     url = router_url("http://127.0.0.1:8080", Key("ml", "front"))
     assert split_target(url.removeprefix("http://127.0.0.1:8080") + "/v1") == (Key("ml", "front"), "/v1")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/models", 403),
+        ("GET", "/models", 403),
+        ("GET", "/api/tags", 403),
+        ("POST", "/v1/chat/completions", 403),
+        ("POST", "/api/chat", 403),
+        ("POST", "/v1/messages", 403),
+        ("POST", "/infill", 403),
+        ("DELETE", "/v1/responses/resp_1", 403),
+        ("POST", "/health", 403),
+        ("GET", "/health", 200),
+        ("HEAD", "/healthz", 200),
+        ("GET", "/", 200),
+        ("GET", "/routers/ml/front/v1/models", 404),
+        ("GET", "/%72outers/ml/front/v1/models", 403),
+    ],
+)
+async def test_a_gateway_that_serves_routers_only(nursery, method, path, status):
+    """No path of a service is answered, and an error has the format of the path's API, and the fix."""
+    front = MemoryListener()
+    await nursery.start(run_server, routers_handler(lambda key: None, refuse_models), [front])
+    async with open_http_client(front.connect) as client:
+        answer = await client.request(method, f"http://gw{path}", headers=Headers.of({}), body=b"")
+    assert answer.status == status
+    if status == 403:
+        error = json.loads(answer.body)["error"]
+        message = error if isinstance(error, str) else error["message"]
+        assert "(--gateway-serves routers); a router's path is /routers/NAMESPACE/NAME/v1" in message

@@ -251,6 +251,29 @@ def test_what_has_no_effect_is_named():
     }
 
 
+@pytest.mark.parametrize(
+    ("auth", "named"),
+    [
+        ("", True),
+        ("auth: {}, ", True),
+        ("auth: { allowlists: [{ team: red }] }, ", True),
+        ("auth: { keysSecretRef: { name: k } }, ", False),
+        (f"auth: {{ jwt: {{ {JWT}, jwksURI: https://i/k }} }}, ", False),
+    ],
+)
+def test_a_team_budget_that_believes_the_client_is_named(auth, named):
+    """Without keys a client chooses its team for each request, so its budget limits nothing."""
+    budgets = "{ name: a, scope: team, maxTokens: 1 }, { name: b, scope: team, headerKey: X-T, maxTokens: 1 }"
+    found = compiled(
+        BACKENDS + f"policy: {{ {auth}budgets: [{budgets}, {{ name: c, scope: router, maxTokens: 1 }}] }}\n"
+    )
+    texts = {
+        "spec.policy.budgets[a].scope (any client can name another team in x-llmkube-team; set spec.policy.auth)",
+        "spec.policy.budgets[b].scope (any client can name another team in X-T; set spec.policy.auth)",
+    }
+    assert set(found.not_honoured) == (texts if named else set())
+
+
 def test_a_service_without_an_address_is_kept_and_closed():
     """The reason states that the service has no address yet."""
     body = {

@@ -52,6 +52,8 @@ def test_an_engine_without_prompt_cache_has_none():
         ("--cache-ram 512", "cache_ram_bytes", 512 * MIB),
         ("-cram -1", "cache_ram_bytes", None),
         ("--ctx-checkpoints 4", "checkpoints", 4),
+        ("-cms 64", "checkpoint_step", 64),
+        ("--spec-draft-ctx-size 65536", "draft_context", 65536),
         ("--reranking", "embedding", True),
         ("--spec-type draft-mtp,ngram-mod", "speculation", ("draft-mtp", "ngram-mod")),
         ("--model-draft d.gguf", "draft_path", "d.gguf"),

@@ -72,6 +72,17 @@ def test_an_unknown_need_is_refused_unless_guesses_are_allowed():
     assert find_refusal(unknown, attrs.evolve(PRESSED, admit_unsized=True)).block is Block.PRESSURE
 
 
+def test_a_need_without_a_limit_is_refused_unless_guesses_are_allowed():
+    """With `warn` it is admitted by its estimate, within the same bounds."""
+    need = Need(50 * GIB, sized=False, why="the prompt cache has no limit; set --cache-ram", estimated_bytes=50 * GIB)
+    endless = attrs.evolve(waits(), need=need)
+    refusal = find_refusal(endless, EMPTY)
+    assert (refusal.block, "has no limit; set --cache-ram" in refusal.message) == (Block.UNSIZED, True)
+    assert find_refusal(endless, attrs.evolve(EMPTY, admit_unsized=True)).block is Block.HOST_BUDGET
+    smaller = attrs.evolve(need, total_bytes=GIB, estimated_bytes=GIB)
+    assert find_refusal(attrs.evolve(endless, need=smaller), attrs.evolve(EMPTY, admit_unsized=True)) is None
+
+
 @pytest.mark.parametrize(
     ("waiting", "host", "words"),
     [

@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import attrs
 import pytest
 
 from llmkube.runtimes.plan import LaunchPlan
@@ -23,6 +24,11 @@ ESTIMATE = Estimate((Component("weights", Location.DEVICE, 1000), Component("buf
         (ESTIMATE, Figure(measured_bytes=1500), Need(1500, 1000, estimated_bytes=1200)),
         (ESTIMATE, Figure(reported_bytes=1300, device_bytes=1250), Need(1300, 1250, estimated_bytes=1200)),
         (None, Figure(measured_bytes=1500, device_bytes=900), Need(1500, 900)),
+        (
+            attrs.evolve(ESTIMATE, unlimited="no limit"),
+            Figure(measured_bytes=1500),
+            Need(1500, 1000, sized=False, why="no limit", estimated_bytes=1200),
+        ),
     ],
 )
 def test_a_launch_reserves_the_largest_known_figure(estimate, figure, need):

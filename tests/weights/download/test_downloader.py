@@ -1,12 +1,15 @@
 """Every fault of a web server that we could think of: a bit-exact file or a clear refusal, never half a file."""
 
 import hashlib
+from unittest.mock import Mock
 
 import pytest
 import trio
 import trio.testing
 
+from gguf_bytes import ARCHITECTURE, header, tensor
 from llmkube.weights.address_policy import AddressPolicy, parse_networks
+from llmkube.weights.download.body_pipe import HeaderBound
 from llmkube.weights.download.retry import DownloadLimits
 from llmkube.weights.errors import (
     BlockedAddressError,
@@ -23,6 +26,7 @@ from llmkube.weights.errors import (
     WeightsError,
     WrongSizeError,
 )
+from llmkube.weights.formats.gguf_reader import MAX_HEADER_BYTES
 from weights.hostile import PUBLIC, answers, gguf, open_bench, serves, steps
 
 DATA = gguf(200_000)
@@ -215,6 +219,54 @@ async def test_an_endless_body_ends_at_the_largest_file(tmp_path, autojump_clock
         with pytest.raises(WrongSizeError, match="sends more than 1000000 bytes"):
             await bench.get(HTTP)
         assert bench.files() == []
+
+
+def model(kind):
+    """A whole GGUF file with one tensor of a type that has 64 bits per element, or of one that is unknown."""
+    start = header(ARCHITECTURE, tensors=[tensor("token_embd.weight", [32, 4], kind)])
+    return start + b"\0" * (-len(start) % 32 + 1024)
+
+
+@pytest.mark.parametrize("kind", [28, 200])
+async def test_the_header_bounds_a_file_without_a_size(tmp_path, autojump_clock, kind):
+    """Bytes behind the last tensor are not received for ever."""
+    sent = 0
+
+    async def endless(wire, request):
+        nonlocal sent
+        await wire.head(200, transfer_encoding="chunked", etag='"v1"')
+        await wire.send(b"%x\r\n%b\r\n" % (len(model(kind)), model(kind)))
+        while sent < 20 << 20:
+            await wire.send(b"186a0\r\n" + bytes(100_000) + b"\r\n")
+            sent += 100_000
+            await trio.sleep(1)
+        await wire.send(b"0\r\n\r\n")
+
+    async with open_bench(tmp_path, endless, limits=DownloadLimits(tries=2)) as bench:
+        with pytest.raises(WrongSizeError, match="and more than the header of the file describes"):
+            await bench.get(HTTP)
+        assert bench.files() == []
+    assert sent < 5 << 20
+
+
+def test_a_file_without_a_valid_header_is_bounded_too(tmp_path):
+    """It is at most as long as a header may be."""
+    partial = Mock(size_bytes=1000, read=lambda offset, length: DATA[offset : offset + length])
+    bound = HeaderBound(partial)
+    bound.update()
+    assert MAX_HEADER_BYTES < bound.limit_bytes < 2 * MAX_HEADER_BYTES
+
+
+async def test_a_file_without_a_size_is_whole_with_its_last_tensor(tmp_path, autojump_clock):
+    """An honest chunked answer ends there; a little padding is tolerated."""
+    whole = model(28) + bytes(4096)
+
+    async def script(wire, request):
+        await wire.head(200, transfer_encoding="chunked")
+        await wire.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(whole), whole))
+
+    async with open_bench(tmp_path, script) as bench:
+        assert (await bench.get(HTTP)).path.read_bytes() == whole
 
 
 async def test_a_file_above_the_limit_is_refused_before_its_first_byte(tmp_path, autojump_clock):

@@ -194,6 +194,7 @@ class TestFilledWithUse:
         found = estimate(decoder(), Demand(context=4096, cache_ram_bytes=None))
         assert not found.certain
         assert any("--cache-ram" in note for note in found.notes)
+        assert found.unlimited == "the prompt cache has no limit; set --cache-ram to a number of MiB"
 
     @pytest.mark.parametrize(("context", "mib"), [(256, 64), (1024, 128), (4096, 512), (131072, 1024)])
     def test_the_default_limit_follows_the_model(self, context, mib):
@@ -206,6 +207,9 @@ class TestFilledWithUse:
         one = 27 * 1024 * 2 * 1024 * 2  # layers with a window, its tokens, keys and values, bytes
         assert part(estimate(windowed, Demand(context=16384)), "context checkpoints") == 3 * one
         assert part(estimate(decoder(), Demand(context=16384)), "context checkpoints") == 0
+        for step, count in ((1024, 17), (64, 32), (0, 32)):
+            dense = estimate(windowed, Demand(context=16384, checkpoint_step=step))
+            assert part(dense, "context checkpoints") == count * one
 
 
 class TestCompanions:
@@ -219,6 +223,8 @@ class TestCompanions:
         beside = estimate(decoder(layers=4), attrs.evolve(alone, cache_ram_bytes=0))
         assert part(drafted, "draft model") == beside.total_bytes - part(beside, "process")
         assert drafted.certain
+        longer = estimate(decoder(), attrs.evolve(read, draft_context=65536))
+        assert part(longer, "draft model") > part(drafted, "draft model") + GIB // 2
 
     def test_a_projector_is_counted_once_its_size_is_known(self):
         """A multimodal projector adds its file and room to work; of unknown size, it is a doubt."""

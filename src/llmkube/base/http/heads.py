@@ -309,7 +309,7 @@ class HeadCache(Generic[_H]):
     def __init__(self, limits: Limits, read: Callable[[bytes, Limits], _H | None]) -> None:
         self._limits = limits
         self._read: Callable[[bytes, Limits], _H | None] = read
-        self._heads: dict[bytes, _H] = {}
+        self._heads: dict[tuple[bytes, bytes | None], _H] = {}
 
     def find(self, data: bytes) -> tuple[_H, bytes] | None:
         """Return the head at the beginning of these bytes and the bytes after it; None if it needs a reader.
@@ -320,7 +320,8 @@ class HeadCache(Generic[_H]):
         raw = self._complete_head(data)
         if raw is None:
             return None
-        key, length = _cut_length(raw)
+        start, length, rest = _split_length(raw)
+        key = (start, rest)
         head = self._heads.get(key)
         if head is None:
             head = self._read(raw, self._limits)
@@ -343,10 +344,13 @@ class HeadCache(Generic[_H]):
         return raw if clear else None
 
 
-def _cut_length(raw: bytes) -> tuple[bytes, int | None]:
-    """Return a head without the digits of its Content-Length, and their value."""
+def _split_length(raw: bytes) -> tuple[bytes, int | None, bytes | None]:
+    """Return the bytes before the digits of a Content-Length, their value, and the bytes after them.
+
+    Without digits, the value and the rest are None, so that no head with an empty value has the key of one with digits.
+    """
     found = _LENGTH.search(raw)
-    return (raw, None) if found is None else (raw[: found.start(1)] + raw[found.end(1) :], int(found[1]))
+    return (raw, None, None) if found is None else (raw[: found.start(1)], int(found[1]), raw[found.end(1) :])
 
 
 def _with_length(head: _H, length: int | None) -> _H:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import click
 
 from llmkube.base.errors import UserError
+from llmkube.base.messages import is_control
 from llmkube.base.units import format_age
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
@@ -22,7 +23,6 @@ from llmkube.programs.failures import runnable, wrap_text
 
 NOTHING = "<none>"
 SEPARATOR = "  "
-_UNPRINTABLE = {code: "�" for code in (*range(0x20), *range(0x7F, 0xA0)) if code not in {0x09, 0x0A}}
 
 SERVICE_COLUMNS = ("NAME", "MODEL", "PHASE", "READY", "REASON", "AGE")
 SERVICE_WIDE_COLUMNS = ("ENDPOINT", "RUNTIME", "CONTEXT", "SLOTS", "PRIORITY", "MESSAGE")
@@ -120,8 +120,10 @@ def wrapped(text: str, *, err: bool = False) -> str:
 
 
 def printable(text: str) -> str:
-    """Replace control characters: a message of an object must not control the user's terminal."""
-    return text.translate(_UNPRINTABLE)
+    """Replace control characters except line breaks and tabs: an object's message must not control the terminal."""
+    if text.isprintable():
+        return text
+    return "".join("�" if is_control(char) and char not in "\n\t" else char for char in text)
 
 
 def service_row(service: InferenceService, model: Model | None, now: datetime.datetime) -> tuple[str, ...]:

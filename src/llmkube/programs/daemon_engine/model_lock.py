@@ -20,6 +20,7 @@ import attrs
 import trio
 
 from llmkube.base.errors import ExternalError
+from llmkube.base.private_files import make_private_folder
 
 T = TypeVar("T")
 
@@ -171,7 +172,7 @@ async def _in_thread(path: Path, step: Callable[[Path], T]) -> T:
 
 
 def _open(path: Path) -> int:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private_folder(path.parent)
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 

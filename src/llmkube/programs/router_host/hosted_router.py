@@ -21,7 +21,7 @@ from llmkube.controller.status.router_status import BackendHealth, RouterFacts
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.resource import Key
-from llmkube.programs.router_host.router_paths import router_url
+from llmkube.programs.router_host.router_paths import ROUTERS, SETTING, router_url
 from llmkube.programs.router_host.secret_files import read_secrets, remove_files, write_files
 from llmkube.router.budget_store.budget_file import budget_file_of
 from llmkube.router.config.compile_router import CompiledRouter, ResolvedService, compile_router
@@ -133,6 +133,10 @@ class HostedRouter:
             ignored = (*ignored, "spec.proxy except its durations (the router runs in this process, not in pods)")
         if compiled.config.audit.sink == "file":
             ignored = (*ignored, "spec.policy.auditLog.filePath (an object may not choose a file of this machine)")
+        auth = compiled.config.auth
+        if self.services.has_open_route and (auth.keys_folder or auth.tokens):
+            note = f"{self.services.url}/v1 serves the same services to every local user without a key"
+            ignored = (*ignored, f"spec.policy.auth ({note}; start with {SETTING} {ROUTERS})")
         audit = Audit(sink="file", path=str(self.folder / _AUDIT_FILE), bodies=compiled.config.audit.bodies)
         return attrs.evolve(compiled, config=attrs.evolve(compiled.config, audit=audit), not_honoured=ignored)
 

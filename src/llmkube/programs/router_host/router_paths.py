@@ -10,10 +10,17 @@ from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Response
 from llmkube.k8s.resource import Key
+from llmkube.router.auth.client_key import is_read_only
+from llmkube.router.dialects.inbound import refusal_at
+from llmkube.router.front_door import HEALTH_PATHS
+from llmkube.router.origin_policy import is_preflight, preflight_answer
 from llmkube.router.proxy.router import Router
 from llmkube.router.refusals import refused
 
 PREFIX: Final = "/routers/"
+SETTING: Final = "--gateway-serves"
+ROUTERS: Final = "routers"
+"""Value of the setting for a gateway that serves ModelRouters only."""
 
 
 def router_url(gateway: str, router: Key) -> str:
@@ -59,3 +66,19 @@ def routers_handler(find: Callable[[Key], Router | None], gateway: StreamHandler
         return refusal
 
     return handle
+
+
+async def refuse_models(exchange: StreamExchange) -> None:
+    """Answer a request outside of ModelRouters at a gateway that serves nothing else: a `StreamHandler`."""
+    head = exchange.head
+    path = head.path.rstrip("/") or "/"
+    hint = f"this gateway serves ModelRouters only ({SETTING} {ROUTERS}); a router's path is {PREFIX}NAMESPACE/NAME/v1"
+    if is_preflight(head):
+        answer = preflight_answer(head)
+    elif is_read_only(head) and path in HEALTH_PATHS:
+        answer = Response.json(200, {"status": "ok"})
+    elif is_read_only(head) and path == "/":
+        answer = Response.text(200, f"LLMKube gateway: {hint}\n")
+    else:
+        answer = refusal_at(path, refused(403, hint, "routers_only").response)
+    await exchange.respond(answer)

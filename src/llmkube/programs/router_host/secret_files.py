@@ -5,18 +5,15 @@ import binascii
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final
 
 import trio
 
-from llmkube.base.private_files import write_private
+from llmkube.base.private_files import make_private_folder, write_private
 from llmkube.k8s.builtins import Secret
 from llmkube.k8s.client import Client
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.resource import Key
 from llmkube.router.config.compile_backend import KeyFile
-
-_FOLDER_MODE: Final = 0o700
 
 Contents = Mapping[Path, bytes]
 
@@ -71,7 +68,7 @@ async def remove_files(folder: Path) -> None:
 
 def _write_files(folder: Path, contents: Contents, folders: tuple[Path, ...]) -> None:
     for one in {folder, *folders, *(path.parent for path in contents)}:
-        one.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+        make_private_folder(one)
     for path, value in contents.items():
         if not path.is_file() or path.read_bytes() != value:
             write_private(path, value, durable=False)  # the API server's store has a durable copy

@@ -69,16 +69,19 @@ def can_authenticate(clients: ClientAuth | None) -> tuple[bool, str]:
     return clients.keys is not None or clients.tokens.has_keys(), problem
 
 
-def access_check(clients: Callable[[], ClientAuth | None], on_refused: Callable[[str], None]) -> RequestFilter:
+def access_check(
+    clients: Callable[[], ClientAuth | None], on_refused: Callable[[str], None], *, https_proxy_pages: bool = True
+) -> RequestFilter:
     """Return a filter that refuses foreign web pages and unauthenticated clients before the body is read.
 
     Args:
         clients: Returns the credentials accepted now.
         on_refused: Called with the outcome of each request that is refused for its credential.
+        https_proxy_pages: Whether pages behind an https proxy are near.
     """
 
     def check_access(head: RequestHead, peer: str) -> Response | None:
-        if is_foreign_origin(head.lines):
+        if is_foreign_origin(head.lines, https_proxy_pages=https_proxy_pages):
             message = f"the web page {head.lines.get('origin')} may not use this router; serve the page on this network"
             return refused(403, message, "origin_refused").response
         if (head.path in OPEN_PATHS and is_read_only(head)) or is_preflight(head):

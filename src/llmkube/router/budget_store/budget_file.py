@@ -15,7 +15,7 @@ import attrs
 
 from llmkube.base.errors import UserError
 from llmkube.base.full_disk import full_disk
-from llmkube.base.private_files import file_stem
+from llmkube.base.private_files import file_stem, make_private_folder
 from llmkube.router.budgets.ledger import Amount
 from llmkube.router.budgets.meter import BudgetStoreError, Charge, Hold
 
@@ -76,7 +76,7 @@ class BudgetFile:
             UserError: It is damaged, has a newer version, is in use by another process, or cannot be created.
         """
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(self.path.parent)
             self.path.touch(mode=0o600, exist_ok=True)
             with self._translate_errors():
                 connection = sqlite3.connect(self.path, _BUSY_SECONDS, isolation_level=None, check_same_thread=False)

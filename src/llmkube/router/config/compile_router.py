@@ -267,9 +267,14 @@ def _fields_without_effect(spec: crd.ModelRouterSpec) -> Iterator[str]:
     audit = spec.policy.audit_log if spec.policy else None
     if audit and audit.file_path and audit.sink != "file":
         yield "spec.policy.auditLog.filePath"
+    auth = spec.policy.auth if spec.policy else None
+    is_open = auth is None or (auth.keys_secret_ref is None and auth.jwt is None)
     for budget in spec.policy.budgets if spec.policy else ():
         if budget.header_key and budget.scope != "team":
             yield f"spec.policy.budgets[{budget.name}].headerKey"
+        if budget.scope == "team" and is_open:
+            note = f"any client can name another team in {budget.header_key or _TEAM_HEADER}; set spec.policy.auth"
+            yield f"spec.policy.budgets[{budget.name}].scope ({note})"
 
 
 def _optional_secrets(policy: router_policy.RouterPolicy) -> Iterator[str]:

@@ -2,14 +2,17 @@
 
 Further lines record the config in use, at the start, at reloads and at the end of a router. When lines come faster than
 they can be written, requests wait, for up to `PUT_SECONDS`. A thread writes many lines at a time. Prompts and answers
-are not logged, except for request bodies if the config enables them.
+are not logged, except for request bodies if the config enables them. Everything else that a client chooses is cut, and
+a file is rotated, so that no client fills the disk.
 """
 
 import contextlib
+import itertools
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -33,6 +36,15 @@ PAUSE_SECONDS: Final = 0.01
 DRAIN_SECONDS: Final = 5.0
 """Time limit for writing the last lines when the router stops."""
 
+MAX_FILE_BYTES: Final = 32 << 20
+"""Size above which a file is rotated."""
+
+OLD_FILES: Final = 7
+"""Rotated files, `audit.log.1` being the newest; the oldest one is removed."""
+
+MAX_FIELD_CHARS: Final = 512
+MAX_ITEMS: Final = 32
+
 Write = Callable[[Sequence[bytes]], Awaitable[None]]
 """Writes lines to the sink; raises OSError on failure."""
 
@@ -41,7 +53,7 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 def writer_of(audit: Audit) -> Write:
     """Return the writer for the configured sink. It runs in a thread: a pipe without a reader blocks no request."""
-    write_out = _to_file(Path(audit.path)) if audit.sink == "file" else _to_stdout
+    write_out = partial(_append, Path(audit.path)) if audit.sink == "file" else _to_stdout
     limiter = trio.CapacityLimiter(1)
 
     async def write(lines: Sequence[bytes]) -> None:
@@ -50,15 +62,23 @@ def writer_of(audit: Audit) -> Write:
     return write
 
 
-def _to_file(path: Path) -> Callable[[Sequence[bytes]], None]:
-    def append(lines: Sequence[bytes]) -> None:
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            _write_all(descriptor, _line_ending(path, os.fstat(descriptor).st_size) + b"".join(lines))
-        finally:
-            os.close(descriptor)
+def _append(path: Path, lines: Sequence[bytes]) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        _write_all(descriptor, _line_ending(path, os.fstat(descriptor).st_size) + b"".join(lines))
+        size = os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
+    if size > MAX_FILE_BYTES:
+        with contextlib.suppress(OSError):  # a folder that cannot be written must not stop the log
+            _rotate(path)
 
-    return append
+
+def _rotate(path: Path) -> None:
+    files = [path, *(path.with_name(f"{path.name}.{number}") for number in range(1, OLD_FILES + 1))]
+    for newer, older in reversed(list(itertools.pairwise(files))):
+        if newer.exists():
+            newer.replace(older)
 
 
 def _line_ending(path: Path, size: int) -> bytes:
@@ -187,12 +207,12 @@ def fields_of(record: Record, config: RoutingConfig, seconds: float) -> dict[str
         "requestID": request.request_id,
         "traceID": request.trace["traceparent"][3:35],
         "method": request.method,
-        "path": request.path,
+        "path": _cut(request.path),
         "source": request.peer,
-        "team": decided.principal.team,
-        "tenant": decided.principal.tenant,
-        "model": facts.model if facts else "",
-        "classification": sorted(facts.classes) if facts else [],
+        "team": _cut(decided.principal.team),
+        "tenant": _cut(decided.principal.tenant),
+        "model": _cut(facts.model) if facts else "",
+        "classification": _cut_all(sorted(facts.classes)) if facts else [],
         "taskComplexity": facts.complexity if facts else "",
         "status": answer.status,
         "outcome": answer.outcome,
@@ -200,14 +220,14 @@ def fields_of(record: Record, config: RoutingConfig, seconds: float) -> dict[str
         "why": decision.why if decision else "",
         "backend": answer.backend,
         "backendTier": "" if backend is None else "local" if backend.local else "cloud",
-        "answeredModel": answer.model,
+        "answeredModel": _cut(answer.model),
         "attempts": [
             {
                 "backend": each.backend,
                 "result": each.result,
                 "status": each.status,
                 "ms": round(each.seconds * 1000, 1),
-                "detail": each.detail,
+                "detail": _cut(each.detail),
             }
             for each in record.attempts
         ],
@@ -219,5 +239,13 @@ def fields_of(record: Record, config: RoutingConfig, seconds: float) -> dict[str
         "promptTokens": usage.prompt if usage else None,
         "completionTokens": usage.completion if usage else None,
         "cachedTokens": usage.cached if usage else None,
-        "droppedFields": list(answer.dropped[:32]),
+        "droppedFields": _cut_all(answer.dropped),
     }
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_FIELD_CHARS else f"{text[:MAX_FIELD_CHARS]}…"
+
+
+def _cut_all(texts: Iterable[str]) -> list[str]:
+    return [_cut(each) for each in itertools.islice(texts, MAX_ITEMS)]

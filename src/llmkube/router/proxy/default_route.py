@@ -50,6 +50,7 @@ class Services:
         utcnow: Wall clock.
         rng: Source of weighted choices, delays and request IDs.
         turns: Queues of the engines.
+        has_open_route: Whether the services also answer at `url` without a router, and so without its keys.
     """
 
     directory: ModelDirectory
@@ -61,6 +62,7 @@ class Services:
     utcnow: Callable[[], datetime]
     rng: random.Random
     turns: Turns = attrs.field(factory=Turns)
+    has_open_route: bool = True
 
 
 async def run_default_route(

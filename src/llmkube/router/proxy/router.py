@@ -175,6 +175,7 @@ async def open_router(
     budgets_folder: Path | None = None,
     directory: ModelDirectory | None = None,
     turns: Turns | None = None,
+    https_proxy_pages: bool = True,
 ) -> AsyncIterator[Router]:
     """Run a router.
 
@@ -189,6 +190,7 @@ async def open_router(
         budgets_folder: Folder where budgets are stored; None stores them in this process only.
         directory: Resolves services to engines; None dials the address of each backend.
         turns: Queues of engines, to share them with other routers of this process.
+        https_proxy_pages: Whether web pages behind an https proxy may use it.
 
     Raises:
         UserError: The config or the certificates are invalid.
@@ -251,7 +253,9 @@ async def open_router(
         )
         router = Router(
             listed_fields=listed_fields,
-            request_filter=access_check(lambda: live.routing.clients, metrics.count_refused),
+            request_filter=access_check(
+                lambda: live.routing.clients, metrics.count_refused, https_proxy_pages=https_proxy_pages
+            ),
             live=live,
             keys=keys,
             circuits=circuits,

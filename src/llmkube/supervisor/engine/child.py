@@ -19,6 +19,7 @@ import trio
 
 from llmkube.base.errors import ExternalError
 from llmkube.base.full_disk import full_disk, is_disk_full
+from llmkube.base.private_files import make_private_folder
 from llmkube.base.waiting import wait_any
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.engine.key_file import write_keys
@@ -215,7 +216,7 @@ async def open_child(
 def _prepare(command: Command, check: Callable[[], None]) -> tuple[int, int]:
     """Write the engine's files, and return the size of its log and a descriptor for it; blocks."""
     check()
-    command.work_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private_folder(command.work_dir)
     if command.keys_path is not None:
         write_keys(command.keys_path, command.api_keys)
     return open_for_append(command.log_path)

@@ -11,7 +11,7 @@ from typing import Final
 
 import attrs
 
-from llmkube.base.private_files import write_private
+from llmkube.base.private_files import make_private_folder, write_private
 from llmkube.supervisor.values.api_keys import digest_of
 from llmkube.supervisor.values.desired import Launch
 from llmkube.supervisor.values.journal import Entry
@@ -37,7 +37,7 @@ def write_keys(path: Path, keys: Sequence[str]) -> None:
     Raises:
         OSError: The file cannot be written.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private_folder(path.parent)
     write_private(path, "".join(f"{key}\n" for key in keys), durable=False)
 
 

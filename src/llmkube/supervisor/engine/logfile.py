@@ -13,7 +13,7 @@ from collections import deque
 from pathlib import Path
 
 from llmkube.base.full_disk import is_disk_full
-from llmkube.base.private_files import file_stem
+from llmkube.base.private_files import file_stem, make_private_folder
 from llmkube.k8s.resource import Key
 
 MAX_READ_BYTES = 256 * 1024
@@ -45,7 +45,7 @@ def service_of(path: Path) -> str:
 
 def open_for_append(path: Path) -> tuple[int, int]:
     """Open a log for appending, mode 0600; return its current size and the file descriptor, which the caller closes."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private_folder(path.parent)
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     return os.fstat(descriptor).st_size, descriptor
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import attrs
 import psutil
 
-from llmkube.base.private_files import write_private
+from llmkube.base.private_files import make_private_folder, write_private
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.engine.proxy import proxy_cookie
 from llmkube.supervisor.host import processes
@@ -58,7 +58,7 @@ class StuckEngines:
         Raises:
             OSError: The record cannot be written.
         """
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(self.root)
         write_private(self.root / f"{engine.pid}.json", json.dumps(attrs.asdict(engine)), durable=False)
 
     def of(self, service: str) -> StuckEngine | None:

@@ -20,7 +20,7 @@ import attrs
 import structlog
 import trio
 
-from llmkube.base.private_files import write_private
+from llmkube.base.private_files import make_private_folder, write_private
 from llmkube.supervisor.engine.key_file import remove_private
 from llmkube.supervisor.engine.logfile import open_for_append, rotate
 from llmkube.supervisor.engine.process_stats import CookieScan
@@ -178,7 +178,7 @@ class EngineProxy:
     def _prepare(self) -> int:
         """Write its settings, and return the descriptor of its log; blocks."""
         rotate(self.log_path, LOG_CAP_BYTES)
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(self.path.parent)
         write_private(self.path, self.config.dump(), durable=False)
         return open_for_append(self.log_path)[1]
 

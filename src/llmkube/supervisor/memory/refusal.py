@@ -76,7 +76,7 @@ def find_refusal(request: Request, host: Capacity) -> Refusal | None:
         return Refusal(Block.UNSIZED, message)
     if host.level is Level.UNKNOWN:
         return Refusal(Block.UNREADABLE, "this machine's memory cannot be read; no engine starts until it can be")
-    if not need.sized:
+    if not need.sized and not need.estimated_bytes:
         return _admission_refusal(request, host)
     needs = f"needs {format_bytes(need.total_bytes)}"
     cap = _cap(request.spec, budget.total_bytes)

@@ -20,7 +20,7 @@ import trio
 
 from llmkube.base.errors import RESOURCE_ERRNOS, ExternalError
 from llmkube.base.full_disk import full_disk, is_disk_full
-from llmkube.base.private_files import file_stem, write_private
+from llmkube.base.private_files import file_stem, make_private_folder, write_private
 from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -235,7 +235,7 @@ class FileJournal:
 
     def _replace(self, path: Path, text: str) -> None:
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(path.parent)
             write_private(path, text, durable=False)
         except OSError as error:
             why = full_disk(self.root) if is_disk_full(error) else error.strerror

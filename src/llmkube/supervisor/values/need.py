@@ -25,7 +25,8 @@ def _size_of(launch: Launch, figure: Figure | None) -> Need:
     observed_bytes = max(known.measured_bytes, known.reported_bytes)
     if estimate is not None:
         device = max(estimate.device_bytes, known.device_bytes)
-        return Need(max(estimate.total_bytes, observed_bytes), device, estimated_bytes=estimate.total_bytes)
+        total, is_sized = max(estimate.total_bytes, observed_bytes), not estimate.unlimited
+        return Need(total, device, is_sized, estimate.unlimited, estimated_bytes=estimate.total_bytes)
     if observed_bytes:
         return Need(observed_bytes, known.device_bytes)
     size = launch.weights.size_bytes

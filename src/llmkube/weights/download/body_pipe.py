@@ -11,10 +11,12 @@ from llmkube.base.http.streamed_response import StreamedResponse
 from llmkube.weights.download.redirects import as_fetch_errors
 from llmkube.weights.download.retry import Dependencies, DownloadLimits
 from llmkube.weights.errors import FetchError, NotGGUFError, WrongSizeError
+from llmkube.weights.formats.gguf_reader import MAX_HEADER_BYTES, HeaderReader
 from llmkube.weights.store.partial import Partial
 from llmkube.weights.urls import WebUrl
 
 _RING_BYTES: Final = 16 << 20
+_PIECE_BYTES: Final = 256 << 10
 _BATCHES: Final = 4
 """At most a quarter of the ring is written at once, so that the network has free memory meanwhile."""
 
@@ -90,6 +92,34 @@ Failure = NotGGUFError | FetchError
 
 
 @attrs.define(eq=False)
+class HeaderBound:
+    """The largest size of a GGUF file whose size the server does not state, from its header as it arrives.
+
+    A file without a valid header within `MAX_HEADER_BYTES` is of no use, so it is at most that long.
+
+    Attributes:
+        partial: The bytes so far.
+        limit_bytes: The largest size.
+    """
+
+    partial: Partial
+    limit_bytes: int = MAX_HEADER_BYTES + 2 * _RING_BYTES  # the header is read after the ring
+    _reader: HeaderReader | None = attrs.field(factory=lambda: HeaderReader("", None))
+
+    def update(self) -> None:
+        """Read the header as far as it has arrived. Blocks on the disk."""
+        while self._reader is not None and (needed := self._reader.next_range) is not None:
+            if needed.offset + needed.length > self.partial.size_bytes:
+                return
+            try:
+                self._reader.feed(self.partial.read(needed.offset, max(needed.length, _PIECE_BYTES)))
+            except (NotGGUFError, OSError):
+                self._reader = None
+        if self._reader is not None and self._reader.header is not None:
+            self.limit_bytes, self._reader = self._reader.header.max_bytes, None
+
+
+@attrs.define(eq=False)
 class BodyReceiver:
     """Receives the body of one response.
 
@@ -104,6 +134,7 @@ class BodyReceiver:
         limits: The limits of a stall.
         ring: The destination of the bytes.
         is_gguf: Whether the file must begin with GGUF's magic bytes, unlike the files of a folder.
+        bound: A further limit on its size; None if the server states the size.
     """
 
     url: WebUrl
@@ -113,6 +144,7 @@ class BodyReceiver:
     limits: DownloadLimits
     ring: RingBuffer
     is_gguf: bool = attrs.field(default=True, kw_only=True)
+    bound: HeaderBound | None = attrs.field(default=None, kw_only=True)
     _window_bytes: int = 0  # still to come in this window
 
     async def run(self, body: StreamedResponse, scope: trio.CancelScope) -> Failure | None:
@@ -158,6 +190,11 @@ class BodyReceiver:
         self.received_bytes += count
         if self.received_bytes > self.limit_bytes:
             raise WrongSizeError(f"{self.shown}: the server sends more than {self.limit_bytes} bytes")
+        if self.bound is not None and self.received_bytes > self.bound.limit_bytes:
+            raise WrongSizeError(
+                f"{self.shown}: the server sends more than {self.bound.limit_bytes} bytes, and more than the header of "
+                "the file describes; check the source"
+            )
         self._window_bytes -= count
         if self._window_bytes <= 0:
             self._restart_window(scope)
@@ -188,12 +225,14 @@ class DiskWriter:
 
     Attributes:
         on_written: Called with the number of bytes after each write; FetchError ends the writing.
+        bound: Updated after each write.
     """
 
     dependencies: Dependencies
     partial: Partial
     ring: RingBuffer
     on_written: Callable[[int], None]
+    bound: HeaderBound | None = None
     _failure: FetchError | None = None
 
     async def run(self) -> FetchError | None:
@@ -234,11 +273,16 @@ class DiskWriter:
 
     async def _append(self, piece: memoryview) -> None:
         try:
-            await self.dependencies.run_sync(bind(self.partial.append, piece))
+            await self.dependencies.run_sync(bind(self._write, piece))
             self.ring.free(len(piece))
             self.on_written(len(piece))
         except FetchError as error:
             self._fail(error)
+
+    def _write(self, piece: memoryview) -> None:
+        self.partial.append(piece)
+        if self.bound is not None:
+            self.bound.update()
 
     def _fail(self, error: FetchError) -> None:
         self._failure = self._failure or error

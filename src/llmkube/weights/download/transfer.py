@@ -6,7 +6,7 @@ from typing import Final
 import attrs
 import trio
 
-from llmkube.weights.download.body_pipe import BodyReceiver, DiskWriter, RingBuffer
+from llmkube.weights.download.body_pipe import BodyReceiver, DiskWriter, HeaderBound, RingBuffer
 from llmkube.weights.download.progress import Meter
 from llmkube.weights.download.redirects import FileRequest, FileResponse, open_response
 from llmkube.weights.download.retry import Dependencies, retry
@@ -248,8 +248,11 @@ class Transfer:
         ring, limits = RingBuffer(), self.dependencies.limits
         limit = limits.max_bytes if total is None else total
         start, is_gguf = self.partial.size_bytes, not self.request.name
-        receiver = BodyReceiver(self.request.url, self.request.shown, start, limit, limits, ring, is_gguf=is_gguf)
-        writer = DiskWriter(self.dependencies, self.partial, ring, bind(self._on_written, total))
+        bound = HeaderBound(self.partial) if total is None and is_gguf else None
+        receiver = BodyReceiver(
+            self.request.url, self.request.shown, start, limit, limits, ring, is_gguf=is_gguf, bound=bound
+        )
+        writer = DiskWriter(self.dependencies, self.partial, ring, bind(self._on_written, total), bound)
         disk_failure: FetchError | None = None
 
         async def write() -> None:

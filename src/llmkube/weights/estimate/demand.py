@@ -38,11 +38,13 @@ class Estimate:
         components: The parts, never negative.
         notes: Remarks for people about these figures, one sentence each.
         certain: False if something about the model is unknown; the figures are then high estimates.
+        unlimited: The part that has no limit, with the fix; "" if each part has one.
     """
 
     components: tuple[Component, ...]
     notes: tuple[str, ...] = ()
     certain: bool = True
+    unlimited: str = ""
 
     @property
     def total_bytes(self) -> int:
@@ -84,11 +86,13 @@ class Demand:
         mmap: The file is mapped into memory, not copied.
         cache_ram_bytes: Limit of the prompt cache; None for no limit.
         checkpoints: Maximum context checkpoints per slot.
+        checkpoint_step: Minimum distance of two checkpoints, in tokens.
         embedding: The server serves only embeddings.
         overrides: Patterns of tensor names and their buffers; the first match wins.
         speculation: The methods of speculative decoding (`draft-mtp`, `ngram-mod`), in order.
         draft_path: The draft model's file.
         draft_device_layers: As `device_layers`, for the draft model.
+        draft_context: Tokens of the draft model; 0 means as many as the model.
         draft: The draft model, after its header was read.
         projector_path: The multimodal projector's file.
         projector_bytes: Its size, if known.
@@ -111,11 +115,13 @@ class Demand:
     mmap: bool = True
     cache_ram_bytes: int | None = DEFAULT_CACHE_RAM_BYTES
     checkpoints: int = 32
+    checkpoint_step: int = 8192
     embedding: bool = False
     overrides: tuple[tuple[str, str], ...] = ()
     speculation: tuple[str, ...] = ()
     draft_path: str = ""
     draft_device_layers: int = 0
+    draft_context: int = 0
     draft: Shape | None = None
     projector_path: str = ""
     projector_bytes: int | None = None

@@ -39,8 +39,6 @@ _PROJECTOR_WORK_BYTES: Final = 512 * _MIB
 _QUANTIZED_CACHE_BYTES: Final = _MIB
 """Rotations and similar data for quantized caches: half of this measured."""
 _QUANTIZED: Final = frozenset(("q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"))
-_CHECKPOINT_TOKENS: Final = 8192
-"""The minimum distance of llama-server's context checkpoints."""
 _FALLBACK_CONTEXT: Final = 4096
 _MAX_CONTEXT: Final = 1 << 26
 
@@ -117,6 +115,7 @@ class _EstimateBuilder:
     sizes: dict[tuple[str, Location], int] = attrs.Factory(dict)
     notes: list[str] = attrs.Factory(list)
     certain: bool = True
+    unlimited: str = ""
 
     def add(self, name: str, place: Location, size_bytes: int) -> None:
         if size_bytes > 0:
@@ -128,7 +127,7 @@ class _EstimateBuilder:
 
     def estimate(self) -> Estimate:
         components = tuple(Component(name, place, size) for (name, place), size in self.sizes.items())
-        return Estimate(components, tuple(self.notes), self.certain)
+        return Estimate(components, tuple(self.notes), self.certain, self.unlimited)
 
 
 def _add_weights(builder: _EstimateBuilder, shape: Shape, demand: Demand) -> None:
@@ -197,7 +196,8 @@ def _add_prompt_cache(builder: _EstimateBuilder, shape: Shape, demand: Demand, c
     if demand.embedding:
         return
     if demand.cache_ram_bytes is None:
-        builder.doubt("the prompt cache has no limit: set --cache-ram")
+        builder.unlimited = "the prompt cache has no limit; set --cache-ram to a number of MiB"
+        builder.doubt(builder.unlimited)
         builder.add("prompt cache", Location.HOST, DEFAULT_CACHE_RAM_BYTES)
     else:
         builder.add("prompt cache", Location.HOST, demand.cache_ram_bytes)
@@ -205,7 +205,7 @@ def _add_prompt_cache(builder: _EstimateBuilder, shape: Shape, demand: Demand, c
     one = attrs.evolve(cache, streams=1, slots=1, step=0)
     with_state = [layer for layer in layers_of(shape) if layer.state_elements or (layer.window and not demand.swa_full)]
     size = sum(state_bytes(each, 1) + (cache_bytes(each, one, *kinds) if each.window else 0) for each in with_state)
-    each_slot = min(demand.checkpoints, cache.full // _CHECKPOINT_TOKENS + 1)
+    each_slot = min(demand.checkpoints, cache.full // max(1, demand.checkpoint_step) + 1)
     builder.add("context checkpoints", Location.HOST, size * each_slot * cache.slots)
 
 
@@ -221,7 +221,7 @@ def _add_companions(builder: _EstimateBuilder, shape: Shape, demand: Demand) -> 
         builder.doubt("the size of the draft model is unknown")
     if demand.draft is not None:
         draft_demand = Demand(
-            context=demand.context or shape.trained_context,
+            context=demand.draft_context or demand.context or shape.trained_context,
             device_layers=demand.draft_device_layers,
             cache_ram_bytes=0,
             checkpoints=0,

@@ -11,6 +11,7 @@ there are bounds on time and memory, each a constant below. Arrays of strings ha
 each string has its own length; they are not retained.
 """
 
+import math
 import struct
 from collections import Counter
 from collections.abc import Generator, Mapping
@@ -74,6 +75,12 @@ class Header:
         """The number of tensors in this file."""
         return len(self.tensors)
 
+    @property
+    def max_bytes(self) -> int:
+        """The size that no file with this header needs to exceed; tensors of unknown types have 64 bits per element."""
+        unknown = sum(8 * math.prod(each.sizes) for each in self.tensors if not each.size_bytes)
+        return self.needed_bytes + unknown + MAX_PADDING_BYTES
+
 
 def escaped(name: bytes) -> str:
     """Return a key or name for an error: short and printable, without control sequences."""
@@ -86,6 +93,8 @@ MAX_HEADER_BYTES: Final = 256 << 20
 """A longer header is refused: the largest vocabularies in use take about 20 MiB."""
 MAX_KEYS: Final = 1 << 16
 """Real files have a few dozen."""
+MAX_PADDING_BYTES: Final = 1 << 20
+"""Tolerated bytes after the last tensor."""
 MAX_TENSORS: Final = 1 << 16
 """The largest models, with each expert a tensor of its own, have under fifty thousand."""
 MAX_SKIPPED_STRINGS: Final = 1 << 21

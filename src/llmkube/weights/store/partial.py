@@ -98,6 +98,10 @@ class Partial:
         self._digest.update(view)
         self.size_bytes += done
 
+    def read(self, offset: int, length: int) -> bytes:
+        """Return some of the bytes so far."""
+        return os.pread(self._fd, max(0, min(length, self.size_bytes - offset)), offset)
+
     def checkpoint(self) -> None:
         """Sync the bytes so far, so that they survive a power failure; bytes appended meanwhile are not included."""
         size_bytes = self.size_bytes

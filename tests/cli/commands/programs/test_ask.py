@@ -1,9 +1,11 @@
 import json
 
 import pytest
+from click.testing import CliRunner
 
 from llmkube.base.http.message import Response
 from llmkube.cli.commands.programs.up_session import ask, read_answer
+from llmkube.cli.main import cli
 from llmkube.programs.failures import CommandError
 
 
@@ -25,6 +27,14 @@ def answer(text):
 
 def refusal(status, message):
     return Response.json(status, {"error": {"message": message}})
+
+
+def test_no_question_where_no_service_answers(tmp_path):
+    """A gateway that serves routers only refuses it, which is reported before anything starts."""
+    args = ["up", "--gateway-serves", "routers", "--ask", "hi", "--state-dir", str(tmp_path / "state")]
+    result = CliRunner().invoke(cli, args)
+    assert (result.exit_code, "Error: --ask: it asks a service" in result.output) == (1, True)
+    assert not (tmp_path / "state").exists()
 
 
 async def test_the_question_is_put_at_temperature_0():

@@ -3,6 +3,7 @@ import json
 import shlex
 from functools import partial
 
+import attrs
 import pytest
 import trio
 from rich.console import Console
@@ -160,6 +161,9 @@ def test_the_usage_can_be_pasted():
     assert "  export KUBECONFIG='/home/ann/my state/kubeconfig'\n" in text
     (body,) = (line.partition(" -d ")[2] for line in text.splitlines() if "curl" in line)
     assert json.loads(body.strip("'"))["model"] == "demo"
+    assert "curl http://127.0.0.1:8080/v1/chat/completions " in text
+    closed = usage(attrs.evolve(PLACE, routers_only=True), "demo")
+    assert "curl http://127.0.0.1:8080/routers/NAMESPACE/NAME/v1/chat/completions " in closed
 
 
 def test_the_times_add_up():

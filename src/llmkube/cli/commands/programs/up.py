@@ -10,6 +10,7 @@ import click
 import trio
 from rich.text import Text
 
+from llmkube.base.errors import UserError
 from llmkube.base.log import configure_logging
 from llmkube.cli.commands.programs.up_session import next_steps, prepare_session
 from llmkube.cli.commands.tools.files import demo_manifests, demo_model, load_manifests
@@ -24,6 +25,7 @@ from llmkube.programs.lan_gateway import listen_settings
 from llmkube.programs.one_machine import UpPlan, run_up
 from llmkube.programs.options import HELP, NumberRange, complete_paths, guarded, settings_options
 from llmkube.programs.program import raise_descriptor_limit
+from llmkube.programs.router_host.router_paths import ROUTERS, SETTING
 from llmkube.programs.state_dir import hold_state_dir, temporary_state_dir
 from llmkube.programs.state_location import ENGINES_LOCK, SERVER_LOCK
 from llmkube.supervisor.network import own_addresses
@@ -79,6 +81,8 @@ def up(
         ports = ("api_port", "gateway_port", "probe_port")
         flags |= {name: "0" for name in ports if flags[name] is None}
     config = load("up", UpConfig, flags)
+    if question is not None and config.gateway_serves == ROUTERS:
+        raise UserError(f"it asks a service, which {SETTING} {ROUTERS} refuses; omit one of the two", field="--ask")
     if config.host_ip is not None:
         check_own_address(config.host_ip)
     listen = listen_settings(config, own_addresses)

@@ -202,7 +202,8 @@ def _may_be_stale(before: Health | None, health: Health) -> bool:
 
 def usage(addresses: Addresses, model_id: str | None) -> str:
     """Return commands to try next; without a model, these include the one that deploys a model."""
-    url = f"{addresses.gateway_url}/v1/chat/completions"
+    router = "/routers/NAMESPACE/NAME" if addresses.routers_only else ""
+    url = f"{addresses.gateway_url}{router}/v1/chat/completions"
     body = f'{{"model": "{model_id or "demo"}", "messages": [{{"role": "user", "content": "{_EXAMPLE_QUESTION}"}}]}}'
     return "\n".join(
         (

@@ -72,6 +72,7 @@ async def _serve(filename: str, settings: RouterConfig, stop: Stop) -> None:
             connect=sockets.connect,
             ca_file=settings.ca_file,
             budgets_folder=settings.state_dir / _BUDGETS,
+            https_proxy_pages=settings.https_proxy_pages,
         ) as router,
         open_service_nursery() as tasks,
     ):
@@ -86,7 +87,7 @@ async def _serve(filename: str, settings: RouterConfig, stop: Stop) -> None:
                 sockets.listen(front.listeners),
                 limits=LIMITS,
                 judge=router.request_filter,
-                stamp=cors_lines,
+                stamp=partial(cors_lines, https_proxy_pages=settings.https_proxy_pages),
                 unread=router.listed_fields.refuse_malformed,
             )
 
