@@ -415,7 +415,7 @@ async def test_a_translated_request_asks_for_no_longer_one_either():
     assert json.loads(engine.asked[-1][2])["max_tokens"] == 300
 
 
-async def test_a_client_that_no_slot_becomes_free_for_is_told_when_to_retry(autojump_clock):
+async def test_a_direct_request_without_a_slot_in_time_gets_retry_after(autojump_clock):
     """One that was behind fewer requests than have ended since then has a slot, and is not disturbed."""
     engine = Engine()
     engine.pause = 400.0
