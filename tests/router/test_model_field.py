@@ -90,6 +90,27 @@ def test_a_replaced_model_is_all_that_changes(body, name):
     assert json.loads(replaced, object_pairs_hook=list) == expected
 
 
+LIMITED = ("max_tokens", "n_predict")
+NUMBERS = st.one_of(
+    st.integers(-5, 200), st.floats(-5, 1e9), st.sampled_from(["500", None, True, [500], {"n_predict": 500}])
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["max_tokens", "n_predict", "x", "model"]), NUMBERS)), st.booleans())
+def test_only_larger_limits_change(members, escapes):
+    """Each is replaced, repeated and escaped ones as well; every other byte stays."""
+
+    def written(limit):
+        pairs = [f"{json.dumps(name)} : {json.dumps(limit(name, value))}" for name, value in members]
+        text = ("{" + " , ".join(pairs) + "}").encode()
+        return text.replace(b"max_", b"\\u006d\\u0061x_") if escapes else text
+
+    def limit(name, value):
+        return 100 if name in LIMITED and isinstance(value, int | float) and value > 100 else value
+
+    assert run(model_field.limit_numbers, written(lambda _, value: value), LIMITED, 100) == written(limit)
+
+
 @pytest.mark.parametrize(
     ("body", "model"),
     [

@@ -11,11 +11,13 @@ engines do not implement: those requests are translated, which forwards listed f
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from typing import Final
 
 import attrs
 import structlog
+import trio
 
 from llmkube.base.http.client import HttpClient
 from llmkube.base.http.connection import StreamHandler
@@ -25,11 +27,13 @@ from llmkube.base.http.forward import forward
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Response
 from llmkube.router.backends import Backend, ModelDirectory, engine_of
+from llmkube.router.budgets.meter import LIMIT_FIELDS
 from llmkube.router.dialects.inbound import DIALECTS, refusal_at
 from llmkube.router.dialects.ollama_models import LIST_PATHS
 from llmkube.router.model_field import (
     BodyError,
     boundary_of,
+    limit_numbers,
     read_form_model,
     read_model,
     replace_form_model,
@@ -74,11 +78,13 @@ class Body:
         content: Bytes as received, or after corrections.
         model: Value of `model`; None if it is missing.
         with_model: Returns the body with another `model` and every other byte unchanged.
+        is_json: Whether the body is a JSON object, not a form.
     """
 
     content: bytes
     model: object
     with_model: Callable[[str], Awaitable[bytes]]
+    is_json: bool = True
 
 
 async def _set_engine_name(body: Body, engine: Backend) -> None:
@@ -87,15 +93,31 @@ async def _set_engine_name(body: Body, engine: Backend) -> None:
 
 
 CORRECTIONS: Final[Mapping[str, Callable[[Body, Backend], Awaitable[None]]]] = {"model": _set_engine_name}
-"""All changes to a body, by field: `model` becomes the id that the engine uses for itself."""
+"""Changes to a body, by field: `model` becomes the id that the engine uses for itself.
+
+Limits of the answer above that of the service (`Passage`) are the only other change.
+"""
 
 
-Begin = Callable[[str, bool], Callable[[], None]]
-"""Counts a request of a service, which takes a slot of its engine or none; its result is called when that ends."""
+@attrs.frozen
+class Passage:
+    """A request that is passed through.
+
+    Attributes:
+        max_answer_tokens: Longest answer that it may ask for; 0 for no limit.
+        wait: Limits the wait for the head of the response, while no slot is free; None for no limit.
+    """
+
+    max_answer_tokens: int = 0
+    wait: trio.CancelScope | None = None
 
 
-def _uncounted(_service: str, _takes_slot: bool) -> Callable[[], None]:
-    return lambda: None
+Begin = Callable[[str, bool], AbstractContextManager[Passage]]
+"""Counts a request of a service, which takes a slot of its engine or none, while it runs."""
+
+
+def _uncounted(_service: str, _takes_slot: bool) -> AbstractContextManager[Passage]:
+    return nullcontext(Passage())
 
 
 @attrs.frozen(eq=False)
@@ -129,17 +151,21 @@ class PassThrough:
         engine = engine_of(self.directory, body.model, head.path)
         for correct in CORRECTIONS.values():
             await correct(body, engine)
-        end = self.begin(engine.service, path not in _WITHOUT_SLOT)
         try:
-            origin, keys = (engine.host, engine.port), engine.credentials
-            return await forward(exchange, self.client, origin, body.content, credentials=keys, excluding=excluding)
+            with self.begin(engine.service, path not in _WITHOUT_SLOT) as passage:
+                if passage.max_answer_tokens and body.is_json:
+                    body.content = await limit_numbers(body.content, LIMIT_FIELDS, passage.max_answer_tokens)
+                origin, keys, wait = (engine.host, engine.port), engine.credentials, passage.wait
+                return await forward(
+                    exchange, self.client, origin, body.content, credentials=keys, excluding=excluding, wait=wait
+                )
+        except BodyError as exc:
+            raise refused(400, str(exc), "invalid_json") from exc
         except HttpError as exc:
             if exchange.begun:
                 raise  # the server closes the connection, so that no client takes a partial response for a complete one
             _log.warning("engine request failed", model=engine.alias, error=str(exc))
             raise refused(502, f"the engine of {engine.alias!r} did not answer: {exc}", "engine_failed") from exc
-        finally:
-            end()
 
 
 async def _read(head: RequestHead, body: bytes) -> Body:
@@ -162,7 +188,7 @@ async def _read(head: RequestHead, body: bytes) -> Body:
     async def with_model(name: str) -> bytes:  # noqa: ASYNC124 (as for JSON)
         return replace_form_model(body, boundary, form, name)
 
-    return Body(body, form.value, with_model)
+    return Body(body, form.value, with_model, is_json=False)
 
 
 @attrs.frozen(eq=False, kw_only=True)

@@ -1,4 +1,4 @@
-"""Reads and replaces the `model` of a request body in place, at a bounded cost.
+"""Reads and replaces the `model` of a request body, and its limits, in place, at a bounded cost.
 
 A small body is parsed. A large one, with images for instance, is scanned in slices without building a tree, and other
 tasks run between slices. Nested values are skipped; the engine validates them.
@@ -29,7 +29,8 @@ MAX_TOKENS: Final = 250_000
 MAX_SPACE_BYTES: Final = 64 * 1024
 """Consecutive whitespace between two members."""
 
-_MAX_KEY_BYTES: Final = 32  # "model" with every letter written as \uXXXX, and its quotes
+_ESCAPED_BYTES: Final = 6
+"""Longest form of a letter in a key: \\uXXXX."""
 _MAX_NAME_BYTES: Final = 4096
 _SPACE: Final = re.compile(rb"[ \t\n\r]*")
 _TEXT: Final = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
@@ -95,10 +96,40 @@ async def find_model(body: bytes) -> tuple[Span, ...]:
     Raises:
         BodyError: The body is visibly not a JSON object, or has too many parts.
     """
-    scanner = _Scanner(body)
+    return tuple(Span(start, end, _name_at(body, start, end)) for start, end in await _find_members(body, ("model",)))
+
+
+async def limit_numbers(body: bytes, names: tuple[str, ...], most: int) -> bytes:
+    """Return the body with every larger number in top-level members of these names replaced, and no other byte changed.
+
+    Raises:
+        BodyError: The body is visibly not a JSON object, or has too many parts.
+    """
+    pieces, at = [], 0
+    for start, end in await _find_members(body, names):
+        number = _parsed(body[start:end]) if end - start <= _MAX_NAME_BYTES else None
+        if isinstance(number, int | float) and number > most:
+            pieces += [body[at:start], b"%d" % most]
+            at = end
+    return b"".join([*pieces, body[at:]])
+
+
+async def _find_members(body: bytes, names: tuple[str, ...]) -> list[tuple[int, int]]:
+    """Return start and end of the value of each such member."""
+    scanner = _Scanner(body, names)
     for _ in scanner.scan():
         await trio.lowlevel.checkpoint()
-    return tuple(scanner.found)
+    return scanner.found
+
+
+def _name_at(body: bytes, start: int, end: int) -> str | int | None:
+    raw = body[start:end]
+    if not raw.startswith(b'"'):
+        return None if raw == b"null" else 0
+    if len(raw) > _MAX_NAME_BYTES:
+        raise BodyError(f'"model" is longer than {_MAX_NAME_BYTES} bytes')
+    name: str = _parsed(raw)
+    return name
 
 
 def _parsed(body: bytes) -> Any:
@@ -111,8 +142,10 @@ def _parsed(body: bytes) -> Any:
 class _Scanner:
     """Scans the members of an object; yields after each slice."""
 
-    def __init__(self, body: bytes) -> None:
-        self.found: list[Span] = []
+    def __init__(self, body: bytes, names: tuple[str, ...]) -> None:
+        self.found: list[tuple[int, int]] = []
+        self._names = names
+        self._max_key_bytes = 2 + _ESCAPED_BYTES * max(map(len, names))
         self._body = body
         self._at = 0
         self._tokens = 0
@@ -120,7 +153,7 @@ class _Scanner:
         self._slice_tokens = 0
 
     def scan(self) -> Iterator[None]:
-        """Find every `model` member; yield after each slice."""
+        """Find every member with one of the names; yield after each slice."""
         self._skip_whitespace()
         self._expect(b"{")
         self._skip_whitespace()
@@ -148,17 +181,8 @@ class _Scanner:
         self._skip_whitespace()
         start = self._at
         yield from self._value()
-        if len(key) <= _MAX_KEY_BYTES and _parsed(key) == "model":
-            self.found.append(Span(start, self._at, self._name(start)))
-
-    def _name(self, start: int) -> str | int | None:
-        raw = self._body[start : self._at]
-        if not raw.startswith(b'"'):
-            return None if raw == b"null" else 0
-        if len(raw) > _MAX_NAME_BYTES:
-            raise BodyError(f'"model" is longer than {_MAX_NAME_BYTES} bytes')
-        name: str = _parsed(raw)
-        return name
+        if len(key) <= self._max_key_bytes and _parsed(key) in self._names:
+            self.found.append((start, self._at))
 
     def _value(self) -> Iterator[None]:
         first = self._peek()

@@ -38,3 +38,15 @@ def refused(status: int, message: str, code: str, headers: Mapping[str, str] = N
     """Return an exception to raise; `more` are additional members of the error."""
     error = error_object(status, message, code) | more
     return RefusedError(Response.json(status, {"error": error}, headers=Headers.of(headers)), code, error)
+
+
+def queue_refusal(message: str, seconds: float, *, has_siblings: bool) -> RefusedError:
+    """Return the error for a request that got no slot of its engine.
+
+    Args:
+        message: For the client.
+        seconds: Time after which a retry may succeed.
+        has_siblings: Whether more requests of the client's own tenant wait.
+    """
+    status, code = (429, "tenant_queue_full") if has_siblings else (503, "queue_full")
+    return refused(status, message, code, {"Retry-After": f"{seconds:.0f}"})

@@ -50,17 +50,32 @@ class Turn:
 
 
 @attrs.define(eq=False)
+class EngineWait:
+    """A request that waits at the engine itself, which serves such requests in order.
+
+    Attributes:
+        scope: Limits its wait for the head of the response; without a deadline once it has a slot.
+        holds_slot: Whether one of the slots is taken for it.
+    """
+
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    holds_slot: bool = True
+
+
+@attrs.define(eq=False)
 class EngineQueue:
     """Queue of one engine, with moving averages in which the newest value has a weight of a fifth.
 
     Attributes:
         answer_tokens: Average length of an answer.
         seconds: Average time from admission to the end of a request.
+        at_engine: Requests that wait at the engine itself, oldest first.
     """
 
     queue: FairQueue[Turn]
     answer_tokens: float = DEFAULT_ANSWER_TOKENS
     seconds: float = DEFAULT_SECONDS
+    at_engine: dict[EngineWait, None] = attrs.field(factory=dict)
 
     def tokens_of(self, body_bytes: int, max_tokens: int | None) -> int:
         """Estimate the tokens of a request.
@@ -81,7 +96,7 @@ class EngineQueue:
 
     def retry_seconds(self) -> int:
         """Return the estimated seconds until each current tenant has had a turn."""
-        wait = math.ceil(self.seconds * self.queue.active / self.queue.slots)
+        wait = math.ceil(self.seconds * max(1, self.queue.active) / self.queue.slots)
         return min(max(1, wait), MAX_RETRY_SECONDS)
 
     def admit(self) -> None:
@@ -93,8 +108,18 @@ class EngineQueue:
     def return_slot(self) -> None:
         """Free a slot that was taken without queueing."""
         self.queue.return_slot()
-        if self.queue.waiting:
-            self.admit()
+        self.pass_on_slot()
+
+    def pass_on_slot(self) -> None:
+        """Use a slot that was freed: the engine serves the oldest request that waits there.
+
+        A request that waits here is admitted as well, before later ones that wait at the engine.
+        """
+        if (oldest := next(iter(self.at_engine), None)) is not None:
+            del self.at_engine[oldest]
+            oldest.scope.deadline = math.inf
+            oldest.holds_slot = not self.queue.waiting and self.queue.take_slot()
+        self.admit()
 
     def retry_info(self, turn: Turn) -> tuple[int, bool]:
         """Return the retry delay for a turn that was not admitted, and whether its own tenant fills the queue."""
@@ -140,9 +165,28 @@ class Turns:
         finally:
             if turn.admitted_at is not None:
                 engine_queue.queue.ended(tenant, tokens, turn.charge)
+                engine_queue.pass_on_slot()
             else:
                 engine_queue.queue.remove(tenant, turn)
-            engine_queue.admit()
+                engine_queue.admit()
+
+    @contextmanager
+    def wait_at_engine(self, backend: Backend, seconds: float) -> Iterator[trio.CancelScope]:
+        """Take a slot of a backend if one is free, for a request that is sent to the engine in any case.
+
+        The result is cancelled after this time without a slot.
+        """
+        engine_queue, request = self.queue_of(backend), EngineWait()
+        if self.try_take_slot(backend) is None:
+            request.holds_slot = False
+            request.scope.deadline = trio.current_time() + seconds
+            engine_queue.at_engine[request] = None
+        try:
+            yield request.scope
+        finally:
+            engine_queue.at_engine.pop(request, None)
+            if request.holds_slot:
+                engine_queue.return_slot()
 
     def try_take_slot(self, backend: Backend) -> EngineQueue | None:
         """Take a slot of a backend if one is free: for a request that queues at the engine itself.

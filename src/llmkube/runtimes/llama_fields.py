@@ -3,11 +3,12 @@
 import re
 from typing import Final
 
-from llmkube.k8s.crd.inferenceservice import InferenceServiceSpec
+from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
+from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.placement import GPU
 from llmkube.k8s.crd.serving import SpeculativeDecoding
 from llmkube.runtimes.arguments import EXTRA_ARGS, CommandLine, flags_in
-from llmkube.runtimes.llama_flags import TRAINED_CONTEXT, known_flags
+from llmkube.runtimes.llama_flags import TRAINED_CONTEXT, known_flags, read_as_fields
 from llmkube.runtimes.llama_verdicts import spellings_of
 from llmkube.runtimes.plan import PlanError
 
@@ -17,6 +18,7 @@ ALL_LAYERS: Final = 99
 EMBEDDING_BATCH: Final = 2048
 """Tokens. A text to embed must fit into one physical batch; llama.cpp's default of 512 is only a paragraph."""
 
+_RUNTIMES: Final = frozenset({"llamacpp", "llama-server", "llamacpp-router"})
 _UNQUANTIZED: Final = (None, "f16", "f32", "bf16")
 DRAFT_FLAGS: Final = frozenset(spellings_of("--spec-draft-model"))
 ALIAS_FLAGS: Final = frozenset(spellings_of("--alias"))
@@ -127,6 +129,38 @@ def context_of(spec: InferenceServiceSpec, trained: int | None) -> int:
     return wanted if limit is None else min(wanted, limit)
 
 
+def answer_tokens(spec: InferenceServiceSpec, context: int) -> int:
+    """Return the longest answer in tokens: that of the spec, or else the context.
+
+    If the context is not known (0), the result is 0: the engine stops there; one that shifts its context does not stop,
+    so it gets `DEFAULT_CONTEXT`.
+    """
+    return spec.max_answer_tokens or context or (DEFAULT_CONTEXT if _shifts_context(spec) else 0)
+
+
+def _shifts_context(spec: InferenceServiceSpec) -> bool:
+    flags = flags_in(spec.extra_args)
+    return "--context-shift" in flags or any(each.name == "LLAMA_ARG_CONTEXT_SHIFT" for each in spec.env)
+
+
+def request_limit(service: InferenceService, model: Model) -> int:
+    """Return the longest answer that a request may ask for; 0 if the engine itself bounds it, or is not llama.cpp.
+
+    llama.cpp's flag applies only to requests without a limit of their own. Without a shift of the context, each answer
+    ends with it.
+    """
+    if service.spec.runtime not in _RUNTIMES:
+        return 0
+    try:
+        service, model = read_as_fields(service, model)
+    except PlanError:
+        return 0  # such a service does not run
+    spec, gguf = service.spec, model.status.gguf
+    if mode_of(spec) != "chat" or (spec.max_answer_tokens is None and not _shifts_context(spec)):
+        return 0
+    return answer_tokens(spec, context_of(spec, gguf.context_length if gguf else None))
+
+
 def layers_of(gpu: GPU | None) -> int:
     """Return the number of layers on the GPU: all of them, unless the Model sets a number."""
     wanted = gpu.layers if gpu else None
@@ -216,8 +250,15 @@ def add_speculation(line: CommandLine, speculation: SpeculativeDecoding | None, 
         line.add(f"{path}.pMin", "--spec-draft-p-min", speculation.p_min)
 
 
+def _add_answer_limit(line: CommandLine, spec: InferenceServiceSpec, context: int) -> None:
+    if spec.max_answer_tokens is not None:
+        line.add("spec.maxAnswerTokens", "--n-predict", spec.max_answer_tokens)
+    elif tokens := answer_tokens(spec, context):
+        line.default("--n-predict", value=tokens)
+
+
 def add_mode(line: CommandLine, spec: InferenceServiceSpec, context: int, *, pools: bool) -> None:
-    """Add the flags of an embedding or reranking server, if the service is one.
+    """Add the flags of an embedding or reranking server, or else the limit of answers.
 
     Args:
         line: The command line.
@@ -227,6 +268,7 @@ def add_mode(line: CommandLine, spec: InferenceServiceSpec, context: int, *, poo
     """
     mode = mode_of(spec)
     if mode == "chat":
+        _add_answer_limit(line, spec, context)
         return
     line.argv.append("--embedding")
     if mode == "rerank":

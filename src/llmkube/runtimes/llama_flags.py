@@ -267,13 +267,16 @@ TRAINED_CONTEXT: Final = 0
 """Value of `--ctx-size` for the whole context that the model was trained for. No field can express it."""
 
 _MAX_CONTEXT: Final = 2097152
+_WHOLE_CONTEXT: Final = (-1, -2)
+"""Values of `--n-predict` for no limit, and for the context."""
+
 _MAX_SLOTS: Final = 64
 _ALL_LAYERS: Final = -1
 _FLASH: Final[Mapping[str, bool | None]] = {"on": True, "1": True, "off": False, "0": False, "auto": None}
 
 
 def read_as_fields(service: InferenceService, model: Model) -> tuple[InferenceService, Model]:
-    """Move context, slots, flash attention and layers from extraArgs to fields, in copies of a service and its Model.
+    """Move arguments that `_READERS` read, and layers, from extraArgs to fields, in copies of a service and its Model.
 
     These arguments are removed from `spec.extraArgs`; of a repeated one the last applies, as in the engine. Without
     any, the objects themselves are returned.
@@ -327,6 +330,17 @@ def _slots(spec: InferenceServiceSpec, flag: str, text: str) -> InferenceService
     return attrs.evolve(spec, parallel_slots=_merge(flag, "spec.parallelSlots", slots, spec.parallel_slots, 1))
 
 
+def _answer(spec: InferenceServiceSpec, flag: str, text: str) -> InferenceServiceSpec:
+    tokens = _number(flag, text)
+    if tokens in _WHOLE_CONTEXT:
+        return spec
+    if not 1 <= tokens <= _MAX_CONTEXT:
+        raise _value_error(flag, text, f"write 1 to {_MAX_CONTEXT} tokens, or -1 for the context")
+    return attrs.evolve(
+        spec, max_answer_tokens=_merge(flag, "spec.maxAnswerTokens", tokens, spec.max_answer_tokens, None)
+    )
+
+
 def _flash(spec: InferenceServiceSpec, flag: str, text: str) -> InferenceServiceSpec:
     if text not in _FLASH:
         raise _value_error(flag, text, "write on, off or auto")
@@ -364,7 +378,12 @@ def _value_error(flag: str, text: str, advice: str) -> PlanError:
 _FLASH_FLAGS: Final = frozenset(spellings_of("--flash-attn"))
 _Reader = Callable[[InferenceServiceSpec, str, str], InferenceServiceSpec]
 
-_READERS: Final[Mapping[str, _Reader]] = {"--ctx-size": _context, "--parallel": _slots, "--flash-attn": _flash}
+_READERS: Final[Mapping[str, _Reader]] = {
+    "--ctx-size": _context,
+    "--parallel": _slots,
+    "--n-predict": _answer,
+    "--flash-attn": _flash,
+}
 _FIELD_OF: Final[Mapping[str, str]] = {
     spelling: flag for flag in (*_READERS, "--n-gpu-layers") for spelling in spellings_of(flag)
 }

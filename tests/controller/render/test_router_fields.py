@@ -27,7 +27,8 @@ backends:
   weight: 2
   timeout: 20s
   healthCheck: {path: /up, intervalSeconds: 9, timeoutSeconds: 3}
-  costPerMillionTokens: {promptUSD: "1", completionUSD: "2"}
+  costPerMillionTokens:
+    {promptUSD: "1", completionUSD: "2", cacheReadUSD: "0.1", cacheWrite5mUSD: "3", cacheWrite1hUSD: "4"}
 - name: cloud
   tier: cloud
   external: {provider: openai, model: gpt-5, url: "https://api.example.com/v1", credentialsSecretRef: {name: key}}

@@ -260,6 +260,15 @@ def test_a_planned_command_line_is_accepted_and_serves(tmp_path, spec):
         assert get(f"{server.url}/metrics")[0] == 200
 
 
+@pytest.mark.parametrize(("spec", "tokens"), [({}, 256), ({"maxAnswerTokens": 300}, 300)])
+def test_an_answer_ends_although_the_context_is_shifted(tmp_path, spec, tokens):
+    """It would never end: the request has no limit, and the end of the text is ignored."""
+    spec = {"contextSize": 256, "extraArgs": ["--context-shift"]} | spec
+    with serving(tmp_path / "log", command=command_for(spec)) as server:
+        answer = json.loads(post(f"{server.url}/v1/completions", {"prompt": "once", "ignore_eos": True}))
+    assert (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]) == (tokens, "length")
+
+
 def test_a_planned_embedding_service_embeds(tmp_path):
     """In embedding mode a text becomes one vector of the model's width."""
     with serving(tmp_path / "log", command=command_for({"mode": "embedding"})) as server:

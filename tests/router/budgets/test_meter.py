@@ -24,6 +24,7 @@ from llmkube.router.policy.permits import permits_for
 from llmkube.router.policy.request_facts import Principal, RequestFacts
 
 PRICES = Prices(prompt_usd=Decimal(1), completion_usd=Decimal(10))
+CACHE_PRICES = ("cache_read_usd", "cache_write5m_usd", "cache_write1h_usd")
 
 
 def backend(name, **changes):
@@ -31,9 +32,10 @@ def backend(name, **changes):
     return Backend(**given | changes)
 
 
-def config_of(*budgets, rules=None):
+def config_of(*budgets, rules=None, prices=PRICES):
     rules = rules or (Rule(name="all", match=Match(), backends=("a", "b")),)
-    return RoutingConfig(name="ml/r", backends={"a": backend("a"), "b": backend("b")}, rules=rules, budgets=budgets)
+    backends = {name: backend(name, prices=prices) for name in "ab"}
+    return RoutingConfig(name="ml/r", backends=backends, rules=rules, budgets=budgets)
 
 
 def budget(name="b", **changes):
@@ -63,6 +65,35 @@ def test_a_price_is_exact_and_rounded_up(seed):
             exact = (given[0] * prompt + given[1] * answer) * 1000
             prices = Prices(prompt_usd=given[0], completion_usd=given[1])
             assert nano_usd(prices, prompt, answer) == int(exact.to_integral_value(ROUND_CEILING))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_token_of_a_prompt_has_one_price_and_the_reservation_covers_it(seed):
+    """Prices that are not set are those of the prompt; whatever a cache has, no more is charged than was reserved."""
+    rng = random.Random(seed)
+    for _ in range(100):
+        given = {name: rng.choice((None, Decimal(rng.randint(0, 40)) / 8)) for name in CACHE_PRICES}
+        prices = Prices(prompt_usd=Decimal(rng.randint(0, 40)) / 8, completion_usd=Decimal(3), **given)
+        counts = [rng.randint(0, 30) for _ in CACHE_PRICES]
+        plain, answer = rng.randint(0, 30), rng.randint(0, 30)
+        read, short, long = given.values()
+        short = prices.prompt_usd if short is None else short
+        long = short if long is None else long
+        read = prices.prompt_usd if read is None else read
+        exact = 1000 * sum(
+            each * count
+            for each, count in zip(
+                (prices.prompt_usd, Decimal(3), read, short, long), (plain, answer, *counts), strict=True
+            )
+        )
+        prompt = plain + sum(counts)
+        spent = Consumption(
+            prompt=prompt, answer=answer, prices=prices, cached=counts[0], written_5m=counts[1], written_1h=counts[2]
+        )
+        assert spent.nano_usd == int(exact.to_integral_value(ROUND_CEILING))
+        config = config_of(budget(max_tokens=None, max_usd=Decimal(9)), prices=prices)
+        reserved = reserve(Meter(), config, body={"max_tokens": answer or 1}, body_bytes=prompt)
+        assert reserved.accounts["b", ""].nano_usd >= spent.nano_usd
 
 
 def test_without_a_budget_nothing_is_reserved_or_capped():

@@ -106,6 +106,15 @@ def test_no_reference_means_no_key():
     assert any("without credentialsSecretRef no key is sent" in each for each in found.warnings)
 
 
+def test_prices_of_caches_are_compiled_and_checked():
+    """Each has its own field; what is no amount is named with the fix."""
+    cost = 'costPerMillionTokens: { promptUSD: "1", completionUSD: "2", cacheReadUSD: "0.1", cacheWrite1hUSD: "%s" }'
+    text = external()[:-3].rstrip("}] ") + " } , " + cost + " }]\n"
+    prices = compiled(text % "4").config.backends["away"].prices
+    assert (prices.cache_read_usd, prices.cache_write5m_usd, prices.cache_write1h_usd) == (Decimal("0.1"), None, 4)
+    assert 'cacheWrite1hUSD: "-4" does not match' in str(errors(text % "-4"))
+
+
 def test_half_a_price_is_none():
     """A missing price is not 0: the warning states that the backend has no prices."""
     found = compiled(external()[:-3].rstrip("}] ") + ' } , costPerMillionTokens: { promptUSD: "1" } }]\n')

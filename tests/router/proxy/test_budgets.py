@@ -1,5 +1,6 @@
 """Budgets of a router: refusals, charges, and invariants."""
 
+import json
 import random
 from decimal import Decimal
 
@@ -178,3 +179,73 @@ async def test_a_thousand_streams_and_crashes_admit_no_more_than_is_reserved(aut
         assert sum(len(line["attempts"]) > 1 and line["status"] == 200 for line in lab.audit) > 0
         await trio.sleep(2 * 3600)
         assert taken(lab) == 0
+
+
+USAGES = {
+    "read and written": (
+        {"prompt_tokens": 100, "completion_tokens": 10, "prompt_tokens_details": {"cached_tokens": 60},
+         "cache_creation_input_tokens": 30,
+         "cache_creation": {"ephemeral_5m_input_tokens": 10, "ephemeral_1h_input_tokens": 20}},
+        10 * 100 + 10 * 500 + 60 * 10 + 10 * 125 + 20 * 200,
+    ),
+    "the total has more": ({"prompt_tokens": 10, "completion_tokens": 10, "total_tokens": 50}, 10 * 100 + 40 * 500),
+    "zeros": ({"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}, None),
+    "negative": ({"prompt_tokens": 10, "completion_tokens": -1, "total_tokens": 9}, None),
+    "no answer, but a text": ({"prompt_tokens": 10, "completion_tokens": 0, "total_tokens": 10}, None),
+    "no prompt": ({"prompt_tokens": 0, "completion_tokens": 10, "total_tokens": 10}, None),
+}  # fmt: skip
+"""A usage, and its price in microdollars; None for the reservation."""
+
+ALL_PRICES = Prices(
+    prompt_usd=Decimal(100),
+    completion_usd=Decimal(500),
+    cache_read_usd=Decimal(10),
+    cache_write5m_usd=Decimal(125),
+    cache_write1h_usd=Decimal(200),
+)
+
+
+def spent(lab):
+    return round(float(lab.router.budgets()[0]["usdUsed"]) * 1_000_000)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("name", USAGES)
+async def test_each_token_has_its_price_and_what_is_not_counted_is_charged_as_reserved(name, streams, autojump_clock):
+    """Zeros and negative numbers are no counts, and hidden tokens are in the total."""
+    usage, price = USAGES[name]
+    last = rl.piece("", "stop", usage=usage)
+    script = rl.stream(rl.piece("one"), last, rl.DONE) if streams else rl.answer(body=rl.ANSWER | {"usage": usage})
+    config = rl.config_of(rl.local("a", prices=ALL_PRICES), budgets=(budget(max_tokens=None, max_usd=Decimal(1)),))
+    async with rl.open_lab(config, a=script) as lab:
+        await lab.read((rl.STREAMED if streams else rl.ASKED) | SMALL)
+        await trio.sleep(1)
+        if price is None:
+            assert spent(lab) > 10 * 500 + 20 * 200  # its answer, and each byte of its body at the highest price
+        else:
+            assert spent(lab) == price
+
+
+@pytest.mark.parametrize(("prices", "price"), [
+    ({}, 10 * 100 + 8 * 500 + 60 * 100 + 10 * 125 + 20 * 200),
+    ({"cache_read_usd": Decimal(10), "cache_write5m_usd": Decimal(300), "cache_write1h_usd": Decimal(0)},
+     10 * 100 + 8 * 500 + 60 * 10 + 10 * 300),
+])  # fmt: skip
+async def test_anthropic_s_caches_are_charged_and_reported(prices, price, autojump_clock):
+    """Without prices, writes cost Anthropic's multiples of the prompt; its clients see the same usage."""
+    usage = {
+        "input_tokens": 10,
+        "cache_read_input_tokens": 60,
+        "cache_creation_input_tokens": 30,
+        "cache_creation": {"ephemeral_5m_input_tokens": 10, "ephemeral_1h_input_tokens": 20},
+        "output_tokens": 8,
+    }
+    body = {"id": "m", "type": "message", "role": "assistant", "model": "opus", "stop_reason": "end_turn",
+            "content": [{"type": "text", "text": "yes"}], "usage": usage}  # fmt: skip
+    found = Prices(prompt_usd=Decimal(100), completion_usd=Decimal(500), **prices)
+    claude = rl.cloud("claude", provider="anthropic", dialect="anthropic", model="opus", prices=found)
+    config = rl.config_of(claude, budgets=(budget(max_tokens=None, max_usd=Decimal(1)),))
+    async with rl.open_lab(config, claude=rl.answer(body=body)) as lab:
+        answer = await lab.ask(rl.MESSAGE, "/v1/messages")
+        assert spent(lab) == price
+        assert json.loads(answer.body)["usage"].items() >= usage.items()

@@ -379,3 +379,55 @@ def test_the_config_has_what_continues_an_answer():
     assert (backend.slots, backend.local, backend.model, backend.base_url) == (3, True, "ml/chat", "http://gw/v1")
     assert backend.model_digest
     assert config.first_byte_extends
+
+
+LONG = HELLO | {"max_tokens": 10**9}
+
+
+@pytest.mark.parametrize(
+    ("spec", "asked", "sent"),
+    [
+        ({"maxAnswerTokens": 300}, LONG, {"max_tokens": 300}),
+        ({"extraArgs": ["--context-shift"]}, LONG, {"max_tokens": 4096}),
+        ({"extraArgs": ["--context-shift", "-n", "300"]}, HELLO | {"n_predict": 1e6}, {"n_predict": 300}),
+        ({"maxAnswerTokens": 300}, HELLO | {"max_tokens": 20}, {"max_tokens": 20}),
+        ({"maxAnswerTokens": 300}, HELLO | {"max_tokens": -1}, {"max_tokens": -1}),
+        ({"maxAnswerTokens": 300}, HELLO, {}),
+        ({}, LONG, {"max_tokens": 10**9}),
+    ],
+)
+async def test_no_request_asks_for_a_longer_answer_than_the_service_has(spec, asked, sent, autojump_clock):
+    """The engine's flag is only the default; without a shift, it stops at the end of its context."""
+    engine = Engine()
+    async with open_world(engine) as world:
+        world.serve("chat", spec=spec)
+        await trio.sleep(10)  # until the router has the new spec
+        await world.answer(CHAT, asked)
+    assert json.loads(engine.asked[-1][2]) == HELLO | {"model": "engine-alias"} | sent
+
+
+async def test_a_translated_request_asks_for_no_longer_one_either():
+    """Ollama's `num_predict` is such a limit."""
+    engine = Engine()
+    async with open_world(engine) as world:
+        world.serve("chat", spec={"maxAnswerTokens": 300})
+        await world.answer("/api/chat", HELLO | {"stream": False, "options": {"num_predict": 10**6}})
+    assert json.loads(engine.asked[-1][2])["max_tokens"] == 300
+
+
+async def test_a_direct_request_without_a_slot_in_time_gets_retry_after(autojump_clock):
+    """One that was behind fewer requests than have ended since then has a slot, and is not disturbed."""
+    engine = Engine()
+    engine.pause = 400.0
+    async with open_world(engine) as world, trio.open_nursery() as nursery:
+        world.serve("chat", spec={"parallelSlots": 1})
+        assert (await world.ask("/api/tags", method="GET")).status == 200
+        nursery.start_soon(world.ask, CHAT, HELLO)
+        await trio.sleep(1)
+        refused = await world.ask(CHAT, HELLO)
+        assert (refused.status, json.loads(refused.body)["error"]["code"]) == (503, "queue_full")
+        assert int(refused.headers.get("retry-after")) >= 1
+        assert trio.current_time() == pytest.approx(121, abs=1)
+        await trio.sleep(370 - trio.current_time())
+        assert (await world.ask(CHAT, HELLO)).status == 200  # gets the slot at 400 s, and answers after 120 s
+    assert world.turns.try_take_slot(default_config(world.there).backends["ml/chat"]) is not None

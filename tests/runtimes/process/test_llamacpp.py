@@ -1,3 +1,5 @@
+import itertools
+import re
 from pathlib import Path
 
 import attrs
@@ -586,3 +588,59 @@ def test_where_a_buffer_is(words, name, place):
 def test_other_lines_are_none(line):
     """Lines that only look like a report are ignored."""
     assert parse_buffer(line) is None
+
+
+SHIFT = {"extraArgs": ["--context-shift"]}
+
+
+@pytest.mark.parametrize(
+    ("spec", "tokens"),
+    [
+        ({}, "4096"),
+        (SHIFT, "4096"),
+        (SHIFT | {"contextSize": 8192}, "8192"),
+        (SHIFT | {"contextSize": 8192, "maxAnswerTokens": 300}, "300"),
+        ({"maxAnswerTokens": 300}, "300"),
+        ({"extraArgs": ["-n", "300"]}, "300"),
+        ({"extraArgs": ["--predict=300", "--context-shift"]}, "300"),
+        ({"extraArgs": ["--n-predict", "-1", "--context-shift"]}, "4096"),
+        ({"extraArgs": ["-n", "-2"]}, "4096"),
+        ({"extraArgs": ["-c", "0", "--context-shift"]}, "131072"),
+        ({"mode": "embedding"}, None),
+    ],
+)
+def test_an_answer_has_a_limit(spec, tokens):
+    """It is that of the spec, or else the context; no argument removes it."""
+    words = planned(spec, engine=attrs.evolve(MODERN, flags=MODERN.flags | {"--n-predict", "--context-shift"}))
+    assert words.not_honoured == ()
+    argv = words.render(MODERN, model="/m.gguf", host="127.0.0.1", port=4711, keys="/keys")
+    found = [value for flag, value in itertools.pairwise(argv) if flag in {"-n", "--predict", "--n-predict"}]
+    assert found == ([] if tokens is None else [tokens])
+
+
+def test_an_unknown_context_that_is_shifted_limits_answers_too():
+    """Without a shift, the engine stops at the end of the context that it finds."""
+    engine = attrs.evolve(MODERN, flags=MODERN.flags | {"--n-predict", "--context-shift"})
+    unknown = attrs.evolve(FACTS, context_length=None)
+    shifts = planned({"extraArgs": ["-c", "0", "--context-shift"]}, facts=unknown, engine=engine)
+    assert contains(shifts.argv, "--n-predict 4096")
+    assert "--n-predict" not in planned({"extraArgs": ["-c", "0"]}, facts=unknown, engine=engine).argv
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"extraArgs": ["-n", "0"]}, "--n-predict is '0'; write 1 to 2097152 tokens, or -1 for the context"),
+        ({"extraArgs": ["-n", "many"]}, "write a whole number"),
+        ({"extraArgs": ["-n", "5"], "maxAnswerTokens": 6}, "--n-predict is 5 and spec.maxAnswerTokens is 6"),
+    ],
+)
+def test_a_limit_of_answers_that_is_none_is_refused(spec, words):
+    """The message names field, value and fix."""
+    with pytest.raises(PlanError, match=re.escape(words)):
+        check(service(spec), model())
+
+
+def test_an_engine_without_the_flag_does_not_honour_the_field():
+    """The field is reported."""
+    assert "spec.maxAnswerTokens" in planned({"maxAnswerTokens": 5}, engine=OLD).not_honoured

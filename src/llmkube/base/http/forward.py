@@ -5,6 +5,7 @@ other server's CORS headers are left out if this one adds its own (`stamp`): a b
 """
 
 from collections.abc import Collection
+from contextlib import nullcontext
 from typing import Final
 
 import trio
@@ -28,6 +29,7 @@ async def forward(
     *,
     credentials: bytes = b"",
     excluding: Collection[int] = (),
+    wait: trio.CancelScope | None = None,
 ) -> bool:
     """Forward a request with this body to another server; return whether its response was relayed.
 
@@ -40,17 +42,23 @@ async def forward(
         body: The whole body.
         credentials: Header lines that replace the client's own credentials, which are not forwarded.
         excluding: Statuses whose responses are not relayed: the caller responds instead.
+        wait: Cancels the wait for the head of the response.
 
     Raises:
         ConnectError: No connection.
         ConnectionLostError: The connection was lost; if `exchange.begun`, in the middle of the response.
         ProtocolError: The server does not speak HTTP/1.1.
+        TooSlowError: `wait` was cancelled.
     """
     request_head = exchange.head
     passed = request_head.without_credentials + credentials
     lines = (request_head.request_line, netloc(origin).encode("ascii"), passed, len(body))
     head = b"%bHost: %b\r\n%bContent-Length: %d\r\n\r\n" % lines
-    answer = await client.start(origin, request_head.method, head, body)
+    answer = None
+    with wait or nullcontext():
+        answer = await client.start(origin, request_head.method, head, body)
+    if answer is None:
+        raise trio.TooSlowError
     try:
         if answer.head.status in excluding:
             return False

@@ -109,6 +109,11 @@ class InferenceServiceSpec(Wired):
 
     # llama.cpp: output
     jinja: bool | None = field("Whether to use the model's own chat template, which tool calls require.")
+    max_answer_tokens: int | None = field(
+        "Maximum tokens of one answer; defaults to the context, also where the engine shifts it.",
+        minimum=1,
+        maximum=2097152,
+    )
     reasoning_budget: int | None = field("Maximum tokens of reasoning; 0 disables reasoning.", minimum=0)
     reasoning_budget_message: str | None = field("Text that ends reasoning when its budget is used up.")
 

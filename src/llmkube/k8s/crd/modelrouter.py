@@ -106,6 +106,23 @@ class Cost(Wired):
 
     prompt_usd: str | None = field("Price of a million prompt tokens.", pattern=DECIMAL, name="promptUSD")
     completion_usd: str | None = field("Price of a million completion tokens.", pattern=DECIMAL, name="completionUSD")
+    cache_read_usd: str | None = field(
+        "Price of a million prompt tokens that are read from the provider's cache; defaults to promptUSD.",
+        pattern=DECIMAL,
+        name="cacheReadUSD",
+    )
+    cache_write5m_usd: str | None = field(
+        "Price of a million prompt tokens that are written to the provider's cache for 5 minutes, or for a time that "
+        "it does not report; defaults to promptUSD, for provider anthropic to 1.25 times promptUSD.",
+        pattern=DECIMAL,
+        name="cacheWrite5mUSD",
+    )
+    cache_write1h_usd: str | None = field(
+        "Price of a million prompt tokens that are written to the provider's cache for 1 hour; defaults to "
+        "cacheWrite5mUSD, for provider anthropic to twice promptUSD.",
+        pattern=DECIMAL,
+        name="cacheWrite1hUSD",
+    )
 
 
 @attrs.frozen(kw_only=True)

@@ -37,7 +37,7 @@ MAX_ACCOUNTS: Final = 10_000
 _OTHER_TEAMS: Final = "\0others"
 _NANO_PER_MILLION: Final = 1000
 _NANO: Final = Decimal(1_000_000_000)
-_LIMIT_FIELDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
+LIMIT_FIELDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
 _ANSWER_COUNT_FIELDS: Final = ("n", "n_cmpl", "best_of")
 """Fields with the number of answers; llama.cpp's server prefers `n_cmpl` to `n`."""
 
@@ -126,11 +126,24 @@ NO_RESERVATION: Final = Reservation(accounts={}, copies=0, cap=None)
 
 @attrs.frozen(kw_only=True)
 class Consumption:
-    """Tokens that a request used, and the prices of the backend that answered."""
+    """Tokens that a request used, and the prices of the backend that answered.
+
+    Attributes:
+        prompt: Tokens of the prompt, including `cached`, `written_5m` and `written_1h`, which have prices of their own.
+        answer: Tokens of the answer.
+    """
 
     prompt: int = 0
     answer: int = 0
     prices: Prices | None = None
+    cached: int = 0
+    written_5m: int = 0
+    written_1h: int = 0
+
+    @property
+    def nano_usd(self) -> int:
+        """Cost in billionths of a dollar."""
+        return nano_usd(self.prices, self.prompt, self.answer, (self.cached, self.written_5m, self.written_1h))
 
 
 @attrs.frozen(kw_only=True)
@@ -237,7 +250,7 @@ def usage_bound(config: RoutingConfig, decision: Decision, demand: TokenDemand) 
     backends = [permit.backend for permit in (*decision.order, *decision.shadows)]
     most = Amount(
         copies * (demand.body_bytes + answers),
-        copies * max(nano_usd(each.prices, demand.body_bytes, answers) for each in backends),
+        copies * max(_most_nano_usd(each.charged_prices, demand.body_bytes, answers) for each in backends),
     )
     return UsageBound(budgets=budgets, most=most, copies=copies, cap=cap)
 
@@ -252,7 +265,7 @@ def account_team(budget: Budget, facts: RequestFacts, accounts: Mapping[AccountK
 
 def charged_amount(spent: Consumption, copies: int) -> Amount:
     """Return the charge for a request that was computed in this many copies."""
-    return Amount(copies * (spent.prompt + spent.answer), copies * nano_usd(spent.prices, spent.prompt, spent.answer))
+    return Amount(copies * (spent.prompt + spent.answer), copies * spent.nano_usd)
 
 
 def budget_usage(budgets: Iterable[Budget], taken: Mapping[AccountKey, Amount]) -> list[dict[str, Any]]:
@@ -283,20 +296,36 @@ def limit_of(budget: Budget) -> Limit:
     return Limit(tokens=budget.max_tokens, nano_usd=dollars, window_seconds=float(budget.window_seconds))
 
 
-def nano_usd(prices: Prices | None, prompt: int, answer: int) -> int:
-    """Return the cost of tokens, rounded up; 0 without prices, which any budget in dollars requires."""
+def nano_usd(prices: Prices | None, prompt: int, answer: int, cache: tuple[int, int, int] = (0, 0, 0)) -> int:
+    """Return the cost of tokens, rounded up; 0 without prices, which any budget in dollars requires.
+
+    Args:
+        prices: Prices of the backend.
+        prompt: All tokens of the prompt.
+        answer: Tokens of the answer.
+        cache: Those of the prompt that were read from the cache, and written to it for 5 minutes and for 1 hour.
+    """
     if prices is None:
         return 0
-    of_prompt, of_answer, parts = _integer_prices(prices)
-    return -((-of_prompt * prompt - of_answer * answer) // parts)
+    rates, parts = _integer_prices(prices)
+    tokens = (max(0, prompt - sum(cache)), answer, *cache)
+    return -(sum(-rate * count for rate, count in zip(rates, tokens, strict=True)) // parts)
+
+
+def _most_nano_usd(prices: Prices | None, prompt: int, answer: int) -> int:
+    """Return the highest cost of tokens, whatever part of the prompt is read from a cache or written to it."""
+    if prices is None:
+        return 0
+    (of_prompt, of_answer, *of_cache), parts = _integer_prices(prices)
+    return -((-max(of_prompt, *of_cache) * prompt - of_answer * answer) // parts)
 
 
 @functools.lru_cache(maxsize=1024)
-def _integer_prices(prices: Prices) -> tuple[int, int, int]:
-    """Return integer prices of a prompt token and an answer token, and the divisor that makes them nano-dollars."""
-    of_prompt, of_answer = (Fraction(each) * _NANO_PER_MILLION for each in (prices.prompt_usd, prices.completion_usd))
-    parts = math.lcm(of_prompt.denominator, of_answer.denominator)
-    return int(of_prompt * parts), int(of_answer * parts), parts
+def _integer_prices(prices: Prices) -> tuple[tuple[int, ...], int]:
+    """Return integer prices of a token of each kind, and the divisor that makes them nano-dollars."""
+    rates = [Fraction(each) * _NANO_PER_MILLION for each in prices.rates]
+    parts = math.lcm(*(each.denominator for each in rates))
+    return tuple(int(each * parts) for each in rates), parts
 
 
 def _applies_to(budget: Budget, decision: Decision) -> bool:
@@ -305,17 +334,23 @@ def _applies_to(budget: Budget, decision: Decision) -> bool:
 
 def requested_tokens(body: Mapping[str, Any]) -> int | None:
     """Return the longest answer that a request asks for, in tokens; None if it sets no limit or a negative one."""
-    requested = [each for name in _LIMIT_FIELDS if _is_number(each := body.get(name))]
+    requested = [each for name in LIMIT_FIELDS if _is_number(each := body.get(name))]
     return max(1, math.ceil(max(requested))) if requested and min(requested) >= 0 else None
 
 
 def with_max_tokens(body: Mapping[str, Any], most: int) -> Mapping[str, Any]:
     """Return a body that limits the answer to `most` tokens in the one field that every backend reads."""
-    given = [name for name in _LIMIT_FIELDS if name in body]
+    given = [name for name in LIMIT_FIELDS if name in body]
     name = given[0] if len(given) == 1 and given[0] in _common_limit_fields(body) else "max_tokens"
     if given == [name] and body[name] == most:
         return body
-    return {each: value for each, value in body.items() if each not in _LIMIT_FIELDS} | {name: most}
+    return {each: value for each, value in body.items() if each not in LIMIT_FIELDS} | {name: most}
+
+
+def with_most_tokens(body: Mapping[str, Any], most: int) -> Mapping[str, Any]:
+    """Return a body in which no limit of the answer exceeds `most`; without a limit, the engine's own applies."""
+    exceeds = any(_is_number(each := body.get(name)) and each > most for name in LIMIT_FIELDS)
+    return with_max_tokens(body, most) if exceeds else body
 
 
 def _common_limit_fields(body: Mapping[str, Any]) -> tuple[str, ...]:

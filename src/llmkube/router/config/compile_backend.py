@@ -18,8 +18,10 @@ from llmkube.base.units import parse_duration
 from llmkube.k8s.crd import modelrouter as crd
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.fields import wire_fields
 from llmkube.router.config.routing_config import Backend, Prices, Probe, is_local_url
 from llmkube.runtimes.arguments import flag_values, flags_in
+from llmkube.runtimes.llama_fields import request_limit
 
 _RUNTIMES: Final = frozenset({"llamacpp", "llama-server"})
 _NO_PREFILL_FLAG: Final = "--no-prefill-assistant"
@@ -144,6 +146,7 @@ class ResolvedService:
     missing: str = ""
     slots: int = 0
     splits_cache: bool | None = None
+    max_answer_tokens: int = 0
     is_replicated: bool = False
     model_digest: str = ""
 
@@ -158,6 +161,7 @@ class ResolvedService:
             key_file=key_file,
             slots=slots_of(service.spec),
             splits_cache=splits_cache(service.spec),
+            max_answer_tokens=0 if weights is None or service.spec.command else request_limit(service, weights),
             is_replicated=is_replicated(service.spec),
             model_digest=model_digest(service.spec, weights),
         )
@@ -290,9 +294,9 @@ def _key_file(backend: crd.Backend, folder: str) -> KeyFile | None:
 
 
 def _prices(cost: crd.Cost, at: str, problems: list[str]) -> Prices:
+    prices = ((slot.attribute, slot.key, getattr(cost, slot.attribute)) for slot in wire_fields(crd.Cost))
     return Prices(
-        prompt_usd=parse_decimal(cost.prompt_usd or "", f"{at}.promptUSD", problems),
-        completion_usd=parse_decimal(cost.completion_usd or "", f"{at}.completionUSD", problems),
+        **{name: parse_decimal(text, f"{at}.{key}", problems) for name, key, text in prices if text is not None}
     )
 
 

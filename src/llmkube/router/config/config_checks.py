@@ -66,11 +66,16 @@ def _check_backends(config: RoutingConfig) -> Iterator[str]:
         yield from _check_time(backend.first_byte_seconds, f"{at}.firstByteSeconds")
         yield from _check_lower_case(backend.capabilities, f"{at}.capabilities")
         yield from _check_lower_case((backend.region,), f"{at}.region")
-        prices = backend.prices
-        if prices is not None and (prices.prompt_usd < 0 or prices.completion_usd < 0):
-            yield f"{at}.prices: a price is negative; write 0 if it costs nothing"
+        yield from _check_amounts(backend, at)
         if backend.probe is not None:
             yield from _check_probe(backend.probe, f"{at}.probe")
+
+
+def _check_amounts(backend: Backend, at: str) -> Iterator[str]:
+    if backend.max_answer_tokens < 0:
+        yield f"{at}.maxAnswerTokens: {backend.max_answer_tokens} is negative; write 0 for no limit"
+    if backend.prices is not None and min(backend.prices.rates) < 0:
+        yield f"{at}.prices: a price is negative; write 0 if it costs nothing"
 
 
 def _check_probe(probe: Probe, at: str) -> Iterator[str]:

@@ -67,10 +67,42 @@ CIRCUIT_SECONDS: Final = 15.0
 
 @attrs.frozen(kw_only=True, cache_hash=True)
 class Prices:
-    """Prices of a million tokens of prompt and of answer."""
+    """Prices of a million tokens.
+
+    Attributes:
+        prompt_usd: Price of prompt tokens.
+        completion_usd: Price of answer tokens.
+        cache_read_usd: Price of prompt tokens read from the backend's cache; None applies `prompt_usd`.
+        cache_write5m_usd: Price of prompt tokens written to it for 5 minutes; None applies `prompt_usd`.
+        cache_write1h_usd: Price of prompt tokens written to it for 1 hour; None applies that for 5 minutes.
+    """
 
     prompt_usd: Decimal
     completion_usd: Decimal
+    cache_read_usd: Decimal | None = None
+    cache_write5m_usd: Decimal | None = None
+    cache_write1h_usd: Decimal | None = None
+
+    @property
+    def rates(self) -> tuple[Decimal, Decimal, Decimal, Decimal, Decimal]:
+        """Prices of prompt, answer, cache reads, and cache writes for 5 minutes and for 1 hour, with their defaults."""
+        read, short, long = self.cache_read_usd, self.cache_write5m_usd, self.cache_write1h_usd
+        short = self.prompt_usd if short is None else short
+        read = self.prompt_usd if read is None else read
+        return self.prompt_usd, self.completion_usd, read, short, short if long is None else long
+
+
+_ANTHROPIC_WRITES: Final = {"cache_write5m_usd": Decimal("1.25"), "cache_write1h_usd": Decimal(2)}
+"""Anthropic's prices of cache writes, as factors of the prompt's.
+
+From https://platform.claude.com/docs/en/about-claude/pricing.
+"""
+
+
+@functools.lru_cache(maxsize=1024)
+def _anthropic_prices(prices: Prices) -> Prices:
+    unset = {name: each for name, each in _ANTHROPIC_WRITES.items() if getattr(prices, name) is None}
+    return attrs.evolve(prices, **{name: prices.prompt_usd * factor for name, factor in unset.items()})
 
 
 @attrs.frozen(kw_only=True)
@@ -103,6 +135,7 @@ class Backend:
         slots: Requests that the engine serves at the same time; further ones wait in a fair queue. 0 if unknown: then
             there is no queue.
         splits_cache: True if each slot has its own part of the KV cache, False if all share it, None if unknown.
+        max_answer_tokens: Longest answer that a request may ask for; 0 if the engine itself bounds it.
         is_replicated: Whether several engines, or an autoscaled number of them, share the address.
         first_byte_seconds: Longest wait for the first byte of an answer; None applies the rule's or the router's.
         prices: None if not set: a USD budget then refuses the backend.
@@ -124,12 +157,18 @@ class Backend:
     model_digest: str = ""
     slots: int = 0
     splits_cache: bool | None = None
+    max_answer_tokens: int = 0
     is_replicated: bool = False
     first_byte_seconds: float | None = None
     prices: Prices | None = None
     probe: Probe | None = None
     key_file: str = ""
     missing: str = ""
+
+    @property
+    def charged_prices(self) -> Prices | None:
+        """Prices, with the provider's own for cache writes if they are not set."""
+        return self.prices if self.prices is None or self.dialect != "anthropic" else _anthropic_prices(self.prices)
 
 
 @attrs.frozen(kw_only=True)

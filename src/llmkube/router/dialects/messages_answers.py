@@ -86,14 +86,16 @@ def message_of_chat(chat: Mapping[str, Any], model: str) -> JsonObject:
 
 
 def usage_of_chat(chat: Mapping[str, Any]) -> JsonObject:
-    """Translate the usage: `input_tokens` excludes tokens read from the cache."""
+    """Translate the usage: `input_tokens` excludes tokens read from the cache or written to it."""
     usage = object_in(chat.get("usage"), "usage")
     cached = count_in(object_in(usage.get("prompt_tokens_details"), "prompt_tokens_details"), "cached_tokens")
     prompt = count_in(usage, "prompt_tokens")
     cached = min(cached, prompt)
-    return {
-        "input_tokens": prompt - cached,
-        "cache_creation_input_tokens": 0,
+    written = min(count_in(usage, "cache_creation_input_tokens"), prompt - cached)
+    periods = {"cache_creation": usage["cache_creation"]} if written and "cache_creation" in usage else {}
+    return periods | {
+        "input_tokens": prompt - cached - written,
+        "cache_creation_input_tokens": written,
         "cache_read_input_tokens": cached,
         "output_tokens": count_in(usage, "completion_tokens"),
     }

@@ -239,16 +239,21 @@ def chat_of_message(message: Mapping[str, Any]) -> JsonObject:
         "created": 0,
         "model": message.get("model"),
         "choices": [{"index": 0, "message": mapped, "finish_reason": reason, "logprobs": None}],
-        "usage": usage_of_message(took) if (took := object_in(message.get("usage"), "usage")) else None,
+        "usage": usage_of_message(object_in(message.get("usage"), "usage")) or None,
     }
 
 
 def usage_of_message(usage: Mapping[str, Any]) -> JsonObject:
-    """Translate the usage: the prompt includes tokens written to the cache and read from it."""
-    cached = count_in(usage, "cache_read_input_tokens")
-    prompt = count_in(usage, "input_tokens") + count_in(usage, "cache_creation_input_tokens") + cached
-    answer = count_in(usage, "output_tokens")
-    return {
+    """Translate the usage: the prompt includes tokens written to the cache and read from it.
+
+    It is empty if a number is negative. Cache writes, which chat completions do not have, keep their names.
+    """
+    if not usage or any(isinstance(each, int) and each < 0 for each in usage.values()):
+        return {}
+    cached, written = count_in(usage, "cache_read_input_tokens"), count_in(usage, "cache_creation_input_tokens")
+    prompt, answer = count_in(usage, "input_tokens") + written + cached, count_in(usage, "output_tokens")
+    names = ("cache_creation_input_tokens", "cache_creation") if written else ()
+    return {name: usage[name] for name in names if name in usage} | {
         "prompt_tokens": prompt,
         "completion_tokens": answer,
         "total_tokens": prompt + answer,
@@ -296,7 +301,7 @@ class MessageEvents:
                 return []
             end = self._chunk({}, FINISH_REASONS.get(str(reason), "stop"))
             usage = {"choices": [], "usage": usage_of_message(self._usage)}
-            return [end, self._chunk({}) | usage] if self._usage else [end]
+            return [end, self._chunk({}) | usage] if usage["usage"] else [end]
         if kind == "message_stop":
             self.done = True
         if kind == "error":

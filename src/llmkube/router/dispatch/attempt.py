@@ -17,7 +17,7 @@ from llmkube.base.http.message import Headers
 from llmkube.base.http.streamed_response import StreamedResponse
 from llmkube.router.auth.key_files import BackendKeys
 from llmkube.router.backends import UnavailableModel, engine_of
-from llmkube.router.budgets.usage import Usage, usage_of
+from llmkube.router.budgets.usage import Usage, usage_of_answer
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.dialects.dialect import AnswerTranslator, DialectError
 from llmkube.router.dialects.messages_backend import chat_of_message
@@ -347,7 +347,7 @@ class _AnswerReader:
             status=status,
             headers=headers,
             body=body,
-            usage=usage_of(reply),
+            usage=usage_of_answer(reply),
             model=model if isinstance(model, str) else "",
         )
 

@@ -23,12 +23,21 @@ def charge_of(*, is_sent: bool, status: int, usage: Usage | None, prices: Prices
     Args:
         is_sent: Whether the whole request was sent to the backend.
         status: Status of the answer, corrected for errors that came with 200; 0 for no answer.
-        usage: Tokens that the backend reported; None if it reported none.
+        usage: Tokens that the backend reported; None if it reported none. A part that was not counted counts as none.
         prices: Prices of its tokens; None if unknown.
     """
     if status >= 300 or not (is_sent or status):
         return Consumption()
-    return None if usage is None else Consumption(prompt=usage.prompt, answer=usage.completion, prices=prices)
+    if usage is None or not usage.is_counted:
+        return None
+    return Consumption(
+        prompt=usage.prompt,
+        answer=usage.completion,
+        prices=prices,
+        cached=usage.cached,
+        written_5m=usage.written_5m,
+        written_1h=usage.written_1h,
+    )
 
 
 BUDGET_UNAVAILABLE: Final = "the budget of this request cannot be stored now; retry later"
@@ -62,6 +71,7 @@ class AttemptCharges:
         settle: Settles a reservation: charges the given consumption, or the whole reservation for None.
         is_sent: Whether the whole request of the current attempt was sent.
         status: Status of the backend's answer; 0 for none.
+        is_free: Whether nothing is charged, as for a count of tokens.
     """
 
     reservation: Reservation | None = NO_RESERVATION
@@ -69,6 +79,7 @@ class AttemptCharges:
     settle: Settle = _settle_nothing
     is_sent: bool = False
     status: int = 0
+    is_free: bool = attrs.field(default=False, kw_only=True)
     _interrupted: Reservation | None = None  # of the attempt whose answer others continue
     _wasted: int = 0  # attempts that were charged without an answer
 
@@ -121,10 +132,13 @@ class AttemptCharges:
         if self._interrupted is not None:
             self.settle(self._interrupted, charge_of(is_sent=True, status=200, usage=usage, prices=prices))
             self._interrupted = None
-            usage = Usage(0, 0) if self.status else None  # already charged to the first attempt
+            if self.status:
+                self._settle_current(Consumption())  # already charged to the first attempt
+                return
+            usage = None
         self._settle_current(charge_of(is_sent=self.is_sent, status=self.status, usage=usage, prices=prices))
 
     def _settle_current(self, took: Consumption | None) -> None:
         if self.reservation is not None:
-            self.settle(self.reservation, took)
+            self.settle(self.reservation, Consumption() if self.is_free else took)
             self.reservation = None

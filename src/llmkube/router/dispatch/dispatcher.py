@@ -25,7 +25,7 @@ from llmkube.router.dispatch.relay import COMMENT_SECONDS, LOADING_COMMENT, Clie
 from llmkube.router.dispatch.verdicts import NO_BUDGET, Cause, Failure
 from llmkube.router.policy.decision import Decision
 from llmkube.router.policy.permits import Permit
-from llmkube.router.refusals import RefusedError, refused
+from llmkube.router.refusals import RefusedError, queue_refusal, refused
 
 LOADING_RETRY_SECONDS: Final = 5
 
@@ -51,9 +51,7 @@ def no_answer(
     last = next((each for each in reversed(failures) if each.cause is not Cause.CIRCUIT), failures[-1])
     match last.cause:
         case Cause.QUEUE:
-            headers = {"Retry-After": f"{last.retry_after_seconds or 1:.0f}"}
-            status, code = (429, "tenant_queue_full") if last.has_siblings else (503, "queue_full")
-            return refused(status, message, code, headers)
+            return queue_refusal(message, last.retry_after_seconds or 1, has_siblings=last.has_siblings)
         case Cause.BUDGET:
             wait = last.retry_after_seconds
             headers = {"X-Should-Retry": "false"} if wait is None else {"Retry-After": f"{wait:.0f}"}

@@ -4,9 +4,10 @@ import enum
 import re
 from typing import Any, Final
 
+import attrs
 import orjson
 
-from llmkube.router.budgets.usage import Usage, usage_of
+from llmkube.router.budgets.usage import Usage, has_text, usage_of
 from llmkube.router.dialects.dialect import DialectError, data_event
 from llmkube.router.dialects.messages_backend import MessageEvents
 from llmkube.router.dispatch.verdicts import error_in
@@ -95,18 +96,23 @@ class AnswerState:
     """Classifies the events of one answer.
 
     Attributes:
-        usage: Tokens, if reported so far.
         error: Error that the backend sent.
         model: Model name that the backend reported.
         done: Whether `[DONE]` was received.
     """
 
     def __init__(self) -> None:
-        self.usage: Usage | None = None
+        self._usage: Usage | None = None
+        self._has_text = False
         self.error: dict[str, Any] | None = None
         self.model = ""
         self.done = False
         self._finished: dict[int, bool] = {}
+
+    @property
+    def usage(self) -> Usage | None:
+        """Tokens, if reported so far."""
+        return attrs.evolve(self._usage, has_text=self._has_text) if self._usage is not None else None
 
     @property
     def is_complete(self) -> bool:
@@ -128,7 +134,8 @@ class AnswerState:
         if error is not None:
             self.error = dict(error)
             return Kind.ERROR
-        self.usage = usage_of(payload, self.usage)
+        self._usage = usage_of(payload, self._usage)
+        self._has_text = self._has_text or has_text(payload)
         if isinstance(model := payload.get("model"), str):
             self.model = self.model or model
         choices = payload.get("choices")

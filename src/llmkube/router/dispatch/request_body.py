@@ -12,6 +12,7 @@ from typing import Any, Final
 import attrs
 import orjson
 
+from llmkube.router.budgets.meter import with_most_tokens
 from llmkube.router.config.compile_backend import DEFAULT_URLS
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.continuation.continuable import obstacle
@@ -261,6 +262,8 @@ def rebuild(path: str, client_body: Mapping[str, Any], backend: Backend) -> Back
             dropped += [name for name in client_body if name not in body]
     if backend.model:
         body["model"] = backend.model
+    if backend.max_answer_tokens and path in STREAMING:
+        body = dict(with_most_tokens(body, backend.max_answer_tokens))
     if backend.base_url == DEFAULT_URLS["openai"] and path == "/chat/completions" and "max_tokens" in body:
         # OpenAI's newer models refuse the older name, which other dialects and budgets use
         body["max_completion_tokens"] = body.get("max_completion_tokens", body.pop("max_tokens"))

@@ -41,7 +41,15 @@ from llmkube.router.dispatch.attempt_charges import BUDGET_UNAVAILABLE, AttemptC
 from llmkube.router.dispatch.circuits import BackendStats
 from llmkube.router.dispatch.dispatcher import Dispatcher
 from llmkube.router.dispatch.record import DecisionRecord, Record, record_of
-from llmkube.router.dispatch.request_body import FIELDS, STREAMING, BodyError, check_types, parse_body, refuse_urls
+from llmkube.router.dispatch.request_body import (
+    COUNT_TOKENS,
+    FIELDS,
+    STREAMING,
+    BodyError,
+    check_types,
+    parse_body,
+    refuse_urls,
+)
 from llmkube.router.dispatch.verdicts import Cause
 from llmkube.router.model_list import ModelEntry
 from llmkube.router.policy.decision import FAIL_CLOSED, MODEL_NOT_ALLOWED, NO_ROUTE, NOT_PERMITTED, Decision, decide
@@ -161,7 +169,8 @@ class ListedFields:
             if decision.shadows:  # copies are sent only once
                 bound = usage_bound(routing.config, attrs.evolve(decision, shadows=()), demand)
             again = partial(self.budgets.admit, routing.config, bound, facts)
-            record.charges = AttemptCharges(reservation, again, self.budgets.settle)
+            is_free = inbound.path == COUNT_TOKENS
+            record.charges = AttemptCharges(reservation, again, self.budgets.settle, is_free=is_free)
             cap = reservation.cap
             if cap is not None and (body := with_max_tokens(inbound.body, cap)) is not inbound.body:
                 inbound = attrs.evolve(inbound, body=body)
@@ -259,7 +268,7 @@ class ListedFields:
         facts = record.decided.facts
         self.conversations.ended(record.decided.history_bytes)
         answering = routing.config.backends.get(record.answer.backend)
-        record.charges.end(record.answer.usage, answering.prices if answering is not None else None)
+        record.charges.end(record.answer.usage, answering.charged_prices if answering is not None else None)
         self._update_prefixes(record, routing.config)
         seconds = trio.current_time() - record.request.started_at
         classes = facts.classes if facts is not None else frozenset[str]()

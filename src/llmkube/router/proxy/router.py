@@ -16,8 +16,8 @@ The caller serves its handler, and must stop serving before the router closes.
 
 import random
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,7 @@ from llmkube.router.dispatch.backend_call import BackendCalls
 from llmkube.router.dispatch.circuits import BackendStats, CircuitPolicy, Circuits, State
 from llmkube.router.dispatch.dispatcher import Dispatcher
 from llmkube.router.dispatch.transport import open_transport, trusted_context
-from llmkube.router.front_door import FrontDoor
+from llmkube.router.front_door import FrontDoor, Passage
 from llmkube.router.health.cache_watch import CacheWatch
 from llmkube.router.health.engine_watch import EngineWatch
 from llmkube.router.health.probes import Probes
@@ -57,6 +57,7 @@ from llmkube.router.proxy.handler import HINT, MAX_BODY_BYTES, ListedFields
 from llmkube.router.proxy.live_config import LiveConfig, Source, load_routing
 from llmkube.router.proxy.metrics import BackendGauges, RouterMetrics
 from llmkube.router.proxy.shadows import Shadows
+from llmkube.router.refusals import queue_refusal
 from llmkube.router.responses.conversations import Conversations
 from llmkube.router.responses.store import ResponseStore
 from llmkube.router.turns import Turns, engines_of
@@ -104,18 +105,28 @@ class Router:
         """Return the use of each budget."""
         return self.accounts.used(self.live.routing.config)
 
-    def begin(self, name: str, takes_slot: bool) -> Callable[[], None]:
-        """Count a request to a backend that bypasses the handler: a `Begin`."""
-        backend, in_flight = self.live.routing.config.backends.get(name), self.stats.in_flight
-        queue = self.turns.try_take_slot(backend) if takes_slot and backend is not None and backend.slots else None
+    @contextmanager
+    def begin(self, name: str, takes_slot: bool) -> Iterator[Passage]:
+        """Count a request to a backend that bypasses the handler, while it runs: a `Begin`.
+
+        Raises:
+            RefusedError: The engine had no slot for it in time.
+        """
+        config, in_flight = self.live.routing.config, self.stats.in_flight
+        backend = config.backends.get(name)
         in_flight[name] += 1
-
-        def end() -> None:
+        try:
+            if backend is None or not (takes_slot and backend.slots):
+                yield Passage(backend.max_answer_tokens if backend is not None else 0)
+                return
+            with self.turns.wait_at_engine(backend, config.first_byte_seconds) as wait:
+                yield Passage(backend.max_answer_tokens, wait)
+        except trio.TooSlowError:
+            seconds = self.turns.queue_of(config.backends[name]).retry_seconds()
+            message = f"all slots of {name} are in use; retry in {seconds} s"
+            raise queue_refusal(message, seconds, has_siblings=False) from None
+        finally:
             in_flight[name] -= 1
-            if queue is not None:
-                queue.return_slot()
-
-        return end
 
     def unavailable_reason(self, name: str) -> str:
         """Return why a backend gets no requests now; "" if it does."""

@@ -72,6 +72,8 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
         line.add(f"{_PATH}.attentionBackend", "--attention-backend", backend)
     if builder.spec.parallel_slots > 1:  # 1 is the schema's default, and too few for vLLM
         line.add("spec.parallelSlots", "--max-num-seqs", builder.spec.parallel_slots)
+    if limit := builder.spec.max_answer_tokens:  # for all requests, unlike llama.cpp's flag
+        line.add("spec.maxAnswerTokens", "--override-generation-config", json.dumps({"max_new_tokens": limit}))
     if config.speculative is not None:
         _add_speculation(builder, config.speculative)
     if builder.mode != "chat":
