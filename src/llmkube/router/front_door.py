@@ -29,6 +29,7 @@ from llmkube.router.dialects.inbound import DIALECTS, refusal_at
 from llmkube.router.dialects.ollama_models import LIST_PATHS
 from llmkube.router.model_field import (
     BodyError,
+    ModelNameRewriter,
     boundary_of,
     read_form_model,
     read_model,
@@ -132,7 +133,11 @@ class PassThrough:
         end = self.begin(engine.service, path not in _WITHOUT_SLOT)
         try:
             origin, keys = (engine.host, engine.port), engine.credentials
-            return await forward(exchange, self.client, origin, body.content, credentials=keys, excluding=excluding)
+            is_renamed = isinstance(body.model, str) and body.model != engine.alias
+            new = ModelNameRewriter.between(engine.alias, str(body.model)).edit if is_renamed else None
+            return await forward(
+                exchange, self.client, origin, body.content, credentials=keys, excluding=excluding, editor=new
+            )
         except HttpError as exc:
             if exchange.begun:
                 raise  # the server closes the connection, so that no client takes a partial response for a complete one
