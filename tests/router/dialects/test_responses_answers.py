@@ -281,8 +281,8 @@ MUTANTS = {
 METHODS = {
     "an item is not ended": ("_close_text", lambda self: []),
     "nothing is ended": ("_close_all", lambda self: []),
-    "a beginning is missing": ("_beginning", lambda self: []),
-    "items share a name": ("_name", lambda self, kind, at: "x"),
+    "a beginning is missing": ("_start_events", lambda self: []),
+    "items share a name": ("_item_id", lambda self, kind, at: "x"),
     "every item is complete": ("_status_of_item", lambda self, at: "completed"),
 }
 
