@@ -125,6 +125,25 @@ async def test_model_chooses_the_engine(world, directory, body, port, forwarded)
     assert asked == {"port1": [], "port2": [], f"port{port}": [forwarded]}
 
 
+@pytest.mark.parametrize("sent", [b'{"model":"embed-alias","x":[1]}', b'data: {"x":1, "model": "embed-alias"}\n\n'])
+async def test_an_answer_has_the_name_in_the_request(world, sent):
+    """The engine's own name is replaced in a body of any framing; without another name, the body is unchanged."""
+
+    async def in_bytes(exchange):
+        async with exchange.stream(200, Headers()) as send:
+            for each in sent:
+                await send(bytes([each]))
+
+    async def whole(exchange):
+        await exchange.respond(Response(200, Headers(), sent))
+
+    for handler in (whole, in_bytes):
+        gateway = await world(TWO, port1=Engine(handler), port2=Engine(handler))
+        renamed = await gateway.ask("POST", CHAT, {"model": "embed"})
+        assert renamed.body == sent.replace(b': "embed-alias', b':"embed-alias').replace(b"embed-alias", b"embed")
+        assert (await gateway.ask("POST", CHAT, {"model": "chat"})).body == sent
+
+
 @pytest.mark.parametrize(
     ("directory", "method", "path", "body", "status", "code", "words"),
     [

@@ -32,6 +32,7 @@ from llmkube.router.dialects.inbound import DIALECTS, refusal_at
 from llmkube.router.dialects.ollama_models import LIST_PATHS
 from llmkube.router.model_field import (
     BodyError,
+    ModelNameRewriter,
     boundary_of,
     limit_numbers,
     read_form_model,
@@ -155,9 +156,16 @@ class PassThrough:
             with self.begin(engine.service, path not in _WITHOUT_SLOT) as passage:
                 if passage.max_answer_tokens and body.is_json:
                     body.content = await limit_numbers(body.content, LIMIT_FIELDS, passage.max_answer_tokens)
-                origin, keys, wait = (engine.host, engine.port), engine.credentials, passage.wait
+                is_renamed = isinstance(body.model, str) and body.model != engine.alias
                 return await forward(
-                    exchange, self.client, origin, body.content, credentials=keys, excluding=excluding, wait=wait
+                    exchange,
+                    self.client,
+                    (engine.host, engine.port),
+                    body.content,
+                    credentials=engine.credentials,
+                    excluding=excluding,
+                    wait=passage.wait,
+                    editor=ModelNameRewriter.between(engine.alias, str(body.model)).edit if is_renamed else None,
                 )
         except BodyError as exc:
             raise refused(400, str(exc), "invalid_json") from exc

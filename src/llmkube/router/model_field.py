@@ -1,4 +1,4 @@
-"""Reads and replaces the `model` of a request body, and its limits, in place, at a bounded cost.
+"""Reads and replaces the `model` of a request body, and its limits, in place, at a bounded cost; renames it in answers.
 
 A small body is parsed. A large one, with images for instance, is scanned in slices without building a tree, and other
 tasks run between slices. Nested values are skipped; the engine validates them.
@@ -346,3 +346,46 @@ def _name_in(head: bytes) -> str | None:
             message["Content-Disposition"] = value.strip()
     found = message.get_param("name", header="Content-Disposition")
     return found if isinstance(found, str) else None
+
+
+_KEYS: Final = (b'"model":', b'"model": ')
+
+
+@attrs.define(eq=False)
+class ModelNameRewriter:
+    """Replaces an engine's name of a model by the client's, in a response that arrives in pieces.
+
+    Text that the model generates cannot match, because quotes in a JSON string are escaped.
+    """
+
+    _theirs: tuple[bytes, ...]
+    _ours: bytes
+    _pending: bytes = b""
+
+    @classmethod
+    def between(cls, theirs: str, ours: str) -> "ModelNameRewriter":
+        """Return a rewriter from one name to the other, with and without a space after the colon."""
+        return cls(tuple(key + orjson.dumps(theirs) for key in _KEYS), _KEYS[0] + orjson.dumps(ours))
+
+    def feed(self, piece: bytes) -> bytes:
+        """Return the bytes to send; a partial match at the end is kept for the next piece: no event ends with one."""
+        data = self._pending + piece
+        for theirs in self._theirs:
+            data = data.replace(theirs, self._ours)
+        tail = max(_partial_match(theirs, data) for theirs in self._theirs)
+        self._pending = data[len(data) - tail :]
+        return data[: len(data) - tail]
+
+    def edit(self, piece: bytes) -> bytes:
+        """Return the bytes to send: a `BodyEditor`."""
+        return self.feed(piece) if piece else self.end()
+
+    def end(self) -> bytes:
+        """Return the retained bytes."""
+        pending, self._pending = self._pending, b""
+        return pending
+
+
+def _partial_match(name: bytes, data: bytes) -> int:
+    """Return the length of the longest proper prefix of the name with which the data ends."""
+    return next((n for n in range(min(len(name) - 1, len(data)), 0, -1) if data.endswith(name[:n])), 0)

@@ -34,13 +34,14 @@ def asked(path, body):
 
 def read(joined, backend, events, *, hides=False):
     """Feed the events of one engine; return what the client gets."""
-    joined.begin(backend)
+    events = list(events)
+    joined.begin(backend, next((json.loads(each[6:]).get("model", "") for each in events if each != DONE), ""))
     found = b""
     for event in events:
         if event == DONE:
             return found + joined.release() + event
         chunk = json.loads(event[6:])
-        found += joined.take(event[6:-2], event, hidden=hides and not chunk["choices"])
+        found += joined.take(chunk, event, hidden=hides and not chunk["choices"])
     return found
 
 
@@ -233,9 +234,9 @@ def test_a_long_text_is_not_kept():
         if gone_on:
             read(joined, engine("a"), [piece({"content": "a"})])
             joined.next_body()
-        joined.begin(engine("a"))
+        joined.begin(engine("a"), "m.gguf")
         part = piece({"content": "x" * 1000})
-        passed = [joined.take(part[6:-2], part) for _ in range(MAX_TEXT_BYTES // 1000 + 2)]
+        passed = [joined.take(json.loads(part[6:]), part) for _ in range(MAX_TEXT_BYTES // 1000 + 2)]
         assert all(passed)
         assert "longer than" in joined.mark_interrupted()
 

@@ -1,43 +1,35 @@
 """Events of a stream, and the end of a complete answer."""
 
+import json
+
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from http_lab import cut
 from llmkube.router.budgets.usage import Usage
-from llmkube.router.dispatch import event_stream
-from llmkube.router.dispatch.event_stream import AnswerState, EventSplitter, Kind, OversizedEventError, data_of
+from llmkube.router.dispatch.event_stream import AnswerState, Kind
 from router.proxy.router_lab import DONE, piece
-
-EVENTS = [b": comment\n\n", piece("one"), b"data: a\r\ndata: b\r\n\r\n", b"event: x\rdata: y\r\r", DONE]
-
-
-@given(st.lists(st.integers(0, 10_000), max_size=12))
-def test_events_are_the_same_however_the_network_cut_them(positions):
-    """Each of the three line endings works."""
-    splitter, found = EventSplitter(), []
-    for each in cut(b"".join(EVENTS) + b"data: rest", positions):
-        found += splitter.feed(each)
-    assert b"".join(found) + splitter.rest == b"".join(EVENTS) + b"data: rest"
-    assert [data_of(each) for each in found if data_of(each)] == [data_of(each) for each in EVENTS if data_of(each)]
-    assert splitter.rest == b"data: rest"
+from router.recorded_streams import STREAMS, VARIANTS, is_messages
 
 
-def test_the_data_of_an_event_is_all_of_its_lines():
-    """One space after the colon is not part of it."""
-    assert data_of(b"id: 1\ndata: a\ndata:b\ndata\n\n") == b"a\nb"
-    assert data_of(b": x\n\n") is None
+def events_in(name, *pieces):
+    """Return kinds and contents of a recorded stream, without comments."""
+    state = AnswerState("m", uses_messages=is_messages(name))
+    found = [event for piece in pieces for event in state.feed(piece)] + state.end()
+    assert state.is_complete
+    assert state.model == "provider/id-7"
+    assert all(each.body == json.loads(each.encoded[6:]) for each in found if each.body)
+    return [(each.kind, each.body) for each in found if each.kind is not Kind.COMMENT]
 
 
-def test_an_event_without_an_end_is_refused(monkeypatch):
-    """It is refused before it fills the memory."""
-    monkeypatch.setattr(event_stream, "MAX_EVENT_BYTES", 100)
-    splitter = EventSplitter()
-    for _ in range(10):
-        splitter.feed(b"x" * 10)
-    with pytest.raises(OversizedEventError):
-        splitter.feed(b"x")
+@pytest.mark.parametrize("name", STREAMS)
+def test_an_answer_is_the_same_however_its_stream_is_written_and_split(name):
+    """Each event has the client's name of the model; only the parser has to be split at every byte."""
+    expected = events_in(name, STREAMS[name])
+    assert [kind for kind, _ in expected][-2:] == [Kind.USAGE, Kind.DONE]
+    assert {body["model"] for _, body in expected if body} == {"m"}
+    for write in VARIANTS.values():
+        data = write(STREAMS[name])
+        assert events_in(name, data) == events_in(name, *cut(data, range(len(data)))) == expected
 
 
 @pytest.mark.parametrize(
@@ -55,33 +47,43 @@ def test_an_event_without_an_end_is_refused(monkeypatch):
         (b"data: {\n\n", Kind.GARBAGE),
         (b"data: 1\n\n", Kind.GARBAGE),
         (b'data: {"hello":1}\n\n', Kind.GARBAGE),
+        (b"data:\n\n", Kind.COMMENT),
+        (b'data: {"choices":null,"usage":{"prompt_tokens":1}}\n\n', Kind.USAGE),
+        (b'data: {"choices":[{"delta":{"content":"a\xff"}}]}\n\n', Kind.PIECE),
+        (b'data: {"choices":[{"delta":{"content":' + b"[" * 300 + b"]" * 300 + b"}}]}\n\n", Kind.PIECE),
+        (b'data: {"model":"x","choices":[{"x":' + b"[" * 300 + b"]" * 300 + b"}]}\n\n", Kind.GARBAGE),
+        (b'data: {"object":"error","message":"m"}\n\n', Kind.ERROR),
+        (b'data: [{"error":{"message":"m"}}]\n\n', Kind.ERROR),
+        (b'event: error\ndata: {"code":"X","message":"m"}\n\n', Kind.ERROR),
+        (b"event: error\ndata: slot lost\n\n", Kind.ERROR),
+        (b'error: {"code": 500, "message": "m"}\n\n', Kind.ERROR),
     ],
 )
 def test_what_one_event_is(event, kind):
     """Unreadable data is never taken for a piece of an answer."""
-    assert AnswerState().take(event) is kind
+    assert [each.kind for each in AnswerState("m").feed(event)] == [kind]
 
 
 def test_an_answer_is_whole_when_every_choice_is_finished():
     """The `[DONE]` marker completes it as well."""
-    state = AnswerState()
+    state = AnswerState("m")
     assert not state.is_complete
-    state.take(piece("x"))
-    state.take(b'data: {"choices":[{"index":1,"delta":{},"finish_reason":"stop"}]}\n\n')
+    state.feed(piece("x"))
+    state.feed(b'data: {"choices":[{"index":1,"delta":{},"finish_reason":"stop"}]}\n\n')
     assert not state.is_complete
-    state.take(piece("", "length"))
+    state.feed(piece("", "length"))
     assert state.is_complete
-    state = AnswerState()
-    state.take(DONE)
+    state = AnswerState("m")
+    state.feed(DONE)
     assert state.is_complete
 
 
 def test_tokens_are_those_of_the_last_event_that_has_some():
     """They are OpenAI's usage, llama.cpp's timings, or both."""
-    state = AnswerState()
-    state.take(piece("x", timings={"prompt_n": 3, "cache_n": 7, "predicted_n": 5, "prompt_ms": 1.5, "predicted_ms": 2}))
+    state = AnswerState("m")
+    state.feed(piece("x", timings={"prompt_n": 3, "cache_n": 7, "predicted_n": 5, "prompt_ms": 1.5, "predicted_ms": 2}))
     assert state.usage == Usage(10, 5, 7, 1.5, 2.0)
-    state.take(b'data: {"choices":[],"usage":{"prompt_tokens":11,"completion_tokens":6}}\n\n')
+    state.feed(b'data: {"choices":[],"usage":{"prompt_tokens":11,"completion_tokens":6}}\n\n')
     assert state.usage == Usage(11, 6, 7, 1.5, 2.0)
-    state.take(b'data: {"choices":[],"usage":null}\n\n')
+    state.feed(b'data: {"choices":[],"usage":null}\n\n')
     assert state.usage.prompt + state.usage.completion == 17

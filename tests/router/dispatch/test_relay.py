@@ -30,7 +30,6 @@ UNTRANSLATABLE = {
     ),
     "a call that is no object": ("/v1/messages", rl.stream(rl.piece("a"), b'data: {"choices": [7]}\n\n', rl.DONE)),
     "arguments that are no text": ("/api/chat", rl.stream(tool_piece(["x"]), rl.piece("", "stop"), rl.DONE)),
-    "an index that is none": ("/v1/messages", rl.stream(tool_piece("{}", "x"), rl.piece("", "stop"), rl.DONE)),
 }
 
 

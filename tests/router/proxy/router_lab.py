@@ -55,17 +55,17 @@ def piece(text, finish=None, **more):
     choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
     return (
         b"data: %b\n\n"
-        % json.dumps({"object": "chat.completion.chunk", "model": "x", "choices": [choice]} | more).encode()
+        % json.dumps({"object": "chat.completion.chunk", "model": "m", "choices": [choice]} | more).encode()
     )
 
 
-_TIMING = re.compile(rb": server-timing ([^\n]*)\n\n")
+_TIMING = re.compile(rb": server-timing ([^\n]*)\n")
 DONE = b"data: [DONE]\n\n"
 WHOLE_STREAM = piece("one") + piece(" two", "stop") + DONE
 SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 ANSWER = {
     "object": "chat.completion",
-    "model": "x",
+    "model": "m",
     "choices": [{"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}],
     "usage": {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8},
 }

@@ -4,7 +4,7 @@ Header lines are relayed as they were parsed, and a body in its own framing, whi
 other server's CORS headers are left out if this one adds its own (`stamp`): a browser rejects duplicates.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from typing import Final
 
@@ -18,6 +18,9 @@ from llmkube.base.http.heads import without_access_control
 from llmkube.base.http.message import Origin, netloc, status_allows_body
 from llmkube.base.http.streamed_response import StreamedResponse
 
+BodyEditor = Callable[[bytes], bytes]
+"""Returns the bytes to send for the next piece of a body, or for b"" at its end."""
+
 _CHUNKED: Final = b"Transfer-Encoding: chunked\r\n"
 
 
@@ -30,6 +33,7 @@ async def forward(
     credentials: bytes = b"",
     excluding: Collection[int] = (),
     wait: trio.CancelScope | None = None,
+    editor: BodyEditor | None = None,
 ) -> bool:
     """Forward a request with this body to another server; return whether its response was relayed.
 
@@ -43,6 +47,7 @@ async def forward(
         credentials: Header lines that replace the client's own credentials, which are not forwarded.
         excluding: Statuses whose responses are not relayed: the caller responds instead.
         wait: Cancels the wait for the head of the response.
+        editor: Edits the body of the response; None relays it unchanged.
 
     Raises:
         ConnectError: No connection.
@@ -62,7 +67,10 @@ async def forward(
     try:
         if answer.head.status in excluding:
             return False
-        await _relay(answer, exchange)
+        if editor is None:
+            await _relay(answer, exchange)
+        else:
+            await _relay_reframed(answer, exchange, editor)
         return True
     finally:
         if not client.release_nowait(answer):
@@ -98,11 +106,14 @@ async def _relay(answer: StreamedResponse, exchange: StreamExchange) -> None:
         piece = await answer.receive_raw()
 
 
-async def _relay_reframed(answer: StreamedResponse, exchange: StreamExchange) -> None:
-    """Relay a response that ends with its connection, or whose framing the client does not understand."""
+async def _relay_reframed(answer: StreamedResponse, exchange: StreamExchange, editor: BodyEditor | None = None) -> None:
+    """Relay a response that is edited, or that ends with its connection, or whose framing the client does not know."""
     headers = answer.headers.end_to_end()
     if exchange.stamp:
         headers = without_access_control(headers)
+    if editor is not None and exchange.head.method != "HEAD":
+        headers = headers.without("content-length")
     async with exchange.stream(answer.status, headers) as send:
         while piece := await answer.receive_some():
-            await send(piece)
+            await send(piece if editor is None else editor(piece))
+        await send(b"" if editor is None else editor(b""))

@@ -22,8 +22,7 @@ from llmkube.base.http.message import NO_HEADERS, Headers, Response
 from llmkube.programs.daemon_engine.keeper import Counters, Keeper
 from llmkube.router.auth.client_key import digest_of_key, is_read_only, key_refusal, presents_key
 from llmkube.router.engine_proxy import OPEN_PATHS
-
-_KEYS: Final = (b'"model":', b'"model": ')
+from llmkube.router.model_field import ModelNameRewriter
 
 
 class RequestBodyError(Exception):
@@ -47,42 +46,6 @@ def with_model(body: bytes, name: str) -> bytes:
         raise RequestBodyError("the body must be a JSON object")
     others = {key: value for key, value in request.items() if key.casefold() != "model"}
     return orjson.dumps({"model": name} | others)
-
-
-@attrs.define(eq=False)
-class ModelNameRewriter:
-    """Replace the daemon's name of the model by the one for clients, in a response that arrives in pieces.
-
-    Text that the model generates cannot match, because quotes in a JSON string are escaped.
-    """
-
-    _theirs: tuple[bytes, ...]
-    _ours: bytes
-    _pending: bytes = b""
-
-    @classmethod
-    def between(cls, theirs: str, ours: str) -> "ModelNameRewriter":
-        """Return a rewriter from one name to the other, with and without a space after the colon."""
-        return cls(tuple(key + orjson.dumps(theirs) for key in _KEYS), _KEYS[0] + orjson.dumps(ours))
-
-    def feed(self, piece: bytes) -> bytes:
-        """Return the bytes to send; a partial match at the end is kept for the next piece: no event ends with one."""
-        data = self._pending + piece
-        for theirs in self._theirs:
-            data = data.replace(theirs, self._ours)
-        tail = max(_partial_match(theirs, data) for theirs in self._theirs)
-        self._pending = data[len(data) - tail :]
-        return data[: len(data) - tail]
-
-    def end(self) -> bytes:
-        """Return the retained bytes."""
-        pending, self._pending = self._pending, b""
-        return pending
-
-
-def _partial_match(name: bytes, data: bytes) -> int:
-    """Return the length of the longest proper prefix of the name with which the data ends."""
-    return next((n for n in range(min(len(name) - 1, len(data)), 0, -1) if data.endswith(name[:n])), 0)
 
 
 METRICS_TYPE: Final = "text/plain; version=0.0.4"

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import attrs
-import orjson
 
 from llmkube.router.budgets.usage import Usage
 from llmkube.router.config.routing_config import Backend
@@ -139,12 +138,14 @@ class _Piece:
 
     Attributes:
         backend: Backend of the engine; None before its stream has started.
+        model: Model that it reports; its events have the name of the client's request.
         is_started: Whether an event was received.
         held: Last events, held back, as the client will read them.
         has_usage: Whether the last events include the usage.
     """
 
     backend: Backend | None = None
+    model: str = ""
     is_started: bool = False
     held: bytes = b""
     has_usage: bool = False
@@ -170,7 +171,7 @@ class JoinedAnswer:
         self._is_greedy = body.get("temperature") == 0
         self._shows_timings = body.get("timings_per_token") is True
         self._shared_fields: dict[str, Any] = {}
-        self._model_at: dict[str, object] = {}
+        self._model_at: dict[str, str] = {}
         self._has_role = False
         self._text = bytearray()
         self._tokens = TokenCount()
@@ -178,23 +179,22 @@ class JoinedAnswer:
 
     # -- output of one engine ----------------------------------------------------------------------------------------
 
-    def begin(self, backend: Backend) -> None:
-        """Start to process the events of this backend."""
-        self._piece = _Piece(backend)
+    def begin(self, backend: Backend, model: str) -> None:
+        """Start to process the events of this backend, which reports this model."""
+        self._piece = _Piece(backend, model)
         self._tokens.begin_engine()
 
-    def take(self, data: bytes, event: bytes, *, hidden: bool = False) -> bytes:
+    def take(self, chunk: dict[str, Any], event: bytes, *, hidden: bool = False) -> bytes:
         """Process the next event, and return the bytes for the client; empty while the event is held back.
 
         Args:
-            data: Data of the event.
+            chunk: Data of the event.
             event: Whole event.
             hidden: Whether to hide the event: it has only the usage, which the client did not request.
 
         Raises:
             JoinError: The event does not continue the answer so far.
         """
-        chunk = orjson.loads(data)  # `AnswerState` has checked that it is an object
         piece = self._piece
         if not piece.is_started:
             piece.is_started = True
@@ -287,7 +287,7 @@ class JoinedAnswer:
 
     def _record_shared_fields(self, chunk: Mapping[str, Any]) -> None:
         """Store the fields that all events share; refuse a backend that answers as another model."""
-        backend, model = self._piece.backend, chunk.get("model")
+        backend, model = self._piece.backend, self._piece.model
         name = backend.name if backend is not None else ""
         if not self._shared_fields:
             self._shared_fields = {name: each for name, each in chunk.items() if name in _SHARED_FIELDS}

@@ -31,6 +31,7 @@ STOP_REASONS: Final[Mapping[str, str]] = {
     "function_call": "tool_use",
     "content_filter": "refusal",
 }
+_STOP_NAMES: Final = frozenset({*STOP_REASONS, *STOP_REASONS.values(), "stop_sequence"})
 _ERRORS: Final[Mapping[int, str]] = {
     401: "authentication_error",
     403: "permission_error",
@@ -65,7 +66,7 @@ def message_of_chat(chat: Mapping[str, Any], model: str) -> JsonObject:
     if body.get("reasoning_content"):
         content.append({"type": "thinking", "thinking": body["reasoning_content"], "signature": ""})
     texts = [text for text in (body.get("content"), body.get("refusal")) if isinstance(text, str) and text]
-    content += [{"type": "text", "text": text, "citations": None} for text in texts]
+    content += [{"type": "text", "text": text} for text in texts]
     for at, call in enumerate(objects_in(body.get("tool_calls"), "tool_calls")):
         function = object_in(call.get("function"), "function")
         given = arguments_of(function.get("arguments"), f"tool_calls[{at}].function.arguments")
@@ -77,12 +78,20 @@ def message_of_chat(chat: Mapping[str, Any], model: str) -> JsonObject:
         "role": "assistant",
         "model": model,
         "content": content,
-        "stop_reason": STOP_REASONS.get(str(choice.get("finish_reason")), "end_turn"),
-        "stop_sequence": None,
+        **_ending(choice),
         "stop_details": None,
         "container": None,
         "usage": _ANTHROPIC_USAGE | usage_of_chat(chat),
     }
+
+
+def _ending(choice: Mapping[str, Any]) -> JsonObject:
+    """Return why an answer ended; vLLM and SGLang report the stop sequence that ended it."""
+    reason = STOP_REASONS.get(str(choice.get("finish_reason")), "end_turn")
+    matched = choice.get("stop_reason") or choice.get("matched_stop")
+    if reason == "end_turn" and isinstance(matched, str) and matched not in _STOP_NAMES:
+        return {"stop_reason": "stop_sequence", "stop_sequence": matched}
+    return {"stop_reason": reason, "stop_sequence": None}
 
 
 def usage_of_chat(chat: Mapping[str, Any]) -> JsonObject:
@@ -115,7 +124,7 @@ class MessagesTranslator(AnswerTranslator):
 
     model: str
     _usage: JsonObject = attrs.field(factory=lambda: usage_of_chat({}))
-    _reason: str = "end_turn"
+    _ending: JsonObject = attrs.field(factory=lambda: _ending({}))
     _started: bool = False
     _index: int = -1
     _open_block: str = ""
@@ -142,7 +151,7 @@ class MessagesTranslator(AnswerTranslator):
         choice = choice_in(body)
         events += self._delta(object_in(choice.get("delta"), "delta"))
         if choice.get("finish_reason"):
-            self._reason = STOP_REASONS.get(str(choice["finish_reason"]), "end_turn")
+            self._ending = _ending(choice)
         return events
 
     def _delta(self, delta: Mapping[str, Any]) -> list[JsonObject]:
@@ -161,7 +170,10 @@ class MessagesTranslator(AnswerTranslator):
     def _tool_call(self, call: Mapping[str, Any]) -> list[JsonObject]:
         events: list[JsonObject] = []
         index, function = index_of(call), object_in(call.get("function"), "function")
+        arguments = text_in(function, "arguments")
         if index < self._tool_index or (index == self._tool_index and self._open_block != "tool_use"):
+            if arguments == "{}":
+                return []  # of a call without arguments: its block has this input
             raise DialectError("the backend continued a tool call that had ended")
         if index > self._tool_index:
             name = call.get("id") or f"call_{index}"
@@ -169,7 +181,7 @@ class MessagesTranslator(AnswerTranslator):
             block: JsonObject = {"type": "tool_use", "id": name, "name": function.get("name"), "input": {}}
             events += self._block("tool_use", block)
             self._tool_index = index
-        if arguments := text_in(function, "arguments"):
+        if arguments:
             events.append(self._piece({"type": "input_json_delta", "partial_json": arguments}))
         return events
 
@@ -196,8 +208,7 @@ class MessagesTranslator(AnswerTranslator):
 
     def end(self) -> bytes:
         """Return the end of a message."""
-        delta = {"stop_reason": self._reason, "stop_sequence": None}
-        last = {"type": "message_delta", "delta": delta, "usage": self._usage}
+        last = {"type": "message_delta", "delta": self._ending, "usage": self._usage}
         return b"".join(map(named_event, (*self._stop(), last, {"type": "message_stop"})))
 
     def failed(self, error: Mapping[str, Any]) -> bytes:

@@ -17,6 +17,7 @@ from llmkube.router.dialects.dialect import (
     cache_of,
     call_of,
     count_in,
+    dumped,
     object_in,
     objects_in,
     text_of_block,
@@ -238,9 +239,17 @@ def chat_of_message(message: Mapping[str, Any]) -> JsonObject:
         "object": "chat.completion",
         "created": 0,
         "model": message.get("model"),
-        "choices": [{"index": 0, "message": mapped, "finish_reason": reason, "logprobs": None}],
+        "choices": [
+            {"index": 0, "message": mapped, "finish_reason": reason, "logprobs": None} | _matched_stop(message)
+        ],
         "usage": usage_of_message(object_in(message.get("usage"), "usage")) or None,
     }
+
+
+def _matched_stop(ending: Mapping[str, Any]) -> JsonObject:
+    """Return the stop sequence that ended an answer, in vLLM's field; empty if none did."""
+    matched = ending.get("stop_sequence")
+    return {"stop_reason": matched} if isinstance(matched, str) else {}
 
 
 def usage_of_message(usage: Mapping[str, Any]) -> JsonObject:
@@ -275,6 +284,7 @@ class MessageEvents:
     _usage: JsonObject = attrs.field(factory=dict)
     _call: int = -1
     _role: JsonObject = attrs.field(factory=dict)
+    _input: JsonObject | None = None  # of the open call, whose arguments have not begun
 
     def take(self, event: Mapping[str, Any]) -> list[JsonObject]:
         """Translate one event to events of chat completions; none if it has no counterpart.
@@ -293,13 +303,17 @@ class MessageEvents:
             return self._start(object_in(event.get("content_block"), "content_block"))
         if kind == "content_block_delta":
             return self._piece(object_in(event.get("delta"), "delta"))
+        if kind == "content_block_stop":
+            return self._arguments(dumped(self._input)) if self._input is not None else []
         if kind == "message_delta":
             mapped = object_in(event.get("usage"), "usage")
             self._usage |= {name: each for name, each in mapped.items() if each is not None}
-            reason = object_in(event.get("delta"), "delta").get("stop_reason")
+            delta = object_in(event.get("delta"), "delta")
+            reason = delta.get("stop_reason")
             if not reason:
                 return []
             end = self._chunk({}, FINISH_REASONS.get(str(reason), "stop"))
+            end["choices"][0] |= _matched_stop(delta)
             usage = {"choices": [], "usage": usage_of_message(self._usage)}
             return [end, self._chunk({}) | usage] if usage["usage"] else [end]
         if kind == "message_stop":
@@ -311,6 +325,7 @@ class MessageEvents:
     def _start(self, block: Mapping[str, Any]) -> list[JsonObject]:
         if block.get("type") == "tool_use":
             self._call += 1
+            self._input = object_in(block.get("input"), "input")
             function = {"name": block.get("name"), "arguments": ""}
             call = {"index": self._call, "id": block.get("id"), "type": "function", "function": function}
             return [self._chunk({"tool_calls": [call]})]
@@ -322,10 +337,13 @@ class MessageEvents:
             return [self._chunk({"content": delta.get("text")})]
         if kind == "thinking_delta":
             return [self._chunk({"reasoning_content": delta.get("thinking")})]
-        if kind == "input_json_delta":
-            call = {"index": self._call, "function": {"arguments": delta.get("partial_json")}}
-            return [self._chunk({"tool_calls": [call]})]
+        if kind == "input_json_delta" and delta.get("partial_json"):
+            return self._arguments(delta["partial_json"])
         return []
+
+    def _arguments(self, text: object) -> list[JsonObject]:
+        self._input = None
+        return [self._chunk({"tool_calls": [{"index": self._call, "function": {"arguments": text}}]})]
 
     def _chunk(self, delta: JsonObject, reason: str | None = None) -> JsonObject:
         role, self._role = self._role, {}

@@ -11,6 +11,7 @@ import attrs
 import orjson
 import trio
 
+from llmkube.base.event_stream import OversizedEventError
 from llmkube.base.http.client import OnSent
 from llmkube.base.http.errors import ConnectError, HttpError
 from llmkube.base.http.message import Headers
@@ -19,9 +20,11 @@ from llmkube.router.auth.key_files import BackendKeys
 from llmkube.router.backends import UnavailableModel, engine_of
 from llmkube.router.budgets.usage import Usage, usage_of_answer
 from llmkube.router.config.routing_config import Backend
+from llmkube.router.dialects.chat_form import ChatForm
 from llmkube.router.dialects.dialect import AnswerTranslator, DialectError
+from llmkube.router.dialects.error_shapes import parsed_refusal
 from llmkube.router.dialects.messages_backend import chat_of_message
-from llmkube.router.dispatch.event_stream import AnswerState, EventSplitter, Kind, MessagesSplitter, OversizedEventError
+from llmkube.router.dispatch.event_stream import AnswerEvent, AnswerState, Kind
 from llmkube.router.dispatch.forwarded_headers import request_lines
 from llmkube.router.dispatch.request_body import COUNT_TOKENS, FIELDS, rebuild, uses_messages_api
 from llmkube.router.dispatch.transport import Transport
@@ -97,18 +100,16 @@ class Stream:
 
     Attributes:
         answer: Source of the rest of the stream.
-        splitter: Splits it into events.
-        state: Has processed `events`.
-        events: First events, up to the first with content, and their kinds.
+        state: Reads its events; it has processed `events`.
+        events: First events, up to the first with content.
         silence_seconds: Longest time between two events.
         hides_usage: Whether to hide the usage from the client, which did not request it.
         dropped: Request fields that the backend did not receive.
     """
 
     answer: StreamedResponse
-    splitter: EventSplitter
     state: AnswerState
-    events: tuple[tuple[Kind, bytes], ...]
+    events: tuple[AnswerEvent, ...]
     silence_seconds: float
     hides_usage: bool
     dropped: tuple[str, ...] = ()
@@ -203,7 +204,8 @@ class Attempts:
                     waiting.begin(silence)
                 answer = await self.transport.start(permit, rebuilt.path, lines, rebuilt.body, on_sent)
                 uses_messages = uses_messages_api(inbound.path, backend)
-                reader = _AnswerReader(answer, silence, silence_seconds, backend, uses_messages=uses_messages)
+                name = str(inbound.body.get("model"))
+                reader = _AnswerReader(answer, silence, silence_seconds, backend, name, uses_messages=uses_messages)
                 found = await reader.read(inbound.streams)
                 dropped = inbound.dropped + rebuilt.dropped
                 if isinstance(found, Stream):
@@ -255,6 +257,7 @@ class _AnswerReader:
     Attributes:
         silence: Its deadline moves with each byte, or with each event of a stream.
         silence_seconds: Distance of that deadline.
+        model: Name of the model in the client's request, which the answer gets.
         uses_messages: Whether the answer is in Anthropic's Messages format.
     """
 
@@ -262,6 +265,7 @@ class _AnswerReader:
     silence: trio.CancelScope
     silence_seconds: float
     backend: Backend
+    model: str
     uses_messages: bool
 
     async def read(self, streams: bool) -> Answer | Stream | Failure:
@@ -275,33 +279,29 @@ class _AnswerReader:
         return await self._read_body(streams)
 
     async def _read_stream(self) -> Stream | Answer | Failure:
-        splitter = MessagesSplitter() if self.uses_messages else EventSplitter()
-        state = AnswerState()
-        events: list[tuple[Kind, bytes]] = []  # not sent to the client yet, so an invalid one causes a fallback
+        state = AnswerState(self.model, uses_messages=self.uses_messages)
+        events: list[AnswerEvent] = []  # not sent to the client yet, so an invalid one causes a fallback
         while True:
             # Only events with content move the deadline: a backend could send comments and partial events forever.
             piece = await self.answer.receive_some()
-            if not piece:
-                return Failure(Cause.BROKEN, "its stream ended without content")
-            for event in splitter.feed(piece):
-                kind = state.take(event)
-                events.append((kind, event))
-                if kind is Kind.ERROR:
+            for event in state.feed(piece) if piece else state.end():
+                events.append(event)
+                has_written = any(each.kind is Kind.PIECE for each in events)
+                if event.kind is Kind.ERROR:
                     found = self._error(state.error or {}, 200, b"")
-                    has_written = isinstance(found, Failure) and any(each is Kind.PIECE for each, _ in events)
-                    return attrs.evolve(found, status=200) if has_written else found
-                empty = kind is Kind.DONE and not any(each is Kind.PIECE for each, _ in events)
-                if kind is Kind.GARBAGE or empty:
+                    return attrs.evolve(found, status=200) if has_written and isinstance(found, Failure) else found
+                if (event.kind is Kind.GARBAGE and piece) or (event.kind is Kind.DONE and not has_written):
                     return Failure(Cause.MALFORMED, "its stream has an invalid event", 200)
-            if any(kind is Kind.PIECE for kind, _ in events):
+            if any(event.kind is Kind.PIECE for event in events):
                 return Stream(
                     answer=self.answer,
-                    splitter=splitter,
                     state=state,
                     events=tuple(events),
                     silence_seconds=self.silence_seconds,
                     hides_usage=False,
                 )
+            if not piece:
+                return Failure(Cause.BROKEN, "its stream ended without content")
 
     async def _read_body(self, streams: bool) -> Answer | Failure:
         received, started_at = bytearray(), None
@@ -323,12 +323,16 @@ class _AnswerReader:
         status, headers = self.answer.status, self.answer.head.lines
         try:
             reply = orjson.loads(body)
-            if self.uses_messages and isinstance(reply, dict):
+            changed = self.uses_messages and isinstance(reply, dict) and (status < 400 or "error" in reply)
+            if changed:
                 reply = chat_of_message(reply)
-                body = orjson.dumps(reply)
-        except (orjson.JSONDecodeError, DialectError):
-            reply = None
-        error = error_in(reply)
+            if isinstance(reply, dict):
+                model = reply.get("model")
+                changed = ChatForm(self.model).convert(reply, "message") or changed
+            body = orjson.dumps(reply) if changed else body
+        except (orjson.JSONDecodeError, orjson.JSONEncodeError, DialectError):
+            reply = parsed_refusal(body) if status >= 400 else None
+        error = error_in(reply, refused=status >= 400)
         if error is not None:
             is_verbatim = isinstance(reply, dict) and error == reply.get("error")
             return self._error(error, status, body if is_verbatim else b"")
@@ -342,7 +346,6 @@ class _AnswerReader:
             return Failure(Cause.MALFORMED, "its answer is not a JSON object", status)
         if streams:
             return Failure(Cause.MALFORMED, "its answer is not a stream, although one was requested", status)
-        model = reply.get("model")
         return Answer(
             status=status,
             headers=headers,

@@ -212,7 +212,7 @@ class BackendCalls:
         headers = answer_headers(stream.answer.head.lines, request.inbound.request_id, permit.backend.name, timing_line)
         name, joined = permit.backend.name, client.joined
         if joined is not None:
-            joined.begin(permit.backend)
+            joined.begin(permit.backend, stream.state.model)
             if joined.continuations:
                 record.update(continuations=record.answer.continuations + 1)
                 self.on_continuation("continued")

@@ -1,84 +1,19 @@
-"""Server-sent events of an answer: splits them, and checks whether the answer is complete. Pure."""
+"""Events of a streamed answer: parsed, in one form for all backends, and whether the answer is complete. Pure."""
 
 import enum
-import re
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import attrs
 import orjson
 
+from llmkube.base.event_stream import EventParser, ServerEvent
 from llmkube.router.budgets.usage import Usage, has_text, usage_of
-from llmkube.router.dialects.dialect import DialectError, data_event
+from llmkube.router.dialects.chat_form import ChatForm
+from llmkube.router.dialects.dialect import DialectError, JsonObject, data_event
 from llmkube.router.dialects.messages_backend import MessageEvents
 from llmkube.router.dispatch.verdicts import error_in
 
-MAX_EVENT_BYTES: Final = 4 << 20
-"""A longer event is a fault of the backend."""
-
 DONE: Final = b"data: [DONE]\n\n"
-
-_END: Final = re.compile(rb"\r\n\r\n|\n\r\n|\n\n|\r\r")
-_LINE_END: Final = re.compile(rb"\r\n|\n|\r")
-_LONGEST_END: Final = 4
-
-
-class OversizedEventError(Exception):
-    """An event exceeds `MAX_EVENT_BYTES`."""
-
-
-class EventSplitter:
-    """Splits received bytes into events."""
-
-    def __init__(self) -> None:
-        self.rest = b""
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Add bytes and return the complete events, each with its empty line.
-
-        Raises:
-            OversizedEventError: An event is too long.
-        """
-        start = max(0, len(self.rest) - _LONGEST_END + 1)
-        self.rest += data
-        found, at = [], 0
-        while (end := _END.search(self.rest, max(at, start))) is not None:
-            found.append(self.rest[at : end.end()])
-            at = end.end()
-        self.rest = self.rest[at:]
-        if len(self.rest) > MAX_EVENT_BYTES:
-            raise OversizedEventError(f"an event is longer than {MAX_EVENT_BYTES} bytes")
-        return found
-
-
-class MessagesSplitter(EventSplitter):
-    """Splits bytes into events of Anthropic's Messages API, and returns them as events of chat completions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._events = MessageEvents()
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Add bytes and return the complete events, translated.
-
-        Raises:
-            OversizedEventError: An event is too long.
-        """
-        return [each for event in super().feed(data) for each in self._translate(event)]
-
-    def _translate(self, event: bytes) -> list[bytes]:
-        data = data_of(event)
-        payload = None if data is None else _object_in(data)
-        if payload is None:
-            return [event]  # a comment, or garbage, which `AnswerState` detects
-        if payload.get("type") == "ping":
-            return [b": ping\n\n"]
-        was_done = self._events.done
-        try:
-            chunks = self._events.take(payload)
-        except DialectError:
-            return [b"data: {}\n\n"]  # garbage
-        found = [data_event(each) for each in chunks]
-        return [*found, DONE] if self._events.done and not was_done else found
 
 
 class Kind(enum.Enum):
@@ -92,8 +27,22 @@ class Kind(enum.Enum):
     GARBAGE = "nothing that can be read"
 
 
+class AnswerEvent(NamedTuple):
+    """One event of an answer.
+
+    Attributes:
+        encoded: The event for a client of chat completions. It has no `id` and no `retry`: they are instructions for
+            reconnecting to the backend.
+        body: Its data; empty for a comment, for the end, and for what cannot be read.
+    """
+
+    kind: Kind
+    encoded: bytes = b""
+    body: JsonObject = {}  # noqa: RUF012 (never changed)
+
+
 class AnswerState:
-    """Classifies the events of one answer.
+    """Reads the events of one answer.
 
     Attributes:
         error: Error that the backend sent.
@@ -101,12 +50,21 @@ class AnswerState:
         done: Whether `[DONE]` was received.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model: str, *, uses_messages: bool = False) -> None:
+        """Read an answer.
+
+        Args:
+            model: Name of the model in the client's request.
+            uses_messages: Whether the answer is in Anthropic's Messages format.
+        """
         self._usage: Usage | None = None
         self._has_text = False
         self.error: dict[str, Any] | None = None
         self.model = ""
         self.done = False
+        self._parser = EventParser()
+        self._messages = MessageEvents() if uses_messages else None
+        self._form = ChatForm(model)
         self._finished: dict[int, bool] = {}
 
     @property
@@ -119,32 +77,65 @@ class AnswerState:
         """Whether the answer is complete: `[DONE]` was received, or every choice has a `finish_reason`."""
         return self.done or (bool(self._finished) and all(self._finished.values()))
 
-    def take(self, event: bytes) -> Kind:
-        """Process the next event and return its kind."""
-        data = data_of(event)
-        if data is None:
-            return Kind.COMMENT
+    def feed(self, piece: bytes) -> list[AnswerEvent]:
+        """Process the next bytes and return the events that they complete.
+
+        Raises:
+            OversizedEventError: An event is too long.
+        """
+        return [each for event in self._parser.feed(piece) for each in self._read(event)]
+
+    def end(self) -> list[AnswerEvent]:
+        """Process the end of the stream and return its last event, if its empty line is missing."""
+        return [each for event in self._parser.end() for each in self._read(event)]
+
+    def _read(self, event: ServerEvent) -> list[AnswerEvent]:
+        data = event.data
+        if data is None or not data.strip():
+            return [AnswerEvent(Kind.COMMENT, b":%b\n\n" % event.comment)]
         if data.strip() == b"[DONE]":
-            self.done = True
-            return Kind.DONE
-        payload = _object_in(data)
-        if payload is None:
-            return Kind.GARBAGE
-        error = error_in(payload)
+            return self._end()
+        body = _parsed(data)
+        if event.name == b"error" and error_in(body) is None:
+            return [self._take({"error": error_in(body, refused=True) or {"message": data.decode("utf-8", "replace")}})]
+        if self._messages is None or not isinstance(body, dict):
+            return [self._take(body, data)]
+        if body.get("type") == "ping":
+            return [AnswerEvent(Kind.COMMENT, b": ping\n\n")]
+        try:
+            found = [self._take(each) for each in self._messages.take(body)]
+        except DialectError:
+            return [AnswerEvent(Kind.GARBAGE)]
+        return found + self._end() if self._messages.done else found
+
+    def _end(self) -> list[AnswerEvent]:
+        was_done, self.done = self.done, True
+        return [] if was_done else [AnswerEvent(Kind.DONE, DONE)]
+
+    def _take(self, body: object, data: bytes = b"\n") -> AnswerEvent:
+        """Convert and classify an event; `data` is reused if it is one line and nothing has changed."""
+        error = error_in(body)
         if error is not None:
             self.error = dict(error)
-            return Kind.ERROR
-        self._usage = usage_of(payload, self._usage)
-        self._has_text = self._has_text or has_text(payload)
-        if isinstance(model := payload.get("model"), str):
+            return AnswerEvent(Kind.ERROR)
+        if not isinstance(body, dict):
+            return AnswerEvent(Kind.GARBAGE)
+        self._usage = usage_of(body, self._usage)
+        self._has_text = self._has_text or has_text(body)
+        if isinstance(model := body.get("model"), str):
             self.model = self.model or model
-        choices = payload.get("choices")
+        try:
+            is_changed = self._form.convert(body, "delta")
+            encoded = data_event(body) if is_changed or b"\n" in data else b"data: %b\n\n" % data
+        except (DialectError, orjson.JSONEncodeError):
+            return AnswerEvent(Kind.GARBAGE)
+        choices = body.get("choices")
         if not isinstance(choices, list):
-            return Kind.GARBAGE
+            return AnswerEvent(Kind.GARBAGE)
         if not choices:
-            return Kind.USAGE if "usage" in payload else Kind.PIECE
+            return AnswerEvent(Kind.USAGE if "usage" in body else Kind.PIECE, encoded, body)
         self._record_finished(choices)
-        return Kind.PIECE
+        return AnswerEvent(Kind.PIECE, encoded, body)
 
     def _record_finished(self, choices: list[Any]) -> None:
         for choice in choices:
@@ -154,15 +145,11 @@ class AnswerState:
                 self._finished[at] = self._finished.get(at, False) or bool(choice.get("finish_reason"))
 
 
-def data_of(event: bytes) -> bytes | None:
-    """Return the data of an event; None if it has none, like a comment."""
-    found = [line[5:] for line in _LINE_END.split(event) if line.startswith(b"data:")]
-    return b"\n".join(line.removeprefix(b" ") for line in found) if found else None
-
-
-def _object_in(data: bytes) -> dict[str, Any] | None:
-    try:
-        payload = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        return None
-    return payload if isinstance(payload, dict) else None
+def _parsed(data: bytes) -> object:
+    """Return parsed data; None if it is not JSON. Invalid UTF-8 is replaced, as the format of streams requires."""
+    for text in (data, data.decode("utf-8", "replace")):
+        try:
+            return orjson.loads(text)
+        except orjson.JSONDecodeError:
+            continue
+    return None

@@ -15,6 +15,7 @@ import attrs
 import orjson
 import trio
 
+from llmkube.base.event_stream import EventParser, OversizedEventError
 from llmkube.base.http.errors import HttpError
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.message import Headers, Response, encode_lines
@@ -22,7 +23,7 @@ from llmkube.router.continuation.joined_answer import JoinedAnswer
 from llmkube.router.continuation.token_count import JoinError
 from llmkube.router.dialects.dialect import AnswerTranslator, DialectError, data_event
 from llmkube.router.dispatch.attempt import Stream
-from llmkube.router.dispatch.event_stream import DONE, EventSplitter, Kind, OversizedEventError, data_of
+from llmkube.router.dispatch.event_stream import DONE, AnswerEvent, Kind
 from llmkube.router.health.engine_watch import WaitingRequest
 from llmkube.router.refusals import error_object
 
@@ -83,14 +84,15 @@ class ClientStream:
         """End the stream of a complete answer.
 
         Args:
-            timing: `Server-Timing` value: sent as a comment before the last event, if the format has comments.
+            timing: `Server-Timing` value: a comment in the last event, if the format has comments. It has no empty line
+                of its own, for which some clients dispatch an event.
 
         Raises:
             DialectError: The answer is incomplete in the client's dialect; the end was not sent.
         """
         last = self.translator.end() if self.translator else DONE
         if self.translator is None or self.translator.media_type == _EVENT_STREAM:
-            last = b": server-timing %b\n\n%b" % (timing.encode(), last)
+            last = b": server-timing %b\n%b" % (timing.encode(), last)
         await self._send(last, b"0\r\n\r\n")
         self.exchange.complete = True
 
@@ -110,12 +112,11 @@ class ClientStream:
     def _translated(self, events: bytes) -> bytes:
         assert self.translator is not None
         found = b""
-        for event in EventSplitter().feed(events):
-            data = data_of(event)
-            if data is None:
+        for event in EventParser().feed(events):
+            if event.data is None:
                 found += self.translator.waiting()
-            elif data.strip() != b"[DONE]":
-                found += self.translator.event(orjson.loads(data))
+            else:
+                found += self.translator.event(orjson.loads(event.data))
         return found
 
 
@@ -228,27 +229,27 @@ async def _pass_events(stream: Stream, client: ClientStream, waiting: WaitingReq
             silence.deadline = until
             try:
                 piece = await stream.answer.receive_some()
-                events = stream.splitter.feed(piece)
+                events = stream.state.feed(piece) if piece else stream.state.end()
             except HttpError:
                 return Ending.BROKEN
             except OversizedEventError:
                 return Ending.GARBAGE
             silence.deadline = float("inf")
             waiting.last_received_at = trio.current_time()
+            bad = next((at for at, event in enumerate(events) if event.kind in (Kind.ERROR, Kind.GARBAGE)), None)
+            await client.send(_visible_events(stream, client, events[:bad]))
+            if bad is not None and events[bad].kind is Kind.ERROR:
+                return Ending.ERROR
             if not piece:
-                return Ending.COMPLETE if stream.state.is_complete and not stream.splitter.rest else Ending.CUT
-            read = [(stream.state.take(event), event) for event in events]
-            kinds = [kind for kind, _ in read]
-            bad = next((at for at, kind in enumerate(kinds) if kind in (Kind.ERROR, Kind.GARBAGE)), None)
-            await client.send(_visible_events(stream, client, read[:bad]))
+                return Ending.COMPLETE if stream.state.is_complete and bad is None else Ending.CUT
             if bad is not None:
-                return Ending.ERROR if kinds[bad] is Kind.ERROR else Ending.GARBAGE
+                return Ending.GARBAGE
             if events:
                 until = trio.current_time() + stream.silence_seconds
     return Ending.SILENT if silence.cancelled_caught else Ending.COMPLETE
 
 
-def _visible_events(stream: Stream, client: ClientStream, read: Sequence[tuple[Kind, bytes]]) -> bytes:
+def _visible_events(stream: Stream, client: ClientStream, read: Sequence[AnswerEvent]) -> bytes:
     """Return the events for the client, without `[DONE]`, which `ClientStream.end` sends.
 
     Raises:
@@ -256,15 +257,15 @@ def _visible_events(stream: Stream, client: ClientStream, read: Sequence[tuple[K
     """
     hides, joined = stream.hides_usage, client.joined
     if joined is None or joined.is_passthrough:
-        return b"".join(event for kind, event in read if kind is not Kind.DONE and not (hides and kind is Kind.USAGE))
+        return b"".join(
+            each.encoded for each in read if each.kind is not Kind.DONE and not (hides and each.kind is Kind.USAGE)
+        )
     found = []
-    for kind, event in read:
-        if kind is Kind.DONE:
-            continue
-        if kind is Kind.COMMENT or (data := data_of(event)) is None:
-            found.append(event)
-        else:
-            found.append(joined.take(data, event, hidden=hides and kind is Kind.USAGE))
+    for kind, encoded, body in read:
+        if kind is Kind.COMMENT:
+            found.append(encoded)
+        elif kind is not Kind.DONE:
+            found.append(joined.take(body, encoded, hidden=hides and kind is Kind.USAGE))
     return b"".join(found)
 
 

@@ -14,6 +14,7 @@ import attrs
 from llmkube.base.http.message import Headers
 from llmkube.router.backends import NOT_FOUND, NOT_READY, will_be_ready
 from llmkube.router.config.routing_config import is_local_url
+from llmkube.router.dialects.error_shapes import error_of
 
 MAX_RETRY_AFTER_SECONDS: Final = 3600.0
 """Upper limit for the retry delay that a backend requests."""
@@ -114,14 +115,10 @@ def is_content_refusal(error: Mapping[str, Any]) -> bool:
     return any(isinstance(code, str) and code.lower() in _CONTENT_CODES for code in codes)
 
 
-def error_in(answer: object) -> Mapping[str, Any] | None:
-    """Return the error in a response body, whatever its status; None if it has none."""
-    if not isinstance(answer, dict):
-        return None
-    error = answer.get("error")
-    if isinstance(error, str) and error:
-        return {"message": redact_addresses(error)}
-    if not isinstance(error, dict) or not error:
+def error_in(answer: object, *, refused: bool = False) -> Mapping[str, Any] | None:
+    """Return the error in a response body or an event; None if it has none; for `refused` see `error_of`."""
+    error = error_of(answer, refused=refused)
+    if error is None:
         return None
     return {name: redact_addresses(each) if isinstance(each, str) else each for name, each in error.items()}
 

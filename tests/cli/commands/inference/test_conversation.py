@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from cli.cli_objects import condition, service
 from cli.memory_cluster import open_cluster_client
 from http_lab import MemoryListener, cut
+from llmkube.base.event_stream import MAX_EVENT_BYTES
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server
 from llmkube.cli.commands.inference import conversation
 from llmkube.cli.commands.inference.conversation import (
-    MAX_EVENT_BYTES,
     Conversation,
     Delta,
     EventReader,
@@ -329,6 +329,15 @@ def test_pieces_may_end_anywhere(positions):
 def test_reasoning_is_separate():
     """Reasoning is not part of the answer."""
     assert EventReader().feed(event(reasoning_content="hm")) == [Delta(reasoning="hm")]
+    assert EventReader().feed(event(reasoning="hm", content=[{"type": "text", "text": "a"}])) == [Delta("a", "hm")]
+
+
+def test_a_stream_may_end_without_its_last_newline():
+    """The last event is complete; what is in the middle of an event is not."""
+    reader = EventReader()
+    assert reader.feed(b"\xef\xbb\xbf" + event(content="a").replace(b"\n", b"\r") + b"data: [DONE]") == [Delta("a")]
+    assert reader.feed(b"") == []
+    assert reader.done
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,4 @@
-"""The route to a served model, and a conversation with it, with streamed answers.
-
-Of server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html), it parses what OpenAI-compatible
-servers use: `data` lines and, from llama.cpp, `error` lines; comments and other fields are ignored.
-"""
+"""The route to a served model, and a conversation with it, with streamed answers."""
 
 import contextlib
 import ipaddress
@@ -14,6 +10,7 @@ from urllib.parse import urlsplit
 import attrs
 import trio
 
+from llmkube.base.event_stream import EventParser, OversizedEventError
 from llmkube.base.http.client import HttpClient
 from llmkube.base.http.dial import Connect, dial
 from llmkube.base.http.errors import ConnectError, ConnectionLostError, HttpError
@@ -31,6 +28,8 @@ from llmkube.k8s.port_forward import connect_to_pod
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.service_health import pods_of
 from llmkube.programs.failures import CommandError
+from llmkube.router.dialects.chat_form import unify_texts
+from llmkube.router.dialects.error_shapes import error_of, parsed_refusal
 
 
 @attrs.frozen
@@ -118,7 +117,6 @@ async def not_ready_text(cluster: Cluster, service: InferenceService) -> str:
     )
 
 
-MAX_EVENT_BYTES: Final = 4 * 1024 * 1024
 DONE: Final = "[DONE]"
 
 
@@ -137,48 +135,35 @@ class Delta:
 
 @attrs.define(eq=False)
 class EventReader:
-    """An incremental parser of server-sent events.
+    """Reads the events of a streamed chat completion.
 
     Attributes:
         done: Whether the final event was received.
     """
 
     done: bool = False
-    _rest: bytearray = attrs.field(factory=bytearray)
-    _data: list[str] = attrs.field(factory=list)
+    _parser: EventParser = attrs.field(factory=EventParser)
 
     def feed(self, piece: bytes) -> list[Delta]:
-        """Parse the next bytes and return the completed events.
+        """Parse the next bytes, or b"" for the end of the stream, and return the completed events.
 
         Raises:
             StreamError: An event cannot be read, is an error, or is too long.
         """
-        self._rest += piece
-        if len(self._rest) > MAX_EVENT_BYTES:
-            raise StreamError(f"a line of the answer is longer than {MAX_EVENT_BYTES} bytes")
-        *lines, rest = self._rest.split(b"\n")
-        self._rest = bytearray(rest)
+        try:
+            events = self._parser.feed(piece) if piece else self._parser.end()
+        except OversizedEventError as exc:
+            raise StreamError(str(exc)) from exc
         found = []
-        for raw in lines:
-            line = raw.rstrip(b"\r").decode("utf-8", "replace")
-            if line:
-                self._take_line(line)
-            elif self._data:
-                text = "\n".join(self._data)
-                self._data.clear()
-                if text.strip() == DONE:
-                    self.done = True
-                else:
-                    found.append(parse_event(text))
+        for event in events:
+            text = (event.data or b"").decode("utf-8", "replace").strip()
+            if event.name == b"error":
+                raise StreamError(error_text(text))
+            if text == DONE:
+                self.done = True
+            elif text:
+                found.append(parse_event(text))
         return found
-
-    def _take_line(self, line: str) -> None:
-        name, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        if name == "data":
-            self._data.append(value)
-        elif name == "error":
-            raise StreamError(error_text(value))
 
 
 def parse_event(text: str) -> Delta:
@@ -191,7 +176,7 @@ def parse_event(text: str) -> Delta:
         event = json.loads(text)
     except (ValueError, RecursionError):
         raise StreamError(f"the engine sent something that is not JSON: {text[:120]!r}") from None
-    if isinstance(event, dict) and event.get("error"):
+    if error_of(event) is not None:
         raise StreamError(error_text(text))
     choices = event.get("choices") if isinstance(event, dict) else None
     if not isinstance(choices, list):
@@ -199,19 +184,14 @@ def parse_event(text: str) -> Delta:
     choice = choices[0] if choices and isinstance(choices[0], dict) else {}  # usage comes in an event without choices
     delta = choice.get("delta")
     delta = delta if isinstance(delta, dict) else {}
+    unify_texts(delta)
     return Delta(_text(delta, "content"), _text(delta, "reasoning_content"), _text(choice, "finish_reason"))
 
 
 def error_text(text: str) -> str:
     """Return the message of an error object, or the beginning of a text that is not one."""
-    try:
-        error = json.loads(text)
-    except (ValueError, RecursionError):
-        return text[:200]
-    if isinstance(error, dict):
-        error = error.get("error", error)
-    message = error.get("message") if isinstance(error, dict) else error
-    return str(message or text[:200])
+    error = error_of(parsed_refusal(text.encode()), refused=True) or {}
+    return str(error.get("message") or text[:200])
 
 
 def _text(found: dict[str, Any], name: str) -> str:
@@ -318,15 +298,17 @@ async def _read(answer: StreamedResponse, route: Route, on_delta: OnDelta) -> st
     reader, finish_reason = EventReader(), ""
     while not reader.done:
         piece = await answer.receive_some()
-        if not piece:
-            break
         try:
             deltas = reader.feed(piece)
         except StreamError as exc:
+            if not piece:
+                break  # in the middle of an event
             raise CommandError(f"the answer ended with an error: {exc}") from exc
         for delta in deltas:
             finish_reason = delta.finish_reason or finish_reason
             on_delta(delta)
+        if not piece:
+            break
     if not reader.done and not finish_reason:
         raise CommandError(f"the answer is incomplete: {route.name} closed the connection; ask again")
     return finish_reason
