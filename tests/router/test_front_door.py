@@ -143,7 +143,7 @@ async def test_model_chooses_the_engine(world, directory, body, port, forwarded)
         (TWO, "GET", CHAT, None, 405, "method_not_allowed", "GET"),
         (TWO, "POST", "/v1/models", {}, 405, "method_not_allowed", "POST"),
         (TWO, "GET", "/v1/models/gone", None, 404, "model_not_found", "'chat'"),
-        (TWO, "POST", "/chat/completions", {"model": "chat"}, 404, "not_found", "/v1/chat/completions"),
+        (TWO, "POST", "/props", {"model": "chat"}, 404, "not_found", "/v1/chat/completions"),
         (TWO, "POST", "/health", {}, 404, "not_found", "/v1"),
         (TWO, "POST", "/", {}, 404, "not_found", "/v1"),
         (TWO, "POST", "/v1", {}, 404, "not_found", "/v1/chat/completions"),
