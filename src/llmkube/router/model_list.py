@@ -265,4 +265,6 @@ def _fields_in(answer: object, alias: str) -> Mapping[str, Any]:
     models = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
     ids = {alias, alias.rpartition("/")[2]}  # a gateway lists the short id if it is unique among namespaces
     fields = next((each for each in models if each.get("id") in ids), models[0] if len(models) == 1 else {})
-    return {name: fields[name] for name in _ENGINE_FIELDS if isinstance(fields.get(name), dict)}
+    context = fields.get("max_model_len")  # vLLM's and SGLang's name
+    known = {"meta": {"n_ctx": context}} if isinstance(context, int) else {}
+    return known | {name: fields[name] for name in _ENGINE_FIELDS if isinstance(fields.get(name), dict)}

@@ -1,9 +1,13 @@
 """The mapping of the gateway's paths to routers."""
 
+import json
+from types import SimpleNamespace
+
 import pytest
 
+from http_lab import head_of
 from llmkube.k8s.resource import Key
-from llmkube.programs.router_host.router_paths import router_url, split_target
+from llmkube.programs.router_host.router_paths import router_url, routers_handler, split_target
 
 
 @pytest.mark.parametrize(
@@ -29,3 +33,25 @@ def test_a_router_s_address_leads_to_it():
     """The gateway understands the address of the status."""
     url = router_url("http://127.0.0.1:8080", Key("ml", "front"))
     assert split_target(url.removeprefix("http://127.0.0.1:8080") + "/v1") == (Key("ml", "front"), "/v1")
+
+
+@pytest.mark.parametrize(
+    ("path", "message_of"),
+    [
+        ("/routers/ml/gone/api/chat?x=1", lambda body: body["error"]),
+        ("/routers/ml/gone/v1/messages", lambda body: body["error"]["message"] if body["type"] == "error" else None),
+        ("/routers/ml/gone/v1/models", lambda body: body["error"]["message"]),
+        ("/routers/ml", lambda body: body["error"]["message"]),
+    ],
+)
+async def test_a_missing_router_is_reported_in_the_dialect_of_the_path(path, message_of):
+    """The client would not read an error of another API."""
+    answers = []
+
+    async def respond(answer):  # noqa: ASYNC124
+        answers.append(answer)
+
+    exchange = SimpleNamespace(head=head_of(path), respond=respond)
+    await routers_handler(lambda _: None, None)(exchange)
+    (answer,) = answers
+    assert (answer.status, "no router is running" in message_of(json.loads(answer.body))) == (404, True)

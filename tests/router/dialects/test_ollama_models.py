@@ -41,7 +41,7 @@ def test_a_list_has_what_clients_read():
         ({"rerank"}, []),
     ],
 )
-def test_a_model_can_do_what_its_engine_and_its_tags_say(tags, expected):
+def test_capabilities_are_those_of_the_tags_and_of_the_engine(tags, expected):
     """Abilities of the chat template do not matter for a model that is served for embeddings."""
     facts = ModelFacts().with_props(PROPS)
     assert shown("m", tags, facts, 0)["capabilities"] == expected
@@ -61,6 +61,12 @@ def test_details_have_the_file_and_the_context_of_one_request():
     }
     assert (found["details"]["family"], found["details"]["quantization_level"]) == ("llama", "Q4_K_M")
     assert found["template"] == PROPS["chat_template"]
+
+
+def test_an_older_engine_reports_its_template_only():
+    """A template that has no tools gets none."""
+    for template, abilities in (("{% for t in tools %}", {"tools"}), ("{{ messages }}", set())):
+        assert ModelFacts().with_props({"chat_template": template}).abilities == abilities
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.programs.one_machine import AgentDirectory
+from llmkube.router.dialects.inbound import in_dialect
 from llmkube.router.origin_policy import cors_lines, refuse_foreign_pages
 from llmkube.router.proxy.default_route import Services, default_config, run_default_route
 from llmkube.router.proxy.router import LIMITS
@@ -171,7 +172,9 @@ async def open_world(*engines):
         handler = await nursery.start(run_default_route, world.there, client)
         for engine in world.engines.values():
             await nursery.start(run_server, engine.handle, [engine.listener])
-        await nursery.start(partial(run_server, handler, [world.front], judge=refuse_foreign_pages, stamp=cors_lines))
+        await nursery.start(
+            partial(run_server, handler, [world.front], judge=in_dialect(refuse_foreign_pages), stamp=cors_lines)
+        )
         yield world
         nursery.cancel_scope.cancel()
 
@@ -380,6 +383,21 @@ async def test_a_request_without_a_prompt_loads_a_model_that_runs():
             assert (stopped.status, "it was stopped" in json.loads(stopped.body)["error"]) == (503, True)
         unload = await world.ask("/api/generate", {"model": "chat", "keep_alive": 0})
     assert (unload.status, "llmkube scale" in json.loads(unload.body)["error"]) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "message_of"),
+    [
+        ("/api/tags", lambda body: body["error"]),
+        ("/v1/messages", lambda body: body["error"]["message"] if body["type"] == "error" else None),
+        (CHAT, lambda body: body["error"]["message"]),
+    ],
+)
+async def test_a_refusal_of_the_head_has_the_dialect_of_its_path(path, message_of):
+    """It is sent before a route is known."""
+    async with open_world() as world:
+        refused = await world.ask(path, HELLO, origin="https://evil.example")
+    assert (refused.status, "https://evil.example may not" in message_of(json.loads(refused.body))) == (403, True)
 
 
 async def test_paths_without_v1_reach_the_engine_unchanged():

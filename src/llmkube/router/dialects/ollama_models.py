@@ -83,7 +83,9 @@ class ModelFacts:
         )
         thinks = caps.get("supports_preserve_reasoning") or caps.get("supports_reasoning_effort")
         reported = {
-            "tools": caps.get("supports_tools") or caps.get("supports_tool_calls"),
+            "tools": caps.get("supports_tools")
+            or caps.get("supports_tool_calls")
+            or (not caps and "tools" in template),
             "vision": inputs.get("vision"),
             "thinking": thinks or "enable_thinking" in template,
         }
