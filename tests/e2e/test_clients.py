@@ -132,7 +132,8 @@ def check_ollama(got):
     """Check Ollama's client, whose API is translated; `test_router_dialects` checks its tools."""
     assert {got[each].strip() for each in ("plain", "streaming", "generate")} == {ANSWER}
     assert (got["models"], got["running"]) == (["demo", "emb", "off"], ["demo", "emb"])
-    assert (got["embeddings"], got["show"]) == (2, ["embedding"])
+    assert (got["embeddings"], got["embedding"], got["show"]) == (2, True, ["embedding"])
+    assert (got["context"], got["load"]) == (512, ["load", "load", "success"])
     assert got["unknown"][0] == got["stopped"][0] == "ResponseError"
     assert "no model 'gone'; available: 'demo', 'emb', 'off'" in got["unknown"][1]
     assert "is not ready (ScaledToZero)" in got["stopped"][1]

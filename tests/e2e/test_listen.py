@@ -67,6 +67,7 @@ async def test_another_machine_needs_the_key_and_a_port_scan_finds_nothing_open(
                 assert (await ask(url, method, closed)).status == 401, (method, closed)
         assert (await ask(url)).headers.get("www-authenticate") == "Bearer"
         assert json.loads((await ask(url)).body)["error"]["code"] == "invalid_api_key"
+        assert isinstance(json.loads((await ask(url, "GET", "/api/tags")).body)["error"], str)
         assert (await ask(url, authorization=f"Bearer {key[:-1]}")).status == 401
         assert (await ask(url, x_api_key="wrong")).status == 401
         assert json.loads((await ask(url, "GET", "/health")).body) == {"status": "ok"}
@@ -76,7 +77,9 @@ async def test_another_machine_needs_the_key_and_a_port_scan_finds_nothing_open(
             assert json.loads(answer.body)["choices"][0]["message"]["content"] == ANSWER
             assert (await ask(url, origin="https://evil.example", **shown)).status == 403
         assert (await ask(gateway)).status == 200
-        assert (await ask(gateway, "GET", "/health")).status == 200
+        for other in (gateway, gateway.replace("127.0.0.1", "[::1]")):
+            assert (await ask(other, "GET", "/health")).status == 200
+            assert isinstance(json.loads((await ask(other, "GET", "/api/none")).body)["error"], str)
 
         everything = " ".join(" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
         everything += up.out + up.err + "".join(log.read_text() for log in state.rglob("*.log*"))

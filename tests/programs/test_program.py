@@ -122,6 +122,24 @@ async def test_a_taken_port_names_its_flag():
         pass
 
 
+async def test_a_second_loopback_address_has_the_same_port():
+    """Clients that resolve localhost to ::1 reach the gateway; a program that has the port there is an error."""
+    async with open_port(0, "--gateway-port", also="::1") as port:
+        assert {one.socket.getsockname()[0] for one in port.listeners} == {"127.0.0.1", "::1"}
+        (number,) = {one.socket.getsockname()[1] for one in port.listeners}
+        assert port.url == f"http://127.0.0.1:{number}"
+    async with open_port(number, "--listen", "::1"):
+        with pytest.raises(PortTakenError, match=rf"--gateway-port: cannot listen on \[::1\]:{number}"):
+            async with open_port(number, "--gateway-port", also="::1"):
+                pass
+
+
+async def test_a_machine_without_the_second_address_listens_on_the_first():
+    """2001:db8::1 is an address that no machine has (RFC 3849)."""
+    async with open_port(0, "--gateway-port", also="2001:db8::1") as port:
+        assert [one.socket.getsockname()[0] for one in port.listeners] == ["127.0.0.1"]
+
+
 async def test_port_0_may_mean_none():
     """Where 0 turns a server off, no port is opened."""
     async with open_optional_port(0, "--port") as port:

@@ -3,6 +3,7 @@
 import datetime
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import structlog.testing
@@ -12,11 +13,14 @@ import trio.testing
 from http_lab import MemoryListener, always, converse, receive_until, serve_connection
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import ConnectionLostError
+from llmkube.base.http.heads import read_request
+from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server
 from llmkube.router.backends import Backend, State, UnavailableModel
 from llmkube.router.front_door import PassThrough, passing_door
 from llmkube.router.origin_policy import cors_lines, refuse_foreign_pages
+from llmkube.router.refusals import RefusedError
 
 BORN = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
 GATEWAY = "http://gateway:8080"
@@ -162,7 +166,7 @@ async def test_an_answer_has_the_name_in_the_request(world, sent):
         (TWO, "GET", CHAT, None, 405, "method_not_allowed", "GET"),
         (TWO, "POST", "/v1/models", {}, 405, "method_not_allowed", "POST"),
         (TWO, "GET", "/v1/models/gone", None, 404, "model_not_found", "'chat'"),
-        (TWO, "POST", "/chat/completions", {"model": "chat"}, 404, "not_found", "/v1/chat/completions"),
+        (TWO, "POST", "/props", {"model": "chat"}, 404, "not_found", "/v1/chat/completions"),
         (TWO, "POST", "/health", {}, 404, "not_found", "/v1"),
         (TWO, "POST", "/", {}, 404, "not_found", "/v1"),
         (TWO, "POST", "/v1", {}, 404, "not_found", "/v1/chat/completions"),
@@ -187,6 +191,16 @@ async def test_refusals_are_shaped_like_openai(  # noqa: PLR0917 (a table's colu
     assert answer.headers.get("retry-after") == ("7" if status == 503 and not stopped else None)
     assert answer.headers.get("x-should-retry") == ("false" if stopped else None)  # U4: only a user can start it
     assert ("allow" in answer.headers) is (status == 405)
+
+
+@pytest.mark.parametrize(("peer", "path"), [("192.168.1.9", "/slots"), ("fe80::1%eth0", "/slots/"), ("x", "/slots")])
+async def test_slots_are_for_this_machine_alone(peer, path):
+    """Older engines show the prompts of all clients there."""
+    head = read_request(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode(), Limits())
+    exchange = SimpleNamespace(head=head, peer=peer)
+    with pytest.raises(RefusedError) as caught:
+        await PassThrough(ONE, None)(exchange)
+    assert (caught.value.response.status, caught.value.code) == (403, "slots_closed")
 
 
 async def test_models_are_listed_from_the_directory(world):

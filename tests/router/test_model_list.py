@@ -57,6 +57,14 @@ async def test_the_context_is_the_engines_own_and_asked_for_once(nursery):
     assert asked == [("/v1/models", "Bearer k")]
 
 
+async def test_the_context_of_vllm_has_the_same_name(nursery):
+    """Its list has `max_model_len`."""
+    listener, _ = await engine(nursery, [b'{"data": [{"id": "x", "max_model_len": 4096}]}'])
+    async with open_http_client(listener.connect) as client:
+        (model,) = await ModelList(None, 7, client).objects(models_in(Directory(chat=Backend("h", 1, "x"))))
+    assert model["meta"] == {"n_ctx": 4096}
+
+
 async def test_unreported_figures_are_omitted(nursery):
     """A model is listed without figures if its engine returns something else, or is not running."""
     answers = [b"no JSON", b"[]", json.dumps({"data": []}).encode(), json.dumps({"data": [{"meta": "?"}]}).encode()]

@@ -40,6 +40,7 @@ from llmkube.programs.lan_gateway import LanGateway, ListenSettings, open_lan_ga
 from llmkube.programs.ollama_library import local_ollama
 from llmkube.programs.program import (
     LOOPBACK,
+    LOOPBACK_IPV6,
     Stop,
     freeze_heap,
     open_port,
@@ -51,7 +52,7 @@ from llmkube.programs.router_host.router_host import RouterHost
 from llmkube.programs.router_host.router_paths import ROUTERS, refuse_models, routers_handler
 from llmkube.programs.server_side_apply import Applier, ApplyResult, Manifest
 from llmkube.router.backends import Backend, State, UnavailableModel
-from llmkube.router.dialects.inbound import unread_refusal
+from llmkube.router.dialects.inbound import in_dialect, unread_refusal
 from llmkube.router.origin_policy import cors_lines, refuse_foreign_pages
 from llmkube.router.proxy.default_route import Services, run_default_route
 from llmkube.supervisor.agent import run_agent
@@ -146,6 +147,7 @@ def _lookup_result(key: Key, view: ServiceView) -> LookupResult:
         _RETRY_SECONDS.get(meaning),
         State.UNLOADED if failed or meaning is Meaning.STOPPED else State.LOADING,
         failed,
+        str(key),
     )
 
 
@@ -265,7 +267,7 @@ class _Up(Generic[T]):
         outcome = None
         async with (
             open_loop_watchdog() as loop_watchdog,
-            open_port(config.gateway_port, "--gateway-port") as gateway,
+            open_port(config.gateway_port, "--gateway-port", also=LOOPBACK_IPV6) as gateway,
             open_port(config.probe_port, "--probe-port") as probes,
             open_lan_gateway(self.plan.listen, self.plan.state_dir, judge) as lan,
             open_server(self.plan.state_dir, config.api_port, field="--api-port") as server,
@@ -327,13 +329,13 @@ class _Up(Generic[T]):
                     handler = routers_handler(routers.find, default)
                     stamp = partial(cors_lines, https_proxy_pages=config.https_proxy_pages)
                     serve = partial(run_server, handler, stamp=stamp, unread=unread_refusal)
-                    serve_gateway = partial(serve, sockets.listen(gateway.listeners), judge=judge)
+                    serve_gateway = partial(serve, sockets.listen(gateway.listeners), judge=in_dialect(judge))
                     await support.start(serve_gateway)
                     if lan is not None:
                         support.start_soon(
                             run_lan_listener,
                             lan.port,
-                            lambda listeners: serve(sockets.listen(listeners), judge=lan.judge),
+                            lambda listeners: serve(sockets.listen(listeners), judge=in_dialect(lan.judge)),
                             own_addresses,
                         )
                     await support.start(run_probes, view.ready, registry, probes.listeners)

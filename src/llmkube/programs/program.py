@@ -17,13 +17,16 @@ import attrs
 import psutil
 import trio
 
-from llmkube.base.http.listen import open_listeners
+from llmkube.base.http.listen import ListenError, PortTakenError, open_listeners
 from llmkube.base.http.message import netloc
 
 T = TypeVar("T")
 
 LOOPBACK: Final = "127.0.0.1"
 """Address on which programs listen unless the user sets another."""
+
+LOOPBACK_IPV6: Final = "::1"
+"""Address that many clients try first for `localhost`."""
 
 MAX_DESCRIPTORS: Final = 10_240
 """The highest limit that macOS accepts (OPEN_MAX in its sys/syslimits.h; setrlimit(2))."""
@@ -147,8 +150,14 @@ class Port:
 
 
 @contextlib.asynccontextmanager
-async def open_port(number: int, flag: str, host: str | None = LOOPBACK) -> AsyncIterator[Port]:
+async def open_port(number: int, flag: str, host: str | None = LOOPBACK, *, also: str = "") -> AsyncIterator[Port]:
     """Listen on the loopback address, another one, or with None on all; 0 takes a free port.
+
+    Args:
+        number: The port.
+        flag: Flag that chose it.
+        host: The address.
+        also: Another address that gets the same port, if this machine has it; "" for none.
 
     Raises:
         PortTakenError: Another program has it; the message names the flag.
@@ -158,6 +167,16 @@ async def open_port(number: int, flag: str, host: str | None = LOOPBACK) -> Asyn
         for listener in listeners:
             stack.push_async_callback(listener.aclose)
         taken = listeners[0].socket.getsockname()[1]
+        if also:
+            try:
+                found = await open_listeners(also, taken, field=flag)
+            except PortTakenError:
+                raise
+            except ListenError:
+                found = []  # a machine without IPv6
+            for listener in found:
+                stack.push_async_callback(listener.aclose)
+            listeners += found
         yield Port(listeners, f"http://{netloc((host or LOOPBACK, taken))}")
 
 

@@ -8,6 +8,7 @@ import attrs
 
 from llmkube.base.http.message import Headers
 from llmkube.k8s.wire.reasons import Meaning, Reason
+from llmkube.router.dialects.ollama_models import known_name
 from llmkube.router.refusals import RefusedError, refused
 
 NOT_READY: Final = "model_not_ready"
@@ -18,6 +19,7 @@ NOT_FOUND: Final = "model_not_found"
 
 _MODE_OF_PATH: Final[Mapping[str, str]] = {
     "embeddings": "embedding",
+    "embedding": "embedding",
     "embed": "embedding",
     "rerank": "rerank",
     "reranking": "rerank",
@@ -80,6 +82,7 @@ class UnavailableModel:
         retry_after_seconds: Time after which a retry may succeed; None if it cannot until a person acts.
         state: State in lists of models.
         failed: Whether waiting is pointless.
+        service: Namespace and name of its service; "" if unknown.
     """
 
     reason: str
@@ -87,6 +90,7 @@ class UnavailableModel:
     retry_after_seconds: int | None = 5
     state: State = State.LOADING
     failed: bool = False
+    service: str = attrs.field(default="", eq=False)
 
 
 class ModelDirectory(Protocol):
@@ -119,7 +123,7 @@ def engine_of(directory: ModelDirectory, named: object, path: str) -> Backend:
     model_id = _only_model(directory) if named is None else named
     if not isinstance(model_id, str):
         raise refused(400, '"model" must be a string', "invalid_model")
-    found = directory.lookup(model_id)
+    found = directory.lookup(known_name(model_id, lambda name: directory.lookup(name) is not None))
     if found is None:
         raise no_such_model(model_id, directory.model_ids())
     if isinstance(found, UnavailableModel):

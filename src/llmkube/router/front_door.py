@@ -13,23 +13,25 @@ engines do not implement: those requests are translated, which forwards listed f
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
+from urllib.parse import parse_qs
 
 import attrs
 import structlog
 import trio
 
+from llmkube import __version__
 from llmkube.base.http.client import HttpClient
 from llmkube.base.http.connection import StreamHandler
 from llmkube.base.http.errors import HttpError
 from llmkube.base.http.exchange import StreamExchange
-from llmkube.base.http.forward import forward
+from llmkube.base.http.forward import BodyEditor, forward
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Response
 from llmkube.router.backends import Backend, ModelDirectory, engine_of
 from llmkube.router.budgets.meter import LIMIT_FIELDS
-from llmkube.router.dialects.inbound import DIALECTS, refusal_at
-from llmkube.router.dialects.ollama_models import LIST_PATHS
+from llmkube.router.dialects.inbound import DIALECTS, OLLAMA, refusal_at
+from llmkube.router.dialects.ollama_models import LIST_PATHS, ModelFacts
 from llmkube.router.model_field import (
     BodyError,
     ModelNameRewriter,
@@ -40,18 +42,40 @@ from llmkube.router.model_field import (
     replace_form_model,
     replace_model,
 )
-from llmkube.router.model_list import ModelList, models_in
-from llmkube.router.origin_policy import is_preflight, preflight_answer
+from llmkube.router.model_list import DescribeService, ModelList, models_in
+from llmkube.router.origin_policy import is_loopback, is_preflight, names_near_host, preflight_answer
 from llmkube.router.refusals import RefusedError, refused
 from llmkube.router.responses.store import PREFIX as RESPONSES
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
-_ENGINE_PATHS: Final = frozenset({"/infill", "/tokenize", "/detokenize", "/apply-template"})
-"""Paths of llama.cpp's server outside `/v1` that editors use."""
+_ENGINE_PATHS: Final = frozenset(
+    (
+        *("/infill", "/tokenize", "/detokenize", "/apply-template", "/completion", "/embedding", "/reranking"),
+        *("/chat/completions", "/completions", "/embeddings", "/rerank", "/responses", "/audio/transcriptions"),
+    )
+)
+"""Paths of llama.cpp's server outside `/v1`."""
 
-_WITHOUT_SLOT: Final = frozenset({"/tokenize", "/detokenize", "/apply-template", "/v1/messages/count_tokens"})
+_STATE_PATHS: Final = frozenset({"/props", "/slots", "/metrics", "/lora-adapters"})
+"""Paths of llama.cpp's server that report its state; the query names the model."""
+
+_SLOTS: Final = "/slots"
+_WITHOUT_SLOT: Final = frozenset(
+    ("/tokenize", "/detokenize", "/apply-template", "/v1/messages/count_tokens", "/v1/responses/input_tokens")
+)
 """Paths that an engine serves without a slot."""
+
+_ROUTER_PROPS: Final[Mapping[str, Any]] = {
+    "role": "router",
+    "max_instances": 0,
+    "models_autoload": False,
+    "model_alias": "llmkube",
+    "model_path": "none",
+    "default_generation_settings": {"params": {}, "n_ctx": 0},
+    "build_info": f"llmkube {__version__}",
+}
+"""Properties of llama.cpp's server with several models: no fixed number of them, and none is loaded on request."""
 
 _HINT: Final = """LLMKube gateway: an OpenAI-compatible API; set your client's base URL to this address and /v1.
 
@@ -59,12 +83,18 @@ _HINT: Final = """LLMKube gateway: an OpenAI-compatible API; set your client's b
   GET  /health                 check that the gateway is up
   POST /v1/chat/completions    and the other /v1 paths; the request's "model" selects the engine
   POST /infill, /tokenize, /detokenize, /apply-template    as in llama.cpp's server
+  GET  /props, /slots, /metrics, /lora-adapters ?model=    as in llama.cpp's server
 """
-_OLLAMA: Final = (*(path for path in DIALECTS if path.startswith("/api/")), *LIST_PATHS)
+_OLLAMA: Final = (*(path for path in DIALECTS if path.startswith(OLLAMA)), *LIST_PATHS)
 _OLLAMA_HINT: Final = f"  Ollama's API: {', '.join(_OLLAMA)}\n"
 
 HEALTH_PATHS: Final = ("/health", "/healthz")
-_OPTIONAL: Final = frozenset({"/v1/messages", "/v1/responses"})
+_OPTIONAL: Final = frozenset(
+    (
+        *("/v1/messages", "/v1/responses", "/v1/responses/input_tokens"),
+        *("/chat/completions", "/completions", "/embeddings", "/rerank", "/responses"),
+    )
+)
 """APIs that only some engines implement: requests are passed through first, and translated if that fails."""
 
 _MISSING_STATUSES: Final = (404, 405)
@@ -143,6 +173,9 @@ class PassThrough:
         """
         head = exchange.head
         path = head.path.rstrip("/")
+        if path in _STATE_PATHS and head.method in ("GET", "HEAD"):
+            await self._report_state(exchange, path)
+            return True
         if not path.startswith("/v1/") and path not in _ENGINE_PATHS:
             message = f"nothing at {path or '/'}; the API is under /v1, for instance /v1/chat/completions"
             raise refused(404, message, "not_found")
@@ -157,18 +190,49 @@ class PassThrough:
                 if passage.max_answer_tokens and body.is_json:
                     body.content = await limit_numbers(body.content, LIMIT_FIELDS, passage.max_answer_tokens)
                 is_renamed = isinstance(body.model, str) and body.model != engine.alias
-                return await forward(
-                    exchange,
-                    self.client,
-                    (engine.host, engine.port),
-                    body.content,
-                    credentials=engine.credentials,
-                    excluding=excluding,
-                    wait=passage.wait,
-                    editor=ModelNameRewriter.between(engine.alias, str(body.model)).edit if is_renamed else None,
-                )
+                editor = ModelNameRewriter.between(engine.alias, str(body.model)).edit if is_renamed else None
+                return await self._forward(exchange, engine, body.content, excluding, passage.wait, editor)
         except BodyError as exc:
             raise refused(400, str(exc), "invalid_json") from exc
+
+    async def _report_state(self, exchange: StreamExchange, path: str) -> None:
+        """Respond with the state of an engine, or with that of the gateway if `/props` names no model.
+
+        A page that points its own name at this machine (DNS rebinding) sends no `Origin` with a GET, but that name.
+        """
+        head = exchange.head
+        if not names_near_host(head):
+            message = f"{path} is not available at the name {head.lines.get('host')}; use an address of this machine"
+            raise refused(403, message, "host_refused")
+        if path == _SLOTS and exchange.peer and not is_loopback(exchange.peer):
+            message = "path disabled for other machines: it exposes the prompts of other clients"
+            raise refused(403, message, "slots_closed")
+        named = parse_qs(head.target.partition("?")[2]).get("model", [None])[-1]
+        if named is None and path == "/props":
+            await exchange.respond(Response.json(200, _ROUTER_PROPS))
+            return
+        await self._forward(exchange, engine_of(self.directory, named, path), b"")
+
+    async def _forward(
+        self,
+        exchange: StreamExchange,
+        engine: Backend,
+        body: bytes,
+        excluding: Collection[int] = (),
+        wait: trio.CancelScope | None = None,
+        editor: BodyEditor | None = None,
+    ) -> bool:
+        try:
+            return await forward(
+                exchange,
+                self.client,
+                (engine.host, engine.port),
+                body,
+                credentials=engine.credentials,
+                excluding=excluding,
+                wait=wait,
+                editor=editor,
+            )
         except HttpError as exc:
             if exchange.begun:
                 raise  # the server closes the connection, so that no client takes a partial response for a complete one
@@ -250,30 +314,40 @@ class FrontDoor:
             if path in ("/", "/v1"):
                 return Response.text(200, self.hint)
         below = path.removeprefix("/v1")
+        if below in ("/models/load", "/models/unload") and self.any_field is not None:
+            return self.models.switch(exchange, below.rpartition("/")[2])
         if below == "/models" or below.startswith("/models/"):
             return await self.models.openai(exchange, path)
         if path in LIST_PATHS and self.listed_fields is not None:
-            return self.models.ollama(exchange, path)
+            return await self.models.ollama(exchange, path)
         return None
 
 
 def _is_translated(head: RequestHead, path: str) -> bool:
     """Return whether no engine implements a path: Ollama's API, and reading or deleting stored responses."""
-    return path.startswith("/api/") or (path.startswith(RESPONSES) and head.method != "POST")
+    return path.startswith(OLLAMA) or (path.startswith(RESPONSES) and head.method != "POST")
 
 
-def passing_door(proxy: PassThrough, utcnow: Callable[[], datetime], listed: StreamHandler | None = None) -> FrontDoor:
+def passing_door(
+    proxy: PassThrough,
+    utcnow: Callable[[], datetime],
+    listed: StreamHandler | None = None,
+    describe: DescribeService = lambda _: ModelFacts(),
+) -> FrontDoor:
     """Return the front door of a route that forwards any field.
 
     Args:
         proxy: Forwards requests to engines.
         utcnow: Wall clock, for the mandatory `created` field of OpenAI's model objects.
         listed: Serves requests that engines do not implement; None forwards them to the engines as well.
+        describe: Returns the facts about a service.
     """
     return FrontDoor(
         hint=_HINT if listed is None else _HINT + _OLLAMA_HINT,
         # the creation time of a model is unknown; the gateway's start time is constant
-        models=ModelList(lambda _: models_in(proxy.directory), int(utcnow().timestamp()), proxy.client),
+        models=ModelList(
+            lambda _: models_in(proxy.directory, proxy.client, describe), int(utcnow().timestamp()), proxy.client
+        ),
         any_field=proxy,
         listed_fields=listed,
     )

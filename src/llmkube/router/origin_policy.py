@@ -143,6 +143,22 @@ def preflight_answer(head: RequestHead) -> Response:
     return Response(204, Headers(lines))
 
 
+def names_near_host(head: RequestHead) -> bool:
+    """Return whether the `Host` of a request belongs to this machine or to the networks around it."""
+    try:
+        return is_local(urlsplit(f"//{head.lines.get('host')}").hostname or "")
+    except ValueError:
+        return False
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether an address, as written by a socket, is this machine's own."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
 def is_local(host: str) -> bool:
     """Return whether a name or an address belongs to this machine or to the networks around it."""
     try:

@@ -1,10 +1,11 @@
 """The mapping of the gateway's paths to routers."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
-from http_lab import MemoryListener
+from http_lab import MemoryListener, head_of
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Headers
 from llmkube.base.http.server import run_server
@@ -67,3 +68,25 @@ async def test_a_gateway_that_serves_routers_only(nursery, method, path, status)
         error = json.loads(answer.body)["error"]
         message = error if isinstance(error, str) else error["message"]
         assert "(--gateway-serves routers); a router's path is /routers/NAMESPACE/NAME/v1" in message
+
+
+@pytest.mark.parametrize(
+    ("path", "message_of"),
+    [
+        ("/routers/ml/gone/api/chat?x=1", lambda body: body["error"]),
+        ("/routers/ml/gone/v1/messages", lambda body: body["error"]["message"] if body["type"] == "error" else None),
+        ("/routers/ml/gone/v1/models", lambda body: body["error"]["message"]),
+        ("/routers/ml", lambda body: body["error"]["message"]),
+    ],
+)
+async def test_a_missing_router_is_reported_in_the_dialect_of_the_path(path, message_of):
+    """The client would not read an error of another API."""
+    answers = []
+
+    async def respond(answer):  # noqa: ASYNC124
+        answers.append(answer)
+
+    exchange = SimpleNamespace(head=head_of(path), respond=respond)
+    await routers_handler(lambda _: None, None)(exchange)
+    (answer,) = answers
+    assert (answer.status, "no router is running" in message_of(json.loads(answer.body))) == (404, True)

@@ -18,6 +18,7 @@ from llmkube.router.dialects.ollama_client import (
     OllamaTranslator,
     read_chat,
     read_embed,
+    read_embeddings,
     read_generate,
 )
 from router.dialects.drawn_chats import chat_answers, chunks_of
@@ -71,19 +72,22 @@ def test_results_belong_to_the_calls_before_them():
 @pytest.mark.parametrize(
     ("read", "body", "words"),
     [
-        (read_chat, ASKED | {"messages": []}, "messages is empty"),
+        (read_chat, ASKED | {"messages": [], "keep_alive": 0}, "keep_alive is 0 without a prompt"),
+        (read_generate, {"model": "m", "keep_alive": "0s"}, "stays loaded until `llmkube scale NAME 0`"),
+        (read_embed, {"model": "m", "keep_alive": 0}, "keep_alive is 0"),
         (read_chat, ASKED | {"messages": [{"role": "robot"}]}, "'robot'; write system"),
         (read_chat, ASKED | {"messages": [{"role": "tool", "tool_name": "f"}]}, "which no earlier message calls"),
         (read_chat, ASKED | {"messages": [{"role": "user", "content": [1]}]}, "must be a string"),
         (read_chat, ASKED | {"format": "xml"}, "format is 'xml'"),
-        (read_generate, {"model": "m"}, "prompt is missing"),
+        (read_generate, PROMPT | {"prompt": 7}, "prompt must be a string"),
         (read_generate, PROMPT | {"raw": True}, "raw is set"),
         (read_generate, PROMPT | {"suffix": "x"}, "suffix is set"),
         (read_generate, PROMPT | {"template": "x"}, "template is set"),
         (read_generate, PROMPT | {"context": [1]}, "context is set"),
         (read_generate, PROMPT | {"images": [7]}, "images must be a list"),
         (read_embed, {"model": "m", "input": [1]}, "input must be a string"),
-        (read_embed, {"model": "m"}, "input must be a string"),
+        (read_embed, {"model": "m", "input": 7}, "input must be a string"),
+        (read_embeddings, {"model": "m", "prompt": ["a"]}, "prompt must be a string"),
     ],
 )
 def test_what_only_ollama_does_is_refused_by_its_field(read, body, words):
@@ -109,6 +113,43 @@ def test_texts_are_asked_for_vectors():
     found = read_embed({"model": "m", "input": "a", "truncate": True, "dimensions": 8})
     assert (found.path, found.body) == ("/embeddings", {"model": "m", "input": ["a"], "dimensions": 8})
     assert found.dropped == ("truncate",)
+
+
+@pytest.mark.parametrize(
+    ("read", "body", "answered"),
+    [
+        (read_chat, {}, {"message": {"role": "assistant", "content": ""}, "done": True, "done_reason": "load"}),
+        (read_chat, {"messages": [], "keep_alive": -1}, {"done_reason": "load"}),
+        (read_generate, {}, {"response": "", "done": True, "done_reason": "load"}),
+        (read_generate, {"prompt": "", "keep_alive": "10m"}, {"done_reason": "load"}),
+        (read_embed, {"input": []}, {"embeddings": []}),
+        (read_embed, {"input": ""}, {"embeddings": []}),
+        (read_embeddings, {"prompt": ""}, {"embedding": []}),
+    ],
+)
+def test_a_request_without_a_prompt_loads_the_model(read, body, answered):
+    """No backend is asked: one that gets requests has loaded its model."""
+    found = read({"model": "m", **body})
+    found.translator.begin(1_700_000_000)
+    line = found.translator.complete(200, {})
+    assert (found.path, answered.items() <= line.items()) == ("", True), line
+    assert line.get("created_at", "2023-11-14T22:13:20Z") == "2023-11-14T22:13:20Z"
+
+
+def test_every_line_has_a_time():
+    """A backend that sends none gets that of the request; clients in Rust refuse a line without it."""
+    translator = OllamaTranslator(model="m")
+    translator.begin(1_700_000_000)
+    assert {line["created_at"] for line in lines_of(translator.waiting() + translator.end())} == {
+        "2023-11-14T22:13:20Z"
+    }
+
+
+def test_the_older_path_for_embeddings_has_one_text():
+    """The answer has its only embedding."""
+    found = read_embeddings({"model": "m", "prompt": "a", "options": {"num_ctx": 9}})
+    assert (found.path, found.body, found.dropped) == ("/embeddings", {"model": "m", "input": ["a"]}, ("options",))
+    assert found.translator.complete(200, {"data": [{"index": 0, "embedding": [1.0]}]}) == {"embedding": [1.0]}
 
 
 def test_errors_are_ollamas():

@@ -65,8 +65,8 @@ def test_each_field_has_its_counterpart(more, expected):
         ({"conversation": "c"}, "write previous_response_id instead"),
         ({"prompt": {"id": "p"}}, "prompt is"),
         (
-            {"truncation": "auto"},
-            "truncation is 'auto', which this router does not support: prompts are not truncated; write disabled",
+            {"truncation": "half"},
+            "truncation is 'half'; write disabled or auto, or omit it",
         ),
         ({"top_logprobs": 3}, "top_logprobs is 3"),
         ({"context_management": [{"type": "compaction"}]}, "context_management is"),
@@ -122,12 +122,13 @@ def test_what_changes_no_meaning_is_left_out_by_name():
         "reasoning": {"effort": "low", "summary": "auto"},
         "include": ["reasoning.encrypted_content"],
         "text": {"other": 1},
+        "truncation": "auto",
     }
     found = read(**more)
     assert set(found.body) == {"model", "messages", "reasoning_effort"}
     assert set(found.dropped) == {
         *("client_metadata", "prompt_cache_retention", "stream_options", "max_tool_calls", "reasoning.summary"),
-        *("include[0] (reasoning.encrypted_content)", "text.other"),
+        *("include[0] (reasoning.encrypted_content)", "text.other", "truncation"),
     }
 
 

@@ -18,6 +18,7 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.programs.one_machine import AgentDirectory
+from llmkube.router.dialects.inbound import in_dialect
 from llmkube.router.origin_policy import cors_lines, refuse_foreign_pages
 from llmkube.router.proxy.default_route import Services, default_config, run_default_route
 from llmkube.router.proxy.router import LIMITS
@@ -123,6 +124,7 @@ class World:
         self.version = 0
         self.front = MemoryListener()
         self.turns = Turns()
+        self.model = MODEL
         self.directory = AgentDirectory(lambda: self.views, lambda: self.version)
 
     def serve(self, name, namespace="ml", spec=None, **view):
@@ -138,7 +140,7 @@ class World:
             directory=self.directory,
             get=self.services.get,
             all=self.services.values,
-            model_of=lambda _: MODEL,
+            model_of=lambda _: self.model,
             url="http://gw",
             connect=self.connect,
             utcnow=utcnow,
@@ -170,7 +172,9 @@ async def open_world(*engines):
         handler = await nursery.start(run_default_route, world.there, client)
         for engine in world.engines.values():
             await nursery.start(run_server, engine.handle, [engine.listener])
-        await nursery.start(partial(run_server, handler, [world.front], judge=refuse_foreign_pages, stamp=cors_lines))
+        await nursery.start(
+            partial(run_server, handler, [world.front], judge=in_dialect(refuse_foreign_pages), stamp=cors_lines)
+        )
         yield world
         nursery.cancel_scope.cancel()
 
@@ -290,6 +294,167 @@ async def test_the_lists_are_what_the_directory_knows():
         assert (await world.ask("/api/tags", {})).status == 405
         wrong = await world.ask("/api/embed", {"model": "chat", "input": "x"})
         assert (wrong.status, "spec.mode: embedding" in wrong.body.decode()) == (501, True)
+
+
+GGUF = {"architecture": "qwen2", "contextLength": 32768, "quantization": "Q4_K_M", "embeddingSize": 1536}
+PROPS = {
+    "chat_template_caps": {"supports_tools": True},
+    "modalities": {"vision": True},
+    "default_generation_settings": {"n_ctx": 8192},
+}
+
+
+async def discover(world):
+    """Return what VS Code Copilot computes for each model, as its provider for Ollama does."""
+    version = (await world.answer("/api/version", method="GET"))["version"]
+    assert tuple(map(int, version.split("."))) >= (0, 6, 4)
+    found = {}
+    for each in (await world.answer("/api/tags", method="GET"))["models"]:
+        shown = await world.answer("/api/show", {"model": each["model"]})
+        info, can = shown["model_info"], shown["capabilities"]
+        context = info.get(f"{info['general.architecture']}.context_length", 4096)
+        output = context // 2 if context < 4096 else 4096
+        name = info["general.basename"]
+        found[each["model"]] = (name, context - output, output, "tools" in can, "vision" in can)
+    return found
+
+
+async def test_copilot_computes_with_the_context_of_a_request():
+    """A running model has the facts of its engine, a stopped one those of its file and its spec."""
+    data = {"data": [{"id": "engine-alias", "meta": {"n_params": 1_540_000_000, "n_ctx": 8192, "ftype": "Q8_0"}}]}
+    async with open_world(Engine(props=PROPS, models=data)) as world:
+        fields = {"metadata": {"name": "phi", "namespace": "ml"}, "spec": {"source": "hf://a/b"}}
+        world.model = decode(Model, fields | {"status": {"gguf": GGUF}})
+        world.serve("off", ready=False, reason="ScaledToZero", spec={"contextSize": 2048})
+        assert await discover(world) == {
+            "chat": ("chat", 4096, 4096, True, True),
+            "off": ("off", 1024, 1024, False, False),
+        }
+        details = (await world.answer("/api/show", {"model": "chat"}))["details"]
+        assert (details["family"], details["parameter_size"], details["quantization_level"]) == (
+            "qwen2", "1.5B", "Q4_K_M",
+        )  # fmt: skip
+        (chat, _) = (await world.answer("/api/tags", method="GET"))["models"]
+        assert chat["details"] == details
+
+
+async def test_codex_finds_its_model_and_asks_for_a_response():
+    """`codex --oss` lists models, compares the version, pulls a model that is not listed, and uses `/v1/responses`."""
+    async with open_world() as world:
+        assert [each["id"] for each in (await world.answer("/v1/models", method="GET"))["data"]] == ["chat"]
+        version = (await world.answer("/api/version", method="GET"))["version"]
+        assert tuple(map(int, version.split("."))) >= (0, 13, 4)
+        lines = (await world.ask("/api/pull", {"model": "chat:latest", "stream": True})).body.splitlines()
+        assert json.loads(lines[-1]) == {"status": "success"}
+        missing = await world.ask("/api/pull", {"model": "gpt-oss:20b", "stream": True})
+        assert (missing.status, "llmkube deploy" in json.loads(missing.body)["error"]) == (200, True)
+        assert (await world.answer("/v1/responses", {"model": "chat:latest", "input": "hi"}))["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/chat", {"name": "chat", "messages": HELLO["messages"]}),
+        ("/api/generate", {"name": "chat:latest", "prompt": "hi"}),
+        ("/api/chat", HELLO | {"model": "chat:latest"}),
+        ("/v1/messages", MESSAGE | {"model": "chat:latest"}),
+        (CHAT, HELLO | {"model": "chat:latest"}),
+        ("/chat/completions", HELLO),
+        ("/responses", {"model": "chat", "input": "hi"}),
+    ],
+)
+async def test_names_and_paths_of_ollamas_and_llama_cpps_clients(path, body):
+    """The engine gets its own id, and a path that it has."""
+    async with open_world() as world:
+        assert (await world.ask(path, body)).status == 200
+        assert (await world.ask("/v1/models/chat:latest", method="GET")).status == 200
+    (engine,) = world.engines.values()
+    assert {json.loads(sent)["model"] for asked, _, sent in engine.asked if asked == CHAT} == {"engine-alias"}
+
+
+async def test_a_request_without_a_prompt_loads_a_model_that_runs():
+    """A stopped one is reported as for the other requests; the client may name either by the older field."""
+    async with open_world() as world:
+        world.serve("off", ready=False, reason="ScaledToZero", message="it was stopped")
+        assert (await world.answer("/api/generate", {"model": "chat"}))["done_reason"] == "load"
+        assert (await world.answer("/api/chat", {"name": "chat", "messages": []}))["done_reason"] == "load"
+        for named in ({"model": "off"}, {"name": "off"}):
+            stopped = await world.ask("/api/generate", named)
+            assert (stopped.status, "it was stopped" in json.loads(stopped.body)["error"]) == (503, True)
+        unload = await world.ask("/api/generate", {"model": "chat", "keep_alive": 0})
+    assert (unload.status, "llmkube scale" in json.loads(unload.body)["error"]) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "message_of"),
+    [
+        ("/api/tags", lambda body: body["error"]),
+        ("/v1/messages", lambda body: body["error"]["message"] if body["type"] == "error" else None),
+        (CHAT, lambda body: body["error"]["message"]),
+    ],
+)
+async def test_a_refusal_of_the_head_has_the_dialect_of_its_path(path, message_of):
+    """It is sent before a route is known."""
+    async with open_world() as world:
+        refused = await world.ask(path, HELLO, origin="https://evil.example")
+    assert (refused.status, "https://evil.example may not" in message_of(json.loads(refused.body))) == (403, True)
+
+
+async def test_paths_without_v1_reach_the_engine_unchanged():
+    """llama.cpp's server has them, some with answers of their own."""
+    engine = Engine(embeddings=[{"by": "the engine"}], completion={"by": "the engine"})
+    async with open_world(engine) as world:
+        world.serve("emb", mode="embedding")
+        assert (await world.answer("/embeddings", {"model": "emb", "odd": 1})) == [{"by": "the engine"}]
+        assert (await world.answer("/completion", {"model": "chat", "odd": 1})) == {"by": "the engine"}
+        wrong = await world.ask("/embedding", {"model": "chat"})
+    assert [path for path, _, _ in engine.asked] == ["/embeddings", "/completion"]
+    assert (wrong.status, "spec.mode: embedding" in wrong.body.decode()) == (501, True)
+
+
+async def test_llama_cpps_router_has_its_state():
+    """The query names the model, and the engine's answer is unchanged; without one `/props` are the gateway's own."""
+    engine = Engine(props=PROPS, slots=[{"id": 0}])
+    async with open_world(engine, Engine()) as world:
+        world.serve("off", ready=False, reason="ScaledToZero", message="it was stopped")
+        here = {"host": "localhost:8080"}
+        for target, expected in (("/props?model=chat%3Alatest", PROPS), ("/slots?model=chat", [{"id": 0}])):
+            answer = await world.ask(target, method="GET", **here)
+            assert (answer.status, json.loads(answer.body)) == (200, expected)
+        own = json.loads((await world.ask("/props", method="GET", **here)).body)
+        assert (own["role"], own["models_autoload"]) == ("router", False)
+        listed = (await world.answer("/models", method="GET"))["data"]
+        assert {each["id"]: each["status"]["value"] for each in listed} == {"chat": "loaded", "off": "unloaded"}
+        for target, status in (("/slots", 400), ("/slots?model=gone", 404), ("/props?model=off", 503)):
+            assert (await world.ask(target, method="GET", **here)).status == status
+        for target in ("/props", "/slots?model=chat"):
+            for host in ("evil.example", "[::1"):
+                assert (await world.ask(target, method="GET", host=host)).status in (400, 403)
+    assert [(path, key) for path, key, _ in engine.asked[:2]] == [
+        ("/props", "Bearer engine-key"), ("/slots", "Bearer engine-key"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("command", "model", "status", "words"),
+    [
+        ("load", "chat", 400, "already running"),
+        ("load", "off", 501, "`llmkube scale off 1`"),
+        ("load", "slow", 400, "already running"),
+        ("load", "gone", 404, "available: 'chat'"),
+        ("unload", "chat", 501, "`llmkube scale chat 0`"),
+        ("unload", "off", 400, "not running"),
+        ("unload", "gone", 404, "available: 'chat'"),
+    ],
+)
+async def test_models_are_loaded_and_unloaded_by_their_owner(command, model, status, words):
+    """The error has the model's state and the command."""
+    async with open_world() as world:
+        world.serve("off", ready=False, reason="ScaledToZero")
+        world.serve("slow", ready=False, reason="Loading")
+        answer = await world.ask(f"/models/{command}", {"model": model})
+        assert (await world.ask(f"/models/{command}", method="GET")).status == 405
+    assert (answer.status, words in json.loads(answer.body)["error"]["message"]) == (status, True)
 
 
 async def test_two_services_of_one_name_are_two_models():

@@ -53,7 +53,6 @@ async def test_a_request_gets_the_answer_of_the_first_backend():
             "prompt is {}; write a string or a list",
         ),
         (ASKED, "/v1/images", 404, "not_found", "/v1/embeddings"),
-        (ASKED, "/chat/completions", 404, "not_found", "/v1/chat/completions"),
         (
             {
                 "model": "m",
@@ -92,6 +91,93 @@ async def test_a_body_above_the_limit_is_413(path, error_of):
     assert response.status == 413
     error = error_of(json.loads(response.body))
     assert (error["code"], error["message"]) == ("body_too_large", "the body is larger than 100 bytes")
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/completions", "/embeddings", "/rerank", "/responses"])
+async def test_a_path_may_lack_its_v1(path):
+    """llama.cpp's server has these paths; an error has the shape of the API."""
+    body = {"model": "m", "messages": [], "input": "a", "prompt": "a", "query": "q", "documents": ["a"]}
+    wanted = {"/responses": ("model", "input"), "/chat/completions": ("model", "messages")}.get(path, body)
+    async with open_lab(BOTH, mac=answer(), cloud=answer()) as lab:
+        response = await lab.ask({name: body[name] for name in wanted}, path)
+        refused = await lab.ask(b"{", path)
+    assert response.status == 200
+    backend = "/chat/completions" if path == "/responses" else path
+    assert [head.split()[1] for head in lab.players["mac"].heads] == [f"/v1{backend}"]
+    assert (refused.status, "message" in json.loads(refused.body)["error"]) == (400, True)
+
+
+async def test_input_tokens_of_a_response_are_counted_by_the_engine():
+    """The engine's own count is returned in the shape of the Responses API; history is included, and nothing stored."""
+    counted = answer(body={"input_tokens": 9})
+    async with open_lab(BOTH, mac=(answer(), counted), cloud=answer()) as lab:
+        first = json.loads((await lab.ask({"model": "m", "input": "one"}, "/v1/responses")).body)
+        body = {"model": "m", "input": "two", "previous_response_id": first["id"], "truncation": "auto"}
+        response = await lab.ask(body, "/v1/responses/input_tokens")
+    assert json.loads(response.body) == {"object": "response.input_tokens", "input_tokens": 9}
+    head, sent = lab.players["mac"].asked[-1]
+    assert head.split()[1] == "/v1/messages/count_tokens"
+    assert [turn["role"] for turn in json.loads(sent)["messages"]] == ["user", "assistant", "user"]
+    assert lab.audit[-1]["droppedFields"] == ["truncation"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", "/api/nothing", {}, 404),
+        ("POST", "/api/blobs/sha256:0", {}, 404),
+        ("DELETE", "/api/delete", {"model": "m"}, 404),
+        ("GET", "/api/chat", None, 405),
+        ("POST", "/api/chat", b"{", 400),
+        ("POST", "/api/chat", {"messages": []}, 400),
+    ],
+)
+async def test_every_error_of_ollamas_api_is_a_text(method, path, body, status):
+    """So are those of paths that do not exist, and of foreign pages."""
+    async with open_lab(BOTH, mac=answer(), cloud=answer()) as lab:
+        responses = [await lab.ask(body, path, method=method)]
+        responses.append(await lab.ask(body, path, method=method, headers={"Origin": "https://evil.example"}))
+    assert [each.status for each in responses] == [status, 403]
+    assert all(isinstance(json.loads(each.body)["error"], str) for each in responses)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/chat", {"name": "mac"}),
+        ("/api/generate", {"model": "mac:latest"}),
+        ("/api/embed", {"model": "mac", "input": []}),
+    ],
+)
+async def test_a_model_is_loaded_if_its_backend_gets_requests(path, body):
+    """Without a prompt nothing is sent; a backend that gets no requests is no loaded model."""
+    config = config_of(local("mac"), rules=(), by_model=True)
+    async with open_lab(config, mac=answer()) as lab:
+        response = await lab.ask(body, path)
+        assert not lab.players["mac"].asked
+    assert (response.status, response.headers.get("content-type")) == (200, "application/json")
+    assert json.loads(response.body).get("done_reason", "load") == "load"
+    gone = config_of(local("mac", base_url="", missing="its InferenceService is not there"), rules=(), by_model=True)
+    async with open_lab(gone) as lab:
+        refused = await lab.ask(body, path)
+    assert refused.status == 503
+    assert "its InferenceService is not there" in json.loads(refused.body)["error"]
+
+
+async def test_details_of_a_model_are_those_that_its_engine_reports():
+    """The context is that of a request; a provider is not asked."""
+    props = {"chat_template_caps": {"supports_tools": True}, "default_generation_settings": {"n_ctx": 4096}}
+    config = config_of(local("mac"), cloud("gpt"), rules=(), by_model=True)
+    async with open_lab(config, mac=answer(), gpt=answer()) as lab:
+        lab.players["mac"].health = answer(body=props)
+        mac, gpt = [
+            json.loads((await lab.ask({"model": name}, "/api/show")).body) for name in ("mac:latest", "gpt")
+        ]  # fmt: skip
+        assert [path for _, path in lab.players["mac"].probed] == ["/v1/models", "/props"]
+        assert not lab.players["gpt"].probed
+    architecture = mac["model_info"]["general.architecture"]
+    assert (mac["model_info"][f"{architecture}.context_length"], mac["capabilities"]) == (4096, ["completion", "tools"])
+    assert gpt["capabilities"] == ["completion"]
 
 
 async def test_get_is_refused_where_post_is_meant():
@@ -204,7 +290,9 @@ FULL = {
     "/api/chat": OLLAMA | {"messages": OLLAMA_TURNS, "tools": TOOLS},
     "/api/generate": OLLAMA | {"prompt": "p", "system": "s"},
     "/api/embed": {"input": ["a"], "dimensions": 4},
+    "/api/embeddings": {"prompt": "a", "options": {"num_ctx": 7}},
 }
+FULL["/v1/responses/input_tokens"] = FULL["/v1/responses"]
 ODD = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=4),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["type", "text", "url"]), inner),
@@ -245,7 +333,9 @@ async def statuses(path, bodies):
     found = set()
     async with open_lab(config, mac=answer(), gpt=answer(), claude=message) as lab:
         for body in bodies:
-            for name in ("mac", "gpt", "claude")[: 2 if path == "/api/embed" else 3]:  # Anthropic has no vectors
+            for name in ("mac", "gpt", "claude")[
+                : 2 if path.startswith("/api/embed") else 3
+            ]:  # Anthropic has no vectors
                 response = await lab.ask({"stream": False} | body | {"model": name}, path)
                 if response.status == 400:
                     error = json.loads(response.body)

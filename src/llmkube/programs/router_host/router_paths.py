@@ -58,7 +58,8 @@ def routers_handler(find: Callable[[Key], Router | None], gateway: StreamHandler
         router = find(found[0]) if found is not None else None
         if found is None or router is None:
             message = f"no router is running at {head.path}; a router's path is {PREFIX}NAMESPACE/NAME/v1"
-            return refused(404, message, "router_not_found").response
+            missing = refused(404, message, "router_not_found").response
+            return missing if found is None else refusal_at(found[1].partition("?")[0], missing)
         exchange.head = attrs.evolve(head, target=found[1])
         refusal = router.request_filter(exchange.head, exchange.peer)
         if refusal is None:

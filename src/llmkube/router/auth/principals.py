@@ -83,7 +83,7 @@ def access_check(
     def check_access(head: RequestHead, peer: str) -> Response | None:
         if is_foreign_origin(head.lines, https_proxy_pages=https_proxy_pages):
             message = f"the web page {head.lines.get('origin')} may not use this router; serve the page on this network"
-            return refused(403, message, "origin_refused").response
+            return refusal_at(head.path, refused(403, message, "origin_refused").response)
         if (head.path in OPEN_PATHS and is_read_only(head)) or is_preflight(head):
             return None
         current = clients()

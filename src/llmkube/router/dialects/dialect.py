@@ -29,6 +29,10 @@ class AnswerTranslator(ABC):
     media_type: str = EVENT_STREAM
     """Media type of a stream."""
 
+    def begin(self, now: int) -> None:
+        """Take the Unix time of the request, before any other call."""
+        return
+
     @staticmethod
     @abstractmethod
     def refusal(status: int, error: Mapping[str, Any], /) -> Mapping[str, Any]:
@@ -72,7 +76,7 @@ class Translation:
     """A translated request.
 
     Attributes:
-        path: Path of the backend's request, below `/v1`.
+        path: Path of the backend's request, below `/v1`; "" if the translator answers without a backend.
         body: Body of the backend's request.
         translator: Translates the answers; None forwards them.
         dropped: Fields without a counterpart that do not change the meaning of an answer, for the audit log.

@@ -1,8 +1,9 @@
 """Translates requests of clients of Ollama's API to chat completions and embeddings, and their answers. Pure.
 
 https://github.com/ollama/ollama/blob/main/docs/api.md. An answer is a stream unless the request disables it; an event
-is a line of JSON. Features of Ollama's own server (a template, raw prompts, a context of token IDs) are refused;
-settings of its engine (`keep_alive`, `options.num_ctx`) are left out, and logged in the audit log.
+is a line of JSON. A request without a prompt loads the model: it is answered without a backend, since the model of a
+backend that gets requests is loaded. Features of Ollama's own server (a template, raw prompts, a context of token IDs)
+are refused; settings of its engine (`keep_alive`, `options.num_ctx`) are left out, and logged in the audit log.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +29,7 @@ from llmkube.router.dialects.dialect import (
     objects_in,
     text_in,
 )
-from llmkube.router.dialects.ollama_models import time_of
+from llmkube.router.dialects.ollama_models import MODEL_NAME, is_unload, time_of
 
 MAX_CALLS: Final = 256
 MAX_CALL_CHARACTERS: Final = 4 << 20
@@ -56,6 +57,7 @@ class OllamaTranslator(AnswerTranslator):
 
     model: str
     is_generate: bool = False
+    _begun: int = 0
     _last: JsonObject = attrs.field(factory=dict)
     _reason: str = "stop"
     _calls: dict[int, JsonObject] = attrs.field(factory=dict)
@@ -63,6 +65,10 @@ class OllamaTranslator(AnswerTranslator):
 
     media_type = LINES
     refusal = staticmethod(ollama_error)
+
+    def begin(self, now: int) -> None:
+        """Take the time for lines of backends that send none: clients require it."""
+        self._begun = now
 
     def answer(self, body: Mapping[str, Any]) -> JsonObject:
         """Return the only line of an answer."""
@@ -100,9 +106,9 @@ class OllamaTranslator(AnswerTranslator):
     def _line(
         self, body: Mapping[str, Any], text: str, *, thought: object = None, calls: list[JsonObject] | None = None
     ) -> JsonObject:
-        line: JsonObject = {"model": self.model}
-        if isinstance(created := body.get("created"), int) and 0 < created <= _MAX_TIMESTAMP:
-            line["created_at"] = time_of(created)
+        created = body.get("created")
+        seconds = created if isinstance(created, int) and 0 < created <= _MAX_TIMESTAMP else self._begun
+        line: JsonObject = {"model": self.model, "created_at": time_of(seconds)}
         if self.is_generate:
             return line | {"response": text} | ({"thinking": thought} if thought else {})
         message: JsonObject = {"role": "assistant", "content": text}
@@ -124,6 +130,15 @@ class OllamaTranslator(AnswerTranslator):
     def failed(self, error: Mapping[str, Any]) -> bytes:
         """Return the line of an error."""
         return super().failed(error) + b"\n"
+
+
+@attrs.define(eq=False, kw_only=True)
+class LoadTranslator(OllamaTranslator):
+    """Answers a request without a prompt, which loads the model."""
+
+    def answer(self, body: Mapping[str, Any]) -> JsonObject:
+        """Return the only line."""
+        return self._line(body, "") | {"done": True, "done_reason": "load"}
 
 
 def _calls_of(calls: list[JsonObject]) -> list[JsonObject]:
@@ -162,15 +177,19 @@ class EmbedTranslator(AnswerTranslator):
 
     Attributes:
         model: Model name in the client's request.
+        is_single: Whether the request is for `/api/embeddings`, which has one text and one embedding.
     """
 
     model: str
+    is_single: bool = False
     media_type = LINES
     refusal = staticmethod(ollama_error)
 
     def answer(self, body: Mapping[str, Any]) -> JsonObject:
         """Return the embeddings in the order of their texts."""
         found = sorted(objects_in(body.get("data"), "data"), key=lambda one: count_in(one, "index"))
+        if self.is_single:
+            return {"embedding": found[0].get("embedding") if found else []}
         prompt = count_in(object_in(body.get("usage"), "usage"), "prompt_tokens")
         return {
             "model": self.model,
@@ -199,7 +218,7 @@ _KINDS: Final = {name: int | float for name in _OPTIONS if name != "stop"}
 _REFUSED: Final = ("context", "raw", "suffix", "template")
 _READ: Final = frozenset(
     {"model", "messages", "prompt", "system", "images", "input", "dimensions", "tools", "format", "options", "stream"}
-    | {"think", *_REFUSED}
+    | {"think", MODEL_NAME, *_REFUSED}
 )
 _IMAGE_TYPES: Final[Mapping[str, str]] = {"iVBOR": "png", "/9j/": "jpeg", "R0lGOD": "gif", "UklGR": "webp"}
 """Image types by the start of their base64."""
@@ -209,16 +228,15 @@ def read_chat(body: JsonObject) -> Translation:
     """Translate a request at `/api/chat`."""
     turns = objects_in(body.get("messages"), "messages")
     if not turns:
-        raise DialectError("messages is empty; write at least one message")
+        return _load(body, LoadTranslator(model=str(body.get("model"))))
     return _translated(body, list(_turns(turns)), OllamaTranslator(model=str(body.get("model"))))
 
 
 def read_generate(body: JsonObject) -> Translation:
     """Translate a request at `/api/generate`: a prompt for the model's own template."""
-    prompt, system = body.get("prompt"), body.get("system")
-    if not isinstance(prompt, str) or not prompt:
-        raise DialectError("prompt is missing; write a string")
-    check_kinds(body, {"system": str})
+    prompt, system = text_in(body, "prompt"), text_in(body, "system")
+    if not prompt:
+        return _load(body, LoadTranslator(model=str(body.get("model")), is_generate=True))
     turns: list[JsonObject] = [{"role": "user", "content": _content(prompt, body.get("images"), "images")}]
     if system:
         turns.insert(0, {"role": "system", "content": system})
@@ -228,16 +246,38 @@ def read_generate(body: JsonObject) -> Translation:
 def read_embed(body: JsonObject) -> Translation:
     """Translate a request at `/api/embed`."""
     value = body.get("input")
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not texts or not all(isinstance(each, str) for each in texts):
+    texts = [value] if isinstance(value, str) and value else value or []
+    if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
         raise DialectError("input must be a string or a list of strings")
     check_kinds(body, {"dimensions": int})
+    return _embedding(body, texts, "input", EmbedTranslator(model=str(body.get("model"))))
+
+
+def read_embeddings(body: JsonObject) -> Translation:
+    """Translate a request at `/api/embeddings`, the older path for one text."""
+    texts = [text] if (text := text_in(body, "prompt")) else []
+    return _embedding(body, texts, "prompt", EmbedTranslator(model=str(body.get("model")), is_single=True))
+
+
+def _embedding(body: JsonObject, texts: list[str], field: str, translator: EmbedTranslator) -> Translation:
+    if not texts:
+        return _load(body, translator)
+    names = ("model", MODEL_NAME, field) if translator.is_single else ("model", MODEL_NAME, field, "dimensions")
     embeddings: JsonObject = {"model": body.get("model"), "input": texts}
-    if "dimensions" in body:
+    if "dimensions" in names and "dimensions" in body:
         embeddings["dimensions"] = body["dimensions"]
-    left_out = tuple(name for name in body if name not in ("model", "input", "dimensions"))
-    translator = EmbedTranslator(model=str(body.get("model")))
+    left_out = tuple(name for name in body if name not in names)
     return Translation(path="/embeddings", body=embeddings, translator=translator, dropped=left_out)
+
+
+def _load(body: JsonObject, translator: AnswerTranslator) -> Translation:
+    """Return a request to load a model, which does nothing: the model of a backend that gets requests is loaded."""
+    if is_unload(body.get("keep_alive")):
+        raise DialectError(
+            "keep_alive is 0 without a prompt, which unloads a model in Ollama; here a model stays loaded until "
+            "`llmkube scale NAME 0`"
+        )
+    return Translation(path="", body={"model": body.get("model")}, translator=translator)
 
 
 def _translated(body: JsonObject, turns: list[JsonObject], translator: OllamaTranslator) -> Translation:

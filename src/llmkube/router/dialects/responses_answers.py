@@ -322,3 +322,12 @@ def _part_of(kind: str, text: str) -> JsonObject:
     if kind == "refusal":
         return {"type": kind, "refusal": text}
     return {"type": kind, "text": text} | ({"annotations": [], "logprobs": []} if kind == "output_text" else {})
+
+
+@attrs.define(eq=False, kw_only=True)
+class InputTokensTranslator(ResponsesTranslator):
+    """Translates the number of tokens of a request, which is not stored."""
+
+    def answer(self, body: Mapping[str, Any]) -> JsonObject:
+        """Return the number of tokens."""
+        return {"object": "response.input_tokens", "input_tokens": count_in(body, "input_tokens")}

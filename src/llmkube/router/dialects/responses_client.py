@@ -20,7 +20,7 @@ from llmkube.router.dialects.dialect import (
     objects_in,
     text_in,
 )
-from llmkube.router.dialects.responses_answers import ResponsesTranslator
+from llmkube.router.dialects.responses_answers import InputTokensTranslator, ResponsesTranslator
 from llmkube.router.dialects.responses_items import items_of, turns_of
 
 _SAMPLING: Final = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
@@ -45,8 +45,10 @@ _ALTERNATIVES: Final[Mapping[str, str]] = {
     "moderation": "providers' moderation is not used; omit it",
     "prompt": "templates are stored by OpenAI; write instructions and input",
     "top_logprobs": "responses have no token probabilities; use /v1/chat/completions",
-    "truncation": "prompts are not truncated; write disabled or omit it",
 }
+_TRUNCATIONS: Final = ("disabled", "auto")
+"""Prompts are never truncated: `auto` is left out."""
+
 _ALLOWED_INCLUDES: Final = frozenset(
     {
         *("reasoning.encrypted_content", "message.input_image.image_url", "computer_call_output.output.image_url"),
@@ -65,6 +67,8 @@ def read_responses(body: JsonObject) -> Translation:
     check_kinds(body, _KINDS)
     _refuse_unsupported(body)
     dropped = [name for name in body if name in _IGNORED_FIELDS and body[name] is not None]
+    if body.get("truncation") == "auto":
+        dropped.append("truncation")
     items = items_of(body.get("input"), dropped)
     chat = {name: body[name] for name in _SAME if body.get(name) is not None}
     chat["messages"] = turns_of(body.get("instructions") or "", items)
@@ -85,6 +89,15 @@ def read_responses(body: JsonObject) -> Translation:
     return Translation(path="/chat/completions", body=chat, translator=translator, dropped=tuple(dropped))
 
 
+def read_input_tokens(body: JsonObject) -> Translation:
+    """Translate a request at `/v1/responses/input_tokens`, which backends answer without using tokens."""
+    found = read_responses({name: each for name, each in body.items() if name != "stream"})
+    asked = found.translator
+    assert isinstance(asked, ResponsesTranslator), "it is the translator of its path"
+    translator = InputTokensTranslator(echo=asked.echo, items=asked.items, previous_id=asked.previous_id)
+    return attrs.evolve(found, path="/messages/count_tokens", translator=translator)
+
+
 def with_history(
     translated: Translation, history: Sequence[JsonObject], translator: ResponsesTranslator
 ) -> Translation:
@@ -103,9 +116,11 @@ def _refuse_unknown(body: Mapping[str, Any]) -> None:
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
     for name, instead in _ALTERNATIVES.items():
         value = body.get(name)
-        if value in (None, False, 0) or (name == "truncation" and value == "disabled"):
+        if value in (None, False, 0):
             continue
         raise DialectError(f"{name} is {value!r:.80}, which this router does not support: {instead}")
+    if body.get("truncation") not in (None, *_TRUNCATIONS):
+        raise DialectError(f"truncation is {body['truncation']!r:.80}; write disabled or auto, or omit it")
 
 
 def _check_included(body: Mapping[str, Any], dropped: list[str]) -> None:

@@ -194,8 +194,12 @@ def check_types(body: Mapping[str, Any]) -> None:
         raise DialectError(f"stop is {stop!r:.80}; write a string or a list of strings, or omit it")
 
 
-def parse_body(body: bytes) -> dict[str, Any]:
+def parse_body(body: bytes, other_name: str = "") -> dict[str, Any]:
     """Parse a body in any dialect.
+
+    Args:
+        body: The body.
+        other_name: Field that is read as `model` if that is missing.
 
     Raises:
         BodyError: It is not a JSON object with a `model`, or `stream` is invalid.
@@ -207,6 +211,8 @@ def parse_body(body: bytes) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise BodyError("the body must be a JSON object")
     model = parsed.get("model")
+    if not model and other_name in parsed:
+        model = parsed["model"] = parsed[other_name]
     if not isinstance(model, str) or not model:
         raise BodyError('"model" must be a string; GET /v1/models lists the models', "invalid_model")
     if not isinstance(parsed.get("stream"), bool | None):

@@ -8,9 +8,11 @@ import contextlib
 import random
 from collections.abc import Callable, Iterable
 from datetime import datetime
+from functools import partial
 from typing import Final, Never
 
 import attrs
+import orjson
 import trio
 from prometheus_client import CollectorRegistry
 
@@ -19,17 +21,20 @@ from llmkube.base.http.connection import StreamHandler
 from llmkube.base.http.dial import Connect
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.model import GGUFStatus, Model
 from llmkube.k8s.resource import Key
 from llmkube.router.backends import ModelDirectory, engine_of
 from llmkube.router.config.compile_backend import ResolvedService
 from llmkube.router.config.routing_config import Backend, Match, RoutingConfig, Rule
-from llmkube.router.dialects.inbound import DIALECTS
+from llmkube.router.dialects.inbound import DIALECTS, OLLAMA
+from llmkube.router.dialects.ollama_models import MODEL_NAME, ModelFacts
 from llmkube.router.front_door import PassThrough, passing_door
-from llmkube.router.model_field import BodyError, read_model
+from llmkube.router.model_field import PARSE_BYTES, BodyError, read_model
+from llmkube.router.proxy.handler import route_of
 from llmkube.router.proxy.live_config import Source
 from llmkube.router.proxy.router import Router, open_router
 from llmkube.router.turns import Turns
+from llmkube.runtimes.llama_fields import context_of
 
 NAME: Final = "gateway"
 CIRCUIT_SECONDS: Final = 1.0
@@ -87,17 +92,36 @@ async def run_default_route(
         turns=services.turns,
     ) as router:
         proxy = PassThrough(services.directory, client, router.begin)
-        task_status.started(passing_door(proxy, services.utcnow, _listed_fields(services, router)))
+        listed = _listed_fields(services, router)
+        task_status.started(passing_door(proxy, services.utcnow, listed, partial(_describe, services)))
         await trio.sleep_forever()
+
+
+def _describe(services: Services, name: str) -> ModelFacts:
+    """Return the facts about a service that its objects have; those of a running engine may differ."""
+    service = services.get(Key.parse(name)) if name else None
+    if service is None:
+        return ModelFacts()
+    model = services.model_of(service)
+    gguf = (model.status.gguf if model is not None else None) or GGUFStatus()
+    return ModelFacts(
+        mode=service.spec.mode or "chat",
+        architecture=gguf.architecture,
+        context=context_of(service.spec, gguf.context_length),
+        quantization=gguf.quantization,
+        embedding=gguf.embedding_size or 0,
+    )
 
 
 def _listed_fields(services: Services, router: Router) -> StreamHandler:
     async def answer(exchange: StreamExchange) -> None:
         head = exchange.head
-        path = head.path.rstrip("/")
+        path = route_of(head.path)
         if path in DIALECTS and head.method == "POST":
             with contextlib.suppress(BodyError):  # the router reports it
                 named, _ = await read_model(exchange.body)
+                if named is None and path.startswith(OLLAMA) and len(exchange.body) <= PARSE_BYTES:
+                    named = orjson.loads(exchange.body).get(MODEL_NAME)
                 engine_of(services.directory, named, path)  # refuses at once while the model loads
         await router.live.reload_if_changed()  # so that the router has every model of the directory
         await router.listed_fields(exchange)

@@ -34,8 +34,15 @@ from llmkube.router.budgets.meter import (
 )
 from llmkube.router.config.routing_config import RoutingConfig
 from llmkube.router.dialects.dialect import DialectError
-from llmkube.router.dialects.inbound import DIALECTS, refusal_at, translated_request, unread_code, unread_refusal
-from llmkube.router.dialects.ollama_models import LIST_PATHS
+from llmkube.router.dialects.inbound import (
+    DIALECTS,
+    OLLAMA,
+    refusal_at,
+    translated_request,
+    unread_code,
+    unread_refusal,
+)
+from llmkube.router.dialects.ollama_models import LIST_PATHS, MODEL_NAME, known_name
 from llmkube.router.dispatch.attempt import ClientRequest
 from llmkube.router.dispatch.attempt_charges import BUDGET_UNAVAILABLE, AttemptCharges
 from llmkube.router.dispatch.circuits import BackendStats
@@ -67,13 +74,16 @@ from llmkube.router.responses.store import PREFIX, ResourceRequest
 ROUTES: Final = tuple(dict.fromkeys((*(f"/v1{each}" for each in FIELDS), *DIALECTS)))
 """Paths that are forwarded to backends, each with a permit and a budget reservation."""
 
+_SHORT: Final = {each.removeprefix("/v1"): each for each in ROUTES}
+"""These paths without `/v1`, as llama.cpp's server has them."""
+
 HINT: Final = """LLMKube router: an OpenAI-compatible API; set your client's base URL to this address and /v1.
 
   GET  /v1/models              list models
   POST /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/rerank
-  POST /v1/responses; GET and DELETE /v1/responses/ID, GET /v1/responses/ID/input_items
+  POST /v1/responses, /v1/responses/input_tokens; GET and DELETE /v1/responses/ID, GET /v1/responses/ID/input_items
   POST /v1/messages, /v1/messages/count_tokens (Anthropic's)
-  Ollama's API: /api/chat, /api/generate, /api/embed, /api/tags, /api/ps, /api/show, /api/version
+  Ollama's API: /api/chat, /api/generate, /api/embed, /api/embeddings, and /api/tags, /api/ps, /api/show, /api/version
   GET  /healthz, /readyz       check that the router is up, and that it can serve requests
 """
 
@@ -103,6 +113,7 @@ class ListedFields:
         prefixes: Estimate of the prefixes in the engines' caches.
         conversations: Stored responses.
         rng: Source of weighted choices and request IDs.
+        obstacle: Returns why a backend gets no requests now; "" if it does.
     """
 
     routing: Callable[[], Routing]
@@ -115,6 +126,7 @@ class ListedFields:
     prefixes: WarmPrefixes
     conversations: Conversations
     rng: random.Random
+    obstacle: Callable[[str], str]
 
     async def __call__(self, exchange: StreamExchange) -> None:
         """Serve one request.
@@ -122,7 +134,7 @@ class ListedFields:
         Raises:
             RefusedError: The path does not exist.
         """
-        path = exchange.head.path.rstrip("/") or "/"
+        path = route_of(exchange.head.path) or "/"
         if path in ROUTES:
             await self._route(exchange, path)
         elif path.startswith(PREFIX):
@@ -139,9 +151,11 @@ class ListedFields:
         for model_id, owner in _ids(config):
             decision = self._decision(config, facts_of(config, {}, {"model": model_id}, principal))
             if decision.order:
-                backend = decision.order[0].backend
+                permit = decision.order[0]
+                backend = permit.backend
                 runs = not backend.provider and not backend.missing
-                found.append(ModelEntry(name=model_id, owner=owner, runs=runs, tags=backend.capabilities))
+                ask = partial(self.dispatcher.calls.attempts.ask, permit) if runs and backend.base_url else None
+                found.append(ModelEntry(name=model_id, owner=owner, runs=runs, tags=backend.capabilities, ask=ask))
         return found
 
     def _decision(self, config: RoutingConfig, facts: RequestFacts, prompt: Prompt | None = None) -> Decision:
@@ -163,6 +177,10 @@ class ListedFields:
         record = record_of(exchange.head, exchange.peer, path, self.rng)
         try:
             inbound, facts, decision = self._decide(exchange, path, routing, record)
+            if not inbound.path:
+                record.update(status=200, outcome="ok")
+                await exchange.respond(_with_request_id(self._loaded(inbound, decision), record))
+                return
             demand = TokenDemand(body=inbound.body, body_bytes=inbound.size, writes=inbound.path in STREAMING)
             bound = usage_bound(routing.config, decision, demand)
             reservation = await self._admit(routing.config, bound, facts)
@@ -208,7 +226,11 @@ class ListedFields:
             message = f"the body has {size} bytes; the limit for this path is {MAX_BODY_BYTES}"
             raise refused(413, message, "body_too_large")
         try:
-            translated = translated_request(path, parse_body(exchange.body))
+            body = parse_body(exchange.body, MODEL_NAME if path.startswith(OLLAMA) else "")
+            translated = translated_request(path, body)
+            translated.body["model"] = known_name(body["model"], lambda name: name in dict(_ids(config)))
+            if translated.translator is not None:
+                translated.translator.begin(self.conversations.now())
             refuse_urls(translated.body)
             check_types(translated.body)
         except BodyError as exc:
@@ -238,6 +260,20 @@ class ListedFields:
             dropped=translated.dropped,
         )
         return inbound, facts, decision
+
+    def _loaded(self, inbound: ClientRequest, decision: Decision) -> Response:
+        """Return the response to a request to load a model.
+
+        Raises:
+            RefusedError: No backend gets requests now.
+        """
+        obstacles = [self.obstacle(permit.backend.name) for permit in decision.order]
+        if all(obstacles):
+            raise refused(
+                503, f"the model is not loaded: {obstacles[0]}; retry later", "not_loaded", {"Retry-After": "5"}
+            )
+        assert inbound.translator is not None, "it answers a request without a path"
+        return Response.json(200, inbound.translator.answer({}))
 
     async def _admit(self, config: RoutingConfig, claim: UsageBound | None, facts: RequestFacts) -> Reservation:
         """Reserve the most that a request may use in all its budgets, before anything is sent.
@@ -305,12 +341,18 @@ class ListedFields:
         principal = None if head is None else principal_of(head.lines, peer, routing.clients)
         if head is None or principal is None:
             return response
-        path = head.path.rstrip("/")
+        path = route_of(head.path)
         record = record_of(head, peer, path if path in ROUTES else "other", self.rng)
         record.decided = DecisionRecord(principal=principal)
         record.update(status=status, outcome=code)
         await self.audit.record_request(fields_of(record, routing.config, 0.0))
         return _with_request_id(response, record)
+
+
+def route_of(path: str) -> str:
+    """Return a request's path in `ROUTES`, or the path itself if there is none."""
+    path = path.rstrip("/")
+    return _SHORT.get(path, path)
 
 
 def _with_request_id(response: Response, record: Record) -> Response:

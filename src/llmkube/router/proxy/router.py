@@ -261,6 +261,7 @@ async def open_router(
             prefixes=prefixes,
             conversations=conversations,
             rng=rng,
+            obstacle=lambda name: router.unavailable_reason(name),  # noqa: PLW0108 (it is assigned below)
         )
         router = Router(
             listed_fields=listed_fields,
