@@ -301,6 +301,7 @@ class _Up(Generic[T]):
                         connect=sockets.connect,
                         utcnow=ports.utcnow,
                         rng=self.rng,
+                        egress=settings.egress,
                     )
                     routers = RouterHost(services, server.client, self.plan.state_dir / "routers")
                     registry.register(routers)

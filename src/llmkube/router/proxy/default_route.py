@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from llmkube.base.http.client import HttpClient
 from llmkube.base.http.connection import StreamHandler
 from llmkube.base.http.dial import Connect
+from llmkube.base.http.egress import DIRECTLY, Egress
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -50,6 +51,7 @@ class Services:
         utcnow: Wall clock.
         rng: Source of weighted choices, delays and request IDs.
         turns: Queues of the engines.
+        egress: Proxies and additional certificates for providers.
     """
 
     directory: ModelDirectory
@@ -61,6 +63,7 @@ class Services:
     utcnow: Callable[[], datetime]
     rng: random.Random
     turns: Turns = attrs.field(factory=Turns)
+    egress: Egress = DIRECTLY
 
 
 async def run_default_route(
