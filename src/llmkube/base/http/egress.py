@@ -34,8 +34,7 @@ DIRECT: Final = "direct"
 """The proxy of a target that is reached without one."""
 
 PROXY_VARIABLES: Final[Mapping[str, tuple[str, ...]]] = {
-    "https": ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"),
-    "http": ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"),
+    scheme: (f"{scheme}_proxy", f"{scheme}_proxy".upper(), "all_proxy", "ALL_PROXY") for scheme in ("https", "http")
 }
 """Variables with the proxy for URLs of a scheme; the first that is set takes precedence."""
 

@@ -28,7 +28,6 @@ import click
 import trio
 
 from llmkube.base.errors import LLMKubeError, UserError, first_leaf
-from llmkube.base.http.egress import DIRECTLY, Egress
 from llmkube.base.settings import resolve
 from llmkube.base.times import utcnow
 from llmkube.base.units import format_bytes
@@ -79,7 +78,7 @@ _TOKEN_VARIABLE: Final = "HF_TOKEN"  # noqa: S105 (the name of a variable, not a
 
 
 @attrs.frozen(kw_only=True)
-class FetchRequest:
+class FetchRequest(EgressConfig):
     """Options of the command line."""
 
     source: str | None
@@ -98,8 +97,6 @@ class FetchRequest:
     inspected: Path | None
     keys: tuple[str, ...]
     termination_log: Path
-    proxy: tuple[str, ...] = ()
-    ca_file: Path | None = None
 
 
 @attrs.frozen
@@ -113,7 +110,6 @@ class FetchPlan:
         policy: Addresses that sources may resolve to.
         token: Token for Hugging Face.
         access: Credentials for buckets.
-        egress: Proxies and additional certificates.
     """
 
     sources: tuple[Source, ...]
@@ -122,7 +118,6 @@ class FetchPlan:
     policy: AddressPolicy
     token: str | None = attrs.field(repr=False)
     access: BucketAccess
-    egress: Egress = DIRECTLY
 
 
 @command("fetch")
@@ -157,7 +152,8 @@ def fetch_weights(**options: Any) -> None:
     the system's from --ca-file and SSL_CERT_FILE. Exit code 2: the request is invalid, and a retry would fail again; 1:
     the network or the disk failed, and the partial download is kept.
     """
-    request = FetchRequest(**options)
+    network = attrs.asdict(resolve(EgressConfig, flags=options, environ=os.environ))
+    request = FetchRequest(**{**options, **network})
     if sum((request.source is not None, request.inspected is not None, bool(request.keys))) != 1:
         raise click.UsageError("exactly one of SOURCE, --inspect and --prune is required")
     try:
@@ -186,9 +182,7 @@ def _run(request: FetchRequest) -> dict[str, Any]:
     policy = AddressPolicy(allowed=parse_networks(request.allow_private_sources))
     token = _token(request.hf_token_file)
     access = BucketAccess.read(os.environ)
-    egress = resolve(EgressConfig, flags=attrs.asdict(request), environ=os.environ).egress()
-    plan = FetchPlan(sources, request.folder, request.model_store, policy, token, access, egress)
-    return trio.run(fetch_all, request, plan)
+    return trio.run(fetch_all, request, FetchPlan(sources, request.folder, request.model_store, policy, token, access))
 
 
 async def fetch_all(request: FetchRequest, plan: FetchPlan) -> dict[str, Any]:
@@ -224,7 +218,7 @@ async def _fetch_all(request: FetchRequest, plan: FetchPlan, gauge: Gauge) -> di
         utcnow=utcnow,
         rng=random.Random(),  # noqa: S311 - jitter, not a secret
         endpoint=request.hub_endpoint,
-        egress=plan.egress,
+        egress=request.egress(),
     ) as downloader:
         found, fetch_error = [], ""
         for index, source in enumerate(plan.sources):
