@@ -65,7 +65,7 @@ class Targets:
         """Parse `*`, a name, `.name`, `*.name`, an address or a network, each also with a port.
 
         Raises:
-            UserError: It is none of these.
+            UserError: It has another form.
         """
         host, port = text.lower(), 0
         if (network := _network(host)) is None and (parts := _WITH_PORT.fullmatch(host)):
