@@ -4,11 +4,12 @@ from pathlib import Path
 import pytest
 
 from llmkube.base.errors import UserError
-from llmkube.base.settings import settings_of
+from llmkube.base.settings import resolve, settings_of
 from llmkube.cli.commands.programs.agent import agent_settings
 from llmkube.cli.commands.programs.controller import workload_settings
 from llmkube.controller.settings import Allowance
-from llmkube.programs.config import ALLOWANCES, TABLES, AgentConfig, ControllerConfig, UpConfig, load
+from llmkube.programs.config import ALLOWANCES, TABLES, AgentConfig, ControllerConfig, EgressConfig, UpConfig, load
+from llmkube.programs.host_settings import download_settings
 from llmkube.programs.state_location import state_dir_of
 
 
@@ -120,3 +121,42 @@ def test_allowances_for_editors_reach_the_controller(tmp_path):
     assert settings.priority_classes == ("gpu-*",)
     with pytest.raises(UserError, match='"everything" is not one of foreignVolumes, tokens'):
         load("controller", ControllerConfig, {**flags, "allow": ("everything",)}, {})
+
+
+def test_pods_get_the_proxies_of_the_controller(monkeypatch):
+    """Those of its environment and of the setting; one with a password, or one that cannot be used, is refused."""
+    for name in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    assert workload_settings(ControllerConfig(image="x")).proxies == {}
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("no_proxy", ".svc,10.0.0.0/8")
+    rules = ("a.example=direct", "b.example=http://b:1")
+    settings = workload_settings(ControllerConfig(image="x", proxy=rules))
+    pods = {"HTTPS_PROXY": "http://proxy:3128", "no_proxy": ".svc,10.0.0.0/8", "LLMKUBE_PROXY": ",".join(rules)}
+    assert settings.proxies == pods
+    assert resolve(EgressConfig, flags={}, environ=pods).egress(pods) == settings.egress
+    for proxy, words in (
+        ("b.example=http://me:secret@b:1", "password of a proxy"),
+        ("b.example", "--proxy: b.example is not"),
+    ):
+        with pytest.raises(UserError, match=words) as refused:
+            workload_settings(ControllerConfig(image="x", proxy=(proxy,)))
+        assert "secret" not in str(refused.value)
+    monkeypatch.setenv("HTTPS_PROXY", "socks5://p")
+    with pytest.raises(UserError, match="HTTPS_PROXY: socks5://p is not a proxy"):
+        workload_settings(ControllerConfig(image="x"))
+
+
+def test_a_password_in_a_value_of_the_wrong_type_is_not_shown(tmp_path):
+    (tmp_path / "config.toml").write_text('[up]\nproxy = "http://me:s3cret@p:1"\n')
+    with pytest.raises(UserError, match=r"up\.proxy: 'http://p:1' is not a list of texts"):
+        load("up", UpConfig, {"state_dir": tmp_path}, {})
+
+
+def test_a_file_of_certificates_is_read_at_the_start(tmp_path):
+    """An agent would otherwise report it at the first download."""
+    (tmp_path / "ca.pem").write_text("nothing")
+    with pytest.raises(UserError, match="--ca-file: cannot read certificates from"):
+        download_settings(UpConfig(ca_file=tmp_path / "ca.pem"))
+    assert download_settings(UpConfig(proxy=("*=direct",)))["egress"].rules[0][1] == ""

@@ -10,6 +10,7 @@ import attrs
 import trio
 import trio.testing
 
+from llmkube.base.http.egress import DIRECTLY
 from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.downloader import open_downloader
 from llmkube.weights.download.guarded_transport import open_transport_with
@@ -201,7 +202,9 @@ class Bench:
 
 
 @asynccontextmanager
-async def open_bench(root, script, *, limits=PATIENCE, addresses=None, free=lambda _: 1 << 50, run_sync=inline):
+async def open_bench(
+    root, script, *, limits=PATIENCE, addresses=None, free=lambda _: 1 << 50, run_sync=inline, egress=DIRECTLY
+):
     """Open everything; the store may have been used before."""
     network = Network(script, addresses or {})
     store = open_store(root)
@@ -214,7 +217,9 @@ async def open_bench(root, script, *, limits=PATIENCE, addresses=None, free=lamb
             rng=random.Random(1),
             endpoint=HUB,
             limits=limits,
-            open_transport=open_transport_with(resolve=network.resolve, dial=network.dial, ssl_context=NO_TRUST),
+            open_transport=open_transport_with(
+                resolve=network.resolve, dial=network.dial, ssl_context=NO_TRUST, egress=egress
+            ),
             run_sync=run_sync,
             free=free,
         ) as downloader,

@@ -15,6 +15,7 @@ serve = resolve(Serve, flags={"api_port": None}, environ=os.environ, config=conf
 
 import difflib
 import math
+import re
 import tomllib
 import types
 import typing
@@ -241,7 +242,8 @@ def _from_toml(option: Setting, value: Any, where: str, folder: Path) -> Any:
         return _checked(option, float(value), where)
     elif type(value) is option.type:  # not isinstance: True is an int to Python
         return _checked(option, value, where)
-    raise SettingError(f"{where}: {value!r} is not {_expected(option)}")
+    shown = re.sub(r"(?<=//)[^'\"]*@", "", repr(value))  # without credentials in URLs
+    raise SettingError(f"{where}: {shown} is not {_expected(option)}")
 
 
 def _checked(option: Setting, value: Any, where: str) -> Any:

@@ -6,6 +6,7 @@ from typing import Final
 
 import attrs
 
+from llmkube.base.http.egress import RULES_VARIABLE, Egress
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
@@ -49,8 +50,9 @@ class WorkloadSettings:
             priority.
         hub_endpoint: URL of Hugging Face or a mirror; empty for the default.
         private_sources: Networks (CIDR) that Models may be fetched from although they are not public.
-        ca_config_map: A ConfigMap in the Model's namespace whose key `ca.crt` has all CA certificates to trust when
-            fetching; empty for those of the image.
+        ca_config_map: A ConfigMap in the object's namespace whose key `ca.crt` has CA certificates to trust besides
+            the image's, when fetching and in routers; empty for none.
+        proxies: Variables with the proxies of pods that fetch and of routers; without credentials.
         priority_class_prefix: Prefix of a service's priority in the name of its pods' PriorityClass; empty sets no
             class, and None uses the one of `PRIORITY_CLASS_PREFIXES` that the cluster has.
         shared_gpu_selector: Labels of the nodes with shared GPUs, for services that request a shared one.
@@ -76,6 +78,7 @@ class WorkloadSettings:
     hub_endpoint: str = ""
     private_sources: tuple[str, ...] = ()
     ca_config_map: str = ""
+    proxies: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     priority_class_prefix: str | None = ""
     shared_gpu_selector: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     look_seconds: float = 3600.0
@@ -85,6 +88,11 @@ class WorkloadSettings:
     gpu_resources: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     pod_monitors: bool = True
     monitor_labels: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+
+    @property
+    def egress(self) -> Egress:
+        """The proxies of these pods."""
+        return Egress.of(filter(None, self.proxies.get(RULES_VARIABLE, "").split(",")), None, self.proxies)
 
 
 @attrs.frozen

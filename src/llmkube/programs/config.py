@@ -1,6 +1,7 @@
 """Settings of all programs: the tables of `config.toml`, resolved from flags, environment and that file."""
 
 import os
+import ssl
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any, TypeVar
 
 import attrs
 
+from llmkube.base.http.egress import Egress
+from llmkube.base.http.outbound import trust_file
 from llmkube.base.settings import LOG_LEVELS, Config, read_config, removed_setting, resolve, setting
 from llmkube.k8s.crd.placement import ACCELERATORS
 from llmkube.programs.state_location import STATE_DIR, StateDirSetting, check_state_dir, state_dir_of
@@ -45,7 +48,33 @@ def log_level_setting(default: str) -> Any:
 
 
 @attrs.frozen
-class HostConfig:
+class EgressConfig:
+    """Settings of every program that connects to servers outside."""
+
+    proxy: tuple[str, ...] = setting(
+        (),
+        help="Proxy for downloads and providers, as TARGET=URL or TARGET=direct: *=http://proxy:3128 for every server, "
+        "a domain, an address or a network; the first that matches; repeatable. It overrides HTTPS_PROXY, HTTP_PROXY, "
+        "ALL_PROXY and NO_PROXY. Set one with a password in config.toml or the variable: a command line is public.",
+    )
+    ca_file: Path | None = setting(
+        None, help="File of certificates (PEM) to trust besides the system's, for downloads and providers."
+    )
+
+    def egress(self, environ: Mapping[str, str] | None = None) -> Egress:
+        """Return the proxies of the settings and the environment, and the file of certificates, which is read once.
+
+        Raises:
+            UserError: A setting is invalid; the message names its flag.
+        """
+        if self.ca_file is not None:
+            trust_file(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), self.ca_file)
+        ca_file = self.ca_file and self.ca_file.absolute()
+        return Egress.of(self.proxy, ca_file, os.environ if environ is None else environ)
+
+
+@attrs.frozen
+class HostConfig(EgressConfig):
     """Settings of both programs that run engines on their host: `llmkube up` and `llmkube agent`."""
 
     llama_server: Path | None = setting(None, help="The llama-server; without it, one on PATH, else the bundled one.")
@@ -238,7 +267,7 @@ class UpConfig(HostConfig):
 
 
 @attrs.frozen
-class RouterConfig:
+class RouterConfig(EgressConfig):
     """The settings of `llmkube router`."""
 
     state_dir: Path = STATE_DIR  # load() sets the default
@@ -255,9 +284,6 @@ class RouterConfig:
         None,
         help="Folder of the keys that a ModelRouter needs: `backends/NAME` holds the key of a provider, each line of "
         "`teams/TEAM` the key of a client; without it, `router-keys` in the state directory.",
-    )
-    ca_file: Path | None = setting(
-        None, help="File of certificates (PEM) to trust besides the system's, for providers at https addresses."
     )
     https_proxy_pages: bool = HTTPS_PROXY_PAGES
     workers: str | None = removed_setting(
@@ -325,7 +351,14 @@ class ControllerConfig:
         (), help="PriorityClass, or a pattern of names (gpu-*), that services may name; repeatable."
     )
     ca_config_map: str = setting(
-        "", help="ConfigMap whose ca.crt is trusted for fetching weights; it must exist in every namespace."
+        "",
+        help="ConfigMap whose ca.crt is trusted besides the system's certificates, for fetching weights and by "
+        "routers; it must exist in every namespace with Models.",
+    )
+    proxy: tuple[str, ...] = setting(
+        (),
+        help="Proxy for pods that fetch weights and for routers, as TARGET=URL or TARGET=direct (*=http://proxy:3128); "
+        "repeatable. They also get this program's HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY.",
     )
     priority_class_prefix: str | None = setting(
         None,

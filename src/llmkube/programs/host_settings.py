@@ -168,6 +168,7 @@ def download_settings(config: AgentConfig | UpConfig, defaults: tuple[Path, ...]
         "s3_env_auth": config.s3_env_auth,
         "hub_token_file": None if config.hf_token_file is None else config.hf_token_file.absolute(),
         "hub_endpoint": config.hub_endpoint,
+        "egress": config.egress(),
     }
 
 

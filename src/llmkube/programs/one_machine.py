@@ -308,6 +308,7 @@ class _Up(Generic[T]):
                         utcnow=ports.utcnow,
                         rng=self.rng,
                         has_open_route=not addresses.routers_only,
+                        egress=settings.egress,
                     )
                     routers = RouterHost(services, server.client, self.plan.state_dir / "routers")
                     registry.register(routers)

@@ -191,7 +191,8 @@ class PassThrough:
                     body.content = await limit_numbers(body.content, LIMIT_FIELDS, passage.max_answer_tokens)
                 is_renamed = isinstance(body.model, str) and body.model != engine.alias
                 editor = ModelNameRewriter.between(engine.alias, str(body.model)).edit if is_renamed else None
-                return await self._forward(exchange, engine, body.content, excluding, passage.wait, editor)
+                content, wait = body.content, passage.wait
+                return await self._forward(exchange, engine, content, excluding=excluding, wait=wait, editor=editor)
         except BodyError as exc:
             raise refused(400, str(exc), "invalid_json") from exc
 
@@ -218,6 +219,7 @@ class PassThrough:
         exchange: StreamExchange,
         engine: Backend,
         body: bytes,
+        *,
         excluding: Collection[int] = (),
         wait: trio.CancelScope | None = None,
         editor: BodyEditor | None = None,

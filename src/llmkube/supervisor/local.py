@@ -92,7 +92,7 @@ class LocalWeights:
     policy: AddressPolicy
     tokens: SourceCredentials
     read: RunSync
-    endpoint: str
+    read_header: Callable[..., Awaitable[GGUFFacts]]
     local: LocalSources = LocalSources()
     library: ModelLibrary | None = None
     _logged: dict[str, str] = attrs.field(factory=dict)  # path -> its last log message
@@ -174,9 +174,7 @@ class LocalWeights:
         secret = model.spec.source_secret_ref
         preview_key = (model.key.namespace, secret.name if secret is not None else "", source)  # one per Secret
         if preview_key not in self._previews:
-            facts = await read_remote_header(
-                source, policy=self.policy, utcnow=_utcnow, **await self._secrets(source, model), endpoint=self.endpoint
-            )
+            facts = await self.read_header(source, policy=self.policy, **await self._secrets(source, model))
             self._previews[preview_key] = (now, facts)
         return self._previews[preview_key][1]
 
@@ -258,13 +256,14 @@ async def open_local_ports(
     await trio.to_thread.run_sync(learned.read, limiter=state_limiter)
     store = await trio.to_thread.run_sync(open_store, settings.store_dir, limiter=limiter)
     endpoint, policy = settings.hub_endpoint, AddressPolicy(allowed=settings.private_sources)
+    egress, budget = settings.egress, _budget_bytes(settings)
     environ = os.environ if settings.s3_env_auth else {name: os.environ.get(name, "") for name in LOCATION_VARIABLES}
     tokens = SourceCredentials(partial(client.get, Secret), settings.hub_token_file, limiter, environ)
     async with (
         open_http_client() as http,
         open_host_memory(settings.memory_policy.thresholds) as memory,
         open_downloader(
-            store, limiter=limiter, utcnow=_utcnow, rng=rng, endpoint=endpoint, memory_bytes=_budget_bytes(settings)
+            store, limiter=limiter, utcnow=_utcnow, rng=rng, endpoint=endpoint, egress=egress, memory_bytes=budget
         ) as downloader,
     ):
         yield Ports(
@@ -276,7 +275,7 @@ async def open_local_ports(
                 policy,
                 tokens,
                 in_threads(limiter, abandon=True),
-                endpoint,
+                partial(read_remote_header, utcnow=_utcnow, endpoint=endpoint, egress=egress),
                 LocalSources(settings.local_sources, settings.store_dir),
                 library(http) if library is not None else None,
             ),

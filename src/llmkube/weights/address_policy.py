@@ -81,6 +81,13 @@ class AddressPolicy:
             return None
         return rule
 
+    def refusal_of_name(self, host: str) -> Rule | None:
+        """Return the rule that refuses a name which only a proxy can resolve, or None if it is allowed."""
+        rows = (rest for domain, *rest in _ROWS["names"] if f".{host}".endswith(f".{domain}"))
+        row = next(rows, None if "." in host else ["a name without a domain"])
+        rule = Rule(_NOT_GLOBAL.network, *row) if row else None
+        return None if rule is not None and self.from_operator and not rule.always else rule
+
 
 def parse_networks(texts: Iterable[str], *, field: str = "--allow-private-sources") -> tuple[Network, ...]:
     """Parse networks such as `192.168.0.0/16`, or single addresses.

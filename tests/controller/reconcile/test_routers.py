@@ -2,11 +2,13 @@
 
 import json
 
+import attrs
 import pytest
 import trio
 
 from controller.cluster import SETTLED, open_cluster
 from controller.podcluster import open_pods
+from controller.podobjects import SETTINGS
 from llmkube.controller.reconcile import pod_polling
 from llmkube.controller.reconcile.pod_polling import QUERY_INTERVAL_SECONDS
 from llmkube.controller.writes.owned_kinds import INSTALL_POLL_SECONDS
@@ -231,6 +233,24 @@ async def test_the_keys_of_tokens_are_in_a_file_or_reachable(autojump_clock):
         egress = (await hands.json(NetworkPolicy, NAME))["spec"]["egress"]
         block, port = {"ipBlock": {"cidr": "10.1.2.3/32"}}, {"port": 8081, "protocol": "TCP"}
         assert [one for one in egress if one not in before] == [{"to": [block], "ports": [port]}]
+
+
+async def test_the_pods_may_connect_to_their_proxies(autojump_clock):
+    """At any address, since a proxy's name may be private or public."""
+    proxies = {
+        "HTTPS_PROXY": "http://proxy.corp:3128",
+        "LLMKUBE_PROXY": "b.example=http://10.1.2.3:99,c.example=direct",
+    }
+    given = {"backends": [{"name": "a", "external": PROVIDER}], "defaultRoute": "a"}
+    egress = []
+    for settings in (SETTINGS, attrs.evolve(SETTINGS, proxies=proxies)):
+        async with open_pods(workloads=settings) as hands:
+            await apply_router(hands.client, **given)
+            egress.append((await hands.json(NetworkPolicy, NAME))["spec"]["egress"])
+    added = [
+        (rule["ports"][0]["port"], rule["to"][0]["ipBlock"]["cidr"]) for rule in egress[1] if rule not in egress[0]
+    ]
+    assert added == [(99, "10.1.2.3/32"), (3128, "10.0.0.0/8"), (3128, "0.0.0.0/0")]
 
 
 async def test_a_refused_edit_serves_by_the_spec_before(autojump_clock, answer):

@@ -159,3 +159,11 @@ def test_the_jobs_meet_the_restricted_standard():
         assert template["spec"]["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is True
     node = inspect_job(cluster_model("/data/m.gguf"), "/model-source/m.gguf", ["chat"], SETTINGS)
     assert set(against_restricted(node["spec"]["template"])) == {"hostPath", "volumes"}
+
+
+def test_a_pod_that_fetches_gets_the_proxies():
+    """After HOME, and without expansion of the kubelet's references."""
+    proxies = {"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": "$(HOME)"}
+    job = fetch_job(cluster_model(), attrs.evolve(SETTINGS, proxies=proxies))
+    variables = {each["name"]: each["value"] for each in job["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert {name: variables[name] for name in proxies} == proxies | {"NO_PROXY": "$$(HOME)"}

@@ -186,3 +186,15 @@ def test_a_provider_by_address_is_reached_there():
 def test_two_backends_at_one_place_are_one_rule():
     """A policy has no rule twice."""
     assert len(rules(to_service("chat"), to_service("chat"))) == 2
+
+
+def test_the_pods_get_proxies_and_additional_certificates():
+    """A namespace without the ConfigMap keeps its router; without both the pods are as before."""
+    proxies = {"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": ".svc", "LLMKUBE_PROXY": "a.example=direct"}
+    pod = pod_of(settings=attrs.evolve(SETTINGS, proxies=proxies, ca_config_map="company"))
+    container = pod["containers"][0]
+    variables = {each["name"]: each["value"] for each in container["env"]}
+    assert variables == {"HOME": "/tmp", "SSL_CERT_FILE": "/etc/llmkube/ca/ca.crt", **proxies}
+    assert {"name": "ca", "mountPath": "/etc/llmkube/ca", "readOnly": True} in container["volumeMounts"]
+    assert {"name": "ca", "configMap": {"name": "company", "optional": True}} in pod["volumes"]
+    assert [each["name"] for each in pod_of()["containers"][0]["env"]] == ["HOME"]

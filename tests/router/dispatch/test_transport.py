@@ -11,14 +11,16 @@ import trio
 from base.http.certificates import make_pair
 from http_lab import MemoryListener
 from llmkube.base.http.dial import dial
+from llmkube.base.http.egress import Egress
 from llmkube.base.http.errors import ConnectError
 from llmkube.base.http.message import Headers, Response
+from llmkube.base.http.outbound import CertificateFileError, trusted_context
 from llmkube.base.http.server import run_server
 from llmkube.router.auth.key_files import BackendKeys
 from llmkube.router.backends import Backend as Engine
 from llmkube.router.backends import UnavailableModel
 from llmkube.router.dispatch.attempt import Attempts, ClientRequest
-from llmkube.router.dispatch.transport import Address, CertificateFileError, open_transport, trusted_context
+from llmkube.router.dispatch.transport import Address, open_transport
 from llmkube.router.health.health_state import Reply
 from llmkube.router.policy.permits import Permit, permits_for
 from llmkube.router.policy.request_facts import RequestFacts
@@ -99,7 +101,7 @@ async def test_https_is_verified_and_a_file_adds_authorities(tmp_path):
         ):
             config = config_of(cloud("a", base_url=f"https://{host}:{port}/v1"))
             before = len(connections)
-            async with open_lab(config, connect=dial, ca_file=trusted) as lab:
+            async with open_lab(config, connect=dial, egress=Egress(ca_file=trusted)) as lab:
                 assert (await lab.ask()).status == status, (host, trusted)
                 if status == 200:
                     assert (await lab.ask()).status == 200

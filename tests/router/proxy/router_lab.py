@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from http_lab import GONE, MemoryListener
 from llmkube.base.http.client import open_http_client
+from llmkube.base.http.egress import DIRECTLY
 from llmkube.base.http.message import Headers
 from llmkube.base.http.server import run_server
 from llmkube.router.config.routing_config import Backend, Match, RoutingConfig, Rule
@@ -253,7 +254,7 @@ async def open_lab(
     players=None,
     *,
     connect=None,
-    ca_file=None,
+    egress=DIRECTLY,
     limits=LIMITS,
     budgets_folder=None,
     make_pair=trio.testing.memory_stream_pair,
@@ -286,7 +287,7 @@ async def open_lab(
             utcnow=lambda: NOW,
             rng=random.Random(7),
             connect=connect or dial,
-            ca_file=ca_file,
+            egress=egress,
             write=write,
             budgets_folder=budgets_folder,
         ) as router,

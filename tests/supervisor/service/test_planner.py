@@ -18,7 +18,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.credentials import SourceCredentials
 from llmkube.supervisor.local import LocalWeights
-from llmkube.weights.download.hugging_face import ENDPOINT
+from llmkube.weights.download.remote_header import read_remote_header
 from sim.machine import Machine
 from sim.memory import SimMemory, shape_of
 from sim.world import agent_settings, open_world
@@ -100,7 +100,7 @@ def open_host(tmp_path, monkeypatch):
 
             limiter = trio.CapacityLimiter(1)
             tokens = SourceCredentials(read_secret, token_file, limiter)
-            weights = LocalWeights(bench.store, limiter, bench.downloader, policy, tokens, inline, ENDPOINT)
+            weights = LocalWeights(bench.store, limiter, bench.downloader, policy, tokens, inline, read_remote_header)
             monkeypatch.setattr(Machine, "fetch", lambda _, model, progress: weights.fetch(model, progress))
             yield Host(world, bench, read)
 

@@ -4,6 +4,7 @@ message, heads, bodies, limits, errors  pure: messages, llhttp's grammar, framin
 websocket                        WebSocket client
 hub, listen                      sockets: one task waits for all; clear errors when a port is taken
 dial, tls                        the only module that opens connections; TLS client that can decrypt into buffers
+egress, outbound                 pure: the proxy of each server; connections and certificates as it defines them
 client, streamed_response        pooled connections; streamed responses
 httpx_transport                  httpx's requests over the same connections
 server, connection, exchange     one task per connection, one response per request

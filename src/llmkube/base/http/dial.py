@@ -7,7 +7,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import attrs
 import trio
@@ -115,32 +115,48 @@ class ProxyDialer:
     Attributes:
         url: URL of the proxy, `http://` or `https://`; a user and a password in it are sent to the proxy only.
         connect: Opens the connection to the proxy.
+        context: Returns the certificates to trust for an `https` proxy.
     """
 
     url: str = attrs.field(repr=False)
     connect: Connect = dial
+    context: Callable[[], ssl.SSLContext] = ssl.create_default_context
 
     async def __call__(self, host: str, port: int) -> trio.abc.Stream:
         """Open a connection; raises OSError."""
-        proxy = urlsplit(self.url)
-        secure = proxy.scheme == "https"
-        dialer = TlsDialer(ssl.create_default_context(), connect=self.connect) if secure else self.connect
-        stream = await dialer(proxy.hostname or "", proxy.port or (443 if secure else 80))
+        stream = await self.connect_to_proxy()
         done = False
         try:
-            await _open_tunnel(stream, proxy, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+            await _open_tunnel(stream, self.url, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
             done = True
         finally:
             if not done:
                 await trio.aclose_forcefully(stream)
         return stream
 
+    async def connect_to_proxy(self) -> trio.abc.Stream:
+        """Open a connection to the proxy itself; raises OSError."""
+        proxy = urlsplit(self.url)
+        secure = proxy.scheme == "https"
+        dialer = TlsDialer(self.context(), connect=self.connect) if secure else self.connect
+        return await dialer(proxy.hostname or "", proxy.port or (443 if secure else 80))
 
-async def _open_tunnel(stream: trio.abc.Stream, proxy: SplitResult, target: str) -> None:
-    lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}"]
-    if proxy.username is not None:
-        pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
-        lines.append(f"Proxy-Authorization: Basic {base64.b64encode(pair.encode()).decode()}")
+
+def proxy_credentials(url: str) -> tuple[str, ...]:
+    """Return the header line with the user and password in the URL of a proxy, if it has them."""
+    proxy = urlsplit(url)
+    if proxy.username is None:
+        return ()
+    pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+    return (f"Proxy-Authorization: Basic {base64.b64encode(pair.encode()).decode()}",)
+
+
+CREDENTIALS_HINT: Final = "write its user and password into its URL, as http://USER:PASSWORD@HOST:PORT"
+
+
+async def _open_tunnel(stream: trio.abc.Stream, url: str, target: str) -> None:
+    proxy = urlsplit(url)
+    lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}", *proxy_credentials(url)]
     proxy_name = f"the proxy {proxy.hostname}:{proxy.port}" if proxy.port else f"the proxy {proxy.hostname}"
     reader, found = FinalHeadReader(Limits()), None
     try:
@@ -154,7 +170,8 @@ async def _open_tunnel(stream: trio.abc.Stream, proxy: SplitResult, target: str)
         raise ProxyError(f"{proxy_name} does not answer like a proxy: {error}") from error
     head, rest = found
     if not 200 <= head.status < 300:
-        raise ProxyError(f"{proxy_name} answered {head.status} to CONNECT {target}")
+        hint = f"; {CREDENTIALS_HINT}" if head.status == 407 else ""
+        raise ProxyError(f"{proxy_name} answered {head.status} to CONNECT {target}{hint}")
     if rest:
         raise ProxyError(f"{proxy_name} sent data before the server could")
 

@@ -11,6 +11,7 @@ from llmkube.base.http.client import HttpClient, UpgradedConnection
 from llmkube.base.http.dial import Connect, ProxyDialer, TlsDialer, dial, with_tcp_keepalive
 from llmkube.base.http.errors import ConnectError, ConnectionLostError, HttpError
 from llmkube.base.http.message import netloc
+from llmkube.base.http.outbound import trusted_context
 from llmkube.base.http.streamed_response import StreamedResponse
 
 _OWN_HEADERS: Final = frozenset({b"host", b"content-length", b"transfer-encoding", b"connection"})
@@ -44,7 +45,9 @@ class HttpxTransport(httpx.AsyncBaseTransport):
         max_idle_seconds: float = 60.0,
         connect: Connect = dial,
     ) -> None:
-        connect_base = ProxyDialer(proxy_url, with_tcp_keepalive(connect)) if proxy_url else with_tcp_keepalive(connect)
+        connect_base = with_tcp_keepalive(connect)
+        if proxy_url:
+            connect_base = ProxyDialer(proxy_url, connect_base, trusted_context)
         dialers: dict[str, Connect] = {"http": connect_base, "https": TlsDialer(context, server_name, connect_base)}
         self._clients = {
             scheme: HttpClient(

@@ -260,8 +260,8 @@ def below_tls(stream: trio.abc.Stream) -> trio.abc.Stream:
     """Return the transport of a TLS stream; return any other stream as it is."""
     if isinstance(stream, HubStream):  # first: it is the most frequent one, and the other checks are slow (ABCs)
         return stream
-    if isinstance(stream, TlsStream):
-        return stream.transport
+    while isinstance(stream, TlsStream):  # one in another for an https proxy
+        stream = stream.transport
     return stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
 
 

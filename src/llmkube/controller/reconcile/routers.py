@@ -196,6 +196,8 @@ class PodRouters:
             elif url := config.backends[backend.name].base_url:
                 yield to_provider(url, local=config.backends[backend.name].local)
         yield from _auxiliary_servers(config)
+        for proxy in self.context.workloads.egress.proxy_urls():
+            yield from (to_provider(proxy, local=local) for local in (True, False))
 
     def _endpoint(self, router: ModelRouter) -> str:
         endpoint, name = router.spec.endpoint, router_objects_name(router.key.name)

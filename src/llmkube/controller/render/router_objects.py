@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 import attrs
 
 from llmkube.controller.render.labels import MANAGED_BY, ROUTER_LABEL, owned_manifest
-from llmkube.controller.render.storage import IMAGE_USER, llmkube_container
+from llmkube.controller.render.storage import CA_MOUNT, CA_VARIABLE, IMAGE_USER, llmkube_container, proxy_variables
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.builtins import ConfigMap, Service
 from llmkube.k8s.crd.modelrouter import ModelRouter, ProxySpec
@@ -238,6 +238,7 @@ def _deployment(
         "volumes": [
             {"name": "config", "configMap": {"name": router_objects_name(router.key.name)}},
             {"name": "scratch", "emptyDir": {}},
+            *_certificates(settings),
             *volumes,
         ],
         **({"imagePullSecrets": pull} if pull else {}),
@@ -270,9 +271,13 @@ def _container(proxy: ProxySpec, settings: WorkloadSettings, volumes: Iterable[M
         {"name": "scratch", "mountPath": _SCRATCH},
         *({"name": one["name"], "mountPath": _mount_path(one["name"]), "readOnly": True} for one in volumes),
     ]
+    env = [{"name": "HOME", "value": _SCRATCH}, *proxy_variables(settings)]
+    if settings.ca_config_map:
+        env.append({**CA_VARIABLE})
+        mounts.append({**CA_MOUNT, "readOnly": True})
     amounts = proxy.resources or {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
     ports = (("http", PORT), (METRICS_PORT_NAME, ADMIN_PORT))
-    return llmkube_container(settings, args, [{"name": "HOME", "value": _SCRATCH}], mounts) | {
+    return llmkube_container(settings, args, env, mounts) | {
         "name": _CONTAINER,
         "image": proxy.image or settings.image,
         "resources": dict(amounts),
@@ -283,6 +288,13 @@ def _container(proxy: ProxySpec, settings: WorkloadSettings, volumes: Iterable[M
         "livenessProbe": _probe("/healthz", period=10, failures=3),
         "readinessProbe": _probe("/readyz", period=5, failures=2),
     }
+
+
+def _certificates(settings: WorkloadSettings) -> list[dict[str, Any]]:
+    """Return the volume of additional certificates; a namespace without the ConfigMap has only the image's."""
+    if not settings.ca_config_map:
+        return []
+    return [{"name": "ca", "configMap": {"name": settings.ca_config_map, "optional": True}}]
 
 
 def _probe(path: str, *, period: int, failures: int) -> dict[str, Any]:

@@ -46,6 +46,9 @@ IMAGE_USER: Final = 65532
 """The user of our own image."""
 
 _CA_FOLDER: Final = "/etc/llmkube/ca"
+CA_VARIABLE: Final[dict[str, Any]] = {"name": "SSL_CERT_FILE", "value": f"{_CA_FOLDER}/ca.crt"}
+CA_MOUNT: Final[dict[str, Any]] = {"name": "ca", "mountPath": _CA_FOLDER}
+"""The variable and the mount of the certificates in the volume `ca`, which LLMKube's programs trust additionally."""
 
 _SCRATCH: Final = "/tmp"  # noqa: S108 (a volume of the pod's own)
 
@@ -74,6 +77,7 @@ def fetch_container(model: Model, settings: WorkloadSettings, *more: str) -> dic
     args += [word for network in settings.private_sources for word in ("--allow-private-sources", network)]
     env: list[dict[str, Any]] = [{"name": "LLMKUBE_SOURCE", "value": literal(spec.source)}]
     env.append({"name": "HOME", "value": _SCRATCH})
+    env += proxy_variables(settings)
     if spec.source_secret_ref:
         # Single entries and not the whole Secret, which may contain more.
         for name in VARIABLES if spec.source.startswith("s3://") else ("HF_TOKEN",):
@@ -81,9 +85,14 @@ def fetch_container(model: Model, settings: WorkloadSettings, *more: str) -> dic
             env.append({"name": name, "valueFrom": {"secretKeyRef": reference}})
     mounts = [{"name": "models", "mountPath": CACHE_FOLDER}, {"name": "scratch", "mountPath": _SCRATCH}]
     if settings.ca_config_map:
-        env.append({"name": "SSL_CERT_FILE", "value": f"{_CA_FOLDER}/ca.crt"})
-        mounts.append({"name": "ca", "mountPath": _CA_FOLDER})
+        env.append({**CA_VARIABLE})
+        mounts.append({**CA_MOUNT})
     return llmkube_container(settings, args, env, mounts)
+
+
+def proxy_variables(settings: WorkloadSettings) -> list[dict[str, Any]]:
+    """Return the variables with the proxies of a container that connects to servers outside."""
+    return [{"name": name, "value": literal(value)} for name, value in settings.proxies.items()]
 
 
 def llmkube_container(

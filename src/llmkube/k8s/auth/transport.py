@@ -18,6 +18,7 @@ import httpx  # noqa: ASYNC127 (the project's settled choice)
 import trio
 
 from llmkube.base.http.httpx_transport import HttpxTransport
+from llmkube.base.http.outbound import trust_system
 from llmkube.base.times import utcnow
 from llmkube.k8s.auth.config import ClientCertificate, ClusterConfig, ConfigError, Pem, TlsSettings
 from llmkube.k8s.auth.credentials import Credential, make_credentials
@@ -200,7 +201,7 @@ def make_context(settings: TlsSettings, issued: ClientCertificate | None = None)
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     elif settings.ca is None:
-        context.load_default_certs()
+        trust_system(context)
     else:
         _trust(context, settings.ca)
     if issued is None and settings.certificate is not None and settings.key is not None:

@@ -28,9 +28,11 @@ import click
 import trio
 
 from llmkube.base.errors import LLMKubeError, UserError, first_leaf
+from llmkube.base.settings import resolve
 from llmkube.base.times import utcnow
 from llmkube.base.units import format_bytes
 from llmkube.k8s.wire.termination_message import TERMINATION_LOG
+from llmkube.programs.config import EgressConfig
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.fetch_job.volume import (
     Gauge,
@@ -42,7 +44,7 @@ from llmkube.programs.fetch_job.volume import (
     run_gauge,
     write_result,
 )
-from llmkube.programs.options import command
+from llmkube.programs.options import command, settings_options
 from llmkube.programs.program import open_service_nursery
 from llmkube.supervisor.credentials import read_token_file
 from llmkube.weights.address_policy import AddressPolicy, parse_networks
@@ -76,7 +78,7 @@ _TOKEN_VARIABLE: Final = "HF_TOKEN"  # noqa: S105 (the name of a variable, not a
 
 
 @attrs.frozen(kw_only=True)
-class FetchRequest:
+class FetchRequest(EgressConfig):
     """Options of the command line."""
 
     source: str | None
@@ -137,6 +139,7 @@ class FetchPlan:
 @click.option(
     "--termination-log", type=click.Path(path_type=Path), default=TERMINATION_LOG, help="File for the result."
 )
+@settings_options(EgressConfig)
 def fetch_weights(**options: Any) -> None:
     """Fetch a model into a folder, as a Model's Job does.
 
@@ -145,11 +148,12 @@ def fetch_weights(**options: Any) -> None:
 
     SOURCE can be set as LLMKUBE_SOURCE, which a process list does not show. The token for Hugging Face is read from a
     file or from HF_TOKEN; keys for a bucket from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN),
-    its location from AWS_REGION, or from AWS_ENDPOINT_URL for a server other than AWS; CA certificates from
-    SSL_CERT_FILE. Exit code 2: the request is invalid, and a retry would fail again; 1: the network or the disk failed,
-    and the partial download is kept.
+    its location from AWS_REGION, or from AWS_ENDPOINT_URL for a server other than AWS; CA certificates to trust besides
+    the system's from --ca-file and SSL_CERT_FILE. Exit code 2: the request is invalid, and a retry would fail again; 1:
+    the network or the disk failed, and the partial download is kept.
     """
-    request = FetchRequest(**options)
+    network = attrs.asdict(resolve(EgressConfig, flags=options, environ=os.environ))
+    request = FetchRequest(**{**options, **network})
     if sum((request.source is not None, request.inspected is not None, bool(request.keys))) != 1:
         raise click.UsageError("exactly one of SOURCE, --inspect and --prune is required")
     try:
@@ -214,6 +218,7 @@ async def _fetch_all(request: FetchRequest, plan: FetchPlan, gauge: Gauge) -> di
         utcnow=utcnow,
         rng=random.Random(),  # noqa: S311 - jitter, not a secret
         endpoint=request.hub_endpoint,
+        egress=request.egress(),
     ) as downloader:
         found, fetch_error = [], ""
         for index, source in enumerate(plan.sources):

@@ -78,6 +78,7 @@ class HostedRouter:
             utcnow=services.utcnow,
             rng=services.rng,
             connect=services.connect,
+            egress=services.egress,
             budgets_folder=self.folder / _BUDGETS,
             directory=services.directory,
             turns=services.turns,

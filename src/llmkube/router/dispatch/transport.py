@@ -1,25 +1,25 @@
 """The only connection from a router to its backends: the address comes from a `Permit`, and from nothing else.
 
-With a model directory, an engine of this machine is dialled at the address that the directory has for it.
+With a model directory, an engine of this machine is dialled at the address that the directory has for it. Providers
+and token issuers are reached through the proxies of the program's `Egress`, engines directly.
 
 Redirects are not followed: they are faults of the backend. TLS certificates are verified.
 """
 
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 import attrs
 import trio
 
-from llmkube.base.errors import UserError
 from llmkube.base.http.client import HttpClient, OnSent
 from llmkube.base.http.dial import Connect, TlsDialer, dial
+from llmkube.base.http.egress import DIRECTLY, Egress
 from llmkube.base.http.errors import ConnectError
 from llmkube.base.http.message import Origin, netloc
+from llmkube.base.http.outbound import OutboundClient, OutboundDialer, trusted_context
 from llmkube.base.http.streamed_response import StreamedResponse
 from llmkube.router.backends import Backend as Engine
 from llmkube.router.backends import ModelDirectory
@@ -35,10 +35,6 @@ MAX_IDLE_PER_ORIGIN: Final = 128
 MAX_IDLE: Final = 512
 
 _PORTS: Final = {"http": 80, "https": 443}
-
-
-class CertificateFileError(UserError):
-    """A certificate file is unusable."""
 
 
 @attrs.frozen
@@ -75,34 +71,20 @@ class Address:
         return cls(parts.scheme == "https", origin, host, parts.path.rstrip("/"))
 
 
-def trusted_context(ca_file: Path | None) -> ssl.SSLContext:
-    """Return a TLS context that trusts the system's authorities and those in a file.
-
-    Raises:
-        CertificateFileError: The file has no readable certificates.
-    """
-    context = ssl.create_default_context()
-    if ca_file is not None:
-        try:
-            context.load_verify_locations(cafile=ca_file)
-        except (OSError, ssl.SSLError) as exc:
-            message = f"cannot read certificates from {ca_file}: {exc}; set it to a file of PEM certificates"
-            raise CertificateFileError(message, field="--ca-file") from exc
-    return context
-
-
 @attrs.define(eq=False)
 class Transport:
     """Sends requests to backends.
 
     Attributes:
-        plain: Client for http.
-        secure: Client for https.
+        plain: Client for http to engines.
+        secure: Client for https to engines.
+        outside: Clients for http and https to other servers.
         directory: Resolves services to engines; None dials the address of each backend.
     """
 
     plain: HttpClient
     secure: HttpClient
+    outside: tuple[HttpClient, HttpClient]
     directory: ModelDirectory | None = None
     _addresses: dict[str, Address] = attrs.field(factory=dict)
 
@@ -149,7 +131,10 @@ class Transport:
         address = self._addresses.get(base_url)
         if address is None:
             address = self._addresses[base_url] = Address.of(base_url)
-        return address, self.secure if address.secure else self.plain
+        return address, self._client(permit.backend, secure=address.secure)
+
+    def _client(self, backend: Backend, *, secure: bool) -> HttpClient:
+        return (self.outside if backend.provider else (self.plain, self.secure))[secure]
 
     def directory_of(self, backend: Backend) -> ModelDirectory | None:
         """Return the directory that resolves a backend; None if it is dialled at its own address."""
@@ -159,8 +144,7 @@ class Transport:
         """Return the connection of an answer to the pool, or close it, which makes the backend stop generating."""
         backend = permit.backend
         secure = self.directory_of(backend) is None and self._addresses[backend.base_url].secure
-        client = self.secure if secure else self.plain
-        if not client.release_nowait(answer):
+        if not self._client(backend, secure=secure).release_nowait(answer):
             await trio.aclose_forcefully(answer.stream)
 
 
@@ -174,27 +158,33 @@ def _address_in(directory: ModelDirectory, service: str) -> Address:
 
 @asynccontextmanager
 async def open_transport(
-    connect: Connect = dial, *, ca_file: Path | None = None, directory: ModelDirectory | None = None
+    connect: Connect = dial, *, egress: Egress = DIRECTLY, directory: ModelDirectory | None = None
 ) -> AsyncIterator[Transport]:
     """Open a transport; its idle connections are closed at the end.
 
     Args:
         connect: Opens plain connections, also below TLS.
-        ca_file: Certificates to trust in addition to the system's.
+        egress: Proxies, and certificates to trust in addition to the system's.
         directory: As `Transport.directory`.
 
     Raises:
-        CertificateFileError: The file has no readable certificates.
+        CertificateFileError: The file of certificates is unusable.
     """
-    secured = TlsDialer(trusted_context(ca_file), connect=connect)
+    context = trusted_context(egress.ca_file)
     limits = {"max_idle_per_origin": MAX_IDLE_PER_ORIGIN, "max_idle": MAX_IDLE}
-    plain, secure = HttpClient(_with_timeout(connect), **limits), HttpClient(_with_timeout(secured), **limits)
-    transport = Transport(plain, secure, directory)
+    plain = HttpClient(_with_timeout(connect), **limits)
+    secure = HttpClient(_with_timeout(TlsDialer(context, connect=connect)), **limits)
+    to_proxy, tunnel = (OutboundDialer(egress, each, connect, lambda: context) for each in ("http", "https"))
+    outside = (
+        OutboundClient(egress, _with_timeout(to_proxy), **limits),
+        HttpClient(_with_timeout(TlsDialer(context, connect=tunnel)), **limits),
+    )
+    transport = Transport(plain, secure, outside, directory)
     try:
         yield transport
     finally:
-        await plain.aclose()
-        await secure.aclose()
+        for client in (plain, secure, *outside):
+            await client.aclose()
 
 
 def _with_timeout(connect: Connect) -> Connect:

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from llmkube.base.http.client import HttpClient
 from llmkube.base.http.connection import StreamHandler
 from llmkube.base.http.dial import Connect
+from llmkube.base.http.egress import DIRECTLY, Egress
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import GGUFStatus, Model
@@ -56,6 +57,7 @@ class Services:
         rng: Source of weighted choices, delays and request IDs.
         turns: Queues of the engines.
         has_open_route: Whether the services also answer at `url` without a router, and so without its keys.
+        egress: Proxies and additional certificates for providers.
     """
 
     directory: ModelDirectory
@@ -68,6 +70,7 @@ class Services:
     rng: random.Random
     turns: Turns = attrs.field(factory=Turns)
     has_open_route: bool = True
+    egress: Egress = DIRECTLY
 
 
 async def run_default_route(

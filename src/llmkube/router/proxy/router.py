@@ -29,7 +29,9 @@ from prometheus_client import CollectorRegistry
 
 from llmkube.base.http.connection import RequestFilter, StreamHandler
 from llmkube.base.http.dial import Connect, dial
+from llmkube.base.http.egress import DIRECTLY, Egress
 from llmkube.base.http.limits import Limits
+from llmkube.base.http.outbound import trusted_context
 from llmkube.router.auth.jwks_refresh import JwksRefresh, fetch_jwks
 from llmkube.router.auth.key_files import BackendKeys
 from llmkube.router.auth.principals import access_check, can_authenticate
@@ -45,7 +47,7 @@ from llmkube.router.dispatch.attempt import Attempts
 from llmkube.router.dispatch.backend_call import BackendCalls
 from llmkube.router.dispatch.circuits import BackendStats, CircuitPolicy, Circuits, State
 from llmkube.router.dispatch.dispatcher import Dispatcher
-from llmkube.router.dispatch.transport import open_transport, trusted_context
+from llmkube.router.dispatch.transport import open_transport
 from llmkube.router.front_door import FrontDoor, Passage
 from llmkube.router.health.cache_watch import CacheWatch
 from llmkube.router.health.engine_watch import EngineWatch
@@ -181,7 +183,7 @@ async def open_router(
     utcnow: Callable[[], datetime],
     rng: random.Random,
     connect: Connect = dial,
-    ca_file: Path | None = None,
+    egress: Egress = DIRECTLY,
     write: Write | None = None,
     budgets_folder: Path | None = None,
     directory: ModelDirectory | None = None,
@@ -196,7 +198,7 @@ async def open_router(
         utcnow: Wall clock.
         rng: Source of weighted choices, delays and request IDs.
         connect: Opens plain connections.
-        ca_file: Certificates to trust in addition to the system's.
+        egress: Proxies, and certificates to trust in addition to the system's.
         write: Writes the audit log; overrides the sink in the config.
         budgets_folder: Folder where budgets are stored; None stores them in this process only.
         directory: Resolves services to engines; None dials the address of each backend.
@@ -219,10 +221,10 @@ async def open_router(
     budget_file = budget_file_of(budgets_folder, routing.config.name) if budgets_folder else None
     accounts = RouterBudgets(
         local=LocalBudgets(budget_file, utcnow, rng),
-        shared=RedisBudgets(read_password=keys.key_of, tls=partial(trusted_context, ca_file), rng=rng),
+        shared=RedisBudgets(read_password=keys.key_of, tls=partial(trusted_context, egress.ca_file), rng=rng),
     )
     async with (
-        open_transport(connect, ca_file=ca_file, directory=directory) as transport,
+        open_transport(connect, egress=egress, directory=directory) as transport,
         _open_writers(audit, accounts, routing.config),
     ):
         attempts = Attempts(transport, keys)
@@ -291,7 +293,7 @@ async def open_router(
                 budgets=router.budgets,
             )
         )
-        refresh = JwksRefresh(live.token_keys, partial(fetch_jwks, transport.plain, transport.secure))
+        refresh = JwksRefresh(live.token_keys, partial(fetch_jwks, *transport.outside))
         async with trio.open_nursery() as tasks:
             for part in (refresh, watch, probes, caches, live, shadows, conversations):
                 await tasks.start(part.run)

@@ -7,6 +7,7 @@ from typing import Literal
 
 import attrs
 
+from llmkube.base.http.egress import DIRECTLY, Egress
 from llmkube.k8s.crd.pairing import MLX_RUNTIME
 from llmkube.k8s.label_selectors import Selector
 from llmkube.runtimes.allowances import NO_ALLOWANCES, Allowances
@@ -81,6 +82,7 @@ class AgentSettings:
         memory_fraction: Share of the host's memory that models may use; None for the default for its size.
         memory_guesses: Whether a model may start if its memory need is not known.
         memory_policy: Thresholds for admission, eviction and return.
+        egress: Proxies and additional certificates for downloads, and for providers of routers.
     """
 
     host_name: str
@@ -127,6 +129,7 @@ class AgentSettings:
     fronts: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
     wrappers: Mapping[str, str] = attrs.field(factory=dict)
     variables: Mapping[str, str] = attrs.field(factory=dict)
+    egress: Egress = DIRECTLY
     mlx_runtime: str = MLX_RUNTIME
 
     @property

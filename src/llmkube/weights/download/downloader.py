@@ -13,6 +13,7 @@ import attrs
 import trio
 
 from llmkube.base.errors import ExternalError
+from llmkube.base.http.egress import DIRECTLY, Egress
 from llmkube.base.http.hub import open_sockets
 from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download import hugging_face
@@ -273,6 +274,7 @@ async def open_downloader(
     endpoint: str = hugging_face.ENDPOINT,
     limits: DownloadLimits = _LIMITS,
     open_transport: OpenTransport | None = None,
+    egress: Egress = DIRECTLY,
     run_sync: RunSync | None = None,
     free: Callable[[Path], int] = free_bytes,
     memory_bytes: int | None = None,
@@ -287,6 +289,7 @@ async def open_downloader(
         endpoint: The address of the hub or of a mirror.
         limits: The time and size limits.
         open_transport: Opens the transport of requests; None for real sockets, with every address checked.
+        egress: Proxies and additional certificates of real sockets.
         run_sync: Runs blocking work; None for worker threads under the limiter.
         free: Returns the free bytes of a folder's file system.
         memory_bytes: This host's memory budget for models, to choose among quantizations; None if unknown.
@@ -296,7 +299,7 @@ async def open_downloader(
     async with AsyncExitStack() as stack:
         if open_transport is None:
             sockets = await stack.enter_async_context(open_sockets())
-            open_transport = open_transport_with(dial=sockets.connect)
+            open_transport = open_transport_with(dial=sockets.connect, egress=egress)
         space = FreeSpace(store.root, free)
         dependencies = Dependencies(open_transport, utcnow, rng, limits, run_sync=run_sync, space=space)
         shared = await stack.enter_async_context(open_single_flight(WeightsFile))

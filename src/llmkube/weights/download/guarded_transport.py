@@ -1,8 +1,9 @@
 """Requests for downloads: a host is resolved once, all its addresses are checked, and a checked address is dialled.
 
 `base/http` does the rest of a connection. Between the check and the dial nothing can change the address, on any hop.
-TLS and the Host header use the name. Proxies of the environment are not used, since the address that a proxy dials
-cannot be checked here.
+TLS and the Host header use the name. Behind a proxy, which the owner of the host has chosen, the addresses of the
+target are checked in the same way, and its name if it cannot be resolved here; then the proxy gets the name, and may
+resolve it differently. The proxy's own address is not checked.
 """
 
 import contextlib
@@ -13,13 +14,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 import attrs
-import httpx  # noqa: ASYNC127 (only for the certificates that it trusts)
 import trio
 
 from llmkube.base.http.client import HttpClient
 from llmkube.base.http.dial import Connect, TlsDialer, dial
+from llmkube.base.http.egress import DIRECTLY, Egress
 from llmkube.base.http.errors import ConnectError
 from llmkube.base.http.message import Headers, encode_request_head
+from llmkube.base.http.outbound import OutboundClient, OutboundDialer, trusted_context
 from llmkube.base.http.streamed_response import StreamedResponse
 from llmkube.weights.address_policy import Address, AddressPolicy, matching_rule
 from llmkube.weights.errors import BlockedAddressError
@@ -30,7 +32,9 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 _DIAL_SECONDS: Final = 10.0  # an address that does not answer must not prevent attempts of the others
+_RESOLVE_SECONDS: Final = 5.0  # behind a proxy there may be no name server for public names
 _ADVICE_ALLOW: Final = "use another source, or let the operator allow the network with --allow-private-sources"
+_ADVICE_RESOLVE: Final = "add the name to NO_PROXY, so that this host resolves it and checks its addresses"
 _ADVICE_NEVER: Final = "no setting allows it; use another source"
 
 
@@ -46,12 +50,14 @@ class GuardedTransport:
 
     Attributes:
         tls: Returns the dialer for TLS, shared by all transports, so that sessions shorten later handshakes.
+        egress: Has the proxies.
     """
 
     policy: AddressPolicy
     resolve: Resolve
     dial: Connect
     tls: Callable[[], TlsDialer]
+    egress: Egress = DIRECTLY
     reached_public: bool = False
 
     async def get(self, url: WebUrl, headers: Mapping[str, str]) -> StreamedResponse:
@@ -62,23 +68,40 @@ class GuardedTransport:
             HttpError: The connection fails, the certificate is invalid, or the response is not HTTP/1.1.
         """
         # One connection per request: the check of an earlier one was based on the state of the chain at that time.
-        client = HttpClient(self._connect if url.scheme == "http" else self._connect_tls, max_idle=0)
+        plain = OutboundClient(self.egress, functools.partial(self._connect, "http"), max_idle=0)
+        client = plain if url.scheme == "http" else HttpClient(self._connect_tls, max_idle=0)
         head = encode_request_head("GET", url.target, Headers.of({**headers, "Connection": "close"}))
         return await client.start((url.host, url.port), "GET", head, b"")
 
     async def _connect_tls(self, host: str, port: int) -> trio.abc.Stream:
-        stream = await self._connect(host, port)
+        stream = await self._connect("https", host, port)
         try:
             return await self.tls().wrap(stream, host, port)
         except (ssl.SSLError, trio.BrokenResourceError) as exc:
             raise ConnectError(f"TLS handshake with {host} failed: {_describe(exc)}") from exc
 
-    async def _connect(self, host: str, port: int) -> trio.abc.Stream:
-        addresses = await self._addresses(host, port)
+    async def _connect(self, scheme: str, host: str, port: int) -> trio.abc.Stream:
+        behind_proxy = bool(self.egress.proxy_of(scheme, host, port))
+        addresses = await (self._addresses_or_none if behind_proxy else self._addresses)(host, port)
         for address in addresses:
             self._check(host, address)
-        self.reached_public = self.reached_public or any(matching_rule(address) is None for address in addresses)
-        return await self._dial_first_reachable(host, port, addresses)
+        public = not addresses or any(matching_rule(address) is None for address in addresses)
+        self.reached_public = self.reached_public or public
+        if not behind_proxy:
+            return await self._dial_first_reachable(host, port, addresses)
+        return await OutboundDialer(self.egress, scheme, self._dial_proxy, lambda: self.tls().context)(host, port)
+
+    async def _dial_proxy(self, host: str, port: int) -> trio.abc.Stream:
+        return await self._dial_first_reachable(f"the proxy {host}", port, await self._addresses(host, port))
+
+    async def _addresses_or_none(self, host: str, port: int) -> list[Address]:
+        """Return the addresses of a host behind a proxy; none if only the proxy can resolve its name."""
+        with trio.move_on_after(_RESOLVE_SECONDS), contextlib.suppress(ConnectError):
+            return await self._addresses(host, port)
+        if (rule := self.policy.refusal_of_name(host)) is not None:
+            advice = _ADVICE_NEVER if rule.always else _ADVICE_RESOLVE
+            raise BlockedAddressError(host, host, rule.name, advice=advice)
+        return []
 
     async def _addresses(self, host: str, port: int) -> list[Address]:
         with contextlib.suppress(ValueError):
@@ -124,19 +147,23 @@ OpenTransport = Callable[[AddressPolicy], GuardedTransport]
 
 
 def open_transport_with(
-    *, resolve: Resolve = resolve, dial: Connect = dial, ssl_context: ssl.SSLContext | None = None
+    *,
+    resolve: Resolve = resolve,
+    dial: Connect = dial,
+    ssl_context: ssl.SSLContext | None = None,
+    egress: Egress = DIRECTLY,
 ) -> OpenTransport:
-    """Return a factory of guarded transports with a resolver, a dialer and trusted certificates.
+    """Return a factory of guarded transports with a resolver, a dialer, trusted certificates and proxies.
 
-    `dial` receives addresses, never names.
+    `dial` receives addresses, never names. Without `ssl_context`, the certificates are the system's and the egress's.
     """
 
     @functools.cache
     def tls() -> TlsDialer:
         # The certificates are read on first use, since that takes long.
-        return TlsDialer(ssl_context or httpx.create_ssl_context())
+        return TlsDialer(ssl_context or trusted_context(egress.ca_file))
 
-    return lambda policy: GuardedTransport(policy, resolve, dial, tls)
+    return lambda policy: GuardedTransport(policy, resolve, dial, tls, egress)
 
 
 def _describe(exc: BaseException) -> str:

@@ -1,6 +1,6 @@
 """One request to a web server, through at most five redirects, each checked like the first address.
 
-Requests share no state: no cookies, no netrc, no proxy. Credentials are sent only to their origin.
+Requests share no state: no cookies, no netrc. Credentials are sent only to their origin.
 """
 
 import base64

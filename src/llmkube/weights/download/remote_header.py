@@ -12,6 +12,7 @@ from typing import Final
 
 import attrs
 
+from llmkube.base.http.egress import DIRECTLY, Egress
 from llmkube.base.http.streamed_response import StreamedResponse
 from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download import hugging_face
@@ -45,6 +46,7 @@ async def read_remote_header(
     access: BucketAccess | None = None,
     endpoint: str = hugging_face.ENDPOINT,
     open_transport: OpenTransport | None = None,
+    egress: Egress = DIRECTLY,
 ) -> GGUFFacts:
     """Return the facts of a remote file, in at most three requests besides redirects; nothing is stored.
 
@@ -60,6 +62,7 @@ async def read_remote_header(
         access: For an object in a bucket; without it, the bucket must be public.
         endpoint: The address of the hub or of a mirror.
         open_transport: Opens the transport of requests; None for real sockets, with every address checked.
+        egress: Proxies and additional certificates of real sockets.
 
     Raises:
         NotGGUFError: No engine could load the file, or its header is longer than `MAX_REMOTE_BYTES`.
@@ -67,7 +70,7 @@ async def read_remote_header(
         FetchError: The network or the server failed; the same call may succeed later.
     """
     limits = DownloadLimits(head_seconds=math.inf, tries=1)
-    network = Network(open_transport or open_transport_with(), utcnow, random.SystemRandom(), limits)
+    network = Network(open_transport or open_transport_with(egress=egress), utcnow, random.SystemRandom(), limits)
     job = DownloadJob(source, None, token, policy, access or BucketAccess())
     resolver = Resolver(network, hugging_face.parse_endpoint(endpoint), job, Meter(lambda _: None, utcnow))
     if isinstance(source, WebFile):

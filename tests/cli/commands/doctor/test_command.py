@@ -13,7 +13,7 @@ from llmkube.cli.commands.doctor.command import Probe, doctor, probes_of, run_pr
 from llmkube.cli.commands.doctor.findings import Verdict, passed
 from llmkube.cli.target_cluster import ClusterFlags
 
-ANY = ["system", "engine", "Ollama", "memory", "disk"]
+ANY = ["system", "engine", "Ollama", "memory", "disk", "proxies"]
 OURS = ["ports", "keys", "last end", "API server"]
 MACS = ["sleep", "FileVault", "firewall", "Full Disk Access", "local network"]
 

@@ -106,6 +106,7 @@ def probes_of(here: Installation, where: ClusterFlags) -> Sequence[Probe]:
         *([Probe("oMLX", daemons.check_omlx)] if here.mac else []),
         Probe("memory", partial(machine.check_memory, here)),
         Probe("disk", partial(machine.check_disk, here)),
+        Probe("proxies", partial(machine.check_egress, here)),
         *(power if here.mac else [Probe("power", machine.check_linux_power)]),
         _job_probe(here),
         Probe("ports", partial(programs.check_ports, here)),

@@ -2,7 +2,8 @@
 
 import platform
 import re
-from collections.abc import Mapping
+import ssl
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +12,8 @@ import trio
 
 from llmkube import __version__
 from llmkube.base.errors import UserError
+from llmkube.base.http.egress import DIRECT, Egress, redacted
+from llmkube.base.http.outbound import system_bundle, trust_file
 from llmkube.base.units import format_bytes
 from llmkube.cli.commands.doctor.findings import Finding, failed, passed, warned
 from llmkube.cli.commands.doctor.installation import Installation
@@ -159,6 +162,45 @@ def assess_disk(folder: Path, free: int) -> Finding:
     if free < DISK_WARNS_BYTES:
         return warned(message, why="the next model may not fit", fix=fix)
     return passed(message)
+
+
+async def check_egress(here: Installation) -> Sequence[Finding]:
+    """Check the proxies and the certificates of the running program; without one, those of this command."""
+    running = psutil.Process(here.pid) if here.pid is not None else psutil.Process()
+    environ = await trio.to_thread.run_sync(running.environ, abandon_on_cancel=True)
+    return assess_proxies(here.config.proxy, environ), assess_certificates(here.config.ca_file, environ)
+
+
+def assess_proxies(rules: Iterable[str], environ: Mapping[str, str]) -> Finding:
+    """Check the proxies of the setting and an environment; their credentials are not shown. Pure."""
+    try:
+        egress = Egress.of(rules, None, environ)
+        egress.proxy_urls()
+    except UserError as error:
+        problem, _, fix = str(error).partition("; ")
+        return failed(problem, why="servers with this proxy cannot be reached", fix=fix)
+    shown = [f"--proxy {targets.text}={redacted(url) or DIRECT}" for targets, url in egress.rules]
+    shown += [f"{name}={redacted(text)}" for name, text in egress.variables.items()]
+    return passed(", ".join(shown) or "none; downloads and providers are reached directly")
+
+
+def assess_certificates(ca_file: Path | None, environ: Mapping[str, str]) -> Finding:
+    """Check the certificates that are trusted besides the system's; reads their files."""
+    files = {
+        name: text
+        for name, text in {"SSL_CERT_FILE": environ.get("SSL_CERT_FILE"), "--ca-file": ca_file}.items()
+        if text
+    }
+    try:
+        for name, file in files.items():
+            trust_file(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), Path(file), name)
+    except UserError as error:
+        problem, _, fix = str(error).partition("; ")
+        return failed(
+            problem, why="servers with certificates of its authority are refused", fix=fix, name="certificates"
+        )
+    shown = ["the system's", *(f"{name} {file}" for name, file in files.items())]
+    return passed(f"{', '.join(shown)} (system: {system_bundle()})", name="certificates")
 
 
 async def check_linux_power() -> Finding:

@@ -26,7 +26,7 @@ from llmkube.k8s.auth.config import ClusterConfig
 from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.client import open_client
 from llmkube.k8s.crd.model import Model
-from llmkube.programs.config import CONTEXT, HF_TOKEN_FILE, HUB_ENDPOINT, KUBECONFIG, MODEL_STORE, load
+from llmkube.programs.config import CONTEXT, HF_TOKEN_FILE, HUB_ENDPOINT, KUBECONFIG, MODEL_STORE, EgressConfig, load
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.options import HELP, command, settings_options
 from llmkube.programs.program import open_service_nursery
@@ -68,7 +68,7 @@ class PruneConfig:
 
 
 @attrs.frozen
-class PreloadConfig:
+class PreloadConfig(EgressConfig):
     """The settings of `llmkube cache preload`."""
 
     model_store: Path | None = MODEL_STORE
@@ -314,6 +314,7 @@ async def _preload(
         utcnow=utcnow,
         rng=random.Random(),  # noqa: S311 - jitter, not a secret
         endpoint=config.hub_endpoint,
+        egress=config.egress(),
         memory_bytes=host_budget(total).limit_bytes if (total := host_facts().total_bytes) else None,
     ) as downloader:
         with open_display(console) as display:

@@ -132,5 +132,6 @@ async def _remote(source: RemoteFile, config: AgentConfig) -> GGUFFacts:
             token=token,
             access=BucketAccess.read(os.environ) if isinstance(source, BucketFile) else None,
             endpoint=config.hub_endpoint,
+            egress=config.egress(),
         )
     raise CommandError(f"{source.redacted}: header not received within {REMOTE_SECONDS:g} s", ExitCode.TIMED_OUT)

@@ -1,7 +1,8 @@
 """`llmkube controller`: run the controller, which serves Models in pods and updates their status."""
 
+import os
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from llmkube.base.errors import UserError
+from llmkube.base.http.egress import RULES_VARIABLE, Egress
 from llmkube.base.log import configure_logging
 from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.base.probes import run_probes
@@ -99,6 +101,7 @@ def workload_settings(config: ControllerConfig) -> WorkloadSettings | None:
         hub_endpoint=config.hub_endpoint,
         private_sources=config.allow_private_sources,
         ca_config_map=config.ca_config_map,
+        proxies=_pod_proxies(config.proxy, os.environ),
         priority_class_prefix=config.priority_class_prefix,
         shared_gpu_selector=_pairs(config.shared_gpu_node, "--shared-gpu-node"),
         monitor_labels=_pairs(config.monitor_label, "--monitor-label"),
@@ -108,6 +111,21 @@ def workload_settings(config: ControllerConfig) -> WorkloadSettings | None:
         images=Images(parse_image_overrides(_pairs(config.engine_image, "--engine-image")), config.image_registry),
         gpu_resources=parse_gpu_resources(_pairs(config.gpu_resource, "--gpu-resource")),
     )
+
+
+def _pod_proxies(rules: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with the proxies of pods.
+
+    Raises:
+        UserError: One cannot be used, or has a password, which all readers of pods would see.
+    """
+    egress = Egress.of(rules, None, environ)
+    if any("@" in url for url in egress.proxy_urls()):
+        fix = "use a proxy that admits this cluster's addresses without one"
+        raise UserError(
+            f"the password of a proxy would be readable in every pod; {fix}", field="--proxy or HTTPS_PROXY"
+        )
+    return {**egress.variables, **({RULES_VARIABLE: ",".join(rules)} if rules else {})}
 
 
 def _pairs(given: Iterable[str], flag: str) -> dict[str, str]:

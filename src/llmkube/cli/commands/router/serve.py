@@ -70,7 +70,7 @@ async def _serve(filename: str, settings: RouterConfig, stop: Stop) -> None:
             utcnow=utcnow,
             rng=random.Random(),  # noqa: S311 (weights, pauses and names of requests: no secret)
             connect=sockets.connect,
-            ca_file=settings.ca_file,
+            egress=settings.egress(),
             budgets_folder=settings.state_dir / _BUDGETS,
             https_proxy_pages=settings.https_proxy_pages,
         ) as router,
