@@ -3,14 +3,15 @@
 from collections.abc import Callable
 
 import attrs
+import orjson
 import trio
 
-from llmkube.base.http.message import Headers, Response
+from llmkube.base.http.message import NO_HEADERS
 from llmkube.router.budgets.meter import requested_tokens, usage_of_all_answers
 from llmkube.router.dialects.dialect import DialectError
 from llmkube.router.dispatch.attempt import Answer, Attempts, Stream
 from llmkube.router.dispatch.circuits import BackendStats, Circuits, State
-from llmkube.router.dispatch.forwarded_headers import answer_headers
+from llmkube.router.dispatch.forwarded_headers import answer_lines
 from llmkube.router.dispatch.record import Record, RoutedRequest, server_timing
 from llmkube.router.dispatch.relay import (
     BREAKS,
@@ -81,8 +82,8 @@ class BackendCalls:
         engine_queue = self.turns.queue_of(backend)
         max_tokens = requested_tokens(inbound.body) if inbound.path in STREAMING else 0
         with self.turns.turn(backend, record.decided.tenant, engine_queue.tokens_of(inbound.size, max_tokens)) as turn:
-            headers = answer_headers(Headers(), inbound.request_id, backend.name) if inbound.streams else None
-            is_admitted = await _wait_for_turn(turn, request.first_byte_seconds(backend.name), request.client, headers)
+            lines = answer_lines(NO_HEADERS, inbound.request_id, backend.name) if inbound.streams else None
+            is_admitted = await _wait_for_turn(turn, request.first_byte_seconds(backend.name), request.client, lines)
             waited = trio.current_time() - started_at
             record.update(queue_seconds=(record.answer.queue_seconds or 0.0) + waited)
             if not is_admitted:
@@ -195,21 +196,21 @@ class BackendCalls:
         if client.begun:  # with 200, while the engine loaded
             await client.fail(error_object(answer.status, "the backend refused the request", answer.error_code))
             return
-        more = ("Content-Type", "application/json"), ("Server-Timing", server_timing(record))
-        headers = answer_headers(answer.headers, request.inbound.request_id, permit.backend.name, *more)
+        more = f"Content-Type: application/json\r\nServer-Timing: {server_timing(record)}\r\n"
+        lines = answer_lines(answer.headers, request.inbound.request_id, permit.backend.name, more)
         try:
-            await client.respond(Response(answer.status, headers, answer.body))
+            await client.respond(answer.status, lines, answer.body)
         except DialectError as exc:
             record.update(status=502, outcome=Ending.UNTRANSLATABLE.value)
-            error = {"error": error_object(502, f"{UNTRANSLATABLE}: {exc}", Ending.UNTRANSLATABLE.value)}
-            await client.respond(Response.json(502, error, headers=headers))
+            error = error_object(502, f"{UNTRANSLATABLE}: {exc}", Ending.UNTRANSLATABLE.value)
+            await client.respond(502, lines, orjson.dumps({"error": error}))
 
     async def _relay(self, stream: Stream, permit: Permit, request: RoutedRequest) -> Failure | None:
         """Relay a stream to the client; return a failure if it broke off and another engine can continue it."""
         client, record = request.client, request.record
         record.update(status=200, streamed=True)
-        timing_line = ("Server-Timing", server_timing(record))
-        headers = answer_headers(stream.answer.head.lines, request.inbound.request_id, permit.backend.name, timing_line)
+        more = f"Server-Timing: {server_timing(record)}\r\n"
+        lines = answer_lines(stream.answer.head.lines, request.inbound.request_id, permit.backend.name, more)
         name, joined = permit.backend.name, client.joined
         if joined is not None:
             joined.begin(permit.backend)
@@ -228,7 +229,7 @@ class BackendCalls:
             return server_timing(record)
 
         try:
-            await client.begin(headers)
+            await client.begin(lines)
             waiting = WaitingRequest(extends=False, began_at=trio.current_time())
             with self.watch.watching(permit, waiting):
                 ending = await relay(stream, client, waiting, timing)
@@ -266,14 +267,14 @@ def _comment(record: Record) -> bytes:
     return LOADING_COMMENT if loads else QUEUE_COMMENT
 
 
-async def _wait_for_turn(turn: Turn, seconds: float, client: ClientStream, comment_headers: Headers | None) -> bool:
-    """Return whether a turn is admitted in time; with headers, start the stream and send comments meanwhile."""
+async def _wait_for_turn(turn: Turn, seconds: float, client: ClientStream, comment_lines: bytes | None) -> bool:
+    """Return whether a turn is admitted in time; with header lines, start the stream and send comments meanwhile."""
     until = trio.current_time() + seconds
     while not turn.settled.is_set() and (left := until - trio.current_time()) > 0:
-        with trio.move_on_after(left if comment_headers is None else min(left, COMMENT_SECONDS)):
+        with trio.move_on_after(left if comment_lines is None else min(left, COMMENT_SECONDS)):
             await turn.settled.wait()
-        if comment_headers is not None and not turn.settled.is_set() and trio.current_time() < until:
-            await client.begin(comment_headers)
+        if comment_lines is not None and not turn.settled.is_set() and trio.current_time() < until:
+            await client.begin(comment_lines)
             await client.send(QUEUE_COMMENT)
     return turn.admitted_at is not None
 
