@@ -78,10 +78,13 @@ class Account:
     def wait_seconds(self, requested: Amount, now: float) -> float | None:
         """Return the seconds until this amount can be reserved at the earliest: 0 if it can be now, None if never."""
         limit = self.limit
-        self._forget(now)
-        total = self._taken + self.reserved + requested
-        if limit.admits(total):
+        if self._steps:
+            self._forget(now)
+        taken, reserved = self._taken, self.reserved
+        tokens, nano_usd = taken[0] + reserved[0] + requested[0], taken[1] + reserved[1] + requested[1]
+        if (limit.tokens is None or tokens <= limit.tokens) and (limit.nano_usd is None or nano_usd <= limit.nano_usd):
             return 0.0
+        total = Amount(tokens, nano_usd)
         if not limit.admits(requested):
             return None
         for ends, amount in self._steps:

@@ -42,8 +42,8 @@ def usage_of(fields: Mapping[str, Any], known: Usage | None = None) -> Usage | N
             _milliseconds(timings.get("prompt_ms")),
             _milliseconds(timings.get("predicted_ms")),
         )
-    if isinstance(usage, dict) and any(type(usage.get(name)) is int for name in _COUNT_FIELDS):
-        prompt, completion, total = (count_in(usage, name) for name in _COUNT_FIELDS)
+    if isinstance(usage, dict) and int in map(type, map(usage.get, _COUNT_FIELDS)):
+        prompt, completion, total = [count_in(usage, name) for name in _COUNT_FIELDS]
         details = usage.get("prompt_tokens_details")
         cached = count_in(details, "cached_tokens") if isinstance(details, dict) else 0
         found = Usage(

@@ -236,6 +236,12 @@ def reply_of(status: int, headers: Headers, body: bytes, *, ours: bool) -> Reply
     return Reply(status, headers.get("server") or "", is_loading, body)
 
 
+def _encoding_and_type(headers: Headers) -> tuple[str, str]:
+    """Return the content encoding and the media type of an answer."""
+    encoding = (headers.get("content-encoding") or "identity").lower()
+    return encoding, (headers.get("content-type") or "").partition(";")[0].strip().lower()
+
+
 def _unavailable(backend: Backend, key: str, path: str) -> Failure | None:
     if backend.missing or not backend.base_url:
         return Failure(Cause.MISSING, backend.missing or "address unknown")
@@ -266,10 +272,9 @@ class _AnswerReader:
 
     async def read(self, streams: bool) -> Answer | Stream | Failure:
         head = self.answer.head
-        encoding = (head.lines.get("content-encoding") or "identity").lower()
+        encoding, media_type = head.lines.derived(_encoding_and_type)
         if encoding != "identity":
             return Failure(Cause.MALFORMED, f"its answer has an unrequested Content-Encoding: {encoding}", head.status)
-        media_type = (head.lines.get("content-type") or "").partition(";")[0].strip().lower()
         if head.status == 200 and streams and media_type == "text/event-stream":
             return await self._read_stream()
         return await self._read_body(streams)

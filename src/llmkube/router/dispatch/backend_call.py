@@ -1,12 +1,12 @@
 """Calls one backend and sends its answer to the client; requests queue for backends with slots."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import attrs
 import orjson
 import trio
 
-from llmkube.base.http.message import NO_HEADERS
+from llmkube.base.http.message import NO_HEADERS, Headers
 from llmkube.router.budgets.meter import requested_tokens, usage_of_all_answers
 from llmkube.router.dialects.dialect import DialectError
 from llmkube.router.dispatch.attempt import Answer, Attempts, Stream
@@ -111,7 +111,8 @@ class BackendCalls:
         waiting = WaitingRequest(name in request.decision.extends, started_at)
         try:
             with self.watch.watching(permit, waiting):
-                found = await self._attempt(permit, request, waiting)
+                attempt = self._commented_attempt if request.client.begun else self._attempt
+                found = await attempt(permit, request, waiting)
             joined = request.client.joined
             if isinstance(found, Answer) and joined is not None and joined.continuations:
                 found = Failure(Cause.UNSUPPORTED, f"it cannot continue an answer: {found.error_code}", found.status)
@@ -121,9 +122,10 @@ class BackendCalls:
                 record.charges.failed(found.status)
                 return found
             record.charges.status = found.status if isinstance(found, Answer) else 200
-            record.update(backend=name, dropped=found.dropped)
-            if record.answer.first_byte_seconds is None:
-                record.update(first_byte_seconds=now - record.request.started_at)
+            answer = record.answer
+            answer.backend, answer.dropped = name, found.dropped
+            if answer.first_byte_seconds is None:
+                answer.first_byte_seconds = now - record.request.started_at
             if isinstance(found, Answer):
                 await self._respond(found, permit, request)
                 return None
@@ -134,18 +136,21 @@ class BackendCalls:
             if isinstance(found, Stream):
                 await self.attempts.transport.release(permit, found.answer)  # noqa: ASYNC102 (closes at once)
 
-    async def _attempt(
+    def _attempt(
+        self, permit: Permit, request: RoutedRequest, waiting: WaitingRequest
+    ) -> Awaitable[Answer | Stream | Failure]:
+        silence_seconds, on_sent = request.first_byte_seconds(permit.backend.name), request.record.charges.mark_sent
+        return self.attempts.make(permit, request.inbound, silence_seconds, waiting, on_sent)
+
+    async def _commented_attempt(
         self, permit: Permit, request: RoutedRequest, waiting: WaitingRequest
     ) -> Answer | Stream | Failure:
-        """Make the attempt; if the client's stream has already started, send comments meanwhile."""
-        silence_seconds, charges = request.first_byte_seconds(permit.backend.name), request.record.charges
-        if not request.client.begun:
-            return await self.attempts.make(permit, request.inbound, silence_seconds, waiting, charges.mark_sent)
+        """Make the attempt for a client whose stream has already started, and send comments meanwhile."""
         found: list[Answer | Stream | Failure] = []
         done = trio.Event()
 
         async def make() -> None:
-            found.append(await self.attempts.make(permit, request.inbound, silence_seconds, waiting, charges.mark_sent))
+            found.append(await self._attempt(permit, request, waiting))
             done.set()
 
         handed_over = False
@@ -174,9 +179,11 @@ class BackendCalls:
             circuit = self.circuits.of(name)
             self.circuits.put(name, circuit.began() if isinstance(found, Stream) else circuit.succeeded())
             self.stats.began(name, seconds)
-            headers = found.headers if isinstance(found, Answer) else found.answer.head.lines
-            self.watch.responded(name, headers.get("server") or "")
-            self._record_attempt(record, name, None, seconds, found.status if isinstance(found, Answer) else 200)
+            headers, status = (
+                (found.answer.head.lines, 200) if isinstance(found, Stream) else (found.headers, found.status)
+            )
+            self.watch.responded(name, headers.derived(_server))
+            self._record_attempt(record, name, None, seconds, status)
             return
         self._record_attempt(record, name, found, seconds)
         circuit, now = self.circuits.of(name), trio.current_time()
@@ -190,8 +197,9 @@ class BackendCalls:
     async def _respond(self, answer: Answer, permit: Permit, request: RoutedRequest) -> None:
         client, record = request.client, request.record
         usage = usage_of_all_answers(answer.usage, request.inbound.body)
-        outcome = "ok" if answer.status < 400 else answer.error_code
-        record.update(status=answer.status, model=answer.model, usage=usage, last_usage=usage, outcome=outcome)
+        sent = record.answer
+        sent.status, sent.model, sent.usage, sent.last_usage = answer.status, answer.model, usage, usage
+        sent.outcome = "ok" if answer.status < 400 else answer.error_code
         self._record_divergence(request)
         if client.begun:  # with 200, while the engine loaded
             await client.fail(error_object(answer.status, "the backend refused the request", answer.error_code))
@@ -259,6 +267,10 @@ class BackendCalls:
             return
         found = self.own_prompts.record_answer(tenant, prompt, cached=usage.cached, tokens=usage.prompt)
         record.update(diverged=found.position(prompt.text) if found is not None else "")
+
+
+def _server(headers: Headers) -> str:
+    return headers.get("server") or ""
 
 
 def _comment(record: Record) -> bytes:

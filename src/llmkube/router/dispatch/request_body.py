@@ -171,7 +171,9 @@ _FIELD_TYPES: Final[Mapping[str, type | UnionType]] = {
     "tool_choice": str | dict,
 }
 """Types without which llama.cpp's server returns 500, which its circuit would count as a failure."""
-_MESSAGE_TYPES: Final[Mapping[str, type | UnionType]] = {"role": str, "name": str, "tool_call_id": str}
+_MESSAGE_STRINGS: Final[Mapping[str, type | UnionType]] = {"role": str, "name": str, "tool_call_id": str}
+_MESSAGE_OBJECTS: Final = frozenset({"content", "tool_calls"})
+"""Lists of objects; a content may also be a string."""
 
 
 def check_types(body: Mapping[str, Any]) -> None:
@@ -182,11 +184,13 @@ def check_types(body: Mapping[str, Any]) -> None:
     """
     check_kinds(body, _FIELD_TYPES)
     for at, turn in enumerate(objects_in(body.get("messages"), "messages")):
-        where = f"messages[{at}]."
-        check_kinds(turn, _MESSAGE_TYPES, where)
-        objects_in(turn.get("tool_calls"), f"{where}tool_calls")
-        if not isinstance(turn.get("content"), str):
-            objects_in(turn.get("content"), f"{where}content")
+        for name, value in turn.items():
+            if type(value) is str and name != "tool_calls":
+                continue  # the right type of every other field
+            if name in _MESSAGE_STRINGS:
+                check_kinds({name: value}, _MESSAGE_STRINGS, f"messages[{at}].")
+            elif name in _MESSAGE_OBJECTS:
+                objects_in(value, f"messages[{at}].{name}")
     objects_in(body.get("tools"), "tools")
     stop = body.get("stop")
     if not isinstance(stop, str | None) and not (isinstance(stop, list) and all(isinstance(one, str) for one in stop)):
@@ -219,7 +223,7 @@ def refuse_urls(body: Mapping[str, Any]) -> None:
     Raises:
         BodyError: The body contains a URL other than `data:`, or is nested too deeply.
     """
-    if where := _find_url(body, "", MAX_DEPTH):
+    if _may_have_url(body) and (where := _find_url(body, "", MAX_DEPTH)):
         message = f"{where} must be a data: URL; the router fetches nothing for clients, so send the content itself"
         raise BodyError(message, "url_not_allowed")
 
@@ -253,7 +257,8 @@ def rebuild(path: str, client_body: Mapping[str, Any], backend: Backend) -> Back
     """
     dropped: list[str] = []
     if backend.provider:
-        body = _object(client_body, _shape_for(path, backend.dialect, backend.provider), "", dropped)
+        body = _object(client_body, _shape_for(path, backend.dialect, backend.provider), dropped)
+        dropped = [name[1:] for name in dropped]
     else:
         known = FIELDS[path]
         body = {name: each for name, each in client_body.items() if name in known or name in _ENGINE_FIELDS}
@@ -303,6 +308,31 @@ def uses_messages_api(path: str, backend: Backend) -> bool:
     return backend.dialect == "anthropic" or path == COUNT_TOKENS
 
 
+def _may_have_url(body: Mapping[str, Any]) -> bool:
+    """Return whether `_find_url` has to search a body: it has a URL, or is nested too deeply."""
+    level: list[Any] = [body]
+    for _ in range(MAX_DEPTH + 1):
+        deeper: list[Any] = []
+        for each in level:
+            if type(each) is list:
+                deeper += [one for one in each if type(one) is dict or type(one) is list]
+                continue
+            for name, value in each.items():
+                if type(value) is str:
+                    if name in _FETCHED_FIELDS and _is_fetched(name, value):
+                        return True
+                elif (type(value) is dict or type(value) is list) and name not in _OPAQUE_FIELDS:
+                    deeper.append(value)
+        if not deeper:
+            return False
+        level = deeper
+    return True
+
+
+def _is_fetched(name: str, value: str) -> bool:
+    return (name in _URL_FIELDS or (name in _BASE64_FIELDS and ":" in value)) and not value.startswith("data:")
+
+
 def _find_url(value: Mapping[str, Any] | list[Any], where: str, depth_left: int) -> str:
     """Return the path of the first member with a URL that would have to be fetched; "" if there is none.
 
@@ -320,7 +350,7 @@ def _find_url(value: Mapping[str, Any] | list[Any], where: str, depth_left: int)
         return ""
     for name, each in value.items():
         if isinstance(each, str):
-            if (name in _URL_FIELDS or (name in _BASE64_FIELDS and ":" in each)) and not each.startswith("data:"):
+            if _is_fetched(name, each):
                 return _path_of(where, name)
         elif name not in _OPAQUE_FIELDS and isinstance(each, _NESTED):
             found = _find_url(each, _path_of(where, name), depth_left - 1)
@@ -340,31 +370,45 @@ _BASE64_FIELDS: Final = frozenset({"data", "file_data"})
 """Base64 fields: a value with a colon may be a URL, which a gateway would fetch."""
 
 _URL_FIELDS: Final = frozenset({"url", "image_url", "audio_url", "video_url", "file_url", "server_url"})
+_FETCHED_FIELDS: Final = _URL_FIELDS | _BASE64_FIELDS
 
 
-def _object(value: Mapping[str, Any], shape: Mapping[str, Shape], where: str, dropped: list[str]) -> dict[str, Any]:
+def _object(value: Mapping[str, Any], shape: Mapping[str, Shape], dropped: list[str]) -> dict[str, Any]:
+    """Return an object with its listed members; the paths of others, which begin with a dot, are added to `dropped`."""
     kept: dict[str, Any] = {}
     for name, each in value.items():
-        part, nested = shape.get(name), isinstance(each, _NESTED)
-        if part is None or ((nested or part is DATA_URL) and not _fits(each, part)):
-            dropped.append(_path_of(where, name))
+        part = shape.get(name)
+        if part is None:
+            dropped.append(f".{name}")
+        elif type(each) is not dict and type(each) is not list and part is not DATA_URL:
+            kept[name] = each
+        elif _fits(each, part):
+            before = len(dropped)
+            kept[name] = _filtered(each, part, dropped)
+            if len(dropped) > before:
+                dropped[before:] = [f".{name}{path}" for path in dropped[before:]]
         else:
-            kept[name] = _filtered(each, part, _path_of(where, name), dropped) if nested else each
+            dropped.append(f".{name}")
     return kept
 
 
-def _filtered(value: Any, shape: Shape, where: str, dropped: list[str]) -> Any:
-    if isinstance(value, dict) and isinstance(shape, dict):
-        return _object(value, shape, where, dropped)
-    if isinstance(value, list) and isinstance(shape, _ListOf):
-        kept, each = [], shape.each
-        for at, one in enumerate(value):
-            if _fits(one, each):
-                kept.append(_filtered(one, each, f"{where}[{at}]", dropped))
-            else:
-                dropped.append(f"{where}[{at}]")
-        return kept
-    return value
+def _filtered(value: Any, shape: Shape, dropped: list[str]) -> Any:
+    if type(value) is dict and isinstance(shape, dict):
+        return _object(value, shape, dropped)
+    if type(value) is not list or not isinstance(shape, _ListOf):
+        return value
+    kept, each, before = [], shape.each, len(dropped)
+    for at, one in enumerate(value):
+        if type(one) is dict and type(each) is dict:
+            kept.append(_object(one, each, dropped))
+        elif _fits(one, each):
+            kept.append(_filtered(one, each, dropped))
+        else:
+            dropped.append("")
+        if len(dropped) > before:
+            dropped[before:] = [f"[{at}]{path}" for path in dropped[before:]]
+            before = len(dropped)
+    return kept
 
 
 def _fits(value: Any, shape: Shape) -> bool:

@@ -84,9 +84,8 @@ def facts_of(
     if body is not None:
         named = body.get("model")
         model = named if isinstance(named, str) else ""
-        implied = config.capabilities & _implied_capabilities(body)
-        if implied:
-            capabilities |= implied
+        if config.capabilities:  # others cannot be required of any backend
+            capabilities |= config.capabilities & _implied_capabilities(body)
     return RequestFacts(
         model=model,
         classes=classes,
