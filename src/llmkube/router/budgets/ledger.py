@@ -78,7 +78,7 @@ class Account:
     def wait_seconds(self, requested: Amount, now: float) -> float | None:
         """Return the seconds until this amount can be reserved at the earliest: 0 if it can be now, None if never."""
         limit = self.limit
-        if self._steps:
+        if self._steps and self._steps[0][0] + limit.window_seconds <= now:
             self._forget(now)
         taken, reserved = self._taken, self.reserved
         tokens, nano_usd = taken[0] + reserved[0] + requested[0], taken[1] + reserved[1] + requested[1]

@@ -198,7 +198,8 @@ class Attempts:
         lines = request_lines(backend, key, inbound.request_id, inbound.trace) + credentials
         answer, handed_over = None, False
         try:
-            with trio.move_on_after(silence_seconds) as silence:
+            began_at = trio.current_time() if waiting is None else waiting.began_at
+            with trio.CancelScope(deadline=began_at + silence_seconds) as silence:
                 if waiting is not None:
                     waiting.begin(silence)
                 answer = await self.transport.start(permit, rebuilt.path, lines, rebuilt.body, on_sent)

@@ -75,6 +75,7 @@ MAX_BODY_BYTES: Final = 16 << 20
 DO_NOT_RETRY: Final[Mapping[str, str]] = {"X-Should-Retry": "false"}
 """For clients that retry automatically."""
 
+_CONNECT_ERROR: Final = Cause.CONNECT.value
 _REFUSALS: Final = {
     NO_ROUTE: (404, "no_route"),
     FAIL_CLOSED: (503, "fail_closed"),
@@ -247,7 +248,7 @@ class ListedFields:
     def _update_prefixes(self, record: Record, backend: Backend | None) -> None:
         """Update the estimate of the engines' caches from the backend's answer, and from failures to connect."""
         for each in record.attempts:
-            if each.result == Cause.CONNECT.value:
+            if each.result == _CONNECT_ERROR:
                 self.prefixes.forget(each.backend)
         usage = record.answer.usage
         if (prompt := record.decided.prompt) is not None and backend is not None and usage is not None:
