@@ -4,7 +4,7 @@ Names, units, attributes and buckets: https://github.com/open-telemetry/semantic
 conventions are in development and may change; series that begin with `llmkube_` are stable.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.dispatch.record import Record
-from llmkube.router.proxy.series import histograms
+from llmkube.router.proxy.series import Family, Histogram
 
 OWN_PROVIDER: Final = "llmkube"
 """The provider of a backend that is an InferenceService."""
@@ -50,29 +50,30 @@ class GenAiMetrics:
         Raises:
             ValueError: The registry already has them.
         """
-        histogram = partial(histograms, registry)
+
+        def histogram(name: str, text: str, *labels: str, buckets: Sequence[float]) -> Family[Histogram]:
+            return Family(registry, (name, text, "histogram"), (*_LABELS, *labels), partial(Histogram, buckets))
+
         self.duration_seconds = histogram(
             "gen_ai_server_request_duration_seconds",
             "Seconds from a request to the last byte of its answer; error_type is empty on success.",
-            [*_LABELS, "error_type"],
+            "error_type",
             buckets=_SECONDS,
         )
         self.first_seconds = histogram(
             "gen_ai_server_time_to_first_token_seconds",
             "Seconds from a request to the first event of its stream.",
-            _LABELS,
             buckets=_FIRST_SECONDS,
         )
         self.token_seconds = histogram(
             "gen_ai_server_time_per_output_token_seconds",
             "Seconds per token of a stream after the first.",
-            _LABELS,
             buckets=_TOKEN_SECONDS,
         )
         self.tokens = histogram(
             "gen_ai_client_token_usage",
             "Tokens of a request as reported by its backend, by type: input, output.",
-            [*_LABELS, "gen_ai_token_type"],
+            "gen_ai_token_type",
             buckets=_TOKENS,
         )
 

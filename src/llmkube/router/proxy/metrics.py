@@ -5,6 +5,7 @@ current even if it gets no requests.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import attrs
@@ -16,7 +17,7 @@ from llmkube.router.config.routing_config import Backend, RoutingConfig
 from llmkube.router.dispatch.record import Record
 from llmkube.router.health.health_state import CacheUse
 from llmkube.router.proxy.genai_metrics import GenAiMetrics
-from llmkube.router.proxy.series import Counter, Family, Histogram, counters, histograms
+from llmkube.router.proxy.series import Counter, Family, Histogram
 
 _SECONDS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
 _FIRST_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 60.0, 120.0)
@@ -50,10 +51,11 @@ class RouterMetrics:
         """
 
         def counter(name: str, text: str, *labels: str) -> Family[Counter]:
-            return counters(registry, f"llmkube_router_{name}_total", text, ["router", *labels])
+            return Family(registry, (f"llmkube_router_{name}", text, "counter"), ["router", *labels], Counter)
 
         def histogram(name: str, text: str, *labels: str, buckets: Sequence[float]) -> Family[Histogram]:
-            return histograms(registry, f"llmkube_router_{name}_seconds", text, ["router", *labels], buckets)
+            metric = f"llmkube_router_{name}_seconds", text, "histogram"
+            return Family(registry, metric, ["router", *labels], partial(Histogram, buckets))
 
         self.router = router
         self.genai = GenAiMetrics(registry)

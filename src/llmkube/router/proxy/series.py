@@ -3,12 +3,12 @@
 They are exported as `prometheus_client.Counter` and `Histogram` are.
 """
 
+import math
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import Any, Final, Generic, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Generic, TypeVar
 
 import attrs
 from prometheus_client import CollectorRegistry
@@ -37,15 +37,12 @@ class Counter:
 
 @attrs.define(eq=False)
 class Histogram:
-    """One histogram; `bounds` are the upper bounds of its buckets, ascending, and the last one is infinite."""
+    """One histogram; `bounds` are the finite upper bounds of its buckets, ascending."""
 
     bounds: Sequence[float]
-    _counts: list[int] = attrs.field(init=False)
+    _counts: defaultdict[int, int] = attrs.field(factory=lambda: defaultdict(int), init=False)
     _sum: float = attrs.field(default=0.0, init=False)
     _created_at: float = attrs.field(factory=time.time, init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._counts = [0] * len(self.bounds)
 
     def observe(self, value: float) -> None:
         """Add a value."""
@@ -55,8 +52,8 @@ class Histogram:
     def samples(self) -> Iterator[Sample]:
         """Yield its samples."""
         below = 0
-        for bound, count in zip(self.bounds, self._counts, strict=True):
-            below += count
+        for at, bound in enumerate((*self.bounds, math.inf)):
+            below += self._counts[at]
             yield "_bucket", {"le": floatToGoString(bound)}, below  # type: ignore[no-untyped-call]
         yield "_count", _NONE, below
         yield "_sum", _NONE, self._sum
@@ -67,18 +64,21 @@ S = TypeVar("S", Counter, Histogram)
 
 
 class Family(Collector, Generic[S]):
-    """Series of one name; `of` has each by its label values, and creates it on first use."""
+    """Series of one name; `of` has each by its label values, and creates it on first use.
+
+    Args:
+        registry: Exports it; raises ValueError if it already has the name.
+        metric: Name, text and type.
+        labels: Names of the labels.
+        make: Creates a series.
+    """
 
     def __init__(
-        self, registry: CollectorRegistry, metric: tuple[str, str, str], labels: Sequence[str], of: Any
+        self, registry: CollectorRegistry, metric: tuple[str, str, str], labels: Sequence[str], make: Callable[[], S]
     ) -> None:
-        self.of: defaultdict[tuple[str, ...], S] = defaultdict(of)
-        self._metric, self._labels = metric, tuple(labels)
+        self.of: defaultdict[tuple[str, ...], S] = defaultdict(make)
+        self._metric, self._labels = metric, labels
         registry.register(self)
-
-    def describe(self) -> Iterator[Metric]:
-        """Yield the family without its series."""
-        yield Metric(*self._metric)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the family with its series."""
@@ -89,23 +89,4 @@ class Family(Collector, Generic[S]):
                 metric.add_sample(metric.name + suffix, labels | more, value)
         yield metric
 
-
-def counters(registry: CollectorRegistry, name: str, text: str, labels: Sequence[str]) -> Family[Counter]:
-    """Register counters.
-
-    Raises:
-        ValueError: The registry already has the name.
-    """
-    return Family(registry, (name.removesuffix("_total"), text, "counter"), labels, Counter)
-
-
-def histograms(
-    registry: CollectorRegistry, name: str, text: str, labels: Sequence[str], buckets: Sequence[float]
-) -> Family[Histogram]:
-    """Register histograms.
-
-    Raises:
-        ValueError: The registry already has the name.
-    """
-    bounds = (*map(float, buckets), float("inf"))
-    return Family(registry, (name, text, "histogram"), labels, partial(Histogram, bounds))
+    describe = collect
