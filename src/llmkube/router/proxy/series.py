@@ -77,14 +77,14 @@ class Family(Collector, Generic[S]):
         self, registry: CollectorRegistry, metric: tuple[str, str, str], labels: Sequence[str], make: Callable[[], S]
     ) -> None:
         self.of: defaultdict[tuple[str, ...], S] = defaultdict(make)
-        self._metric, self._labels = metric, labels
+        self._metric, self._labelnames = metric, labels
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the family with its series."""
         metric = Metric(*self._metric)
         for values, one in self.of.items():
-            labels = dict(zip(self._labels, values, strict=True))
+            labels = dict(zip(self._labelnames, values, strict=True))
             for suffix, more, value in one.samples():
                 metric.add_sample(metric.name + suffix, labels | more, value)
         yield metric
