@@ -99,12 +99,8 @@ def cors_lines(head: RequestHead) -> bytes:
     The origin is named instead of `*`, so that a browser does not give a cached response to another page. Credentials
     are not allowed: the gateway has no cookies, so no page can act with the login of another.
     """
-    return head.lines.derived(_cors_lines)
-
-
-def _cors_lines(headers: Headers) -> bytes:
-    origin = headers.get("origin")
-    if origin is None or not origin.isprintable() or is_foreign_origin(headers):
+    origin = head.lines.get("origin")
+    if origin is None or not origin.isprintable() or is_foreign_origin(head.lines):
         return b""
     lines = [("Access-Control-Allow-Origin", origin), ("Access-Control-Expose-Headers", "*"), ("Vary", "Origin")]
     return encode_lines(lines)

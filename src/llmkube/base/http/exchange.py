@@ -92,14 +92,13 @@ class StreamExchange:
 
     async def respond(self, response: Response) -> None:
         """Send a whole response."""
-        headers = response.headers
-        if not status_allows_body(response.status):
-            await self._respond(response.status, encode_lines(headers.lines_without(_FRAMING_AND_LENGTH)), b"")
-        elif self.head.method == "HEAD" and "content-length" in headers:
+        headers, has_body = response.headers, status_allows_body(response.status)
+        if has_body and self.head.method == "HEAD" and "content-length" in headers:
             await self._respond(response.status, encode_lines(headers.lines_without(_FRAMING)), b"")
-        else:
-            lines = encode_lines(headers.lines_without(_FRAMING_AND_LENGTH))
-            await self.respond_with(response.status, lines, response.body)
+            return
+        respond = self.respond_with if has_body else self._respond
+        lines = encode_lines(headers.lines_without(_FRAMING_AND_LENGTH))
+        await respond(response.status, lines, response.body if has_body else b"")
 
     async def respond_with(self, status: int, lines: bytes, body: bytes) -> None:
         """Send a whole response with a body; `lines` are its encoded header lines, without those for framing."""

@@ -76,8 +76,7 @@ class Holds:
                 share = self._shares[key] = _Share(seconds)
             share.window_seconds = seconds
             share.in_use = in_use = share.in_use + amount
-            if not share.most.covers(in_use):
-                share.most = share.most.at_least(in_use)
+            share.most = share.most.at_least(in_use)
             is_held = is_held and share.held.covers(in_use)
         return is_held
 
@@ -94,8 +93,7 @@ class Holds:
             share.unwritten += amount
             if amount != reserved:
                 share.in_use += amount - reserved
-                if not share.most.covers(share.in_use):
-                    share.most = share.most.at_least(share.in_use)
+                share.most = share.most.at_least(share.in_use)
         for charge in charges:
             self._charges[charge.key, charge.ends] = charge
 

@@ -72,10 +72,6 @@ class AttemptCharges:
     _interrupted: Reservation | None = None  # of the attempt whose answer others continue
     _wasted: int = 0  # attempts that were charged without an answer
 
-    def start(self, reservation: Reservation, reserve: Reserve, settle: Settle) -> None:
-        """Begin with a reservation."""
-        self.reservation, self.reserve, self.settle = reservation, reserve, settle
-
     async def begin(self) -> Failure | None:
         """Ensure that the next attempt has a reservation; return why it may not be sent."""
         if self.reservation is not None:

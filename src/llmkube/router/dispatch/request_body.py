@@ -101,7 +101,7 @@ _CHAT: Final[Mapping[str, Shape]] = {
     "tool_choice": {"type": PLAIN, "function": _plain("name")},
     "tools": _ListOf({"type": PLAIN, "function": _FUNCTION, "cache_control": _CACHE_CONTROL}),
 }
-_NESTED: Final = (dict, list)
+_NESTED: Final = frozenset({dict, list})
 
 MAX_DEPTH: Final = 64
 """Nesting of objects and lists, outside values that only the model interprets."""
@@ -223,8 +223,10 @@ def refuse_urls(body: Mapping[str, Any]) -> None:
     Raises:
         BodyError: The body contains a URL other than `data:`, or is nested too deeply.
     """
-    if _may_have_url(body) and (where := _find_url(body, "", MAX_DEPTH)):
-        message = f"{where} must be a data: URL; the router fetches nothing for clients, so send the content itself"
+    if where := _find_url(body, None, MAX_DEPTH):
+        message = (
+            f"{_text_of(where)} must be a data: URL; the router fetches nothing for clients, so send the content itself"
+        )
         raise BodyError(message, "url_not_allowed")
 
 
@@ -257,8 +259,7 @@ def rebuild(path: str, client_body: Mapping[str, Any], backend: Backend) -> Back
     """
     dropped: list[str] = []
     if backend.provider:
-        body = _object(client_body, _shape_for(path, backend.dialect, backend.provider), dropped)
-        dropped = [name[1:] for name in dropped]
+        body = _object(client_body, _shape_for(path, backend.dialect, backend.provider), None, dropped)
     else:
         known = FIELDS[path]
         body = {name: each for name, each in client_body.items() if name in known or name in _ENGINE_FIELDS}
@@ -308,33 +309,12 @@ def uses_messages_api(path: str, backend: Backend) -> bool:
     return backend.dialect == "anthropic" or path == COUNT_TOKENS
 
 
-def _may_have_url(body: Mapping[str, Any]) -> bool:
-    """Return whether `_find_url` has to search a body: it has a URL, or is nested too deeply."""
-    level: list[Any] = [body]
-    for _ in range(MAX_DEPTH + 1):
-        deeper: list[Any] = []
-        for each in level:
-            if type(each) is list:
-                deeper += [one for one in each if type(one) is dict or type(one) is list]
-                continue
-            for name, value in each.items():
-                if type(value) is str:
-                    if name in _FETCHED_FIELDS and _is_fetched(name, value):
-                        return True
-                elif (type(value) is dict or type(value) is list) and name not in _OPAQUE_FIELDS:
-                    deeper.append(value)
-        if not deeper:
-            return False
-        level = deeper
-    return True
+_Place = tuple["_Place | None", str | int]
+"""Path of a member: that of its parent, and its name or index; a text is only made of it for an error or a log."""
 
 
-def _is_fetched(name: str, value: str) -> bool:
-    return (name in _URL_FIELDS or (name in _BASE64_FIELDS and ":" in value)) and not value.startswith("data:")
-
-
-def _find_url(value: Mapping[str, Any] | list[Any], where: str, depth_left: int) -> str:
-    """Return the path of the first member with a URL that would have to be fetched; "" if there is none.
+def _find_url(value: Mapping[str, Any] | list[Any], where: _Place | None, depth_left: int) -> _Place | None:
+    """Return the first member with a URL that would have to be fetched; None if there is none.
 
     Such URLs are values of `_URL_FIELDS`, or of `_BASE64_FIELDS` in place of the content.
 
@@ -342,25 +322,25 @@ def _find_url(value: Mapping[str, Any] | list[Any], where: str, depth_left: int)
         BodyError: It is nested too deeply.
     """
     if depth_left < 0:
-        raise BodyError(f"the body is nested more than {MAX_DEPTH} deep, at {where[:80]}…", "invalid_value")
-    if isinstance(value, list):
-        for place, each in enumerate(value):
-            if isinstance(each, _NESTED) and (found := _find_url(each, f"{where}[{place}]", depth_left - 1)):
+        raise BodyError(f"the body is nested more than {MAX_DEPTH} deep, at {_text_of(where)[:80]}…", "invalid_value")
+    for name, each in enumerate(value) if type(value) is list else value.items():  # type: ignore[union-attr]
+        if type(each) is str:
+            if name in _FETCHED_FIELDS and not each.startswith("data:") and (name in _URL_FIELDS or ":" in each):
+                return where, name
+        elif type(each) in _NESTED and name not in _OPAQUE_FIELDS:
+            found = _find_url(each, (where, name), depth_left - 1)
+            if found is not None:
                 return found
+    return None
+
+
+def _text_of(where: _Place | None) -> str:
+    if where is None:
         return ""
-    for name, each in value.items():
-        if isinstance(each, str):
-            if _is_fetched(name, each):
-                return _path_of(where, name)
-        elif name not in _OPAQUE_FIELDS and isinstance(each, _NESTED):
-            found = _find_url(each, _path_of(where, name), depth_left - 1)
-            if found:
-                return found
-    return ""
-
-
-def _path_of(where: str, name: str) -> str:
-    return f"{where}.{name}" if where else name
+    parent, name = where
+    if isinstance(name, int):
+        return f"{_text_of(parent)}[{name}]"
+    return f"{_text_of(parent)}.{name}" if parent else name
 
 
 _OPAQUE_FIELDS: Final = frozenset({"parameters", "schema", "json_schema", "arguments", "grammar", "metadata"})
@@ -373,41 +353,32 @@ _URL_FIELDS: Final = frozenset({"url", "image_url", "audio_url", "video_url", "f
 _FETCHED_FIELDS: Final = _URL_FIELDS | _BASE64_FIELDS
 
 
-def _object(value: Mapping[str, Any], shape: Mapping[str, Shape], dropped: list[str]) -> dict[str, Any]:
-    """Return an object with its listed members; the paths of others, which begin with a dot, are added to `dropped`."""
+def _object(
+    value: Mapping[str, Any], shape: Mapping[str, Shape], where: _Place | None, dropped: list[str]
+) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for name, each in value.items():
-        part = shape.get(name)
-        if part is None:
-            dropped.append(f".{name}")
-        elif type(each) is not dict and type(each) is not list and part is not DATA_URL:
-            kept[name] = each
-        elif _fits(each, part):
-            before = len(dropped)
-            kept[name] = _filtered(each, part, dropped)
-            if len(dropped) > before:
-                dropped[before:] = [f".{name}{path}" for path in dropped[before:]]
+        part, is_nested = shape.get(name), type(each) in _NESTED
+        if part is None or ((is_nested or part is DATA_URL) and not _fits(each, part)):
+            dropped.append(_text_of((where, name)))
         else:
-            dropped.append(f".{name}")
+            kept[name] = _filtered(each, part, (where, name), dropped) if is_nested else each
     return kept
 
 
-def _filtered(value: Any, shape: Shape, dropped: list[str]) -> Any:
+def _filtered(value: Any, shape: Shape, where: _Place, dropped: list[str]) -> Any:
     if type(value) is dict and isinstance(shape, dict):
-        return _object(value, shape, dropped)
+        return _object(value, shape, where, dropped)
     if type(value) is not list or not isinstance(shape, _ListOf):
         return value
-    kept, each, before = [], shape.each, len(dropped)
+    kept, each = [], shape.each
     for at, one in enumerate(value):
-        if type(one) is dict and type(each) is dict:
-            kept.append(_object(one, each, dropped))
+        if type(one) is dict and isinstance(each, dict):
+            kept.append(_object(one, each, (where, at), dropped))
         elif _fits(one, each):
-            kept.append(_filtered(one, each, dropped))
+            kept.append(_filtered(one, each, (where, at), dropped))
         else:
-            dropped.append("")
-        if len(dropped) > before:
-            dropped[before:] = [f"[{at}]{path}" for path in dropped[before:]]
-            before = len(dropped)
+            dropped.append(_text_of((where, at)))
     return kept
 
 

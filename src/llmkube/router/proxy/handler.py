@@ -37,7 +37,7 @@ from llmkube.router.dialects.dialect import DialectError
 from llmkube.router.dialects.inbound import DIALECTS, refusal_at, translated_request, unread_code, unread_refusal
 from llmkube.router.dialects.ollama_models import LIST_PATHS
 from llmkube.router.dispatch.attempt import ClientRequest
-from llmkube.router.dispatch.attempt_charges import BUDGET_UNAVAILABLE
+from llmkube.router.dispatch.attempt_charges import BUDGET_UNAVAILABLE, AttemptCharges
 from llmkube.router.dispatch.circuits import BackendStats
 from llmkube.router.dispatch.dispatcher import Dispatcher
 from llmkube.router.dispatch.record import DecisionRecord, Record, record_of
@@ -162,7 +162,7 @@ class ListedFields:
             if decision.shadows:  # copies are sent only once
                 bound = usage_bound(routing.config, attrs.evolve(decision, shadows=()), demand)
             again = partial(self.budgets.admit, routing.config, bound, facts)
-            record.charges.start(reservation, again, self.budgets.settle)
+            record.charges = AttemptCharges(reservation, again, self.budgets.settle)
             cap = reservation.cap
             if cap is not None and (body := with_max_tokens(inbound.body, cap)) is not inbound.body:
                 inbound = attrs.evolve(inbound, body=body)
