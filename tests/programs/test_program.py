@@ -156,25 +156,6 @@ def test_free_memory_below_used_memory_is_returned_to_the_kernel():
     assert int(done.stdout) > 30
 
 
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="glibc's alone")
-def test_the_blocks_of_large_bodies_are_reused():
-    """Ten bodies of 400 KB at once need no page faults; by default the kernel maps hundreds of pages each time."""
-    code = (
-        "import resource\n"
-        "from llmkube.programs.program import freeze_heap\n"
-        "def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
-        "def serve(times):\n"
-        "    before = faults()\n"
-        "    for _ in range(times): [bytes(400_000) for _ in range(10)]\n"
-        "    return faults() - before\n"
-        "freeze_heap()\n"
-        "serve(20)\n"
-        "print(serve(50) // 50)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert int(done.stdout) < 100
-
-
 @pytest.mark.parametrize(
     ("soft", "hard", "wanted"), [(256, 4096, 4096), (256, 20_000, 10_240), (15_000, 20_000, 15_000), (256, 256, 256)]
 )

@@ -70,31 +70,16 @@ class Stop:
 GC_THRESHOLD: Final = 10_000
 """Net allocations before the youngest generation is collected: each request allocates and frees hundreds of objects."""
 
-REUSED_BLOCK_BYTES: Final = 32 << 20
-"""Longest block that is part of the heap: glibc's own upper limit. Longer ones are mapped and unmapped one by one."""
-
-RETAINED_BYTES: Final = 16 << 20
-"""Free memory at the top of the heap that is not returned to the kernel."""
-
-_M_TRIM_THRESHOLD: Final = -1
-_M_MMAP_THRESHOLD: Final = -3  # both of malloc.h
-
 
 def freeze_heap() -> None:
-    """Exempt all current objects from garbage collection, and reuse freed blocks; call this once a program has started.
+    """Exempt all current objects from garbage collection; call this once a program has started.
 
     The hundred thousand objects of modules, schemas and caches are permanent. Traversing them takes 0.1 s, often if a
-    busy API server shares this process, and delays the restart of a failed engine. By default glibc returns the blocks
-    of a request of 400 KB to the kernel, and page faults are then half of the cost of the next one.
+    busy API server shares this process, and delays the restart of a failed engine.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
-    trim_heap()
-    tune = getattr(ctypes.CDLL(None), "mallopt", None)  # only in glibc
-    if tune is not None:
-        tune(_M_MMAP_THRESHOLD, REUSED_BLOCK_BYTES)
-        tune(_M_TRIM_THRESHOLD, RETAINED_BYTES)
 
 
 def trim_heap() -> None:
