@@ -2,6 +2,8 @@
 
 import pytest
 
+from llmkube.base.http.heads import HeadCache, read_request
+from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import Headers, Request, Response, encode_lines, encode_request_head, status_line
 
 SAMPLE = Headers(
@@ -116,3 +118,18 @@ def test_nothing_breaks_out_of_its_line(method, target, headers):
     """A method, target or header with a line end is a bug of the caller, never sent."""
     with pytest.raises(ValueError):
         encode_request_head(method, target, Headers.of(headers))
+
+
+def test_what_follows_from_header_lines_is_computed_once():
+    """Heads that differ only in their length share the lines, and so the result."""
+    read, calls = HeadCache(Limits(), read_request), []
+
+    def agent(headers):
+        calls.append(headers)
+        return headers.get("user-agent")
+
+    heads = [
+        read.find(b"POST / HTTP/1.1\r\nHost: h\r\nUser-Agent: x\r\nContent-Length: %d\r\n\r\n" % n) for n in (1, 22)
+    ]
+    assert [found[0].lines.derived(agent) for found in heads] == ["x", "x"]
+    assert len(calls) == 1

@@ -14,6 +14,7 @@ from llmkube.router.budgets.meter import (
     Hold,
     Meter,
     TokenDemand,
+    charged_amount,
     nano_usd,
     usage_bound,
     with_max_tokens,
@@ -105,7 +106,7 @@ def test_prompt_and_answer_are_reserved_and_settled():
     meter, config = Meter(), config_of(budget())
     found = reserve(meter, config)
     assert used(meter, config) == {"b": 200}
-    meter.settle(found, Consumption(prompt=20, answer=30), now=1.0)
+    meter.settle(found, Amount(50), now=1.0)
     assert used(meter, config) == {"b": 50}
 
 
@@ -205,7 +206,7 @@ def test_dollars_are_those_of_the_dearest_backend_until_one_has_answered():
     meter, config = Meter(), config_of(budget(max_tokens=None, max_usd=Decimal("0.01")))
     found = reserve(meter, config)
     assert meter.used(config, 0.0)[0]["usdUsed"] == "0.001100"
-    meter.settle(found, Consumption(prompt=10, answer=10, prices=PRICES), now=1.0)
+    meter.settle(found, charged_amount(Consumption(prompt=10, answer=10, prices=PRICES), 1), now=1.0)
     assert meter.used(config, 1.0)[0]["usdUsed"] == "0.000110"
 
 
@@ -263,7 +264,7 @@ def test_teams_that_make_up_names_do_not_fill_memory(monkeypatch):
 def test_charges_of_an_earlier_process_apply():
     """Charges stay until they expire; reservations become charges. The limit is the config's."""
     config, before = config_of(budget(max_tokens=300)), Meter()
-    charges = before.settle(reserve(before, config, now=0.0), Consumption(prompt=20, answer=30), now=0.0)
+    charges = before.settle(reserve(before, config, now=0.0), Amount(50), now=0.0)
     held = Hold(key=("b", ""), window_seconds=3600.0, amount=Amount(200))
     meter = Meter()
     charged = meter.restore(charges, [held], now=1800.0)

@@ -92,16 +92,21 @@ class StreamExchange:
 
     async def respond(self, response: Response) -> None:
         """Send a whole response."""
-        headers, body, no_body = response.headers, response.body, self.head.method == "HEAD"
-        if not status_allows_body(response.status):
-            lines, body = headers.lines_without(_FRAMING_AND_LENGTH), b""
-        elif no_body and "content-length" in headers:
-            lines, body = headers.lines_without(_FRAMING), b""
-        else:
-            lines = headers.lines_without(_FRAMING_AND_LENGTH)
-            lines.append(("Content-Length", str(len(body))))
-            body = b"" if no_body else body
-        head = self.begin(response.status, encode_lines(lines))
+        headers, has_body = response.headers, status_allows_body(response.status)
+        if has_body and self.head.method == "HEAD" and "content-length" in headers:
+            await self._respond(response.status, encode_lines(headers.lines_without(_FRAMING)), b"")
+            return
+        respond = self.respond_with if has_body else self._respond
+        lines = encode_lines(headers.lines_without(_FRAMING_AND_LENGTH))
+        await respond(response.status, lines, response.body if has_body else b"")
+
+    async def respond_with(self, status: int, lines: bytes, body: bytes) -> None:
+        """Send a whole response with a body; `lines` are its encoded header lines, without those for framing."""
+        lines = b"%bContent-Length: %d\r\n" % (lines, len(body))
+        await self._respond(status, lines, b"" if self.head.method == "HEAD" else body)
+
+    async def _respond(self, status: int, lines: bytes, body: bytes) -> None:
+        head = self.begin(status, lines)
         if len(body) < _JOIN_BELOW_BYTES:
             await self.send(head + body)
         else:

@@ -2,14 +2,15 @@
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache, cached_property, lru_cache
 from http import HTTPStatus
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from urllib.parse import parse_qsl, unquote
 
 import attrs
 
+T = TypeVar("T")
 Origin = tuple[str, int]
 """A host and a port."""
 
@@ -50,10 +51,22 @@ class Headers:
 
     _items: tuple[tuple[str, str], ...] = attrs.field(default=(), converter=_freeze, eq=_folded)
     _names: tuple[str, ...] = attrs.field(init=False, eq=False)
+    _derived: dict[Callable[["Headers"], Any], Any] = attrs.field(init=False, eq=False, factory=dict)
 
     @_names.default
     def _fold_names(self) -> tuple[str, ...]:
         return tuple([name.lower() for name, _ in self._items])
+
+    def derived(self, of: Callable[["Headers"], T]) -> T:
+        """Return the result of a pure function of these lines; it is computed once, and kept with them.
+
+        Heads that are cached by their bytes share one object, so the functions of a program run once for each client.
+        """
+        try:
+            found: T = self._derived[of]
+        except KeyError:
+            found = self._derived[of] = of(self)
+        return found
 
     @classmethod
     def of(cls, mapping: Mapping[str, str]) -> Self:

@@ -1,6 +1,7 @@
 """Identify the principal of a request by its key or token, once for the whole request."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 import attrs
@@ -44,14 +45,20 @@ def identify(headers: Headers, peer: str, clients: ClientAuth | None) -> Princip
     """
     if clients is None:
         return Principal(tenant=peer)
-    credential = presented_credential(headers)
+    credential, digest = headers.derived(_credential)
     if not credential:
         return None
     if clients.keys is not None:
-        holder = clients.keys.holder_of(digest_of_key(credential))
+        holder = clients.keys.holder_of(digest)
         if holder is not None:
             return holder
     return clients.tokens.check(credential) if clients.tokens is not None and looks_like_token(credential) else None
+
+
+def _credential(headers: Headers) -> tuple[str, bytes]:
+    """Return the credential of a request and its digest; "" if there is none."""
+    credential = presented_credential(headers)
+    return credential, digest_of_key(credential)
 
 
 def principal_of(headers: Headers, peer: str, clients: ClientAuth | None) -> Principal | None:
@@ -79,9 +86,10 @@ def access_check(
         on_refused: Called with the outcome of each request that is refused for its credential.
         https_proxy_pages: Whether pages behind an https proxy are near.
     """
+    is_foreign = partial(is_foreign_origin, https_proxy_pages=https_proxy_pages)
 
     def check_access(head: RequestHead, peer: str) -> Response | None:
-        if is_foreign_origin(head.lines, https_proxy_pages=https_proxy_pages):
+        if head.lines.derived(is_foreign):
             message = f"the web page {head.lines.get('origin')} may not use this router; serve the page on this network"
             return refusal_at(head.path, refused(403, message, "origin_refused").response)
         if (head.path in OPEN_PATHS and is_read_only(head)) or is_preflight(head):

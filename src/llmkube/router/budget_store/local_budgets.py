@@ -143,9 +143,9 @@ class LocalBudgets:
         """Charge what a request used; None charges the reservation."""
         if not reservation.accounts:
             return
-        charges = self._meter.settle(reservation, spent, now=self._now())
+        amount = None if spent is None else charged_amount(spent, reservation.copies)
+        charges = self._meter.settle(reservation, amount, now=self._now())
         if self.file is not None:
-            amount = None if spent is None else charged_amount(spent, reservation.copies)
             self._holds.settle(reservation.accounts, amount, charges)
             self._flush_soon(FLUSH_SECONDS)
 

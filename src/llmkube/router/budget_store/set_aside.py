@@ -71,11 +71,13 @@ class Holds:
         """Reserve for a request; return whether it may be sent at once, not only after the next plan is written."""
         is_held = True
         for key, amount in accounts.items():
-            share = self._shares.setdefault(key, _Share(window_seconds(key)))
-            share.window_seconds = window_seconds(key)
-            share.in_use += amount
-            share.most = share.most.at_least(share.in_use)
-            is_held = is_held and share.held.covers(share.in_use)
+            seconds = window_seconds(key)
+            if (share := self._shares.get(key)) is None:
+                share = self._shares[key] = _Share(seconds)
+            share.window_seconds = seconds
+            share.in_use = in_use = share.in_use + amount
+            share.most = share.most.at_least(in_use)
+            is_held = is_held and share.held.covers(in_use)
         return is_held
 
     def settle(self, accounts: Mapping[AccountKey, Amount], spent: Amount | None, charges: Sequence[Charge]) -> None:
@@ -89,8 +91,9 @@ class Holds:
         for key, reserved in accounts.items():
             share, amount = self._shares[key], reserved if spent is None else spent
             share.unwritten += amount
-            share.in_use += amount - reserved
-            share.most = share.most.at_least(share.in_use)
+            if amount != reserved:
+                share.in_use += amount - reserved
+                share.most = share.most.at_least(share.in_use)
         for charge in charges:
             self._charges[charge.key, charge.ends] = charge
 

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import attrs
 
 STEPS: Final = 60
+_new = tuple.__new__  # half of the cost of a named tuple's own constructor
 
 
 class Amount(NamedTuple):
@@ -23,14 +24,14 @@ class Amount(NamedTuple):
     nano_usd: int = 0
 
     def __add__(self, other: "Amount") -> "Amount":  # type: ignore[override]  # adds, does not concatenate
-        return Amount(self.tokens + other.tokens, self.nano_usd + other.nano_usd)
+        return _new(Amount, (self[0] + other[0], self[1] + other[1]))
 
     def __sub__(self, other: "Amount") -> "Amount":
-        return Amount(self.tokens - other.tokens, self.nano_usd - other.nano_usd)
+        return _new(Amount, (self[0] - other[0], self[1] - other[1]))
 
     def covers(self, other: "Amount") -> bool:
         """Whether both tokens and dollars are at least those of the other."""
-        return self.tokens >= other.tokens and self.nano_usd >= other.nano_usd
+        return self[0] >= other[0] and self[1] >= other[1]
 
     def at_least(self, other: "Amount") -> "Amount":
         """Return the maximum of tokens and of dollars."""
@@ -76,18 +77,22 @@ class Account:
 
     def wait_seconds(self, requested: Amount, now: float) -> float | None:
         """Return the seconds until this amount can be reserved at the earliest: 0 if it can be now, None if never."""
-        if not self.limit.admits(requested):
-            return None
-        self._forget(now)
-        total = self._taken + self.reserved + requested
-        if self.limit.admits(total):
+        limit = self.limit
+        if self._steps and self._steps[0][0] + limit.window_seconds <= now:
+            self._forget(now)
+        taken, reserved = self._taken, self.reserved
+        tokens, nano_usd = taken[0] + reserved[0] + requested[0], taken[1] + reserved[1] + requested[1]
+        if (limit.tokens is None or tokens <= limit.tokens) and (limit.nano_usd is None or nano_usd <= limit.nano_usd):
             return 0.0
+        total = Amount(tokens, nano_usd)
+        if not limit.admits(requested):
+            return None
         for ends, amount in self._steps:
             total -= amount
-            if self.limit.admits(total):
-                return max(0.0, ends + self.limit.window_seconds - now)
+            if limit.admits(total):
+                return max(0.0, ends + limit.window_seconds - now)
         # Only running requests block it, and it is unknown when they finish.
-        return self._step_seconds
+        return limit.window_seconds / STEPS
 
     def reserve(self, requested: Amount) -> None:
         """Reserve an amount for which `wait_seconds` has returned 0."""
@@ -100,18 +105,18 @@ class Account:
             The end of the current step and all spending in it; None if nothing was spent.
         """
         self.reserved -= reserved
-        self._forget(now)
         if spent == _NOTHING:
             return None
-        ends = (math.floor(now / self._step_seconds) + 1) * self._step_seconds
+        step_seconds = self.limit.window_seconds / STEPS
+        ends = (math.floor(now / step_seconds) + 1) * step_seconds
         self.restore(ends, spent)
         return self._steps[-1]
 
     def restore(self, ends: float, spent: Amount) -> None:
         """Record spending in the step that ends at `ends`; steps must be restored in order."""
         # After a window was shortened, the last step may end later than this one: both leave the window together.
-        if self._steps and self._steps[-1][0] >= ends:
-            self._steps[-1] = (self._steps[-1][0], self._steps[-1][1] + spent)
+        if self._steps and (last := self._steps[-1])[0] >= ends:
+            self._steps[-1] = (last[0], last[1] + spent)
         else:
             self._steps.append((ends, spent))
         self._taken += spent
@@ -119,10 +124,6 @@ class Account:
     def is_idle(self, now: float) -> bool:
         """Whether the account is empty, so that dropping it loses nothing."""
         return self.taken(now) == _NOTHING == self.reserved
-
-    @property
-    def _step_seconds(self) -> float:
-        return self.limit.window_seconds / STEPS
 
     def _forget(self, now: float) -> None:
         while self._steps and self._steps[0][0] + self.limit.window_seconds <= now:

@@ -38,7 +38,7 @@ _OTHER_TEAMS: Final = "\0others"
 _NANO_PER_MILLION: Final = 1000
 _NANO: Final = Decimal(1_000_000_000)
 LIMIT_FIELDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
-_ANSWER_COUNT_FIELDS: Final = ("n", "n_cmpl", "best_of")
+_ANSWER_COUNT_FIELDS: Final = frozenset({"n", "n_cmpl", "best_of"})
 """Fields with the number of answers; llama.cpp's server prefers `n_cmpl` to `n`."""
 
 AccountKey = tuple[str, str]
@@ -173,27 +173,27 @@ class Meter:
         if len(self._accounts) >= MAX_ACCOUNTS:
             self.forget_idle(now)
         found: dict[AccountKey, Account] = {}
+        most = bound.most
         for budget in bound.budgets:
             key = (budget.name, account_team(budget, facts, self._accounts))
             account = self._account(key, budget)
-            wait = account.wait_seconds(bound.most, now)
+            wait = account.wait_seconds(most, now)
             if wait != 0.0:
-                return exhausted_budget(budget, bound.most, wait)
+                return exhausted_budget(budget, most, wait)
             found[key] = account
         for account in found.values():
-            account.reserve(bound.most)
-        accounts = dict.fromkeys(found, bound.most)
-        return Reservation(accounts=accounts, copies=bound.copies, cap=bound.cap)
+            account.reserve(most)
+        return Reservation(accounts=dict.fromkeys(found, most), copies=bound.copies, cap=bound.cap)
 
-    def settle(self, reservation: Reservation, spent: Consumption | None, *, now: float) -> tuple[Charge, ...]:
-        """Charge what a request used; None charges the reservation. Return the steps to which it is charged."""
-        charges, charged = [], None if spent is None else charged_amount(spent, reservation.copies)
+    def settle(self, reservation: Reservation, charged: Amount | None, *, now: float) -> list[Charge]:
+        """Charge a request an amount; None charges the reservation. Return the steps to which it is charged."""
+        charges = []
         for key, reserved in reservation.accounts.items():
-            amount = reserved if charged is None else charged
             account = self._accounts[key]
-            if (step := account.settle(reserved, amount, now)) is not None:
+            step = account.settle(reserved, reserved if charged is None else charged, now)
+            if step is not None:
                 charges.append(_charge(key, account, step))
-        return tuple(charges)
+        return charges
 
     def window_seconds(self, key: AccountKey) -> float:
         """Return the length of an account's window; the account must hold a reservation."""
@@ -225,13 +225,14 @@ class Meter:
         return budget_usage(config.budgets, taken)
 
     def _account(self, key: AccountKey, budget: Budget) -> Account:
-        known = self._budgets.get(budget.name)
-        if known is not budget and known != budget:  # an edited or restored budget retains its spending
+        if self._budgets.get(budget.name) is not budget:  # an edited or restored budget retains its spending
             for (name, _), account in self._accounts.items():
                 if name == budget.name:
                     account.limit = limit_of(budget)
-        self._budgets[budget.name] = budget
-        return self._accounts.setdefault(key, Account(limit_of(budget)))
+            self._budgets[budget.name] = budget
+        if (found := self._accounts.get(key)) is None:
+            found = self._accounts[key] = Account(limit_of(budget))
+        return found
 
     def forget_idle(self, now: float) -> None:
         """Drop empty accounts, so that teams that are seen once do not use memory for ever."""
@@ -241,17 +242,18 @@ class Meter:
 
 def usage_bound(config: RoutingConfig, decision: Decision, demand: TokenDemand) -> UsageBound | None:
     """Return the most that a request may use, and the budgets that apply; None if no budget applies."""
-    budgets = tuple(each for each in config.budgets if _applies_to(each, decision))
+    rule = decision.rule
+    budgets = tuple([each for each in config.budgets if each.scope != "rule" or (rule and rule.name == each.rule)])
     if not budgets:
         return None
-    cap = (requested_tokens(demand.body) or DEFAULT_TOKENS) if demand.writes else None
-    copies = 1 + len(decision.shadows)
-    answers = (cap or 0) * max(1, *(_at_least_one(demand.body.get(name)) for name in _ANSWER_COUNT_FIELDS))
-    backends = [permit.backend for permit in (*decision.order, *decision.shadows)]
-    most = Amount(
-        copies * (demand.body_bytes + answers),
-        copies * max(_most_nano_usd(each.charged_prices, demand.body_bytes, answers) for each in backends),
-    )
+    body, prompt = demand.body, demand.body_bytes
+    cap = (requested_tokens(body) or DEFAULT_TOKENS) if demand.writes else None
+    copies, answers = 1 + len(decision.shadows), cap or 0
+    if not _ANSWER_COUNT_FIELDS.isdisjoint(body):
+        answers *= max([_at_least_one(body.get(name)) for name in _ANSWER_COUNT_FIELDS])
+    permits = (*decision.order, *decision.shadows)
+    dearest = max([_most_nano_usd(each.backend.charged_prices, prompt, answers) for each in permits])
+    most = Amount(copies * (prompt + answers), copies * dearest)
     return UsageBound(budgets=budgets, most=most, copies=copies, cap=cap)
 
 
@@ -328,13 +330,9 @@ def _integer_prices(prices: Prices) -> tuple[tuple[int, ...], int]:
     return tuple(int(each * parts) for each in rates), parts
 
 
-def _applies_to(budget: Budget, decision: Decision) -> bool:
-    return budget.scope != "rule" or (decision.rule is not None and decision.rule.name == budget.rule)
-
-
 def requested_tokens(body: Mapping[str, Any]) -> int | None:
     """Return the longest answer that a request asks for, in tokens; None if it sets no limit or a negative one."""
-    requested = [each for name in LIMIT_FIELDS if _is_number(each := body.get(name))]
+    requested = [body[name] for name in LIMIT_FIELDS if name in body and _is_number(body[name])]
     return max(1, math.ceil(max(requested))) if requested and min(requested) >= 0 else None
 
 
@@ -367,10 +365,10 @@ def _at_least_one(value: object) -> int:
 
 def usage_of_all_answers(usage: Usage | None, body: Mapping[str, Any]) -> Usage | None:
     """Return the tokens of all answers to a request: llama.cpp's server reports those of only one of them."""
-    count = _at_least_one(body.get("n_cmpl") or body.get("n"))
-    if usage is None or usage.prefill_ms is None or count == 1:  # other backends report all tokens, and no times
+    if usage is None or usage.prefill_ms is None:  # other backends report all tokens, and no times
         return usage
-    return attrs.evolve(usage, completion=usage.completion * count)
+    count = _at_least_one(body.get("n_cmpl") or body.get("n"))
+    return usage if count == 1 else attrs.evolve(usage, completion=usage.completion * count)
 
 
 def _share(budget: Budget, amount: Amount) -> float:

@@ -71,7 +71,7 @@ def usage_of(fields: Mapping[str, Any], known: Usage | None = None) -> Usage | N
         if min(counts) >= 0 and any(counts):
             prefill, decode = (_milliseconds(timings.get(name)) for name in ("prompt_ms", "predicted_ms"))
             found = Usage(cached + computed, answer, cached, prefill, decode)
-    if isinstance(usage, dict):
+    if isinstance(usage, dict) and not usage.keys().isdisjoint(_COUNT_FIELDS):
         found = _reported(usage, found) or found
     return found
 

@@ -129,6 +129,9 @@ def text_of_block(block: Mapping[str, Any], where: str) -> str:
     return text
 
 
+_DICTS: Final = frozenset({dict})
+
+
 def objects_in(value: object, where: str) -> list[JsonObject]:
     """Return a list of objects; empty if absent.
 
@@ -137,7 +140,7 @@ def objects_in(value: object, where: str) -> list[JsonObject]:
     """
     if value is None:
         return []
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+    if not isinstance(value, list) or not _DICTS.issuperset(map(type, value)):
         raise DialectError(f"{where} must be a list of objects")
     return value
 
@@ -250,7 +253,7 @@ def index_of(call: Mapping[str, Any]) -> int:
 def count_in(body: Mapping[str, Any], name: str) -> int:
     """Return a number of tokens; 0 if absent."""
     value = body.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+    return value if type(value) is int and value > 0 else 0
 
 
 def choice_in(chat: Mapping[str, Any]) -> JsonObject:

@@ -199,7 +199,8 @@ class Attempts:
         lines = request_lines(backend, key, inbound.request_id, inbound.trace) + credentials
         answer, handed_over = None, False
         try:
-            with trio.move_on_after(silence_seconds) as silence:
+            began_at = trio.current_time() if waiting is None else waiting.began_at
+            with trio.CancelScope(deadline=began_at + silence_seconds) as silence:
                 if waiting is not None:
                     waiting.begin(silence)
                 answer = await self.transport.start(permit, rebuilt.path, lines, rebuilt.body, on_sent)
@@ -238,6 +239,12 @@ def reply_of(status: int, headers: Headers, body: bytes, *, ours: bool) -> Reply
     return Reply(status, headers.get("server") or "", is_loading, body)
 
 
+def _encoding_and_type(headers: Headers) -> tuple[str, str]:
+    """Return the content encoding and the media type of an answer."""
+    encoding = (headers.get("content-encoding") or "identity").lower()
+    return encoding, (headers.get("content-type") or "").partition(";")[0].strip().lower()
+
+
 def _unavailable(backend: Backend, key: str, path: str) -> Failure | None:
     if backend.missing or not backend.base_url:
         return Failure(Cause.MISSING, backend.missing or "address unknown")
@@ -270,10 +277,9 @@ class _AnswerReader:
 
     async def read(self, streams: bool) -> Answer | Stream | Failure:
         head = self.answer.head
-        encoding = (head.lines.get("content-encoding") or "identity").lower()
+        encoding, media_type = head.lines.derived(_encoding_and_type)
         if encoding != "identity":
             return Failure(Cause.MALFORMED, f"its answer has an unrequested Content-Encoding: {encoding}", head.status)
-        media_type = (head.lines.get("content-type") or "").partition(";")[0].strip().lower()
         if head.status == 200 and streams and media_type == "text/event-stream":
             return await self._read_stream()
         return await self._read_body(streams)

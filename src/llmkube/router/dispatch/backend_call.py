@@ -1,16 +1,17 @@
 """Calls one backend and sends its answer to the client; requests queue for backends with slots."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import attrs
+import orjson
 import trio
 
-from llmkube.base.http.message import Headers, Response
+from llmkube.base.http.message import NO_HEADERS, Headers
 from llmkube.router.budgets.meter import requested_tokens, usage_of_all_answers
 from llmkube.router.dialects.dialect import DialectError
 from llmkube.router.dispatch.attempt import Answer, Attempts, Stream
 from llmkube.router.dispatch.circuits import BackendStats, Circuits, State
-from llmkube.router.dispatch.forwarded_headers import answer_headers
+from llmkube.router.dispatch.forwarded_headers import answer_lines
 from llmkube.router.dispatch.record import Record, RoutedRequest, server_timing
 from llmkube.router.dispatch.relay import (
     BREAKS,
@@ -81,8 +82,8 @@ class BackendCalls:
         engine_queue = self.turns.queue_of(backend)
         max_tokens = requested_tokens(inbound.body) if inbound.path in STREAMING else 0
         with self.turns.turn(backend, record.decided.tenant, engine_queue.tokens_of(inbound.size, max_tokens)) as turn:
-            headers = answer_headers(Headers(), inbound.request_id, backend.name) if inbound.streams else None
-            is_admitted = await _wait_for_turn(turn, request.first_byte_seconds(backend.name), request.client, headers)
+            lines = answer_lines(NO_HEADERS, inbound.request_id, backend.name) if inbound.streams else None
+            is_admitted = await _wait_for_turn(turn, request.first_byte_seconds(backend.name), request.client, lines)
             waited = trio.current_time() - started_at
             record.update(queue_seconds=(record.answer.queue_seconds or 0.0) + waited)
             if not is_admitted:
@@ -110,7 +111,8 @@ class BackendCalls:
         waiting = WaitingRequest(name in request.decision.extends, started_at)
         try:
             with self.watch.watching(permit, waiting):
-                found = await self._attempt(permit, request, waiting)
+                attempt = self._commented_attempt if request.client.begun else self._attempt
+                found = await attempt(permit, request, waiting)
             joined = request.client.joined
             if isinstance(found, Answer) and joined is not None and joined.continuations:
                 found = Failure(Cause.UNSUPPORTED, f"it cannot continue an answer: {found.error_code}", found.status)
@@ -120,9 +122,10 @@ class BackendCalls:
                 record.charges.failed(found.status)
                 return found
             record.charges.status = found.status if isinstance(found, Answer) else 200
-            record.update(backend=name, dropped=found.dropped)
-            if record.answer.first_byte_seconds is None:
-                record.update(first_byte_seconds=now - record.request.started_at)
+            answer = record.answer
+            answer.backend, answer.dropped = name, found.dropped
+            if answer.first_byte_seconds is None:
+                answer.first_byte_seconds = now - record.request.started_at
             if isinstance(found, Answer):
                 await self._respond(found, permit, request)
                 return None
@@ -133,18 +136,21 @@ class BackendCalls:
             if isinstance(found, Stream):
                 await self.attempts.transport.release(permit, found.answer)  # noqa: ASYNC102 (closes at once)
 
-    async def _attempt(
+    def _attempt(
+        self, permit: Permit, request: RoutedRequest, waiting: WaitingRequest
+    ) -> Awaitable[Answer | Stream | Failure]:
+        silence_seconds, on_sent = request.first_byte_seconds(permit.backend.name), request.record.charges.mark_sent
+        return self.attempts.make(permit, request.inbound, silence_seconds, waiting, on_sent)
+
+    async def _commented_attempt(
         self, permit: Permit, request: RoutedRequest, waiting: WaitingRequest
     ) -> Answer | Stream | Failure:
-        """Make the attempt; if the client's stream has already started, send comments meanwhile."""
-        silence_seconds, charges = request.first_byte_seconds(permit.backend.name), request.record.charges
-        if not request.client.begun:
-            return await self.attempts.make(permit, request.inbound, silence_seconds, waiting, charges.mark_sent)
+        """Make the attempt for a client whose stream has already started, and send comments meanwhile."""
         found: list[Answer | Stream | Failure] = []
         done = trio.Event()
 
         async def make() -> None:
-            found.append(await self.attempts.make(permit, request.inbound, silence_seconds, waiting, charges.mark_sent))
+            found.append(await self._attempt(permit, request, waiting))
             done.set()
 
         handed_over = False
@@ -173,9 +179,11 @@ class BackendCalls:
             circuit = self.circuits.of(name)
             self.circuits.put(name, circuit.began() if isinstance(found, Stream) else circuit.succeeded())
             self.stats.began(name, seconds)
-            headers = found.headers if isinstance(found, Answer) else found.answer.head.lines
-            self.watch.responded(name, headers.get("server") or "")
-            self._record_attempt(record, name, None, seconds, found.status if isinstance(found, Answer) else 200)
+            headers, status = (
+                (found.answer.head.lines, 200) if isinstance(found, Stream) else (found.headers, found.status)
+            )
+            self.watch.responded(name, headers.derived(_server))
+            self._record_attempt(record, name, None, seconds, status)
             return
         self._record_attempt(record, name, found, seconds)
         circuit, now = self.circuits.of(name), trio.current_time()
@@ -189,27 +197,28 @@ class BackendCalls:
     async def _respond(self, answer: Answer, permit: Permit, request: RoutedRequest) -> None:
         client, record = request.client, request.record
         usage = usage_of_all_answers(answer.usage, request.inbound.body)
-        outcome = "ok" if answer.status < 400 else answer.error_code
-        record.update(status=answer.status, model=answer.model, usage=usage, last_usage=usage, outcome=outcome)
+        sent = record.answer
+        sent.status, sent.model, sent.usage, sent.last_usage = answer.status, answer.model, usage, usage
+        sent.outcome = "ok" if answer.status < 400 else answer.error_code
         self._record_divergence(request)
         if client.begun:  # with 200, while the engine loaded
             await client.fail(error_object(answer.status, "the backend refused the request", answer.error_code))
             return
-        more = ("Content-Type", "application/json"), ("Server-Timing", server_timing(record))
-        headers = answer_headers(answer.headers, request.inbound.request_id, permit.backend.name, *more)
+        more = f"Content-Type: application/json\r\nServer-Timing: {server_timing(record)}\r\n"
+        lines = answer_lines(answer.headers, request.inbound.request_id, permit.backend.name, more)
         try:
-            await client.respond(Response(answer.status, headers, answer.body))
+            await client.respond(answer.status, lines, answer.body)
         except DialectError as exc:
             record.update(status=502, outcome=Ending.UNTRANSLATABLE.value)
-            error = {"error": error_object(502, f"{UNTRANSLATABLE}: {exc}", Ending.UNTRANSLATABLE.value)}
-            await client.respond(Response.json(502, error, headers=headers))
+            error = error_object(502, f"{UNTRANSLATABLE}: {exc}", Ending.UNTRANSLATABLE.value)
+            await client.respond(502, lines, orjson.dumps({"error": error}))
 
     async def _relay(self, stream: Stream, permit: Permit, request: RoutedRequest) -> Failure | None:
         """Relay a stream to the client; return a failure if it broke off and another engine can continue it."""
         client, record = request.client, request.record
         record.update(status=200, streamed=True)
-        timing_line = ("Server-Timing", server_timing(record))
-        headers = answer_headers(stream.answer.head.lines, request.inbound.request_id, permit.backend.name, timing_line)
+        more = f"Server-Timing: {server_timing(record)}\r\n"
+        lines = answer_lines(stream.answer.head.lines, request.inbound.request_id, permit.backend.name, more)
         name, joined = permit.backend.name, client.joined
         if joined is not None:
             joined.begin(permit.backend, stream.state.model)
@@ -228,7 +237,7 @@ class BackendCalls:
             return server_timing(record)
 
         try:
-            await client.begin(headers)
+            await client.begin(lines)
             waiting = WaitingRequest(extends=False, began_at=trio.current_time())
             with self.watch.watching(permit, waiting):
                 ending = await relay(stream, client, waiting, timing)
@@ -260,20 +269,24 @@ class BackendCalls:
         record.update(diverged=found.position(prompt.text) if found is not None else "")
 
 
+def _server(headers: Headers) -> str:
+    return headers.get("server") or ""
+
+
 def _comment(record: Record) -> bytes:
     """Return the comment for a client that waits."""
     loads = any(each.result == Cause.LOADING.value for each in record.attempts)
     return LOADING_COMMENT if loads else QUEUE_COMMENT
 
 
-async def _wait_for_turn(turn: Turn, seconds: float, client: ClientStream, comment_headers: Headers | None) -> bool:
-    """Return whether a turn is admitted in time; with headers, start the stream and send comments meanwhile."""
+async def _wait_for_turn(turn: Turn, seconds: float, client: ClientStream, comment_lines: bytes | None) -> bool:
+    """Return whether a turn is admitted in time; with header lines, start the stream and send comments meanwhile."""
     until = trio.current_time() + seconds
     while not turn.settled.is_set() and (left := until - trio.current_time()) > 0:
-        with trio.move_on_after(left if comment_headers is None else min(left, COMMENT_SECONDS)):
+        with trio.move_on_after(left if comment_lines is None else min(left, COMMENT_SECONDS)):
             await turn.settled.wait()
-        if comment_headers is not None and not turn.settled.is_set() and trio.current_time() < until:
-            await client.begin(comment_headers)
+        if comment_lines is not None and not turn.settled.is_set() and trio.current_time() < until:
+            await client.begin(comment_lines)
             await client.send(QUEUE_COMMENT)
     return turn.admitted_at is not None
 

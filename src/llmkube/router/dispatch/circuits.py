@@ -144,12 +144,15 @@ class Circuits:
 
     def admit(self, name: str, now: float) -> bool:
         """Return whether a request may go to a backend; if so, its result must be reported by `put` or `failed`."""
-        self._by_name[name], is_admitted = self.of(name).admit(now)
+        if (circuit := self.of(name)) is _CLOSED:
+            return True
+        self._by_name[name], is_admitted = circuit.admit(now)
         return is_admitted
 
     def put(self, name: str, circuit: Circuit) -> None:
         """Replace the circuit of a backend."""
-        self._by_name[name] = circuit
+        if circuit is not _CLOSED or name in self._by_name:
+            self._by_name[name] = circuit
 
     def failed(self, name: str, now: float) -> None:
         """Record a failure of a backend."""

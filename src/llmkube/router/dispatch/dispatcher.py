@@ -14,12 +14,12 @@ import attrs
 import trio
 
 from llmkube.base.http.exchange import StreamExchange
-from llmkube.base.http.message import Headers
+from llmkube.base.http.message import NO_HEADERS, encode_lines
 from llmkube.router.continuation.joined_answer import JoinedAnswer, continuation_targets
 from llmkube.router.dispatch.attempt import ClientRequest
 from llmkube.router.dispatch.backend_call import BackendCalls
 from llmkube.router.dispatch.circuits import Circuits
-from llmkube.router.dispatch.forwarded_headers import answer_headers
+from llmkube.router.dispatch.forwarded_headers import answer_lines
 from llmkube.router.dispatch.record import AttemptRecord, Record, RoutedRequest, server_timing
 from llmkube.router.dispatch.relay import COMMENT_SECONDS, LOADING_COMMENT, ClientStream, Ending, fail
 from llmkube.router.dispatch.verdicts import NO_BUDGET, Cause, Failure
@@ -131,7 +131,7 @@ class Dispatcher:
         while trio.current_time() + LOADING_POLL_SECONDS < until:
             await trio.sleep(LOADING_POLL_SECONDS)
             if request.inbound.streams and trio.current_time() - silent_since >= COMMENT_SECONDS:
-                await client.begin(answer_headers(Headers(), request.inbound.request_id, name))
+                await client.begin(answer_lines(NO_HEADERS, request.inbound.request_id, name))
                 await client.send(LOADING_COMMENT)
                 silent_since = trio.current_time()
             queued = (record.answer.queue_seconds or 0.0) - queued_before
@@ -157,7 +157,8 @@ class Dispatcher:
             await client.fail(refusal.error)
             return
         own = (("X-Request-Id", request.inbound.request_id), ("Server-Timing", server_timing(record)))
-        await client.respond(attrs.evolve(refusal.response, headers=Headers((*own, *refusal.response.headers))))
+        response = refusal.response
+        await client.respond(response.status, encode_lines((*own, *response.headers)), response.body)
 
 
 async def _continue_answer(broken: Permit, request: RoutedRequest, call: Call) -> bool:

@@ -26,7 +26,7 @@ _ANSWER_PREFIXES: Final = ("x-ratelimit-",)
 def request_id_of(headers: Mapping[str, str], fresh: str) -> str:
     """Return the client's request ID if it is safe to log, else a fresh one."""
     named = headers.get("x-request-id", "")
-    return named if _REQUEST_ID.fullmatch(named) else fresh
+    return named if named and _REQUEST_ID.fullmatch(named) else fresh
 
 
 def trace_of(headers: Mapping[str, str], fresh: str) -> Mapping[str, str]:
@@ -37,7 +37,12 @@ def trace_of(headers: Mapping[str, str], fresh: str) -> Mapping[str, str]:
         fresh: 48 hexadecimal digits for a trace ID and a span ID.
     """
     parent = headers.get("traceparent", "")
-    if not _TRACE_PARENT.fullmatch(parent) or parent.startswith("ff") or (parent.startswith("00") and len(parent) > 55):
+    if (
+        not parent
+        or not _TRACE_PARENT.fullmatch(parent)
+        or parent.startswith("ff")
+        or (parent.startswith("00") and len(parent) > 55)
+    ):
         return {"traceparent": f"00-{fresh[:32]}-{fresh[32:48]}-01"}
     state = headers.get("tracestate", "")
     return {"traceparent": parent} | ({"tracestate": state} if _TRACE_STATE.fullmatch(state) else {})
@@ -46,13 +51,19 @@ def trace_of(headers: Mapping[str, str], fresh: str) -> Mapping[str, str]:
 def request_lines(backend: Backend, key: str, request_id: str, trace: Mapping[str, str]) -> bytes:
     """Return the header lines of one attempt, with the credentials of this backend.
 
+    Request ID and trace are those of `request_id_of` and `trace_of`, which are printable.
+
     Raises:
         ValueError: The key contains a line break.
     """
-    lines = [("X-Request-Id", request_id), *trace.items()]
+    lines = b"%bX-Request-Id: %b\r\n" % (_lines_for(backend.dialect), request_id.encode("ascii"))
+    for name, value in trace.items():
+        lines += f"{name}: {value}\r\n".encode("ascii")
     if key:
-        lines.append(("X-Api-Key", key) if backend.dialect == "anthropic" else ("Authorization", f"Bearer {key}"))
-    return _lines_for(backend.dialect) + encode_lines(lines)
+        lines += encode_lines(
+            [("X-Api-Key", key) if backend.dialect == "anthropic" else ("Authorization", f"Bearer {key}")]
+        )
+    return lines
 
 
 @lru_cache(maxsize=16)
@@ -69,7 +80,21 @@ def _lines_for(dialect: str) -> bytes:
     return encode_lines(lines.items())
 
 
-def answer_headers(received: Headers, request_id: str, backend: str, *more: tuple[str, str]) -> Headers:
-    """Return the response headers for the client; `more` are headers that the router adds."""
-    forwarded = received.lines_of(_ANSWER_NAMES, _ANSWER_PREFIXES)
-    return Headers((*forwarded, ("X-Request-Id", request_id), ("X-LLMKube-Backend", backend), *more))
+def answer_lines(received: Headers, request_id: str, backend: str, more: str = "") -> bytes:
+    """Return the header lines of a response for the client; `more` are further ones that the router adds."""
+    return b"%bX-Request-Id: %b\r\n%b%b" % (
+        received.derived(_forwarded_lines),
+        request_id.encode("ascii"),
+        _backend_line(backend),
+        more.encode("ascii"),
+    )
+
+
+def _forwarded_lines(received: Headers) -> bytes:
+    """Return the lines of a backend's response that are forwarded."""
+    return encode_lines(received.lines_of(_ANSWER_NAMES, _ANSWER_PREFIXES))
+
+
+@lru_cache(maxsize=256)
+def _backend_line(name: str) -> bytes:
+    return encode_lines([("X-LLMKube-Backend", name)])

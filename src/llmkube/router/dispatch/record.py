@@ -1,4 +1,4 @@
-"""Record of one request in three frozen phases, for metrics, the audit log and `Server-Timing`."""
+"""Record of one request in three phases, for metrics, the audit log and `Server-Timing`."""
 
 import random
 from collections.abc import Mapping
@@ -65,7 +65,7 @@ class Request:
     trace: Mapping[str, str]
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class DecisionRecord:
     """Client identity and routing decision.
 
@@ -94,7 +94,7 @@ class DecisionRecord:
         return self.decision.rule.name if self.decision is not None and self.decision.rule is not None else "default"
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class AnswerRecord:
     """Response to the client.
 
@@ -131,7 +131,7 @@ class AnswerRecord:
 
 @attrs.define(eq=False)
 class Record:
-    """Record of one request; each phase is replaced as a whole.
+    """Record of one request.
 
     Attributes:
         attempts: Attempts in order.
@@ -139,16 +139,15 @@ class Record:
     """
 
     request: Request
-    decided: DecisionRecord = DecisionRecord()
-    answer: AnswerRecord = attrs.field(default=AnswerRecord(), init=False)
+    decided: DecisionRecord = attrs.field(factory=DecisionRecord)
+    answer: AnswerRecord = attrs.field(factory=AnswerRecord, init=False)
     attempts: list[AttemptRecord] = attrs.field(factory=list)
     charges: AttemptCharges = attrs.field(factory=AttemptCharges)
-    _answered: dict[str, Any] = attrs.field(factory=dict, init=False)
 
     def update(self, **changes: Any) -> None:
         """Update attributes of `AnswerRecord`."""
-        self._answered |= changes
-        self.answer = AnswerRecord(**self._answered)  # attrs.evolve would cost 4 % of a request
+        for name, value in changes.items():
+            setattr(self.answer, name, value)
 
     def add_attempt(self, backend: str, failure: Failure | None, seconds: float, status: int = 200) -> None:
         """Append an attempt."""

@@ -18,7 +18,6 @@ import trio
 from llmkube.base.event_stream import EventParser, OversizedEventError
 from llmkube.base.http.errors import HttpError
 from llmkube.base.http.exchange import StreamExchange
-from llmkube.base.http.message import Headers, Response, encode_lines
 from llmkube.router.continuation.joined_answer import JoinedAnswer
 from llmkube.router.continuation.token_count import JoinError
 from llmkube.router.dialects.dialect import AnswerTranslator, DialectError, data_event
@@ -34,8 +33,7 @@ LOADING_COMMENT: Final = b": the model is loading\n\n"
 QUEUE_COMMENT: Final = b": the request waits for its turn\n\n"
 
 _EVENT_STREAM: Final = "text/event-stream"
-_STREAM_HEADERS: Final = (("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
-_OWN_HEADERS: Final = ("content-type", "cache-control", "content-length", "transfer-encoding", "connection")
+_STREAM_LINES: Final = b"Content-Type: %b\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
 
 
 @attrs.define(eq=False)
@@ -56,15 +54,15 @@ class ClientStream:
         """Whether the head of the answer was sent: its status cannot change any more."""
         return self.exchange.begun
 
-    async def begin(self, headers: Headers) -> None:
-        """Send the head, unless it was sent already."""
+    async def begin(self, lines: bytes) -> None:
+        """Send the head with these header lines, unless it was sent already."""
         if self.begun:
             return
         if not self.exchange.chunks_allowed:
             self.exchange.keep_alive = False  # the end of the connection is the end of the body
         framing = b"Transfer-Encoding: chunked\r\n" if self.exchange.chunks_allowed else b""
-        kind = ("Content-Type", self.translator.media_type if self.translator else _EVENT_STREAM)
-        lines = encode_lines((*headers.without(*_OWN_HEADERS), kind, *_STREAM_HEADERS)) + framing
+        media_type = self.translator.media_type if self.translator else _EVENT_STREAM
+        lines += _STREAM_LINES % media_type.encode("ascii") + framing
         await self.exchange.send(self.exchange.begin(200, lines))
 
     async def send(self, events: bytes) -> None:
@@ -101,13 +99,15 @@ class ClientStream:
         await self._send(self.translator.failed(error) if self.translator else data_event({"error": error}))
         self.exchange.keep_alive = False
 
-    async def respond(self, response: Response) -> None:
-        """Send a whole answer.
+    async def respond(self, status: int, lines: bytes, body: bytes) -> None:
+        """Send a whole answer: a JSON object, and header lines.
 
         Raises:
             DialectError: It cannot be translated to the client's dialect; nothing was sent.
         """
-        await self.exchange.respond(translated(response, self.translator) if self.translator else response)
+        if self.translator is not None:
+            body = translated(status, body, self.translator)
+        await self.exchange.respond_with(status, lines, body)
 
     def _translated(self, events: bytes) -> bytes:
         assert self.translator is not None
@@ -120,15 +120,14 @@ class ClientStream:
         return found
 
 
-def translated(response: Response, translator: AnswerTranslator) -> Response:
-    """Return a whole answer in the client's dialect.
+def translated(status: int, body: bytes, translator: AnswerTranslator) -> bytes:
+    """Return the body of a whole answer in the client's dialect.
 
     Raises:
         DialectError: It cannot be translated.
     """
-    body = translator.complete(response.status, orjson.loads(response.body))
     try:
-        return Response(response.status, response.headers, orjson.dumps(body))
+        return orjson.dumps(translator.complete(status, orjson.loads(body)))
     except orjson.JSONEncodeError as exc:
         raise DialectError(f"it is nested too deeply: {exc}") from exc
 

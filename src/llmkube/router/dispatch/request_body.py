@@ -102,7 +102,7 @@ _CHAT: Final[Mapping[str, Shape]] = {
     "tool_choice": {"type": PLAIN, "function": _plain("name")},
     "tools": _ListOf({"type": PLAIN, "function": _FUNCTION, "cache_control": _CACHE_CONTROL}),
 }
-_NESTED: Final = (dict, list)
+_NESTED: Final = frozenset({dict, list})
 
 MAX_DEPTH: Final = 64
 """Nesting of objects and lists, outside values that only the model interprets."""
@@ -172,7 +172,9 @@ _FIELD_TYPES: Final[Mapping[str, type | UnionType]] = {
     "tool_choice": str | dict,
 }
 """Types without which llama.cpp's server returns 500, which its circuit would count as a failure."""
-_MESSAGE_TYPES: Final[Mapping[str, type | UnionType]] = {"role": str, "name": str, "tool_call_id": str}
+_MESSAGE_STRINGS: Final[Mapping[str, type | UnionType]] = {"role": str, "name": str, "tool_call_id": str}
+_MESSAGE_OBJECTS: Final = frozenset({"content", "tool_calls"})
+"""Lists of objects; a content may also be a string."""
 
 
 def check_types(body: Mapping[str, Any]) -> None:
@@ -183,11 +185,13 @@ def check_types(body: Mapping[str, Any]) -> None:
     """
     check_kinds(body, _FIELD_TYPES)
     for at, turn in enumerate(objects_in(body.get("messages"), "messages")):
-        where = f"messages[{at}]."
-        check_kinds(turn, _MESSAGE_TYPES, where)
-        objects_in(turn.get("tool_calls"), f"{where}tool_calls")
-        if not isinstance(turn.get("content"), str):
-            objects_in(turn.get("content"), f"{where}content")
+        for name, value in turn.items():
+            if type(value) is str and name != "tool_calls":
+                continue  # the right type of every other field
+            if name in _MESSAGE_STRINGS:
+                check_kinds({name: value}, _MESSAGE_STRINGS, f"messages[{at}].")
+            elif name in _MESSAGE_OBJECTS:
+                objects_in(value, f"messages[{at}].{name}")
     objects_in(body.get("tools"), "tools")
     stop = body.get("stop")
     if not isinstance(stop, str | None) and not (isinstance(stop, list) and all(isinstance(one, str) for one in stop)):
@@ -226,8 +230,10 @@ def refuse_urls(body: Mapping[str, Any]) -> None:
     Raises:
         BodyError: The body contains a URL other than `data:`, or is nested too deeply.
     """
-    if where := _find_url(body, "", MAX_DEPTH):
-        message = f"{where} must be a data: URL; the router fetches nothing for clients, so send the content itself"
+    if where := _find_url(body, None, MAX_DEPTH):
+        message = (
+            f"{_text_of(where)} must be a data: URL; the router fetches nothing for clients, so send the content itself"
+        )
         raise BodyError(message, "url_not_allowed")
 
 
@@ -260,7 +266,7 @@ def rebuild(path: str, client_body: Mapping[str, Any], backend: Backend) -> Back
     """
     dropped: list[str] = []
     if backend.provider:
-        body = _object(client_body, _shape_for(path, backend.dialect, backend.provider), "", dropped)
+        body = _object(client_body, _shape_for(path, backend.dialect, backend.provider), None, dropped)
     else:
         known = FIELDS[path]
         body = {name: each for name, each in client_body.items() if name in known or name in _ENGINE_FIELDS}
@@ -312,8 +318,12 @@ def uses_messages_api(path: str, backend: Backend) -> bool:
     return backend.dialect == "anthropic" or path == COUNT_TOKENS
 
 
-def _find_url(value: Mapping[str, Any] | list[Any], where: str, depth_left: int) -> str:
-    """Return the path of the first member with a URL that would have to be fetched; "" if there is none.
+_Place = tuple["_Place | None", str | int]
+"""Path of a member: that of its parent, and its name or index; a text is only made of it for an error or a log."""
+
+
+def _find_url(value: Mapping[str, Any] | list[Any], where: _Place | None, depth_left: int) -> _Place | None:
+    """Return the first member with a URL that would have to be fetched; None if there is none.
 
     Such URLs are values of `_URL_FIELDS`, or of `_BASE64_FIELDS` in place of the content.
 
@@ -321,25 +331,25 @@ def _find_url(value: Mapping[str, Any] | list[Any], where: str, depth_left: int)
         BodyError: It is nested too deeply.
     """
     if depth_left < 0:
-        raise BodyError(f"the body is nested more than {MAX_DEPTH} deep, at {where[:80]}…", "invalid_value")
-    if isinstance(value, list):
-        for place, each in enumerate(value):
-            if isinstance(each, _NESTED) and (found := _find_url(each, f"{where}[{place}]", depth_left - 1)):
+        raise BodyError(f"the body is nested more than {MAX_DEPTH} deep, at {_text_of(where)[:80]}…", "invalid_value")
+    for name, each in enumerate(value) if type(value) is list else value.items():  # type: ignore[union-attr]
+        if type(each) is str:
+            if name in _FETCHED_FIELDS and not each.startswith("data:") and (name in _URL_FIELDS or ":" in each):
+                return where, name
+        elif type(each) in _NESTED and name not in _OPAQUE_FIELDS:
+            found = _find_url(each, (where, name), depth_left - 1)
+            if found is not None:
                 return found
+    return None
+
+
+def _text_of(where: _Place | None) -> str:
+    if where is None:
         return ""
-    for name, each in value.items():
-        if isinstance(each, str):
-            if (name in _URL_FIELDS or (name in _BASE64_FIELDS and ":" in each)) and not each.startswith("data:"):
-                return _path_of(where, name)
-        elif name not in _OPAQUE_FIELDS and isinstance(each, _NESTED):
-            found = _find_url(each, _path_of(where, name), depth_left - 1)
-            if found:
-                return found
-    return ""
-
-
-def _path_of(where: str, name: str) -> str:
-    return f"{where}.{name}" if where else name
+    parent, name = where
+    if isinstance(name, int):
+        return f"{_text_of(parent)}[{name}]"
+    return f"{_text_of(parent)}.{name}" if parent else name
 
 
 _OPAQUE_FIELDS: Final = frozenset({"parameters", "schema", "json_schema", "arguments", "grammar", "metadata"})
@@ -349,31 +359,36 @@ _BASE64_FIELDS: Final = frozenset({"data", "file_data"})
 """Base64 fields: a value with a colon may be a URL, which a gateway would fetch."""
 
 _URL_FIELDS: Final = frozenset({"url", "image_url", "audio_url", "video_url", "file_url", "server_url"})
+_FETCHED_FIELDS: Final = _URL_FIELDS | _BASE64_FIELDS
 
 
-def _object(value: Mapping[str, Any], shape: Mapping[str, Shape], where: str, dropped: list[str]) -> dict[str, Any]:
+def _object(
+    value: Mapping[str, Any], shape: Mapping[str, Shape], where: _Place | None, dropped: list[str]
+) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for name, each in value.items():
-        part, nested = shape.get(name), isinstance(each, _NESTED)
-        if part is None or ((nested or part is DATA_URL) and not _fits(each, part)):
-            dropped.append(_path_of(where, name))
+        part, is_nested = shape.get(name), type(each) in _NESTED
+        if part is None or ((is_nested or part is DATA_URL) and not _fits(each, part)):
+            dropped.append(_text_of((where, name)))
         else:
-            kept[name] = _filtered(each, part, _path_of(where, name), dropped) if nested else each
+            kept[name] = _filtered(each, part, (where, name), dropped) if is_nested else each
     return kept
 
 
-def _filtered(value: Any, shape: Shape, where: str, dropped: list[str]) -> Any:
-    if isinstance(value, dict) and isinstance(shape, dict):
+def _filtered(value: Any, shape: Shape, where: _Place, dropped: list[str]) -> Any:
+    if type(value) is dict and isinstance(shape, dict):
         return _object(value, shape, where, dropped)
-    if isinstance(value, list) and isinstance(shape, _ListOf):
-        kept, each = [], shape.each
-        for at, one in enumerate(value):
-            if _fits(one, each):
-                kept.append(_filtered(one, each, f"{where}[{at}]", dropped))
-            else:
-                dropped.append(f"{where}[{at}]")
-        return kept
-    return value
+    if type(value) is not list or not isinstance(shape, _ListOf):
+        return value
+    kept, each = [], shape.each
+    for at, one in enumerate(value):
+        if type(one) is dict and isinstance(each, dict):
+            kept.append(_object(one, each, (where, at), dropped))
+        elif _fits(one, each):
+            kept.append(_filtered(one, each, (where, at), dropped))
+        else:
+            dropped.append(_text_of((where, at)))
+    return kept
 
 
 def _fits(value: Any, shape: Shape) -> bool:

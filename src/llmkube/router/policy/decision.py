@@ -129,8 +129,10 @@ def decide(
     """
     if not permits.model_allowed:
         return _refusal(None, MODEL_NOT_ALLOWED, next(iter(permits.refused.values()), "the team may not use the model"))
+    headers = facts.headers.items()
     for rule in config.rules:
-        if unmet_condition(rule.match, facts):
+        required = rule.match.headers
+        if (required and not required.items() <= headers) or unmet_condition(rule.match, facts):
             continue
         chosen = [permits.allowed[name] for name in usable_backends(rule, permits, first_byte_seconds)]
         if chosen:

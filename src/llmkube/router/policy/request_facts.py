@@ -25,6 +25,7 @@ _PARTS: Final[Mapping[str, str]] = {
 }
 """Types of content parts (chat completions, responses, messages), and the capability that each needs."""
 _MAX_DEPTH: Final = 8
+_NONE: Final = frozenset[str]()
 
 
 @attrs.frozen(kw_only=True)
@@ -78,21 +79,21 @@ def facts_of(
         body: The JSON object; None if the request has none.
         principal: The client.
     """
-    classes = classes_in(headers.get(config.classes.header, "")) or classes_in(config.classes.default)
-    capabilities = header_values(headers.get(CAPABILITIES_HEADER, ""))
+    named, default = headers.get(config.classes.header), config.classes.default
+    classes = (classes_in(named) if named else _NONE) or (classes_in(default) if default else _NONE)
+    capabilities = header_values(headers[CAPABILITIES_HEADER]) if CAPABILITIES_HEADER in headers else _NONE
     model = ""
     if body is not None:
-        named = body.get("model")
-        model = named if isinstance(named, str) else ""
-        implied = config.capabilities & _implied_capabilities(body)
-        if implied:
-            capabilities |= implied
+        value = body.get("model")
+        model = value if isinstance(value, str) else ""
+        if config.capabilities:  # others cannot be required of any backend
+            capabilities |= config.capabilities & _implied_capabilities(body)
     return RequestFacts(
         model=model,
         classes=classes,
         complexity=headers.get(COMPLEXITY_HEADER, "").strip().lower(),
         capabilities=capabilities,
-        regions=header_values(headers.get(REGION_HEADER, "")),
+        regions=header_values(headers[REGION_HEADER]) if REGION_HEADER in headers else _NONE,
         headers=headers if config.auth.tokens is None else _with_team(headers, config.auth.tokens, principal),
         principal=principal,
     )

@@ -136,7 +136,7 @@ class AuditLog:
 
         A line that waits for too long is dropped, which is logged.
         """
-        line = self._line("decision", {"msg": "router.dispatch", **fields})
+        line = self._line("decision", "router.dispatch", fields)
         try:
             self._sender.send_nowait(line)  # a cancel scope per request would cost more than its line
         except trio.WouldBlock:
@@ -153,11 +153,11 @@ class AuditLog:
             self._sender.send_nowait(self._lifecycle_line("end", config, {}))
 
     def _lifecycle_line(self, kind: str, config: RoutingConfig, fields: Mapping[str, str]) -> bytes:
-        named = {"msg": f"router.{kind}", "router": config.name, "release": __version__}
-        return self._line(kind, {**named, **fields})
+        named = {"router": config.name, "release": __version__}
+        return self._line(kind, f"router.{kind}", {**named, **fields})
 
-    def _line(self, kind: str, fields: Mapping[str, Any]) -> bytes:
-        return json_text.dumps({"ts": self.utcnow().isoformat(), "kind": kind, **fields}) + b"\n"
+    def _line(self, kind: str, message: str, fields: Mapping[str, Any]) -> bytes:
+        return json_text.dumps({"ts": self.utcnow().isoformat(), "kind": kind, "msg": message, **fields}) + b"\n"
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
         """Write lines until cancelled, then the rest."""

@@ -4,14 +4,15 @@ Names, units, attributes and buckets: https://github.com/open-telemetry/semantic
 conventions are in development and may change; series that begin with `llmkube_` are stable.
 """
 
-from collections.abc import Callable, Mapping
-from functools import cache, partial
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final
 
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import CollectorRegistry
 
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.dispatch.record import Record
+from llmkube.router.proxy.series import Family, Histogram
 
 OWN_PROVIDER: Final = "llmkube"
 """The provider of a backend that is an InferenceService."""
@@ -40,11 +41,6 @@ _TOKENS: Final = tuple(4**step for step in range(14))
 _LABELS: Final = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
 
 
-def series_cache() -> Callable[..., Any]:
-    """Return a cached lookup of series by metric and labels; label values come from the config, so there are few."""
-    return cache(lambda metric, *labels: metric.labels(*labels))
-
-
 class GenAiMetrics:
     """Series of one router."""
 
@@ -54,30 +50,30 @@ class GenAiMetrics:
         Raises:
             ValueError: The registry already has them.
         """
-        histogram = partial(Histogram, registry=registry)
-        self._series = series_cache()
+
+        def histogram(name: str, text: str, *labels: str, buckets: Sequence[float]) -> Family[Histogram]:
+            return Family(registry, (name, text, "histogram"), (*_LABELS, *labels), partial(Histogram, buckets))
+
         self.duration_seconds = histogram(
             "gen_ai_server_request_duration_seconds",
             "Seconds from a request to the last byte of its answer; error_type is empty on success.",
-            [*_LABELS, "error_type"],
+            "error_type",
             buckets=_SECONDS,
         )
         self.first_seconds = histogram(
             "gen_ai_server_time_to_first_token_seconds",
             "Seconds from a request to the first event of its stream.",
-            _LABELS,
             buckets=_FIRST_SECONDS,
         )
         self.token_seconds = histogram(
             "gen_ai_server_time_per_output_token_seconds",
             "Seconds per token of a stream after the first.",
-            _LABELS,
             buckets=_TOKEN_SECONDS,
         )
         self.tokens = histogram(
             "gen_ai_client_token_usage",
             "Tokens of a request as reported by its backend, by type: input, output.",
-            [*_LABELS, "gen_ai_token_type"],
+            "gen_ai_token_type",
             buckets=_TOKENS,
         )
 
@@ -95,16 +91,16 @@ class GenAiMetrics:
             return
         labels = (operation, provider_of(backend), backend.model or backend.model_id)
         error = "" if outcome == "ok" else outcome
-        self._series(self.duration_seconds, *labels, error).observe(seconds)
+        self.duration_seconds.of[*labels, error].observe(seconds)
         usage, first = record.answer.usage, record.answer.first_byte_seconds
         if record.answer.streamed and first is not None and not error:
-            self._series(self.first_seconds, *labels).observe(first)
+            self.first_seconds.of[labels].observe(first)
             if usage is not None and usage.completion > 1:
-                self._series(self.token_seconds, *labels).observe((seconds - first) / (usage.completion - 1))
+                self.token_seconds.of[labels].observe((seconds - first) / (usage.completion - 1))
         if usage is not None:
-            self._series(self.tokens, *labels, "input").observe(usage.prompt)
+            self.tokens.of[*labels, "input"].observe(usage.prompt)
             if operation != "embeddings":
-                self._series(self.tokens, *labels, "output").observe(usage.completion)
+                self.tokens.of[*labels, "output"].observe(usage.completion)
 
 
 def provider_of(backend: Backend) -> str:

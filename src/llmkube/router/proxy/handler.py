@@ -32,7 +32,7 @@ from llmkube.router.budgets.meter import (
     usage_bound,
     with_max_tokens,
 )
-from llmkube.router.config.routing_config import RoutingConfig
+from llmkube.router.config.routing_config import Backend, RoutingConfig
 from llmkube.router.dialects.dialect import DialectError
 from llmkube.router.dialects.inbound import (
     DIALECTS,
@@ -93,6 +93,7 @@ MAX_BODY_BYTES: Final = 16 << 20
 DO_NOT_RETRY: Final[Mapping[str, str]] = {"X-Should-Retry": "false"}
 """For clients that retry automatically."""
 
+_CONNECT_ERROR: Final = Cause.CONNECT.value
 _REFUSALS: Final = {
     NO_ROUTE: (404, "no_route"),
     FAIL_CLOSED: (503, "fail_closed"),
@@ -220,7 +221,8 @@ class ListedFields:
         principal = principal_of(head.lines, exchange.peer, routing.clients)
         if principal is None:  # admitted by its head, but the token has expired since, or the keys have changed
             raise refused(401, "this key or token is no longer valid", "invalid_api_key")
-        record.decided = DecisionRecord(principal=principal)
+        decided = record.decided
+        decided.principal = principal
         size = len(exchange.body)
         if size > MAX_BODY_BYTES:  # the listener of a route that forwards any field accepts longer ones
             message = f"the body has {size} bytes; the limit for this path is {MAX_BODY_BYTES}"
@@ -240,14 +242,12 @@ class ListedFields:
         joined = self.conversations.join(translated, principal)
         translated, size = joined.translated, size + joined.history_bytes
         body = translated.body
-        facts = facts_of(config, head.joined, body, principal)
-        known = partial(DecisionRecord, principal=principal, history_bytes=joined.history_bytes)
-        record.decided = known(facts=facts)
-        facts = joined.apply_limits(facts)
-        balances = routing.balances
-        prompt = self.prefixes.prompt(record.decided.tenant, translated.path, body, size) if balances else None
-        decision = self._decision(config, facts, prompt)
-        record.decided = known(facts=facts, prompt=prompt, decision=decision)
+        decided.history_bytes = joined.history_bytes
+        decided.facts = facts_of(config, head.joined, body, principal)
+        decided.facts = facts = joined.apply_limits(decided.facts)
+        if routing.balances:
+            decided.prompt = self.prefixes.prompt(decided.tenant, translated.path, body, size)
+        decision = decided.decision = self._decision(config, facts, decided.prompt)
         if not decision.order:
             raise no_backend_error(config, facts, decision)
         inbound = ClientRequest(
@@ -290,25 +290,26 @@ class ListedFields:
             raise refused(429, found.message, "budget_exhausted", headers)
         return found
 
-    def _update_prefixes(self, record: Record, config: RoutingConfig) -> None:
-        """Update the estimate of the engines' caches from the answer, and from failures to connect."""
+    def _update_prefixes(self, record: Record, backend: Backend | None) -> None:
+        """Update the estimate of the engines' caches from the backend's answer, and from failures to connect."""
         for each in record.attempts:
-            if each.result == Cause.CONNECT.value:
+            if each.result == _CONNECT_ERROR:
                 self.prefixes.forget(each.backend)
-        backend, usage = config.backends.get(record.answer.backend), record.answer.usage
+        usage = record.answer.usage
         if (prompt := record.decided.prompt) is not None and backend is not None and usage is not None:
             found = self.prefixes.record_answer(prompt, backend, cached=usage.cached, tokens=usage.prompt)
             self.metrics.count_prompt(backend.name, found)
 
     async def _end(self, record: Record, routing: Routing, body: bytes) -> None:
         facts = record.decided.facts
-        self.conversations.ended(record.decided.history_bytes)
+        if record.decided.history_bytes:
+            self.conversations.ended(record.decided.history_bytes)
         answering = routing.config.backends.get(record.answer.backend)
         record.charges.end(record.answer.usage, answering.charged_prices if answering is not None else None)
-        self._update_prefixes(record, routing.config)
+        self._update_prefixes(record, answering)
         seconds = trio.current_time() - record.request.started_at
-        classes = facts.classes if facts is not None else frozenset[str]()
-        self.metrics.count_request(record, class_label(classes, routing.classes), answering, seconds)
+        classes = class_label(facts.classes, routing.classes) if facts is not None and facts.classes else "none"
+        self.metrics.count_request(record, classes, answering, seconds)
         fields = fields_of(record, routing.config, seconds)
         if routing.config.audit.bodies:
             fields["body"] = body.decode("utf-8", "replace")

@@ -5,17 +5,19 @@ current even if it gets no requests.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import attrs
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 
 from llmkube.router.config.data_classes import classes_in
 from llmkube.router.config.routing_config import Backend, RoutingConfig
 from llmkube.router.dispatch.record import Record
 from llmkube.router.health.health_state import CacheUse
-from llmkube.router.proxy.genai_metrics import GenAiMetrics, series_cache
+from llmkube.router.proxy.genai_metrics import GenAiMetrics
+from llmkube.router.proxy.series import Counter, Family, Histogram
 
 _SECONDS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
 _FIRST_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 60.0, 120.0)
@@ -48,16 +50,15 @@ class RouterMetrics:
             ValueError: The registry already has them.
         """
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"llmkube_router_{name}_total", text, ["router", *labels], registry=registry)
+        def counter(name: str, text: str, *labels: str) -> Family[Counter]:
+            return Family(registry, (f"llmkube_router_{name}", text, "counter"), ["router", *labels], Counter)
 
-        def histogram(name: str, text: str, *labels: str, buckets: Sequence[float]) -> Histogram:
-            named = f"llmkube_router_{name}_seconds"
-            return Histogram(named, text, ["router", *labels], buckets=buckets, registry=registry)
+        def histogram(name: str, text: str, *labels: str, buckets: Sequence[float]) -> Family[Histogram]:
+            metric = f"llmkube_router_{name}_seconds", text, "histogram"
+            return Family(registry, metric, ["router", *labels], partial(Histogram, buckets))
 
         self.router = router
         self.genai = GenAiMetrics(registry)
-        self._series = series_cache()
         text = (
             "Requests by outcome, including failures and malformed requests: request_too_slow, body_too_large,"
             " headers_too_large, bodies_full, malformed_request."
@@ -87,45 +88,46 @@ class RouterMetrics:
 
     def count_refused(self, outcome: str) -> None:
         """Count a request that was refused before it was read: unauthenticated or malformed."""
-        self.requests.labels(self.router, "none", "none", "none", outcome).inc()
+        self.requests.of[self.router, "none", "none", "none", outcome].value += 1
 
     def count_attempt(self, backend: str, result: str) -> None:
         """Count an attempt."""
-        self._series(self.attempts, self.router, backend, result).inc()
+        self.attempts.of[self.router, backend, result].value += 1
 
     def count_break(self, outcome: str) -> None:
         """Count an interruption of an answer."""
-        self.continuations.labels(self.router, outcome).inc()
+        self.continuations.of[self.router, outcome].value += 1
 
     def count_shadow(self, backend: str, result: str) -> None:
         """Count a copy of a request."""
-        self.shadows.labels(self.router, backend, result).inc()
+        self.shadows.of[self.router, backend, result].value += 1
 
     def count_probe(self, backend: str, result: str) -> None:
         """Count a health check."""
-        self.probes.labels(self.router, backend, result).inc()
+        self.probes.of[self.router, backend, result].value += 1
 
     def count_prompt(self, backend: str, result: str) -> None:
         """Count a cache result: hit, miss or cold; "" if the engine does not report it."""
         if result:
-            self.prompts.labels(self.router, backend, result).inc()
+            self.prompts.of[self.router, backend, result].value += 1
 
     def count_request(self, record: Record, classification: str, answering: Backend | None, seconds: float) -> None:
         """Count a finished request and the backend that answered it, None for none."""
         answer = record.answer
-        outcome = bounded_outcome(answer.outcome, answer.status)
         rule, backend = record.decided.rule, answer.backend or "none"
-        self._series(self.requests, self.router, rule, backend, classification, outcome).inc()
-        self._series(self.duration_seconds, self.router, rule, backend).observe(seconds)
+        router, outcome = self.router, bounded_outcome(answer.outcome, answer.status)
+        self.requests.of[router, rule, backend, classification, outcome].value += 1
+        self.duration_seconds.of[router, rule, backend].observe(seconds)
         if outcome in ("fail_closed", "fail_closed_runtime", "not_permitted"):
-            self.fail_closed.labels(self.router, rule, classification).inc()
+            self.fail_closed.of[router, rule, classification].value += 1
         if answer.streamed and answer.first_byte_seconds is not None:
-            self._series(self.first_token_seconds, self.router, backend).observe(answer.first_byte_seconds)
+            self.first_token_seconds.of[router, backend].observe(answer.first_byte_seconds)
         self.genai.count_request(record, answering, outcome, seconds)
         if (usage := answer.usage) is not None:
-            kinds = {"prompt": usage.prompt, "completion": usage.completion, "cached": usage.cached}
-            for kind, tokens in kinds.items():
-                self._series(self.tokens, self.router, backend, kind).inc(tokens)
+            tokens = self.tokens.of
+            tokens[router, backend, "prompt"].value += usage.prompt
+            tokens[router, backend, "completion"].value += usage.completion
+            tokens[router, backend, "cached"].value += usage.cached
 
 
 def bounded_outcome(outcome: str, status: int) -> str:
