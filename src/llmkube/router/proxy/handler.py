@@ -210,13 +210,13 @@ class ListedFields:
         translated, size = joined.translated, size + joined.history_bytes
         body = translated.body
         facts = facts_of(config, head.joined, body, principal)
-        known = partial(DecisionRecord, principal=principal, history_bytes=joined.history_bytes)
-        record.decided = known(facts=facts)
+        decided = partial(DecisionRecord, principal=principal, history_bytes=joined.history_bytes)
+        record.decided = decided(facts=facts)
         facts = joined.apply_limits(facts)
         balances = routing.balances
         prompt = self.prefixes.prompt(record.decided.tenant, translated.path, body, size) if balances else None
         decision = self._decision(config, facts, prompt)
-        record.decided = known(facts=facts, prompt=prompt, decision=decision)
+        record.decided = decided(facts=facts, prompt=prompt, decision=decision)
         if not decision.order:
             raise no_backend_error(config, facts, decision)
         inbound = ClientRequest(
