@@ -270,7 +270,7 @@ def flood_table(found: Results) -> Table:
             continue
         rows.append([name, *(f"{median([getattr(each, field) for each in whole]):.0f}" for field in ("p50", "p99"))])
     caption = f"Router, all on: {WRONG_KEYS_AT} requests per second with a right key, each from when it was due:"
-    return Table(["beside", "p50, µs", "p99, µs"], rows, caption)
+    return Table(["at the same time", "p50, µs", "p99, µs"], rows, caption)
 
 
 def aims(found: Results) -> list[Aim]:

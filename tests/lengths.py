@@ -34,25 +34,25 @@ def _length(name: str, *lengths: int) -> int:
     return int(os.environ.get(f"LLMKUBE_{name}", lengths[NAMES.index(LENGTHS)]))
 
 
-EXAMPLES: Final = _length("EXAMPLES", 10, 40, 400)
+EXAMPLES: Final = _length("EXAMPLES", 10, 40, 1000)
 """Hypothesis' examples for a property; one with expensive examples draws a fraction of it."""
 
-SIM_SEEDS: Final = _length("SIM_SEEDS", 3, 6, 100)
+SIM_SEEDS: Final = _length("SIM_SEEDS", 3, 12, 300)
 """Random timelines of a cluster, an hour each, which take 2 s (tests/sim/test_score.py)."""
 
-MAC_SEEDS: Final = _length("MAC_SEEDS", 1, 2, 60)
+MAC_SEEDS: Final = _length("MAC_SEEDS", 1, 4, 300)
 """The same for Macs, with the faults that only they have (tests/sim/test_macs.py)."""
 
-CORDON_SEEDS: Final = _length("CORDON_SEEDS", 1, 2, 30)
+CORDON_SEEDS: Final = _length("CORDON_SEEDS", 1, 2, 100)
 """The same for two hosts whose owners cordon them repeatedly (tests/sim/test_cordon_seeds.py)."""
 
 QUIET_MINUTES: Final = _length("QUIET_MINUTES", 6, 11, 30)
 """Minutes without faults after each, in which nothing may change; reports are repeated every 5 minutes."""
 
-RANDOM_HOSTS: Final = _length("RANDOM_HOSTS", 1, 4, 100)
+RANDOM_HOSTS: Final = _length("RANDOM_HOSTS", 1, 4, 200)
 """Timelines of three hosts that Hypothesis draws (tests/sim/test_random_hosts.py)."""
 
-PRESSURE_SEEDS: Final = _length("PRESSURE_SEEDS", 4, 12, 200)
+PRESSURE_SEEDS: Final = _length("PRESSURE_SEEDS", 4, 12, 400)
 """Random timelines of a host's memory (tests/pressure/test_random.py)."""
 
 BUSY_HOURS: Final = _length("BUSY_HOURS", 10, 50, 1000)
@@ -67,16 +67,16 @@ BUGS: Final = _length("BUGS", 1, 1, 1000)
 LEAKS: Final = _length("LEAKS", 1000, 3000, 100_000)
 """Generated routers, with two requests each (tests/router/policy/test_leaks.py)."""
 
-WIRE_LEAKS: Final = _length("WIRE_LEAKS", 100, 400, 20_000)
+WIRE_LEAKS: Final = _length("WIRE_LEAKS", 100, 400, 100_000)
 """The same over real sockets, to canaries in a network namespace (tests/router/own_network/test_leaks.py)."""
 
-KILLED_ENGINES: Final = _length("KILLED_ENGINES", 1000, 2000, 200_000)
+KILLED_ENGINES: Final = _length("KILLED_ENGINES", 1000, 2000, 1_000_000)
 """Requests to a router whose engines are killed at random (tests/router/killed_engines)."""
 
 FAULT_KINDS: Final = _length("FAULT_KINDS", 1, 1, 7)
 """Kinds of faults for each scenario of the controller, in turn (tests/controller/test_operator_faults.py)."""
 
-FAULT_PLACES: Final = _length("FAULT_PLACES", 1, 1, 2)
+FAULT_PLACES: Final = _length("FAULT_PLACES", 1, 1, 4)
 """Places in a scenario for each of these kinds; some have 90."""
 
 QUIET_SECONDS: Final = _length("QUIET_SECONDS", 330, 330, 1800)

@@ -122,7 +122,10 @@ async def run_signals(
 
 
 async def run_until_signal(body: Callable[[Stop], Awaitable[T]], report: Callable[[str], None]) -> T | None:
-    """Run the body and return its result; None if a signal cancels all of it, as no inner `Stop.scope` is open."""
+    """Run the body and return its result, or None if a signal cancels the body.
+
+    A signal cancels the innermost open `Stop.scope`; the body itself is the outermost.
+    """
     stop = Stop()
     result = None
     async with trio.open_nursery() as signals:

@@ -185,7 +185,8 @@ def _check_policy(config: RoutingConfig) -> Iterator[str]:
     if config.audit.sink not in SINKS:
         yield f"audit.sink: {config.audit.sink!r} is unknown; write one of {', '.join(SINKS)}"
     if (config.audit.sink == "file") != bool(config.audit.path):
-        yield f"audit.path: {config.audit.path!r} does not fit sink {config.audit.sink!r}; set it only for sink 'file'"
+        rule = "sink 'file' requires a path, other sinks have none"
+        yield f"audit.path: {config.audit.path!r} does not fit sink {config.audit.sink!r}; {rule}"
     if config.auth.tokens is not None:
         yield from _check_tokens(config.auth.tokens, config.classes)
     yield from _check_time(config.first_byte_seconds, "firstByteSeconds")
