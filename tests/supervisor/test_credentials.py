@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from llmkube.base.errors import ExternalError, UserError
+from llmkube.base.http.egress import Egress
 from llmkube.k8s.builtins import Secret
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -136,6 +137,9 @@ class Config:
     s3_env_auth = False
     hf_token_file = None
     hub_endpoint = "https://hf-mirror.example/"
+
+    def egress(self):
+        return Egress()
 
 
 def test_settings_are_read_before_anything_starts():

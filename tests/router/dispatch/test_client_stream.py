@@ -251,6 +251,7 @@ BODIES = {
     "/v1/messages": rl.MESSAGE,
     "/v1/responses": {"model": "m", "input": "hi"},
     "/api/generate": {"model": "m", "prompt": "hi"},
+    "/v1/responses/input_tokens": {"model": "m", "input": "hi"},
     "/api/embed": {"model": "m", "input": "hi"},
     "/v1/messages/count_tokens": {"model": "m", "messages": rl.MESSAGE["messages"]},
 }

@@ -269,9 +269,8 @@ class ListedFields:
         """
         obstacles = [self.obstacle(permit.backend.name) for permit in decision.order]
         if all(obstacles):
-            raise refused(
-                503, f"the model is not loaded: {obstacles[0]}; retry later", "not_loaded", {"Retry-After": "5"}
-            )
+            message = f"the model is not loaded: {obstacles[0]}; retry later"
+            raise refused(503, message, "no_backend_available", {"Retry-After": "5"})
         assert inbound.translator is not None, "it answers a request without a path"
         return Response.json(200, inbound.translator.answer({}))
 
