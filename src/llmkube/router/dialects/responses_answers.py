@@ -24,6 +24,7 @@ from llmkube.router.dialects.dialect import (
     objects_in,
     text_in,
 )
+from llmkube.router.dialects.responses_tools import TextInput, ToolNames
 
 INCOMPLETE: Final[Mapping[str, str]] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 """Reason in `incomplete_details`, by `finish_reason` of the chat completion."""
@@ -36,6 +37,11 @@ _DELTAS: Final[Mapping[str, str]] = {
     "refusal": "response.refusal",
     "reasoning_text": "response.reasoning_text",
 }
+_CALLS: Final[Mapping[str, tuple[str, str]]] = {
+    "function_call": ("fc", "arguments"),
+    "custom_tool_call": ("ctc", "input"),
+}
+"""For each type of a call, what its ids begin with, and the member that is built from pieces."""
 _FIELDS: Final[Mapping[str, str]] = {
     "content": "output_text",
     "refusal": "refusal",
@@ -83,6 +89,7 @@ class _Item:
         parts: Complete parts.
         pieces: Pieces of the open part, or of a call's arguments.
         is_open: Whether more pieces may be added.
+        text: Reads the input of a call whose tool takes a text.
     """
 
     body: JsonObject
@@ -90,11 +97,12 @@ class _Item:
     parts: list[JsonObject] = attrs.field(factory=list)
     pieces: list[str] = attrs.field(factory=list)
     is_open: bool = True
+    text: TextInput = attrs.field(factory=TextInput)
 
     def rendered(self, status: str) -> JsonObject:
         """Return the whole item with a status."""
-        if self.body["type"] == "function_call":
-            return self.body | {"arguments": "".join(self.pieces), "status": status}
+        if call := _CALLS.get(self.body["type"]):
+            return self.body | {call[1]: "".join(self.pieces), "status": status}
         if self.body["type"] == "reasoning":
             return self.body | {"content": self.parts}
         return self.body | {"content": self.parts, "status": status}
@@ -107,6 +115,8 @@ class ResponsesTranslator(AnswerTranslator):
     Attributes:
         echo: Members of a response that repeat its request.
         items: Items of the request itself, without its history.
+        asked: The request.
+        names: Names of its tools in the chat completion.
         store: Whether the client allows storing the response.
         previous_id: ID of the response that the request continues; "" for a new conversation.
         response_id: ID of the response.
@@ -116,6 +126,8 @@ class ResponsesTranslator(AnswerTranslator):
 
     echo: JsonObject = attrs.field(repr=False)
     items: tuple[JsonObject, ...] = attrs.field(repr=False)
+    asked: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
+    names: ToolNames = attrs.field(factory=ToolNames, repr=False)
     store: bool = True
     previous_id: str = ""
     response_id: str = "resp_0"
@@ -220,16 +232,25 @@ class ResponsesTranslator(AnswerTranslator):
             if not name:
                 raise DialectError("the backend sent a tool call without a function name")
             call_id = call_id or self._item_id("call", at)
-            body = {"id": self._item_id("fc", at), "type": "function_call", "call_id": call_id, "name": name}
-            events += self._open(_Item(body, ""))
+            tool = self.names.tool(name)
+            kind = "custom_tool_call" if tool.is_text else "function_call"
+            body = {"id": self._item_id(_CALLS[kind][0], at), "type": kind, "call_id": call_id, "name": tool.name}
+            events += self._open(_Item(body | ({"namespace": tool.namespace} if tool.namespace else {}), ""))
         at = self._calls[index]
         arguments = function.get("arguments")
         text = dumped(arguments) if isinstance(arguments, dict) else text_in(function, "arguments")
         if text:
             self._count_characters(len(text))
-            self._output[at].pieces.append(text)
-            events.append(self._item_event(at, "response.function_call_arguments.delta", delta=text))
+            is_text = self._output[at].body["type"] == "custom_tool_call"
+            events += self._call_delta(at, self._output[at].text.take(text) if is_text else text)
         return events
+
+    def _call_delta(self, at: int, text: str) -> list[JsonObject]:
+        item = self._output[at]
+        if not text:
+            return []
+        item.pieces.append(text)
+        return [self._item_event(at, f"{_call_event(item)}.delta", delta=text)]
 
     def _count_characters(self, characters: int) -> None:
         self._characters += characters
@@ -255,11 +276,12 @@ class ResponsesTranslator(AnswerTranslator):
             events.append(self._item_event(at, f"{_DELTAS[item.part]}.done", **{field: text}, **more))
             events.append(self._item_event(at, "response.content_part.done", part=part))
         else:
-            if not item.pieces:  # a call without arguments; clients parse JSON
-                item.pieces.append("{}")
-                events.append(self._item_event(at, "response.function_call_arguments.delta", delta="{}"))
-            named = {"arguments": "".join(item.pieces), "name": item.body["name"]}
-            events.append(self._item_event(at, "response.function_call_arguments.done", **named))
+            is_text, said = item.body["type"] == "custom_tool_call", "".join(item.pieces)
+            # Clients parse the arguments of a call as JSON, even of one without
+            events += self._call_delta(at, item.text.take("", is_last=True) if is_text else "" if said else "{}")
+            more = {_CALLS[item.body["type"]][1]: "".join(item.pieces)}
+            more |= {} if is_text else {"name": item.body["name"]}
+            events.append(self._item_event(at, f"{_call_event(item)}.done", **more))
         rendered = item.rendered(self._status_of_item(at))
         return [*events, {"type": "response.output_item.done", "output_index": at, "item": rendered}]
 
@@ -316,6 +338,11 @@ class ResponsesTranslator(AnswerTranslator):
             found += named_event(event | {"sequence_number": self._sequence})
             self._sequence += 1
         return found
+
+
+def _call_event(item: _Item) -> str:
+    kind = item.body["type"]
+    return f"response.{kind}_{_CALLS[kind][1]}"
 
 
 def _part_of(kind: str, text: str) -> JsonObject:

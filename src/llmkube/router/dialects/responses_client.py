@@ -17,15 +17,15 @@ from llmkube.router.dialects.dialect import (
     Translation,
     check_kinds,
     object_in,
-    objects_in,
     text_in,
 )
 from llmkube.router.dialects.responses_answers import InputTokensTranslator, ResponsesTranslator
-from llmkube.router.dialects.responses_items import items_of, turns_of
+from llmkube.router.dialects.responses_items import TOOLS, items_of, turns_of
+from llmkube.router.dialects.responses_tools import CLIENT_TOOLS, ToolNames, tool_fields
 
 _SAMPLING: Final = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 _NAMES: Final = ("user", "safety_identifier", "prompt_cache_key", "service_tier")
-_SAME: Final = ("model", "stream", *_SAMPLING, "parallel_tool_calls", *_NAMES)
+_SAME: Final = ("model", "stream", *_SAMPLING, *_NAMES)
 """Fields with the same name and meaning in chat completions."""
 _KINDS: Final[Mapping[str, type | UnionType]] = {
     **dict.fromkeys(_SAMPLING, int | float),
@@ -71,18 +71,21 @@ def read_responses(body: JsonObject) -> Translation:
         dropped.append("truncation")
     items = items_of(body.get("input"), dropped)
     chat = {name: body[name] for name in _SAME if body.get(name) is not None}
-    chat["messages"] = turns_of(body.get("instructions") or "", items)
+    names = ToolNames()
+    chat |= _conversation(body, items, names, dropped)
     if (limit := body.get("max_output_tokens")) is not None:
         if limit < 1:
             raise DialectError(f"max_output_tokens is {limit}; write at least 1, or omit it")
         chat["max_tokens"] = limit
-    chat |= _tools(body) | _text(body, dropped) | _reasoning(body, dropped)
+    chat |= _text(body, dropped) | _reasoning(body, dropped)
     _check_included(body, dropped)
     if body.get("stream"):
         chat["stream_options"] = {"include_usage": True}
     translator = ResponsesTranslator(
         echo=_echo(body),
         items=tuple(items),
+        asked=body,
+        names=names,
         store=body.get("store") is not False,
         previous_id=body.get("previous_response_id") or "",
     )
@@ -102,9 +105,18 @@ def with_history(
     translated: Translation, history: Sequence[JsonObject], translator: ResponsesTranslator
 ) -> Translation:
     """Return a request with a history before its own items; instructions of earlier responses do not apply."""
-    instructions = translator.echo["instructions"] or ""
-    body = translated.body | {"messages": turns_of(instructions, [*history, *translator.items])}
-    return attrs.evolve(translated, body=body)
+    translator.names = ToolNames()
+    fields = _conversation(translator.asked, [*history, *translator.items], translator.names, [])
+    return attrs.evolve(translated, body=translated.body | fields)
+
+
+def _conversation(
+    body: Mapping[str, Any], items: Sequence[JsonObject], names: ToolNames, dropped: list[str]
+) -> JsonObject:
+    """Return the fields of a chat completion that depend on the items of a conversation."""
+    more = [tool for item in items if item["type"] == TOOLS for tool in item["tools"]]
+    fields = tool_fields(body, more, names, dropped)
+    return fields | {"messages": turns_of(body.get("instructions") or "", items, names)}
 
 
 def _refuse_unknown(body: Mapping[str, Any]) -> None:
@@ -133,36 +145,6 @@ def _check_included(body: Mapping[str, Any], dropped: list[str]) -> None:
         if each not in _ALLOWED_INCLUDES:
             raise DialectError(f"include[{at}] is {each!r:.80}, which this router does not support; omit it")
         dropped.append(f"include[{at}] ({each})")
-
-
-def _tools(body: Mapping[str, Any]) -> JsonObject:
-    fields: JsonObject = {}
-    if tools := objects_in(body.get("tools"), "tools"):
-        fields["tools"] = [_tool(each, f"tools[{at}]") for at, each in enumerate(tools)]
-    choice = body.get("tool_choice")
-    if choice is not None:
-        fields["tool_choice"] = _tool_choice(choice)
-    return fields
-
-
-def _tool(tool: Mapping[str, Any], where: str) -> JsonObject:
-    if tool.get("type") != "function":
-        message = f"{where}.type is {tool.get('type')!r:.80}, a tool that no backend of this router runs"
-        raise DialectError(f"{message}; omit it, or write one of type function")
-    check_kinds(tool, {"name": str, "description": str, "parameters": dict, "strict": bool}, f"{where}.")
-    if not tool.get("name"):
-        raise DialectError(f"{where}.name is missing; write the function's name")
-    named = {name: tool[name] for name in ("name", "description", "strict") if tool.get(name) is not None}
-    return {"type": "function", "function": named | {"parameters": tool.get("parameters") or {}}}
-
-
-def _tool_choice(choice: object) -> str | JsonObject:
-    if isinstance(choice, str) and choice in ("auto", "none", "required"):
-        return choice
-    if isinstance(choice, dict) and choice.get("type") == "function" and isinstance(choice.get("name"), str):
-        return {"type": "function", "function": {"name": choice["name"]}}
-    message = 'write auto, none, required, or {"type": "function", "name": …}'
-    raise DialectError(f"tool_choice is {choice!r:.80}; {message}")
 
 
 def _text(body: Mapping[str, Any], dropped: list[str]) -> JsonObject:
@@ -204,7 +186,10 @@ def _echo(body: Mapping[str, Any]) -> JsonObject:
             "parameters": each.get("parameters") or {},
             "strict": bool(each.get("strict")),
         }
+        if each["type"] == "function"
+        else each
         for each in body.get("tools") or ()
+        if each["type"] in CLIENT_TOOLS
     ]
     parallel = body.get("parallel_tool_calls")
     echo: JsonObject = {
