@@ -36,12 +36,10 @@ _DELTAS: Final[Mapping[str, str]] = {
     "output_text": "response.output_text",
     "refusal": "response.refusal",
     "reasoning_text": "response.reasoning_text",
+    "function_call": "response.function_call_arguments",
+    "custom_tool_call": "response.custom_tool_call_input",
 }
-_CALLS: Final[Mapping[str, tuple[str, str]]] = {
-    "function_call": ("fc", "arguments"),
-    "custom_tool_call": ("ctc", "input"),
-}
-"""For each type of a call, what its ids begin with, and the member that is built from pieces."""
+"""Events with the pieces of each type of a part or a call; the last word is the member of a call that has them."""
 _FIELDS: Final[Mapping[str, str]] = {
     "content": "output_text",
     "refusal": "refusal",
@@ -89,7 +87,7 @@ class _Item:
         parts: Complete parts.
         pieces: Pieces of the open part, or of a call's arguments.
         is_open: Whether more pieces may be added.
-        text: Reads the input of a call whose tool takes a text.
+        text: Reads the input of a call whose tool takes a text; None for others.
     """
 
     body: JsonObject
@@ -97,12 +95,12 @@ class _Item:
     parts: list[JsonObject] = attrs.field(factory=list)
     pieces: list[str] = attrs.field(factory=list)
     is_open: bool = True
-    text: TextInput = attrs.field(factory=TextInput)
+    text: TextInput | None = None
 
     def rendered(self, status: str) -> JsonObject:
         """Return the whole item with a status."""
-        if call := _CALLS.get(self.body["type"]):
-            return self.body | {call[1]: "".join(self.pieces), "status": status}
+        if not self.part:
+            return self.body | {_member_of(self): "".join(self.pieces), "status": status}
         if self.body["type"] == "reasoning":
             return self.body | {"content": self.parts}
         return self.body | {"content": self.parts, "status": status}
@@ -233,24 +231,26 @@ class ResponsesTranslator(AnswerTranslator):
                 raise DialectError("the backend sent a tool call without a function name")
             call_id = call_id or self._item_id("call", at)
             tool = self.names.tool(name)
-            kind = "custom_tool_call" if tool.is_text else "function_call"
-            body = {"id": self._item_id(_CALLS[kind][0], at), "type": kind, "call_id": call_id, "name": tool.name}
-            events += self._open(_Item(body | ({"namespace": tool.namespace} if tool.namespace else {}), ""))
+            prefix, kind = ("ctc", "custom_tool_call") if tool.is_text else ("fc", "function_call")
+            body = {"id": self._item_id(prefix, at), "type": kind, "call_id": call_id, "name": tool.name}
+            body |= {"namespace": tool.namespace} if tool.namespace else {}
+            events += self._open(_Item(body, "", text=TextInput() if tool.is_text else None))
         at = self._calls[index]
         arguments = function.get("arguments")
         text = dumped(arguments) if isinstance(arguments, dict) else text_in(function, "arguments")
         if text:
             self._count_characters(len(text))
-            is_text = self._output[at].body["type"] == "custom_tool_call"
-            events += self._call_delta(at, self._output[at].text.take(text) if is_text else text)
+            events += self._add_input(at, text)
         return events
 
-    def _call_delta(self, at: int, text: str) -> list[JsonObject]:
+    def _add_input(self, at: int, text: str, *, is_last: bool = False) -> list[JsonObject]:
         item = self._output[at]
-        if not text:
-            return []
+        if item.text:
+            text = item.text.take(text, is_last=is_last)
+        elif is_last and not item.pieces:  # a call without arguments; clients parse JSON
+            text = "{}"
         item.pieces.append(text)
-        return [self._item_event(at, f"{_call_event(item)}.delta", delta=text)]
+        return [self._item_event(at, f"{_DELTAS[item.body['type']]}.delta", delta=text)] if text else []
 
     def _count_characters(self, characters: int) -> None:
         self._characters += characters
@@ -276,12 +276,10 @@ class ResponsesTranslator(AnswerTranslator):
             events.append(self._item_event(at, f"{_DELTAS[item.part]}.done", **{field: text}, **more))
             events.append(self._item_event(at, "response.content_part.done", part=part))
         else:
-            is_text, said = item.body["type"] == "custom_tool_call", "".join(item.pieces)
-            # Clients parse the arguments of a call as JSON, even of one without
-            events += self._call_delta(at, item.text.take("", is_last=True) if is_text else "" if said else "{}")
-            more = {_CALLS[item.body["type"]][1]: "".join(item.pieces)}
-            more |= {} if is_text else {"name": item.body["name"]}
-            events.append(self._item_event(at, f"{_call_event(item)}.done", **more))
+            events += self._add_input(at, "", is_last=True)
+            named = {} if item.text else {"name": item.body["name"]}
+            named[_member_of(item)] = "".join(item.pieces)
+            events.append(self._item_event(at, f"{_DELTAS[item.body['type']]}.done", **named))
         rendered = item.rendered(self._status_of_item(at))
         return [*events, {"type": "response.output_item.done", "output_index": at, "item": rendered}]
 
@@ -340,9 +338,8 @@ class ResponsesTranslator(AnswerTranslator):
         return found
 
 
-def _call_event(item: _Item) -> str:
-    kind = item.body["type"]
-    return f"response.{kind}_{_CALLS[kind][1]}"
+def _member_of(call: _Item) -> str:
+    return _DELTAS[call.body["type"]].rpartition("_")[2]
 
 
 def _part_of(kind: str, text: str) -> JsonObject:

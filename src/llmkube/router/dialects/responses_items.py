@@ -19,20 +19,9 @@ _ROLES: Final[Mapping[str, str]] = {
     "system": "system",
     "developer": "system",  # most chat templates have no developer role
 }
-_CLIENTS: Final = ("user", "system", "developer")
 _TEXTS: Final = ("input_text", "output_text", "text")
 REFERENCE: Final = "item_reference"
 TOOLS: Final = "additional_tools"
-ID_PREFIXES: Final[Mapping[str, str]] = {
-    "message": "msg",
-    "reasoning": "rs",
-    "function_call": "fc",
-    "function_call_output": "fco",
-    "custom_tool_call": "ctc",
-    "custom_tool_call_output": "ctco",
-    TOOLS: "at",
-}
-"""Types of the items that are stored, and what their ids begin with."""
 _PARTS: Final = "input_text, output_text, refusal, input_image with a data: URL, and input_file with file_data"
 
 
@@ -47,7 +36,7 @@ def items_of(value: object, dropped: list[str]) -> list[JsonObject]:
         DialectError: An item has no counterpart.
     """
     given = objects_in([{"role": "user", "content": value}] if isinstance(value, str) else value, "input")
-    newest = max((at for at, item in enumerate(given) if item.get("role") not in _CLIENTS), default=-1)
+    newest = max((at for at, item in enumerate(given) if item.get("role") in (None, "assistant")), default=-1)
     found: list[JsonObject] = []
     lost = set()  # ids of calls that are left out: so are their results
     for at, item in enumerate(given):
@@ -55,13 +44,11 @@ def items_of(value: object, dropped: list[str]) -> list[JsonObject]:
         kind = item.get("type") or (REFERENCE if "id" in item and "role" not in item else "message")
         check_kinds(item, {"type": str}, f"{where}.")
         reader = _message_item if kind == "message" and at > newest else _READERS.get(kind)
-        if reader is not None and (call_id not in lost or not kind.endswith("_output")):
-            read = reader(item, where, dropped)
-        else:
-            read = None
+        is_lost = reader is None or (call_id in lost and kind.endswith("_output"))
+        read = None if reader is None or is_lost else reader(item, where, dropped)
         if read is None:
             dropped.append(f"{where} ({kind:.80})")
-            lost.update({call_id} - {"None"})
+            lost.add(call_id)
         else:
             found.append(read)
     references = [item["id"] for item in found if item["type"] == REFERENCE]
@@ -120,15 +107,13 @@ def _message_item(item: JsonObject, where: str, dropped: list[str], *, is_newest
     is_output = role == "assistant"
     if isinstance(content, str):
         parts: list[JsonObject] = [_text(content, is_output=is_output)]
-    elif content is None and is_newest:
-        raise DialectError(f"{where}.content is missing; write a string, or a list of parts")
     else:
         parts = _parts(content, f"{where}.content", dropped, is_output=is_output, is_newest=is_newest)
-    if not parts:
-        if is_newest:
-            raise DialectError(f"{where}.content is empty; write a string, or at least one part")
-        return None
-    return _validated(item, {"type": "message", "role": role, "status": "completed", "content": parts}, where)
+    if not parts and is_newest:
+        problem = "missing" if content is None else "empty"
+        raise DialectError(f"{where}.content is {problem}; write a string, or at least one part")
+    read = {"type": "message", "role": role, "status": "completed", "content": parts}
+    return _validated(item, read, where) if parts else None
 
 
 def _call_item(item: JsonObject, where: str, dropped: list[str]) -> JsonObject:

@@ -14,14 +14,11 @@ from typing import Any, Final
 
 import attrs
 
+from llmkube.base.package_data import read_table
 from llmkube.router.dialects.dialect import DialectError, JsonObject, check_kinds, objects_in
 
-CLIENT_TOOLS: Final[Mapping[str, tuple[str, ...]]] = {
-    "function": ("description", "parameters", "strict"),
-    "custom": ("description", "format"),
-    "namespace": ("tools",),
-}
-"""Types of tools that clients run, and the members that are read of each in addition to its name."""
+API: Final = read_table(__package__, "responses_api")
+CLIENT_TOOLS: Final[Mapping[str, list[str]]] = API["tools"]
 _KINDS: Final = {"type": str, "name": str, "description": str, "parameters": dict, "strict": bool, "format": dict}
 _TEXT: Final = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 _MAX_NAME: Final = 64
@@ -68,8 +65,9 @@ class ToolNames:
 
     def chosen(self, entry: Mapping[str, Any]) -> Tool:
         """Return the tool that an entry of `tool_choice` names, in its namespace or by its name here."""
+        is_run, is_text = entry.get("type") in ("function", "custom"), entry.get("type") == "custom"
         check_kinds(entry, {"name": str, "namespace": str}, "tool_choice.")
-        tool = Tool(entry.get("name") or "", entry.get("namespace") or "", entry.get("type") == "custom")
+        tool = Tool((is_run and entry.get("name")) or "", entry.get("namespace") or "", is_text)
         return tool if tool in self._names else self.tool(tool.name)
 
 
@@ -81,10 +79,10 @@ def client_tools(tools: object, where: str, dropped: list[str], namespace: str =
     """
     found: dict[Tool, JsonObject] = {}
     for at, tool in enumerate(objects_in(tools, where)):
-        here, kind, name = f"{where}[{at}]", tool.get("type"), tool.get("name")
+        here, kind, name = f"{where}[{at}]", str(tool.get("type")), tool.get("name")
         check_kinds(tool, _KINDS, f"{here}.")
         if kind not in CLIENT_TOOLS or (kind == "namespace" and namespace):
-            dropped.append(f"{here} ({kind!s:.80})")
+            dropped.append(f"{here} ({kind:.80})")
             continue
         if not name:
             raise DialectError(f"{here}.name is missing; write the name of the {kind}")
@@ -121,26 +119,21 @@ def tool_fields(
     for tool in sorted(functions, key=lambda each: (each.namespace != "", each.is_text)):
         names.add(tool)
     choice, allowed = asked.get("tool_choice"), functions
-    entry = choice if isinstance(choice, dict) else {}
+    entry: JsonObject = choice if isinstance(choice, dict) else {}
     if entry.get("type") == "allowed_tools":
-        choice, allowed = entry.get("mode") or "auto", {}
-        for at, each in enumerate(objects_in(entry.get("tools"), "tool_choice.tools")):
-            tool = names.chosen(each)
-            if tool in functions and each.get("type") in CLIENT_TOOLS:
-                allowed[tool] = functions[tool]
-            else:
-                dropped.append(f"tool_choice.tools[{at}] ({each.get('type')!s:.80})")
+        entries = objects_in(entry.get("tools"), "tool_choice.tools")
+        meant = [names.chosen(each) for each in entries]
+        dropped.extend(f"tool_choice.tools[{at}]" for at, tool in enumerate(meant) if tool not in functions)
+        choice, allowed = entry.get("mode") or "auto", {tool: functions[tool] for tool in meant if tool in functions}
         if choice == "auto" and not allowed:
             choice, allowed = "none", functions
-    elif entry.get("type") in ("function", "custom") and entry.get("name"):
-        choice = {"type": "function", "function": {"name": names.add(names.chosen(entry))}}
-    is_function = isinstance(choice, dict) and "function" in choice and choice is not entry
-    has_none = choice == "required" and not allowed and bool(functions or asked.get("tools"))
-    if has_none or not (is_function or choice in (None, "auto", "none", "required")):
-        fix = (
-            'write auto, none, required, or {"type": "function", "name": …}: no backend of this router runs other tools'
-        )
-        raise DialectError(f"tool_choice is {asked['tool_choice']!r:.80}; {fix}")
+    tool = names.chosen(entry)
+    has_none = not allowed and bool(functions or asked.get("tools")) and (choice == "required" or bool(tool.name))
+    if has_none or not (tool.name or choice in (None, "auto", "none", "required")):
+        fix = 'write auto, none, required, or {"type": "function", "name": …}'
+        raise DialectError(f"tool_choice is {asked['tool_choice']!r:.80}; {fix}: no backend runs other tools")
+    if tool.name:
+        choice = {"type": "function", "function": {"name": names.add(tool)}}
     if not functions and asked.get("tools"):
         return {}  # providers refuse the other fields without tools
     tools = [{"type": "function", "function": {"name": names.add(tool)} | each} for tool, each in allowed.items()]
@@ -149,13 +142,10 @@ def tool_fields(
     return {name: each for name, each in fields.items() if each is not None}
 
 
-_START: Final = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+_START: Final = re.compile(r'\s*\{\s*(?:"input"\s*:\s*"|\}\s*\Z)')
 _ANY: Final = re.compile(r"[\s\S]*")
-_CHARACTERS: Final = re.compile(
-    r"""(?:[^"\\]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}
-    |\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*+""",
-    re.VERBOSE,
-)
+_PAIR: Final = r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_CHARACTERS: Final = re.compile(rf'(?:[^"\\]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{{4}}|{_PAIR})*+')
 """Complete characters of a JSON string."""
 _LONGEST: Final = len(r"\ud83d\ude00")
 
@@ -179,7 +169,7 @@ class TextInput:
             if start is None and not is_last and len(self._unread) < _MAX_NAME:
                 return ""
             self._reads = _ANY if start is None else _CHARACTERS
-            self._unread = self._unread[start.end() if start else 0 :].removesuffix("" if start else "{}")
+            self._unread = self._unread[start.end() if start else 0 :]
         found = self._reads.match(self._unread)
         assert found is not None, "both patterns match no characters, too"
         self._unread = self._unread[found.end() :]

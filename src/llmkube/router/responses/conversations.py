@@ -7,7 +7,7 @@ body ─ translated ─▶ joined: history before its own items ─▶ facts ─
 """
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NoReturn
 
 import attrs
@@ -20,7 +20,7 @@ from llmkube.router.dialects.responses_answers import ResponsesTranslator
 from llmkube.router.dialects.responses_client import with_history
 from llmkube.router.dialects.responses_items import REFERENCE
 from llmkube.router.policy.request_facts import Principal, RequestFacts
-from llmkube.router.refusals import RefusedError, refused
+from llmkube.router.refusals import refused
 from llmkube.router.responses.store import (
     NoRegionLeftError,
     ResourceRequest,
@@ -54,7 +54,7 @@ class JoinedRequest:
     translated: Translation
     _owner: str = ""
     _previous: StoredResponse | None = attrs.field(default=None, repr=False)
-    _loaded: tuple[StoredResponse, ...] = attrs.field(default=(), repr=False)
+    _loaded: Sequence[StoredResponse] = attrs.field(default=(), repr=False)
     _store: ResponseStore | None = attrs.field(default=None, repr=False)
 
     @property
@@ -125,43 +125,38 @@ class Conversations:
         translator.response_id = f"resp_{secrets.token_hex(_ID_BYTES)}"
         translator.now = self.now
         owner = owner_of(principal)
+        items, first = list(translator.items), list[tuple[str, JsonObject]]()
         loaded: list[StoredResponse] = []
-        previous, history, items = None, [], list(translator.items)
         if translator.previous_id:
-            missing = not_found(translator.previous_id, "previous_response_not_found")
-            previous = self._load(owner, translator.previous_id, loaded, missing)
-            history = conversation_of(previous)
-        known = dict(history)
-        for item in reversed(items):  # the newest conversation usually has the items of earlier ones
-            if item["type"] == REFERENCE and item["id"] not in known:
-                missing = not_found(item["id"], "item_not_found")
-                known |= conversation_of(self._load(owner, response_of_item(item["id"]), loaded, missing))
+            first = self._load(owner, translator.previous_id, loaded)
+            if not first:
+                raise not_found(translator.previous_id, "previous_response_not_found")
+        previous, known = loaded[0] if loaded else None, dict(first)
+        for item in reversed(items):
+            if item["type"] == REFERENCE and item["id"] not in known:  # the newest has the items of earlier ones
+                found = self._load(owner, response_of_item(item["id"]), loaded)
+                first, known = first or found, dict(found) | known
                 if item["id"] not in known:
-                    raise missing
-        if not loaded:
-            return JoinedRequest(translated=translated, owner=owner, store=self.store)
-        items = [known[item["id"]] if item["type"] == REFERENCE else item for item in items]
-        before = [item for _, item in history or conversation_of(loaded[0])]
-        if previous is None and items[: len(before)] == before:  # its next turn: no item is stored twice
-            previous, items = loaded[0], items[len(before) :]
-        translator.items = tuple(items)
-        translated = with_history(translated, before if previous else [], translator)
-        loads = tuple(loaded)
-        joined = JoinedRequest(translated=translated, owner=owner, previous=previous, loaded=loads, store=self.store)
+                    raise not_found(item["id"], "item_not_found")
+        if loaded:
+            items, before = [known.get(item.get("id", ""), item) for item in items], [item for _, item in first]
+            if previous is None and items[: len(before)] == before:  # its next turn: no item is stored twice
+                previous, items = loaded[0], items[len(before) :]
+            translator.items = tuple(items)
+            translated = with_history(translated, before if previous else (), translator)
+        joined = JoinedRequest(translated=translated, owner=owner, previous=previous, loaded=loaded, store=self.store)
         self.history_bytes += joined.history_bytes
         return joined
 
-    def _load(
-        self, owner: str, response_id: str, loaded: list[StoredResponse], missing: RefusedError
-    ) -> StoredResponse:
-        """Return a stored response, added to those that a request needs.
+    def _load(self, owner: str, response_id: str, loaded: list[StoredResponse]) -> list[tuple[str, JsonObject]]:
+        """Add a stored response to those that a request needs, and return its conversation; empty if there is none.
 
         Raises:
-            RefusedError: There is none, or too much would be loaded.
+            RefusedError: Too much would be loaded.
         """
         found = self.store.get(owner, response_id, trio.current_time())
         if found is None:
-            raise missing
+            return []
         loaded.append(found)
         needed = sum(each.conversation_bytes for each in loaded)
         if len(loaded) > 1 and needed > self.store.bounds.bytes_of_conversation:
@@ -170,7 +165,7 @@ class Conversations:
         if self.history_bytes + needed > MAX_HISTORY_BYTES:
             message = "too many long conversations are being continued now; retry later"
             raise refused(503, message, "histories_full", {"Retry-After": "5"})
-        return found
+        return conversation_of(found)
 
     def ended(self, history_bytes: int) -> None:
         """Release the history of a finished request."""

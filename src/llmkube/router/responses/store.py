@@ -18,7 +18,7 @@ import attrs
 import orjson
 
 from llmkube.base.http.message import Response
-from llmkube.router.dialects.responses_items import ID_PREFIXES
+from llmkube.router.dialects.responses_tools import API
 from llmkube.router.policy.request_facts import RequestFacts
 from llmkube.router.refusals import RefusedError, refused
 
@@ -309,7 +309,7 @@ def conversation_of(stored: StoredResponse) -> list[tuple[str, dict[str, Any]]]:
     """Return the items of a conversation with their ids; its last turn is that of the response."""
     suffix, turns = stored.response_id.removeprefix("resp_"), turns_to(stored.turn)
     items = [item for turn in turns for part in (turn.input, turn.output) for item in orjson.loads(part)]
-    made = (f"{ID_PREFIXES[item['type']]}_{suffix}_in_{at}" for at, item in enumerate(items))
+    made = (f"{API['items'][item['type']]}_{suffix}_in_{at}" for at, item in enumerate(items))
     return [(item.get("id") or name, item) for name, item in zip(made, items, strict=True)]
 
 
