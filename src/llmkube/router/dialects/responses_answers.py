@@ -24,6 +24,7 @@ from llmkube.router.dialects.dialect import (
     objects_in,
     text_in,
 )
+from llmkube.router.dialects.error_shapes import CONTEXT_FULL
 
 INCOMPLETE: Final[Mapping[str, str]] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 """Reason in `incomplete_details`, by `finish_reason` of the chat completion."""
@@ -132,6 +133,7 @@ class ResponsesTranslator(AnswerTranslator):
     _usage: JsonObject | None = None
 
     refusal = staticmethod(responses_error)
+    streamed_code = CONTEXT_FULL  # Codex
 
     def answer(self, body: Mapping[str, Any]) -> JsonObject:
         """Return a response."""
