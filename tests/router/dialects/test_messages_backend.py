@@ -47,7 +47,7 @@ def test_what_a_field_becomes(chat, name, expected):
         (CHAT | {"functions": [{}]}, "write tools"),
         (CHAT | {"modalities": ["audio"]}, "modalities has audio"),
         (CHAT | {"response_format": {"type": "json_object"}}, "json_schema only"),
-        (CHAT | {"tools": [{"type": "web"}]}, r"tools\[0\].function.name is missing"),
+        (CHAT | {"tools": [{"type": "web"}], "tool_choice": "required"}, "none of the tools"),
         (chat({"role": "user", "content": [{"type": "input_audio"}]}), "input_audio"),
         (chat({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}), "data: URL"),
         (chat({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}), "arguments must"),
