@@ -30,6 +30,8 @@ def chat(*messages, **more):
          [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]),
         (chat({"role": "user", "content": "a"}, {"role": "user", "content": "b"}), "messages",
          [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]),
+        (chat({"role": "assistant", "content": "a \n"}), "messages",
+         [{"role": "assistant", "content": [{"type": "text", "text": "a"}]}]),
         (CHAT | {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
          "output_config", {"format": {"type": "json_schema", "schema": {}}}),
     ],
@@ -53,6 +55,7 @@ def test_what_a_field_becomes(chat, name, expected):
         (chat({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}), "arguments must"),
         (chat({"role": "robot", "content": "x"}), "'robot'"),
         (CHAT | {"tools": TOOLS, "tool_choice": "all"}, "tool_choice is 'all'"),
+        (CHAT | {"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice is {'type': 'function'}"),
         (CHAT | {"tools": TOOLS, "tool_choice": []}, r"tool_choice is \[\]"),
     ],
 )

@@ -60,6 +60,9 @@ def messages_request(chat: Mapping[str, Any], *, count: bool = False) -> tuple[J
     limit = chat.get("max_completion_tokens") or chat.get("max_tokens")
     body["max_tokens"] = limit or DEFAULT_TOKENS
     system, body["messages"] = _turns(objects_in(chat.get("messages"), "messages"))
+    last = body["messages"][-1] if body["messages"] else {}
+    if last.get("role") == "assistant" and last["content"][-1]["type"] == "text":
+        last["content"][-1]["text"] = last["content"][-1]["text"].rstrip()  # refused at the end of a request
     if system:
         body["system"] = system[0]["text"] if len(system) == 1 and "cache_control" not in system[0] else system
     if stop := chat.get("stop"):

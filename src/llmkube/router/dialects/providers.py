@@ -101,7 +101,6 @@ def _limits(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Limit]:
 class Provider:
     """A row of the table; see `providers.toml`."""
 
-    name: str
     sources: Sequence[str]
     hosts: Sequence[str] = ()
     takes: Sequence[str] | None = None
@@ -140,7 +139,7 @@ def _row(name: str) -> dict[str, Any]:
     return inherited | {key: each for key, each in row.items() if key != "extends"}
 
 
-PROVIDERS: Final = {name: Provider(name=name, **_row(name)) for name in TABLE if name not in _OTHERS}
+PROVIDERS: Final = {name: Provider(**_row(name)) for name in TABLE if name not in _OTHERS}
 """Rows by name."""
 
 
@@ -326,6 +325,10 @@ def _choose(body: JsonObject, provider: Provider, dropped: list[str]) -> bool:
     dropped += [f"tools[{at}]" for at, kind in enumerate(kinds) if kind not in provider.tools]
     if isinstance(choice, dict):
         kind = _kind(choice, ("function", "custom", "allowed_tools"))
+        if not kind:
+            raise DialectError(
+                f"tool_choice is {choice!r:.80}; write auto, none, required, or a function with its name"
+            )
         allowed = _names(choice["allowed_tools"].get("tools") if kind == "allowed_tools" else [choice])
         chosen = [tool for tool in usable if _names([tool]) & allowed]
         is_forced = kind != "allowed_tools" or choice["allowed_tools"].get("mode") == "required"
