@@ -96,3 +96,6 @@ API_OPERATIONS: Final = _length("API_OPERATIONS", 150, 600, 12_000)
 
 MUTATIONS: Final = _length("MUTATIONS", 250, 1000, 60_000)
 """Mutated streams of requests to the HTTP server (tests/base/http/test_framing.py)."""
+
+PROVIDER_REQUESTS: Final = _length("PROVIDER_REQUESTS", 5, 20, 500)
+"""Generated requests for each dialect and kind of provider (tests/router/dispatch/test_whole_or_named.py)."""

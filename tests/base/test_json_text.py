@@ -74,3 +74,11 @@ def test_other_values_are_refused():
     """A Python object is not JSON."""
     with pytest.raises(TypeError):
         json_text.dumps({"a": object()})
+
+
+@given(st.text(st.characters()))
+def test_halves_of_surrogate_pairs_are_replaced(text):
+    """Whole pairs and all other characters are read as they are."""
+    read = json_text.loads_well_formed(json.dumps([text]))
+    whole = json.loads(json.dumps(text))  # two halves next to each other are a character
+    assert read == ["".join("\ufffd" if 0xD800 <= ord(each) <= 0xDFFF else each for each in whole)]

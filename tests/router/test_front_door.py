@@ -114,6 +114,7 @@ NONE = Models()
     [
         (TWO, b'{"model": "chat" , "x":1}', 1, b'{"model": "chat" , "x":1}'),
         (TWO, b'{"model": "embed", "x": 1}', 2, b'{"model": "embed-alias", "x": 1}'),
+        (TWO, rb'{"model": "chat", "x": "\ud83d\ude00 \ud83d"}', 1, rb'{"model": "chat", "x": "\ud83d\ude00 \ufffd"}'),
         (ONE, b'{"model": "only"}', 1, b'{"model": "only"}'),
         (ONE, b'{"x": 1.5}', 1, b'{"model":"only","x": 1.5}'),
         (ONE, b'{"model": null}', 1, b'{"model": "only"}'),

@@ -5,6 +5,7 @@ half a surrogate pair. One difference from `json` remains: an integer of more th
 """
 
 import json
+import re
 from typing import Any, Final
 
 import orjson
@@ -13,6 +14,34 @@ _EXACT: Final = {
     sort_keys: json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False, sort_keys=sort_keys)
     for sort_keys in (False, True)
 }
+
+_ESCAPE: Final = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
+"""An escape; the group is half a surrogate pair."""
+
+
+def loads_well_formed(text: bytes | str) -> Any:
+    """Return the value of a JSON text, with U+FFFD for each half of a surrogate pair.
+
+    Programs in JavaScript write such halves if they have cut a string within a character.
+
+    Raises:
+        orjson.JSONDecodeError: The text is not valid JSON.
+    """
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        raw = text.encode("utf-8", "replace") if isinstance(text, str) else text
+        repaired = well_formed(raw)
+        if repaired == raw:
+            raise
+        return orjson.loads(repaired)
+
+
+def well_formed(text: bytes) -> bytes:
+    """Return a JSON text with U+FFFD for each half of a surrogate pair."""
+    return _ESCAPE.sub(lambda found: b"\\ufffd" if found[1] else found[0], text)
 
 
 def loads(text: bytes | str) -> Any:

@@ -28,6 +28,7 @@ from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.forward import BodyEditor, forward
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Response
+from llmkube.base.json_text import well_formed
 from llmkube.router.backends import Backend, ModelDirectory, engine_of
 from llmkube.router.budgets.meter import LIMIT_FIELDS
 from llmkube.router.dialects.dialect import DialectError, dumped
@@ -270,7 +271,11 @@ async def _read(head: RequestHead, body: bytes) -> Body:
     try:
         boundary = boundary_of(media_type) if is_form else None
         if boundary is None:
-            model, spans = await read_model(body)
+            try:
+                model, spans = await read_model(body)
+            except BodyError:
+                body = well_formed(body)  # no engine reads half a surrogate pair
+                model, spans = await read_model(body)
             return Body(body, model, lambda name: replace_model(body, name, spans))
         form = await read_form_model(body, boundary)
     except BodyError as exc:

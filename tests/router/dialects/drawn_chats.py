@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=12)
+WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=12).filter(str.strip)
 NAMES = st.from_regex(r"[a-z]{1,8}", fullmatch=True)
 INPUTS = st.dictionaries(NAMES, st.none() | st.booleans() | st.integers(-9, 9) | WORDS, max_size=3)
 TEXT = st.builds(lambda text: {"type": "text", "text": text}, WORDS)

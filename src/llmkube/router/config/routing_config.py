@@ -166,6 +166,11 @@ class Backend:
     missing: str = ""
 
     @property
+    def is_llama_cpp(self) -> bool:
+        """Whether it is certainly llama.cpp's server: only its slots and settings are known."""
+        return bool(self.slots or self.model_digest)
+
+    @property
     def charged_prices(self) -> Prices | None:
         """Prices, with the provider's own for cache writes if they are not set."""
         return self.prices if self.prices is None or self.dialect != "anthropic" else _anthropic_prices(self.prices)

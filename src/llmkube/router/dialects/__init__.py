@@ -1,9 +1,10 @@
 """Translations between OpenAI's chat completions and the other APIs of clients and providers. Pure.
 
 Policy, budgets and attempts handle chat completions only: a request is translated before the routing decision, its
-answer after it was classified. A request that cannot be translated for a backend is an error, never silently reduced.
+answer after it was classified. A part that cannot be translated for a backend is dropped and named, or is an error.
 
 dialect              base class of translators, helpers and errors
+providers            what engines and providers take: a table, and chat completions in the form of one row
 chat_form            one form for the chat completions of all backends; error_shapes: for their errors
 engine_form          chat completions in the form for engines of ours
 messages_backend     chat completions for backends with Anthropic's Messages API

@@ -7,34 +7,19 @@ of a text that is neither text nor a thought (a citation, a picture) is left out
 """
 
 import re
-from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 import attrs
 import orjson
 
 from llmkube.router.dialects.dialect import DialectError, JsonObject, dumped, object_in, objects_in, text_in
+from llmkube.router.dialects.providers import TABLE, with_signature
 
 MAX_CALLS: Final = 1024
 """Tool calls of one answer; more are a fault of the backend."""
 
-_THOUGHTS: Final = ("reasoning", "reasoning_text", "thinking")
-"""Other names of `reasoning_content`."""
-_PART_TEXTS: Final[Mapping[str, tuple[str, str]]] = {
-    "text": ("content", "text"),
-    "output_text": ("content", "text"),
-    "refusal": ("refusal", "refusal"),
-    "thinking": ("reasoning_content", "thinking"),
-    "reasoning": ("reasoning_content", "text"),
-}
-"""For each type of a part, the field of a message that gets its text, and the part's field that has it."""
-_REASONS: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("end_turn", "eos", "eos_token", "stop", "stop_sequence"), "stop"),
-    **dict.fromkeys(("length", "max_tokens", "model_length"), "length"),
-    **dict.fromkeys(("content_filtered", "safety"), "content_filter"),
-    **dict.fromkeys(("tool_call", "tool_use"), "tool_calls"),
-}
-"""OpenAI's `finish_reason` for those of others, in lower case."""
+_WRITES: Final = TABLE["writes"]
+_REASONS: Final = {other: name for name, others in _WRITES["reasons"].items() for other in others}
 _NOT_IN_IDS: Final = re.compile(r"[^A-Za-z0-9_-]")
 _MAX_WRITTEN: Final = 64 << 10
 
@@ -129,7 +114,7 @@ def unify_texts(message: JsonObject) -> bool:
         for name, text in _texts_in(content if isinstance(content, list) else [content]).items():
             message[name] = message.get(name) or text
     if not message.get("reasoning_content"):
-        thoughts = next((message[name] for name in _THOUGHTS if message.get(name)), "")
+        thoughts = next((message[name] for name in _WRITES["thoughts"] if message.get(name)), "")
         text = "".join(_texts_in(thoughts).values()) if isinstance(thoughts, list) else thoughts
         if isinstance(text, str) and text:
             message["reasoning_content"], changed = text, True
@@ -141,7 +126,7 @@ def _texts_in(parts: list[Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     for part in parts:
         typed = part if isinstance(part, dict) else {"text": part}
-        name, member = _PART_TEXTS.get(str(typed.get("type", "text")), ("", ""))
+        name, member = _WRITES["parts"].get(str(typed.get("type", "text")), ("", ""))
         text = typed.get(member)
         if isinstance(text, list):  # Mistral's thoughts
             text = "".join(str(each["text"]) for each in text if isinstance(each, dict) and each.get("text"))
@@ -159,9 +144,9 @@ def _fixed(piece: JsonObject, calls: list[_Call], answer_id: object, *, is_whole
     if call is None:
         if at == MAX_CALLS:
             raise DialectError(f"the answer has more than {MAX_CALLS} tool calls")
-        is_new = own_id and all(own_id != each.sent_id for each in calls)
+        is_new = own_id and all(own_id not in (each.own_id, each.sent_id) for each in calls)
         made_id = f"call_{_NOT_IN_IDS.sub('', str(answer_id or ''))[-64:]}_{at}"
-        call = _Call(at, label, own_id, own_id if is_new else made_id, name)
+        call = _Call(at, label, own_id, with_signature(own_id if is_new else made_id, piece), name)
         calls.append(call)
         fixed = {"type": "function"} | piece | {"id": call.sent_id}
     else:

@@ -8,6 +8,8 @@ from typing import Any, Final
 import attrs
 import orjson
 
+from llmkube.base.json_text import loads_well_formed
+
 EVENT_STREAM: Final = "text/event-stream"
 LINES: Final = "application/x-ndjson"
 
@@ -196,7 +198,7 @@ def arguments_of(written: object, where: str) -> JsonObject:
     if isinstance(written, str) and not written.strip():
         return {}
     try:
-        found = orjson.loads(written) if isinstance(written, str) else written
+        found = loads_well_formed(written) if isinstance(written, str) else written
     except orjson.JSONDecodeError as exc:
         raise DialectError(f"{where} must be a JSON object in a string: {exc}") from exc
     return object_in(found, where)

@@ -22,6 +22,7 @@ from llmkube.router.dialects.dialect import (
     objects_in,
     text_of_block,
 )
+from llmkube.router.dialects.providers import PROVIDERS, fitted
 
 DEFAULT_TOKENS: Final = 4096
 """Limit for requests without one: it is mandatory in the Messages API."""
@@ -40,12 +41,6 @@ FINISH_REASONS: Final[Mapping[str, str]] = {
 }
 _SAME: Final = ("model", "temperature", "top_p", "top_k", "stream")
 _TOOL_CHOICES: Final[Mapping[str, str]] = {"auto": "auto", "required": "any", "none": "none"}
-_READ: Final = frozenset(
-    {
-        *_SAME, "messages", "tools", "tool_choice", "parallel_tool_calls", "stop", "max_tokens",
-        "max_completion_tokens", "user", "stream_options", "response_format", "n", "logprobs", "modalities",
-    }
-)  # fmt: skip
 
 
 def messages_request(chat: Mapping[str, Any], *, count: bool = False) -> tuple[JsonObject, tuple[str, ...]]:
@@ -59,10 +54,15 @@ def messages_request(chat: Mapping[str, Any], *, count: bool = False) -> tuple[J
         DialectError: It cannot be translated.
     """
     _refuse_unsupported(chat)
+    dropped: list[str] = []
+    chat = fitted(dict(chat), PROVIDERS["anthropic"], dropped)
     body: JsonObject = {name: chat[name] for name in _SAME if chat.get(name) is not None}
     limit = chat.get("max_completion_tokens") or chat.get("max_tokens")
     body["max_tokens"] = limit or DEFAULT_TOKENS
     system, body["messages"] = _turns(objects_in(chat.get("messages"), "messages"))
+    last = body["messages"][-1] if body["messages"] else {}
+    if last.get("role") == "assistant" and last["content"][-1]["type"] == "text":
+        last["content"][-1]["text"] = last["content"][-1]["text"].rstrip()  # refused at the end of a request
     if system:
         body["system"] = system[0]["text"] if len(system) == 1 and "cache_control" not in system[0] else system
     if stop := chat.get("stop"):
@@ -77,7 +77,7 @@ def messages_request(chat: Mapping[str, Any], *, count: bool = False) -> tuple[J
         body["output_config"] = {"format": wanted}
     if count:
         body = {name: each for name, each in body.items() if name in _COUNT_FIELDS}
-    return body, tuple(name for name in chat if name not in _READ)
+    return body, tuple(dropped)
 
 
 _COUNT_FIELDS: Final = frozenset({"model", "messages", "system", "tools", "tool_choice"})

@@ -16,6 +16,7 @@ from llmkube.base.http.client import OnSent
 from llmkube.base.http.errors import ConnectError, HttpError
 from llmkube.base.http.message import Headers
 from llmkube.base.http.streamed_response import StreamedResponse
+from llmkube.base.json_text import loads_well_formed
 from llmkube.router.auth.key_files import BackendKeys
 from llmkube.router.backends import UnavailableModel, engine_of
 from llmkube.router.budgets.usage import Usage, usage_of_answer
@@ -25,9 +26,10 @@ from llmkube.router.dialects.dialect import AnswerTranslator, DialectError, obje
 from llmkube.router.dialects.engine_form import without_old_pictures
 from llmkube.router.dialects.error_shapes import find_words, parsed_refusal
 from llmkube.router.dialects.messages_backend import chat_of_message
+from llmkube.router.dialects.providers import FIELDS
 from llmkube.router.dispatch.event_stream import AnswerEvent, AnswerState, Kind
 from llmkube.router.dispatch.forwarded_headers import request_lines
-from llmkube.router.dispatch.request_body import COUNT_TOKENS, FIELDS, rebuild, uses_messages_api
+from llmkube.router.dispatch.request_body import COUNT_TOKENS, rebuild, uses_messages_api
 from llmkube.router.dispatch.transport import Transport
 from llmkube.router.dispatch.verdicts import Cause, Failure, error_in, failure_in, status_of_error
 from llmkube.router.health.engine_watch import FROZEN, WaitingRequest
@@ -340,7 +342,7 @@ class _AnswerReader:
     def _classify(self, body: bytes, streams: bool) -> Answer | Failure:
         status, headers = self.answer.status, self.answer.head.lines
         try:
-            reply = orjson.loads(body)
+            reply = loads_well_formed(body)
             changed = self.uses_messages and isinstance(reply, dict) and (status < 400 or "error" in reply)
             if changed:
                 reply = chat_of_message(reply)

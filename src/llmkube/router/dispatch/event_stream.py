@@ -7,6 +7,7 @@ import attrs
 import orjson
 
 from llmkube.base.event_stream import EventParser, ServerEvent
+from llmkube.base.json_text import loads_well_formed
 from llmkube.router.budgets.usage import Usage, has_text, usage_of
 from llmkube.router.dialects.chat_form import ChatForm
 from llmkube.router.dialects.dialect import DialectError, JsonObject, data_event
@@ -149,7 +150,7 @@ def _parsed(data: bytes) -> object:
     """Return parsed data; None if it is not JSON. Invalid UTF-8 is replaced, as the format of streams requires."""
     for text in (data, data.decode("utf-8", "replace")):
         try:
-            return orjson.loads(text)
+            return loads_well_formed(text)
         except orjson.JSONDecodeError:
             continue
     return None

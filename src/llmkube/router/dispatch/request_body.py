@@ -4,7 +4,6 @@ Providers get listed fields only, at every depth. Engines of ours also get field
 a second list. No backend fetches anything for a client: images are embedded in the request (`data:`). Pure.
 """
 
-import functools
 from collections.abc import Mapping
 from types import UnionType
 from typing import Any, Final
@@ -12,13 +11,27 @@ from typing import Any, Final
 import attrs
 import orjson
 
+from llmkube.base.json_text import loads_well_formed
 from llmkube.router.budgets.meter import with_most_tokens
-from llmkube.router.config.compile_backend import DEFAULT_URLS
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.continuation.continuable import obstacle
 from llmkube.router.dialects.dialect import DialectError, check_kinds, objects_in
 from llmkube.router.dialects.engine_form import engine_body
 from llmkube.router.dialects.messages_backend import messages_request
+from llmkube.router.dialects.providers import (
+    DATA_URL,
+    ENGINE_FIELDS,
+    FIELDS,
+    FREE,
+    NUMBERS,
+    PLAIN,
+    STRINGS,
+    ListOf,
+    Shape,
+    fitted,
+    limited,
+    provider_at,
+)
 
 
 class BodyError(Exception):
@@ -33,127 +46,14 @@ class BodyError(Exception):
         self.code = code
 
 
-@attrs.frozen
-class _ListOf:
-    """A list of a shape, or one scalar."""
-
-    each: "Shape"
-
-
-class _Leaf:
-    """A value without named members."""
-
-
-Shape = _Leaf | _ListOf | Mapping[str, "Shape"]
-
-PLAIN: Final = _Leaf()
-"""A scalar, or lists of scalars."""
-
-DATA_URL: Final = _Leaf()
-"""A `data:` URL."""
-
-FREE: Final = _Leaf()
-"""Arbitrary JSON that only the model interprets, such as the schema of a tool's arguments."""
-
-NUMBERS: Final = _Leaf()
-"""An object of numbers by token ID."""
-
-STRINGS: Final = _Leaf()
-"""An object of strings."""
-
-
-def _plain(*names: str) -> dict[str, Shape]:
-    return dict.fromkeys(names, PLAIN)
-
-
-_CACHE_CONTROL: Final[Shape] = _plain("type", "ttl")
-_PART: Final[Shape] = {
-    **_plain("type", "text", "refusal"),
-    "image_url": {"url": DATA_URL, "detail": PLAIN},
-    "input_audio": _plain("data", "format"),
-    "file": _plain("file_data", "filename"),
-    "cache_control": _CACHE_CONTROL,
-}
-_CALL: Final[Shape] = _plain("name", "arguments")
-_FUNCTION: Final[Shape] = {**_plain("name", "description", "strict"), "parameters": FREE}
-_SAMPLING: Final[Mapping[str, Shape]] = {
-    **_plain("model", "frequency_penalty", "max_tokens", "n", "presence_penalty", "seed", "stop", "stream"),
-    **_plain("temperature", "top_p", "user"),
-    "logit_bias": NUMBERS,
-    "stream_options": _plain("include_usage"),
-}
-_MESSAGE: Final[Mapping[str, Shape]] = {
-    **_plain("role", "name", "refusal", "reasoning_content", "tool_call_id"),
-    "content": _ListOf(_PART),
-    "tool_calls": _ListOf({**_plain("id", "type", "index"), "function": _CALL}),
-    "function_call": _CALL,
-    "audio": _plain("id"),
-}
-_CHAT: Final[Mapping[str, Shape]] = {
-    **_SAMPLING,
-    **_plain("logprobs", "max_completion_tokens", "modalities", "parallel_tool_calls", "prompt_cache_key"),
-    **_plain("reasoning_effort", "safety_identifier", "service_tier", "top_logprobs", "verbosity"),
-    "messages": _ListOf(_MESSAGE),
-    "audio": _plain("voice", "format"),
-    "function_call": _plain("name"),
-    "functions": _ListOf(_FUNCTION),
-    "metadata": STRINGS,
-    "prediction": {"type": PLAIN, "content": _ListOf(_plain("type", "text"))},
-    "response_format": {"type": PLAIN, "json_schema": {**_plain("name", "description", "strict"), "schema": FREE}},
-    "tool_choice": {"type": PLAIN, "function": _plain("name")},
-    "tools": _ListOf({"type": PLAIN, "function": _FUNCTION, "cache_control": _CACHE_CONTROL}),
-}
 _NESTED: Final = frozenset({dict, list})
 
 MAX_DEPTH: Final = 64
 """Nesting of objects and lists, outside values that only the model interprets."""
 
 COUNT_TOKENS: Final = "/messages/count_tokens"
-FIELDS: Final[Mapping[str, Mapping[str, Shape]]] = {
-    "/chat/completions": _CHAT,
-    "/completions": {**_SAMPLING, **_plain("prompt", "best_of", "echo", "logprobs", "suffix")},
-    "/embeddings": _plain("model", "input", "dimensions", "encoding_format", "user"),
-    "/rerank": {**_plain("model", "query", "top_n", "return_documents"), "documents": _ListOf(_plain("text"))},
-    COUNT_TOKENS: _CHAT,
-}
-"""Allowed fields of a request to a provider, by path below `/v1`, before translation to another dialect."""
-
-_ENGINE_FIELDS: Final = frozenset(
-    (
-        # llama.cpp's server
-        *("adaptive_decay", "adaptive_target", "cache_prompt", "dry_allowed_length", "dry_base", "dry_multiplier"),
-        *("dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent", "dynatemp_range", "grammar"),
-        *("grammar_lazy", "grammar_triggers", "id_slot", "ignore_eos", "json_schema", "lora", "min_keep", "min_p"),
-        *("mirostat", "mirostat_eta", "mirostat_tau", "n_cache_reuse", "n_cmpl", "n_discard", "n_indent", "n_keep"),
-        *("n_predict", "n_probs", "parse_tool_calls", "post_sampling_probs", "preserved_tokens", "reasoning_budget"),
-        *("reasoning_format", "repeat_last_n", "repeat_penalty", "return_progress", "return_tokens", "samplers"),
-        *("t_max_predict_ms", "thinking_forced_open", "timings_per_token", "top_k", "top_n_sigma", "typical_p"),
-        *("xtc_probability", "xtc_threshold"),
-        # vLLM, SGLang, mlx-lm and Ollama
-        *("add_generation_prompt", "add_special_tokens", "allowed_token_ids", "bad_words", "cache_salt"),
-        *("chat_template_kwargs", "continue_final_message", "ebnf", "enable_thinking", "guided_choice"),
-        *("guided_grammar", "guided_json", "guided_regex", "include_reasoning", "include_stop_str_in_output"),
-        *("length_penalty", "min_tokens", "prompt_logprobs", "reasoning", "regex", "repetition_context_size"),
-        *("repetition_penalty", "return_token_ids", "return_tokens_as_token_ids", "separate_reasoning"),
-        *("skip_special_tokens", "spaces_between_special_tokens", "stop_token_ids", "stream_reasoning"),
-        *("structured_outputs", "think", "thinking_token_budget", "truncate_prompt_tokens", "use_beam_search"),
-        # embedding and reranking engines
-        *("embd_normalize", "input_type", "max_tokens_per_doc", "normalize", "raw_scores", "return_text", "task"),
-        *("texts", "truncate"),
-    )
-)
-"""Additional fields for engines of ours: sampling parameters and output options.
-
-Excluded are fields that name a file, a model or a host (`draft_model` and `adapters` of mlx-lm, `kv_transfer_params` of
-vLLM, `bootstrap_host` and `lora_path` of SGLang), contain code (`chat_template`, `custom_logit_processor`), or jump the
-engine's queue (`priority`).
-"""
-
 STREAMING: Final = frozenset({"/chat/completions", "/completions"})
 """Paths where a model generates text, as a stream if the client requests one."""
-_METADATA_PROVIDERS: Final = frozenset({"openai"})
-"""Providers that only store `metadata`. Other gateways take instructions from it."""
-
 
 _NUMBER_FIELDS: Final = (
     *("best_of", "dimensions", "frequency_penalty", "max_completion_tokens", "max_tokens", "min_p", "n", "n_predict"),
@@ -210,7 +110,7 @@ def parse_body(body: bytes, other_name: str = "") -> dict[str, Any]:
         BodyError: It is not a JSON object with a `model`, or `stream` is invalid.
     """
     try:
-        parsed = orjson.loads(body)
+        parsed = loads_well_formed(body)
     except orjson.JSONDecodeError as exc:
         raise BodyError(f"the body must be a JSON object: {exc}") from exc
     if not isinstance(parsed, dict):
@@ -266,11 +166,13 @@ def rebuild(path: str, client_body: Mapping[str, Any], backend: Backend) -> Back
         DialectError: It cannot be translated to the backend's dialect.
     """
     dropped: list[str] = []
+    provider = provider_at(backend.provider, backend.base_url, is_llama_cpp=backend.is_llama_cpp)
     if backend.provider:
-        body = _object(client_body, _shape_for(path, backend.dialect, backend.provider), None, dropped)
+        body = _object(_with_texts(client_body), provider.shape(path), None, dropped)
+        _refuse_losses(client_body, body, provider.shape(path))
     else:
         known = FIELDS[path]
-        body = {name: each for name, each in client_body.items() if name in known or name in _ENGINE_FIELDS}
+        body = {name: each for name, each in client_body.items() if name in known or name in ENGINE_FIELDS}
         if len(body) < len(client_body):
             dropped += [name for name in client_body if name not in body]
         body = dict(engine_body(body, dropped, is_llama_cpp=bool(backend.model_digest)))
@@ -278,15 +180,15 @@ def rebuild(path: str, client_body: Mapping[str, Any], backend: Backend) -> Back
         body["model"] = backend.model
     if backend.max_answer_tokens and path in STREAMING:
         body = dict(with_most_tokens(body, backend.max_answer_tokens))
-    if backend.base_url == DEFAULT_URLS["openai"] and path == "/chat/completions" and "max_tokens" in body:
-        # OpenAI's newer models refuse the older name, which other dialects and budgets use
-        body["max_completion_tokens"] = body.get("max_completion_tokens", body.pop("max_tokens"))
     usage_added = False
     if path in STREAMING and body.get("stream"):
         options = body.get("stream_options")
         options = dict(options) if isinstance(options, dict) else {}
         usage_added = options.get("include_usage") is not True
-        body["stream_options"] = options | {"include_usage": True}
+        if provider.takes is None or "stream_options" in provider.takes:
+            body["stream_options"] = options | {"include_usage": True}
+        else:
+            body.pop("stream_options", None)  # it always reports usage
         if backend.model_digest and not obstacle(path, body):
             body.setdefault("timings_per_token", True)  # to know how many tokens an engine wrote before it died
     if uses_messages_api(path, backend):
@@ -294,22 +196,13 @@ def rebuild(path: str, client_body: Mapping[str, Any], backend: Backend) -> Back
         path = COUNT_TOKENS if count else "/messages"
         body, left_out = messages_request(body, count=count)
         dropped += left_out
+    else:
+        body = (fitted if path == "/chat/completions" else limited)(body, provider, dropped)
     try:
         written = orjson.dumps(body)
     except orjson.JSONEncodeError as exc:
         raise DialectError(f"the body is nested too deeply: {exc}") from exc
     return BackendRequest(path, written, tuple(dropped), usage_added)
-
-
-@functools.lru_cache(maxsize=256)
-def _shape_for(path: str, dialect: str, provider: str) -> Mapping[str, Shape]:
-    """Return the allowed fields of a request to a provider."""
-    shape = FIELDS[path]
-    if dialect == "anthropic":
-        shape = {**shape, "top_k": PLAIN, "messages": _ListOf({**_MESSAGE, "is_error": PLAIN})}
-    if provider not in _METADATA_PROVIDERS:
-        shape = {name: each for name, each in shape.items() if name != "metadata"}
-    return shape
 
 
 def uses_messages_api(path: str, backend: Backend) -> bool:
@@ -318,6 +211,39 @@ def uses_messages_api(path: str, backend: Backend) -> bool:
     llama.cpp's server implements it as well, and counts tokens only there.
     """
     return backend.dialect == "anthropic" or path == COUNT_TOKENS
+
+
+_TEXTS: Final = ("input", "prompt")
+_CONTENT: Final = (*_TEXTS, "documents", "messages", "query")
+"""Fields that are the request itself."""
+
+
+def _with_texts(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a body with strings instead of text parts in the fields for texts.
+
+    Raises:
+        DialectError: There is another part.
+    """
+    for name in _TEXTS:
+        parts = body.get(name)
+        if isinstance(parts, list) and any(type(each) is dict for each in parts):
+            texts = [each.get("text") if type(each) is dict else each for each in parts]
+            if None in texts or any(type(each) is dict and len(each.keys() - {"type", "text"}) for each in parts):
+                raise DialectError(f"{name} has a part that is more than a text; write a string or a list of strings")
+            body = {**body, name: texts}
+    return body
+
+
+def _refuse_losses(before: Mapping[str, Any], after: Mapping[str, Any], known: Mapping[str, Shape]) -> None:
+    """Refuse a request whose content would get lost.
+
+    Raises:
+        DialectError: Some content has no form that the provider takes.
+    """
+    for name in _CONTENT:
+        is_lost = name in known and name in before and name not in after
+        if is_lost or (name == "documents" and {} in (after.get(name) or ())):
+            raise DialectError(f"{name} is in a form that no provider takes; write strings, or objects with a text")
 
 
 _Place = tuple["_Place | None", str | int]
@@ -380,7 +306,7 @@ def _object(
 def _filtered(value: Any, shape: Shape, where: _Place, dropped: list[str]) -> Any:
     if type(value) is dict and isinstance(shape, dict):
         return _object(value, shape, where, dropped)
-    if type(value) is not list or not isinstance(shape, _ListOf):
+    if type(value) is not list or not isinstance(shape, ListOf):
         return value
     kept, each = [], shape.each
     for at, one in enumerate(value):
@@ -403,7 +329,7 @@ def _fits(value: Any, shape: Shape) -> bool:
             return all(isinstance(each, str) for each in value.values())
         return isinstance(shape, dict)
     if isinstance(value, list):
-        return isinstance(shape, _ListOf) or (shape is PLAIN and all(_fits(each, PLAIN) for each in value))
+        return isinstance(shape, ListOf) or (shape is PLAIN and all(_fits(each, PLAIN) for each in value))
     if shape is DATA_URL:
         return isinstance(value, str) and value.startswith("data:")
     return True

@@ -43,6 +43,7 @@ from llmkube.router.dialects.inbound import (
     unread_refusal,
 )
 from llmkube.router.dialects.ollama_models import LIST_PATHS, MODEL_NAME, known_name
+from llmkube.router.dialects.providers import FIELDS
 from llmkube.router.dispatch.attempt import ClientRequest
 from llmkube.router.dispatch.attempt_charges import BUDGET_UNAVAILABLE, AttemptCharges
 from llmkube.router.dispatch.circuits import BackendStats
@@ -50,7 +51,6 @@ from llmkube.router.dispatch.dispatcher import Dispatcher
 from llmkube.router.dispatch.record import DecisionRecord, Record, record_of
 from llmkube.router.dispatch.request_body import (
     COUNT_TOKENS,
-    FIELDS,
     STREAMING,
     BodyError,
     check_types,
