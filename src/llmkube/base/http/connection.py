@@ -284,8 +284,8 @@ class Connection:
         context, limit = self._context, self._limits.max_bodies_bytes
         self._body_bytes += size
         context.body_bytes += size
-        # No body takes more than what is left: a few large ones leave room for small ones.
-        if self._body_bytes > limit - context.body_bytes:
+        left = limit - context.body_bytes  # no large body takes more: a few of them leave room for small ones
+        if left < 0 or self._body_bytes > max(left, RECEIVE_BYTES):
             raise MalformedError(503, f"the bodies of all requests together exceed {limit} bytes; try again")
 
     def _release_body(self) -> None:

@@ -96,10 +96,10 @@ MAX_BODY_BYTES: Final = 16 << 20
 """A body is parsed in one step, which takes a tenth of a second for 16 MiB."""
 
 MEMORY_BYTES: Final = 224 << 20
-"""Memory for the bodies of requests under way, beside their own bytes: with these, a router fits in 512 MiB."""
+"""Memory for the bodies of requests under way, in addition to their own bytes: with these, a router fits in 512 MiB."""
 
 REQUEST_BYTES: Final = 64 << 10
-"""Memory of a request beside its body: tasks, buffers, the events of its answer."""
+"""Memory of a request without its body: tasks, buffers, the events of its answer."""
 
 DO_NOT_RETRY: Final[Mapping[str, str]] = {"X-Should-Retry": "false"}
 """For clients that retry automatically."""
