@@ -43,9 +43,9 @@ def router_command(folder, config, *, keys=None, services=None, state="state"):
 
 
 @contextlib.asynccontextmanager
-async def open_router(folder, config, **options):
+async def open_router(folder, config, *, prefix=(), **options):
     """Run a router of `router_command`; terminate it after the block and wait until it has exited."""
-    async with open_program(folder, *router_command(folder, config, **options)) as program:
+    async with open_program(folder, *router_command(folder, config, **options), prefix=prefix) as program:
         url = (await program.wait_for("err", r"OpenAI-compatible API on (\S+)/v1\n"))[1]
         yield Router(program, url, (await program.wait_for("err", r'"admin":"(\S+?)"'))[1])
         program.process.terminate()

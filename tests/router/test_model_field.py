@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmkube.router import model_field
-from llmkube.router.model_field import MAX_PARTS, BodyError, find_model, read_form_model, replace_form_model
+from llmkube.router.model_field import (
+    MAX_PARTS,
+    PARSE_BYTES,
+    BodyError,
+    find_model,
+    read_form_model,
+    read_model,
+    replace_form_model,
+)
 
 NAMES = st.text(max_size=12) | st.sampled_from(["chat", "日本", 'a "b"', "\\", "😀"])
 VALUES = st.recursive(
@@ -154,7 +162,7 @@ def test_bodies_of_every_kind(monkeypatch, body, model):
         (b'{"model": "chat", "x": "' + b"\\n" * 20_000_000 + b'"}', 50),
         (b"[" + b"[]," * 3_000_000 + b"[]]", 0),
         (b'{"model": "chat"' + b',"x":1' * 1_500_000 + b"}", 50),
-        (b'{"model": "chat", "x": ' + b"[" * 2_000_000, 50),
+        (b'{"model": "chat", "x": ' + b"[" * 2_000_000, 0),
         (b'{"model": "chat", ' + b" " * 20_000_000 + b"}", 0),
     ],
     ids=["arrays", "a long string", "escapes", "no object", "members", "depth", "space"],
@@ -184,6 +192,24 @@ def test_too_many_parts_are_refused():
     """The error has the limit."""
     with pytest.raises(BodyError, match="more than 250000 strings, objects and arrays"):
         run(find_model, b'{"x": [' + b"[]," * 150_000 + b"[]]}")
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (
+            b'{"x": ' + b"[" * 1100 + b"]" * 1100 + b', "pad": "' + b"x" * PARSE_BYTES + b'"}',
+            "nested more than 1024 deep",
+        ),
+        (b'{"x": [' + b"0," * 250_001 + b"0]}", "more than 250000 values"),
+        (b'{"model": "' + b"x" * 5000 + b'"}', '"model" is longer than 4096 bytes'),
+    ],
+    ids=["depth", "numbers", "a long name"],
+)
+def test_a_body_beyond_a_bound_is_refused(body, words):
+    """The same bounds apply to every body that is passed through, whatever its length."""
+    with pytest.raises(BodyError, match=words):
+        run(read_model, body)
 
 
 def part(name, value, more=""):

@@ -23,6 +23,7 @@ import trio
 
 from llmkube.base.http.client import HttpClient, open_http_client
 from llmkube.base.http.hub import open_sockets
+from llmkube.base.http.limits import CONNECTIONS_PER_PEER, Limits
 from llmkube.base.http.server import run_server
 from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.base.probes import run_probes
@@ -329,7 +330,8 @@ class _Up(Generic[T]):
                         default = await support.start(run_default_route, services, http)
                     handler = routers_handler(routers.find, default)
                     stamp = partial(cors_lines, https_proxy_pages=config.https_proxy_pages)
-                    serve = partial(run_server, handler, stamp=stamp, unread=unread_refusal)
+                    limits = Limits(max_connections_per_peer=CONNECTIONS_PER_PEER)
+                    serve = partial(run_server, handler, limits=limits, stamp=stamp, unread=unread_refusal)
                     serve_gateway = partial(serve, sockets.listen(gateway.listeners), judge=in_dialect(judge))
                     await support.start(serve_gateway)
                     if lan is not None:

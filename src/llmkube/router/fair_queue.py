@@ -7,7 +7,8 @@ turn of every other tenant: while requests of equal length wait, all starts are 
 later. When a request ends, its estimate is replaced by the tokens it used. Estimates alone earn no credit.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from typing import Final, Generic, TypeVar
 
 import attrs
@@ -30,12 +31,12 @@ class _Tenant(Generic[Ticket]):
 
     Attributes:
         finish: Virtual end of its last admitted request.
-        waiting: Waiting requests with their estimated tokens, oldest first.
-        running: Number of admitted requests.
+        waiting: Waiting requests with their estimated tokens and their slots, oldest first.
+        running: Number of slots of admitted requests.
     """
 
     finish: float = 0.0
-    waiting: dict[Ticket, int] = attrs.field(factory=dict)
+    waiting: dict[Ticket, tuple[int, int]] = attrs.field(factory=dict)
     running: int = 0
 
 
@@ -47,7 +48,7 @@ class FairQueue(Generic[Ticket]):
         slots: Requests that the engine serves at a time.
         virtual_time: Virtual start of the last admitted request.
         waiting: Number of waiting requests.
-        running: Number of admitted requests.
+        running: Number of slots of admitted requests.
         largest: Tokens of the largest recent request; decays with each finished request.
     """
 
@@ -72,13 +73,13 @@ class FairQueue(Generic[Ticket]):
         """Number of tenants whose usage is remembered."""
         return len(self._tenants)
 
-    def offer(self, tenant: str, ticket: Ticket, tokens: int) -> tuple[str, Ticket] | None:
+    def offer(self, tenant: str, ticket: Ticket, tokens: int, slots: int = 1) -> tuple[str, Ticket] | None:
         """Enqueue a request; return the tenant and request dropped for it, if the queue is full.
 
         The newest request of the tenant with the most waiting requests is dropped.
         """
         one = self._tenants.setdefault(tenant, _Tenant())
-        one.waiting[ticket] = tokens
+        one.waiting[ticket] = tokens, slots
         self.waiting += 1
         if self.waiting <= MAX_WAITING:
             return None
@@ -88,19 +89,21 @@ class FairQueue(Generic[Ticket]):
         return name, dropped
 
     def admit(self) -> list[Ticket]:
-        """Admit requests to free slots and return them."""
+        """Admit requests to free slots and return them; no other passes one that needs more slots than are free."""
         admitted: list[Ticket] = []
         while self.running < self.slots and self.waiting:
             ready = [each for each in self._tenants.values() if each.waiting]
             earliest = self._earliest
             one = min(ready, key=lambda each: (max(each.finish, earliest), each.running, each.finish))
-            ticket, tokens = next(iter(one.waiting.items()))
+            ticket, (tokens, slots) = next(iter(one.waiting.items()))
+            if self.running and self.running + slots > self.slots:
+                break
             del one.waiting[ticket]
             start = max(one.finish, earliest)
             self.virtual_time, one.finish = max(start, self.virtual_time), start + tokens
-            one.running += 1
+            one.running += slots
             self.waiting -= 1
-            self.running += 1
+            self.running += slots
             admitted.append(ticket)
         return admitted
 
@@ -111,13 +114,13 @@ class FairQueue(Generic[Ticket]):
             self.waiting -= 1
             self._prune()
 
-    def ended(self, tenant: str, tokens: int, took: int) -> None:
-        """Free the slot of an admitted request and charge the tokens it took; do nothing if the tenant has none."""
+    def ended(self, tenant: str, tokens: int, took: int, slots: int = 1) -> None:
+        """Free the slots of an admitted request and charge the tokens it took; do nothing if the tenant has none."""
         one = self._tenants.get(tenant)
         if one is None or not one.running:
             return
-        one.running -= 1
-        self.running -= 1
+        one.running -= slots
+        self.running -= slots
         if took:
             self.largest = max(took, DECAY * self.largest)
         one.finish = max(self._earliest, one.finish + took - tokens)
@@ -154,3 +157,33 @@ class FairQueue(Generic[Ticket]):
         for place, (finish, name) in enumerate(sorted(idle)):
             if finish <= earliest or place < surplus:
                 del self._tenants[name]
+
+
+@attrs.define(eq=False)
+class Shares:
+    """A resource that tenants share: each may have as much as is left, so that there is always some for another.
+
+    Attributes:
+        limit: All of it.
+        taken: The part that is in use.
+    """
+
+    limit: int
+    taken: int = 0
+    _held: dict[str, int] = attrs.field(factory=dict)
+
+    @contextmanager
+    def hold(self, tenant: str, amount: int) -> Iterator[bool]:
+        """Hold an amount for a tenant, and return whether it may have it."""
+        held = self._held.get(tenant, 0) + amount
+        if held > self.limit - self.taken:
+            yield False
+            return
+        self._held[tenant], self.taken = held, self.taken + amount
+        try:
+            yield True
+        finally:
+            self.taken -= amount
+            self._held[tenant] -= amount
+            if not self._held[tenant]:
+                del self._held[tenant]

@@ -16,6 +16,8 @@ import attrs
 import orjson
 import trio
 
+from llmkube.router.dispatch.request_body import MAX_NAME_BYTES
+
 PARSE_BYTES: Final = 256 * 1024
 """Bodies up to this size are parsed, which blocks all other tasks for at most ten milliseconds."""
 
@@ -24,14 +26,16 @@ SLICE_TOKENS: Final = 2_000
 """Tokens per slice: a few milliseconds of scanning."""
 
 MAX_TOKENS: Final = 250_000
-"""Strings and brackets in a body: at most a second of scanning."""
+"""Values in a body, and strings and brackets: at most a second of scanning, and 64 MiB after parsing."""
+
+MAX_DEPTH: Final = 1024
+"""Nesting of a body, as in the parser."""
 
 MAX_SPACE_BYTES: Final = 64 * 1024
 """Consecutive whitespace between two members."""
 
 _ESCAPED_BYTES: Final = 6
 """Longest form of a letter in a key: \\uXXXX."""
-_MAX_NAME_BYTES: Final = 4096
 _SPACE: Final = re.compile(rb"[ \t\n\r]*")
 _TEXT: Final = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
 _PLAIN: Final = re.compile(rb'[^"{}\[\]]*')
@@ -69,7 +73,9 @@ async def read_model(body: bytes) -> tuple[object, tuple[Span, ...] | None]:
         payload = _parsed(body)
         if not isinstance(payload, dict):
             raise BodyError("the body must be a JSON object")
-        return payload.get("model"), None
+        model = payload.get("model")
+        _check_name(len(model) if isinstance(model, str) else 0)
+        return model, None
     spans = await find_model(body)
     return (spans[-1].value if spans else None), spans
 
@@ -107,7 +113,7 @@ async def limit_numbers(body: bytes, names: tuple[str, ...], most: int) -> bytes
     """
     pieces, at = [], 0
     for start, end in await _find_members(body, names):
-        number = _parsed(body[start:end]) if end - start <= _MAX_NAME_BYTES else None
+        number = _parsed(body[start:end]) if end - start <= MAX_NAME_BYTES else None
         if isinstance(number, int | float) and number > most:
             pieces += [body[at:start], b"%d" % most]
             at = end
@@ -126,10 +132,14 @@ def _name_at(body: bytes, start: int, end: int) -> str | int | None:
     raw = body[start:end]
     if not raw.startswith(b'"'):
         return None if raw == b"null" else 0
-    if len(raw) > _MAX_NAME_BYTES:
-        raise BodyError(f'"model" is longer than {_MAX_NAME_BYTES} bytes')
+    _check_name(len(raw))
     name: str = _parsed(raw)
     return name
+
+
+def _check_name(size: int) -> None:
+    if size > MAX_NAME_BYTES:
+        raise BodyError(f'"model" is longer than {MAX_NAME_BYTES} bytes; GET /v1/models lists the models')
 
 
 def _parsed(body: bytes) -> Any:
@@ -137,6 +147,29 @@ def _parsed(body: bytes) -> Any:
         return orjson.loads(body)
     except orjson.JSONDecodeError as exc:
         raise BodyError("the body must be a JSON object") from exc
+
+
+_VALUE_BYTES: Final = {b",": 72, b"[": 184, b"{": 184}
+"""Most memory of one parsed value, by the mark that precedes or opens it, without the characters of strings."""
+
+
+async def parsed_bytes(body: bytes) -> int:
+    """Return the most memory that a body takes while it is parsed and sent on.
+
+    Raises:
+        BodyError: It has too many values.
+    """
+    marks, found = 0, 0
+    for mark, size in _VALUE_BYTES.items():
+        count = body.count(mark)
+        marks, found = marks + count, found + count * size
+        if len(body) > PARSE_BYTES:
+            await trio.lowlevel.checkpoint()
+    if marks > MAX_TOKENS:  # some may be in strings
+        await find_model(body)
+        found = min(found, MAX_TOKENS * max(_VALUE_BYTES.values()))
+    is_narrow = body.isascii() and b"\\u" not in body  # a character outside ASCII makes all of a string wider
+    return found + len(body) * (2 if is_narrow else 5)
 
 
 class _Scanner:
@@ -149,6 +182,7 @@ class _Scanner:
         self._body = body
         self._at = 0
         self._tokens = 0
+        self._commas = 0
         self._slice_at = 0
         self._slice_tokens = 0
 
@@ -202,6 +236,9 @@ class _Scanner:
             yield from self._pause()
             plain = _PLAIN.match(self._body, self._at, self._at + SLICE_BYTES)
             assert plain is not None  # it also matches the empty string
+            self._commas += self._body.count(b",", self._at, plain.end())
+            if self._commas > MAX_TOKENS:
+                raise BodyError(f"the body has more than {MAX_TOKENS} values")
             self._at = plain.end()
             mark = self._peek()
             if mark == b'"':
@@ -209,6 +246,8 @@ class _Scanner:
             elif mark in {b"{", b"["}:
                 depth += 1
                 self._at += 1
+                if depth >= MAX_DEPTH:
+                    raise BodyError(f"the body is nested more than {MAX_DEPTH} deep, at byte {self._at}")
             elif mark in {b"}", b"]"}:
                 depth -= 1
                 self._at += 1
@@ -313,8 +352,8 @@ async def read_form_model(body: bytes, boundary: bytes) -> FormModel:
         start = head_end + 4
         end = await _find(body, b"\r\n" + mark, start)
         if _name_in(body[at + 2 : head_end]) == "model":
-            if end - start > _MAX_NAME_BYTES:
-                raise BodyError(f'"model" is longer than {_MAX_NAME_BYTES} bytes')
+            if end - start > MAX_NAME_BYTES:
+                raise BodyError(f'"model" is longer than {MAX_NAME_BYTES} bytes')
             found = FormModel(body[start:end].decode("utf-8", "replace"), start, end)
         at = end + 2 + len(mark)
     raise BodyError(f"the form has more than {MAX_PARTS} parts")

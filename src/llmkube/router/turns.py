@@ -9,7 +9,7 @@ import attrs
 import trio
 
 from llmkube.router.config.routing_config import Backend
-from llmkube.router.fair_queue import FairQueue
+from llmkube.router.fair_queue import MAX_WAITING, FairQueue
 
 DEFAULT_ANSWER_TOKENS: Final = 256.0
 """Assumed length of an answer until the engine has answered once."""
@@ -77,15 +77,16 @@ class EngineQueue:
     seconds: float = DEFAULT_SECONDS
     at_engine: dict[EngineWait, None] = attrs.field(factory=dict)
 
-    def tokens_of(self, body_bytes: int, max_tokens: int | None) -> int:
+    def tokens_of(self, body_bytes: int, max_tokens: int | None, answers: int = 1) -> int:
         """Estimate the tokens of a request.
 
         Args:
-            body_bytes: Length of its body.
-            max_tokens: Limit on its answer; None for none.
+            body_bytes: Length of its prompts.
+            max_tokens: Limit on each answer; None for none.
+            answers: Number of its answers.
         """
         answer = self.answer_tokens if max_tokens is None else min(max_tokens, self.answer_tokens)
-        return max(1, body_bytes // BYTES_PER_TOKEN + round(answer))
+        return max(1, body_bytes // BYTES_PER_TOKEN + round(answer * answers))
 
     def record_answer(self, turn: Turn, tokens: int, answer_tokens: int) -> None:
         """Charge an answer, and update the averages."""
@@ -150,11 +151,11 @@ class Turns:
                 del self._queues[engine]
 
     @contextmanager
-    def turn(self, backend: Backend, tenant: str, tokens: int) -> Iterator[Turn]:
-        """Hold a place in the queue of a backend; wait for `settled` inside the context."""
+    def turn(self, backend: Backend, tenant: str, tokens: int, slots: int = 1) -> Iterator[Turn]:
+        """Hold a place in the queue of a backend, for as many of its slots; wait for `settled` inside the context."""
         engine_queue = self.queue_of(backend)
         turn = Turn(tenant, tokens, tokens)
-        dropped = engine_queue.queue.offer(tenant, turn, tokens)
+        dropped = engine_queue.queue.offer(tenant, turn, tokens, slots)
         if dropped is not None:
             name, one = dropped
             one.is_dropped, one.has_siblings = True, engine_queue.queue.waiting_of(name) > 0
@@ -164,8 +165,9 @@ class Turns:
             yield turn
         finally:
             if turn.admitted_at is not None:
-                engine_queue.queue.ended(tenant, tokens, turn.charge)
-                engine_queue.pass_on_slot()
+                engine_queue.queue.ended(tenant, tokens, turn.charge, slots)
+                for _ in range(slots):
+                    engine_queue.pass_on_slot()
             else:
                 engine_queue.queue.remove(tenant, turn)
                 engine_queue.admit()
@@ -175,8 +177,13 @@ class Turns:
         """Take a slot of a backend if one is free, for a request that is sent to the engine in any case.
 
         The result is cancelled after this time without a slot.
+
+        Raises:
+            trio.TooSlowError: Too many requests wait there already.
         """
         engine_queue, request = self.queue_of(backend), EngineWait()
+        if len(engine_queue.at_engine) >= MAX_WAITING:
+            raise trio.TooSlowError
         if self.try_take_slot(backend) is None:
             request.holds_slot = False
             request.scope.deadline = trio.current_time() + seconds

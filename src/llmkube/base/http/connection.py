@@ -24,7 +24,8 @@ from llmkube.base.http.errors import ClientGoneError, MalformedError
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.heads import HeadCache, HeadReader, RequestHead, read_request
 from llmkube.base.http.hub import BROKEN, HubStream, below_tls
-from llmkube.base.http.limits import Limits
+from llmkube.base.http.limits import PROBE_PATHS, Limits
+from llmkube.base.http.listen import peer_uid
 from llmkube.base.http.message import Response, encode_lines, status_line
 from llmkube.base.http.tls import RECEIVE_BYTES
 
@@ -109,6 +110,7 @@ class ServerContext:
         heads: Cache of parsed heads.
         idle: Closes idle connections; the owner of the connections runs it as a task.
         body_bytes: Bytes of request bodies in memory.
+        answering: Number of requests that handlers answer.
     """
 
     handler: StreamHandler
@@ -119,6 +121,7 @@ class ServerContext:
     heads: HeadCache[RequestHead] = attrs.field(init=False)
     idle: IdleConnections = attrs.field(init=False)
     body_bytes: int = 0
+    answering: int = 0
 
     def __attrs_post_init__(self) -> None:
         self.heads = HeadCache(self.limits, read_request)
@@ -139,11 +142,13 @@ class Connection:
     Attributes:
         phase: The event that it waits for.
         peer_host: Address of the peer; "" if it has none, or is disconnected.
+        owner: The same with the peer's user, for the limit of connections per peer.
     """
 
     def __init__(self, context: ServerContext, stream: trio.abc.Stream) -> None:
         self.phase = Phase.IDLE
-        self.peer_host = _peer_host(stream)
+        with_user = context.limits.max_connections_per_peer is not None
+        self.peer_host, self.owner = _peer_of(stream, with_user=with_user)
         self._context = context
         self._limits = context.limits
         self._stream = stream
@@ -196,6 +201,8 @@ class Connection:
                 if refusal is not None:
                     await self._respond_last(refusal)
                     return True
+                if self._context.answering >= self._limits.max_requests and head.path not in PROBE_PATHS:
+                    raise MalformedError(503, f"{self._context.answering} requests are being answered; try again")
                 try:
                     body = await self._receive_body(head)
                     if self._stopping and self._scope.cancel_called:
@@ -277,7 +284,8 @@ class Connection:
         context, limit = self._context, self._limits.max_bodies_bytes
         self._body_bytes += size
         context.body_bytes += size
-        if context.body_bytes > limit:
+        left = limit - context.body_bytes  # no large body takes more: a few of them leave room for small ones
+        if left < 0 or self._body_bytes > max(left, RECEIVE_BYTES):
             raise MalformedError(503, f"the bodies of all requests together exceed {limit} bytes; try again")
 
     def _release_body(self) -> None:
@@ -289,6 +297,7 @@ class Connection:
     async def _serve(self, head: RequestHead, body: bytes) -> StreamExchange:
         """Run the handler while watching the client; return the exchange, however it ended."""
         self.phase = Phase.ANSWERING
+        self._context.answering += 1
         keep_alive = head.keep_alive and not self._stopping
         answer = self._answer = StreamExchange(
             head,
@@ -300,14 +309,17 @@ class Connection:
             stamp=self._stamp,
             peer=self.peer_host,
         )
-        if isinstance(below_tls(self._stream), HubStream):
-            await self._handle(answer)
-        else:
-            async with trio.open_nursery() as nursery:
-                answer.scope = nursery.cancel_scope
-                nursery.start_soon(self._watch, nursery.cancel_scope)
+        try:
+            if isinstance(below_tls(self._stream), HubStream):
                 await self._handle(answer)
-                nursery.cancel_scope.cancel(reason="the response is complete")
+            else:
+                async with trio.open_nursery() as nursery:
+                    answer.scope = nursery.cancel_scope
+                    nursery.start_soon(self._watch, nursery.cancel_scope)
+                    await self._handle(answer)
+                    nursery.cancel_scope.cancel(reason="the response is complete")
+        finally:
+            self._context.answering -= 1
         self._answer = None
         return answer
 
@@ -371,11 +383,13 @@ def _log_of(answer: StreamExchange) -> structlog.stdlib.BoundLogger:
     return bound
 
 
-def _peer_host(stream: trio.abc.Stream) -> str:
+def _peer_of(stream: trio.abc.Stream, *, with_user: bool) -> tuple[str, str]:
+    """Return the address of a peer, and with that its user, if it is on this machine; "" if it has disconnected."""
     connection = below_tls(stream)
-    if isinstance(connection, HubStream):
-        return connection.peer_host
+    sock = connection.sock if isinstance(connection, HubStream) else getattr(connection, "socket", None)
     try:
-        return str(connection.socket.getpeername()[0]) if isinstance(connection, trio.SocketStream) else ""
+        peer = sock.getpeername() if sock is not None else ("",)
+        uid = peer_uid(peer, sock.getsockname()) if with_user and sock is not None else None
     except OSError:
-        return ""  # already disconnected
+        return "", ""  # already disconnected
+    return str(peer[0]), str(peer[0]) if uid is None else f"{peer[0]} {uid}"

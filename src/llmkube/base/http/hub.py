@@ -55,12 +55,9 @@ class HubStream(BulkReceiveStream, trio.abc.HalfCloseableStream):
         self._closed = False
 
     @property
-    def peer_host(self) -> str:
-        """Address of the peer; "" if it has disconnected."""
-        try:
-            return str(self._sock.getpeername()[0])
-        except OSError:
-            return ""
+    def sock(self) -> socket.socket:
+        """The socket, for its addresses."""
+        return self._sock
 
     @property
     def is_idle(self) -> bool:

@@ -1,6 +1,17 @@
 """Limits of the HTTP server."""
 
+from typing import Final
+
 import attrs
+
+RESERVED_ONE_IN: Final = 16
+"""One in this many connections is reserved for health checks."""
+
+CONNECTIONS_PER_PEER: Final = 768
+"""Connections of one peer to a server for several of them."""
+
+PROBE_PATHS: Final = frozenset({"/health", "/healthz", "/livez", "/readyz", "/v1/health"})
+"""Health checks, which are answered at once."""
 
 
 @attrs.frozen
@@ -15,7 +26,8 @@ class Limits:
         max_early_bytes: Bytes that a client may send ahead while its request is being handled. Beyond it the connection
             is not read, so that a disconnect is noticed only at the next write.
         max_connections: Concurrent connections; at the limit, some that wait for their clients are closed for new ones.
-        max_connections_per_peer: The same for one address, but further ones are closed at once. None: no limit.
+        max_connections_per_peer: The same for one address, on loopback for one user where the kernel tells, but further
+            ones are closed at once. None: no limit.
         idle_seconds: Time to wait for the first byte of a request.
         head_seconds: From the first byte of a request to the end of its head, even if it trickles in.
         body_stall_seconds: Between two pieces of a request body; also the time that a body of any size may take.
@@ -39,6 +51,11 @@ class Limits:
     send_stall_seconds: float = 60.0
     linger_seconds: float = 1.0
     drain_seconds: float = 10.0
+
+    @property
+    def max_requests(self) -> int:
+        """Requests that are answered at the same time: the other places are for health checks."""
+        return self.max_connections - self.max_connections // RESERVED_ONE_IN
 
     def body_deadline(self, started_at: float, now: float, received_bytes: int) -> float:
         """Return the time by which the next piece of a body must arrive, by the clock of the arguments."""

@@ -2,8 +2,10 @@
 
 import errno
 import socket
+import struct
 import sys
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import trio
 
@@ -85,3 +87,34 @@ def _failure_reason(exc: OSError) -> str:
     if exc.errno == errno.EADDRNOTAVAIL:
         return "this machine does not have that address"
     return exc.strerror or str(exc)
+
+
+_SOCK_DIAG: Final = (4, 20)
+"""Family of netlink sockets and type of message with which Linux describes sockets (`sock_diag(7)`)."""
+
+_UID_AT: Final = 80
+_ANY_COOKIE: Final = 0xFFFFFFFF
+
+
+def peer_uid(peer: Sequence[Any], own: Sequence[Any]) -> int | None:
+    """Return the user of the other end of a connection within this machine; None if it is not known.
+
+    Args:
+        peer: Address of the other end, as sockets have it.
+        own: Address of this end.
+    """
+    family = socket.AF_INET6 if ":" in peer[0] else socket.AF_INET
+    if sys.platform != "linux" or peer[0] not in ("127.0.0.1", "::1"):
+        return None
+    ends = [socket.inet_pton(family, each[0]) for each in (peer, own)]
+    body = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF)
+    body += struct.pack("!HH16s16s", peer[1], own[1], *ends) + struct.pack("=III", 0, _ANY_COOKIE, _ANY_COOKIE)
+    protocol, kind = _SOCK_DIAG
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK, protocol) as kernel:
+            kernel.send(struct.pack("=IHHII", 16 + len(body), kind, 1, 0, 0) + body)  # answered within the call
+            found = kernel.recv(4096)
+    except OSError:
+        return None
+    is_found = len(found) >= _UID_AT + 4 and struct.unpack_from("=H", found, 4) == (kind,)
+    return int(struct.unpack_from("=I", found, _UID_AT)[0]) if is_found else None

@@ -108,7 +108,7 @@ class _Connections:
 
     context: ServerContext
     capacity: trio.Semaphore = attrs.field(init=False)
-    _live: dict[Connection, str] = attrs.field(factory=dict)  # with the peer's address, the oldest first
+    _live: dict[Connection, str] = attrs.field(factory=dict)  # with its owner, the oldest first
 
     def __attrs_post_init__(self) -> None:
         self.capacity = trio.Semaphore(self.context.limits.max_connections)
@@ -131,11 +131,11 @@ class _Connections:
             async with trio.open_nursery() as nursery:
                 async for stream in arrivals:
                     connection = Connection(self.context, stream)
-                    if self._exceeds_share(connection.peer_host):
+                    if self._exceeds_share(connection.owner):
                         await trio.aclose_forcefully(stream)
                         self.capacity.release()
                         continue
-                    self._live[connection] = connection.peer_host
+                    self._live[connection] = connection.owner
                     nursery.start_soon(self._serve, connection)
                 shield.deadline = trio.current_time() + limits.drain_seconds
                 for connection in self._live:

@@ -41,6 +41,8 @@ LIMIT_FIELDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens
 _ANSWER_COUNT_FIELDS: Final = frozenset({"n", "n_cmpl", "best_of"})
 """Fields with the number of answers; llama.cpp's server prefers `n_cmpl` to `n`."""
 
+_PROMPT_FIELDS: Final = ("prompt", "input", "documents", "texts")
+
 AccountKey = tuple[str, str]
 """Name of a budget, and the team under scope team, else ""."""
 
@@ -246,11 +248,10 @@ def usage_bound(config: RoutingConfig, decision: Decision, demand: TokenDemand) 
     budgets = tuple([each for each in config.budgets if each.scope != "rule" or (rule and rule.name == each.rule)])
     if not budgets:
         return None
-    body, prompt = demand.body, demand.body_bytes
+    body, prompt = demand.body, prompt_bytes(demand.body, demand.body_bytes)
     cap = (requested_tokens(body) or DEFAULT_TOKENS) if demand.writes else None
     copies, answers = 1 + len(decision.shadows), cap or 0
-    if not _ANSWER_COUNT_FIELDS.isdisjoint(body):
-        answers *= max([_at_least_one(body.get(name)) for name in _ANSWER_COUNT_FIELDS])
+    answers *= answer_count(body)
     permits = (*decision.order, *decision.shadows)
     dearest = max([_most_nano_usd(each.backend.charged_prices, prompt, answers) for each in permits])
     most = Amount(copies * (prompt + answers), copies * dearest)
@@ -363,10 +364,32 @@ def _at_least_one(value: object) -> int:
     return max(1, math.ceil(value)) if _is_number(value) else 1
 
 
+def prompt_count(body: Mapping[str, Any]) -> int:
+    """Return the number of prompts, texts or documents of a request; a list of tokens is one prompt."""
+    given: list[Any] = next((body[name] for name in _PROMPT_FIELDS if isinstance(body.get(name), list)), [])
+    return max(1, len(given)) if not any(isinstance(each, int | float) for each in given) else 1
+
+
+def answer_count(body: Mapping[str, Any]) -> int:
+    """Return the number of answers to a request: to each of its prompts as many as it asks for."""
+    return prompt_count(body) * max([_at_least_one(body.get(name)) for name in _ANSWER_COUNT_FIELDS])
+
+
+def prompt_bytes(body: Mapping[str, Any], body_bytes: int) -> int:
+    """Return the bytes of all prompts: a ranker reads the query once for each document."""
+    query = body.get("query")
+    return body_bytes + (len(query.encode()) * (prompt_count(body) - 1) if isinstance(query, str) else 0)
+
+
 def usage_of_all_answers(usage: Usage | None, body: Mapping[str, Any]) -> Usage | None:
-    """Return the tokens of all answers to a request: llama.cpp's server reports those of only one of them."""
+    """Return the tokens of all answers to a request: llama.cpp's server reports those of only one of them.
+
+    Those of several prompts are unknown: they differ in length.
+    """
     if usage is None or usage.prefill_ms is None:  # other backends report all tokens, and no times
         return usage
+    if prompt_count(body) > 1:
+        return None
     count = _at_least_one(body.get("n_cmpl") or body.get("n"))
     return usage if count == 1 else attrs.evolve(usage, completion=usage.completion * count)
 

@@ -194,6 +194,7 @@ def _auth(given: router_policy.Auth | None, keys_folder: str, problems: list[str
         keys_folder=f"{keys_folder}/teams" if given.keys_secret_ref else "",
         tokens=None if given.jwt is None else _tokens(given.jwt, f"{keys_folder}/tokens/{JWKS_FILE}"),
         models_of_team={each.team: each.models or ("*",) for each in given.allowlists},
+        shares_caches=given.prompt_caches == "shared",
     )
 
 

@@ -309,11 +309,13 @@ class Auth:
         tokens: None accepts no tokens.
         models_of_team: Patterns of the models that each team may use; an empty list allows no model. Unless the whole
             mapping is empty, a team without an entry may use no model.
+        shares_caches: Whether engines may reuse the prompts of one tenant for another.
     """
 
     keys_folder: str = ""
     tokens: Tokens | None = None
     models_of_team: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
+    shares_caches: bool = False
 
 
 @attrs.frozen(kw_only=True)

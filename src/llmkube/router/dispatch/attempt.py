@@ -59,6 +59,7 @@ class ClientRequest:
         trace: Trace headers.
         translator: Translates the answer to the client's dialect; None forwards it.
         dropped: Fields of the client's request that were lost in translation.
+        cache_salt: Separates the prompt caches of tenants; "" if they share them.
     """
 
     path: str
@@ -68,6 +69,7 @@ class ClientRequest:
     trace: Mapping[str, str]
     translator: AnswerTranslator | None = attrs.field(default=None, repr=False)
     dropped: tuple[str, ...] = ()
+    cache_salt: str = ""
 
     @property
     def streams(self) -> bool:
@@ -207,7 +209,7 @@ class Attempts:
             return resolved
         backend, credentials = resolved
         try:
-            rebuilt = rebuild(inbound.path, inbound.body, backend)
+            rebuilt = rebuild(inbound.path, inbound.body, backend, inbound.cache_salt)
         except DialectError as exc:
             return Failure(Cause.UNSUPPORTED, str(exc))
         lines = request_lines(backend, key, inbound.request_id, inbound.trace) + credentials

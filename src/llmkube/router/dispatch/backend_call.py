@@ -1,13 +1,14 @@
 """Calls one backend and sends its answer to the client; requests queue for backends with slots."""
 
 from collections.abc import Callable
+from typing import Final
 
 import attrs
 import orjson
 import trio
 
 from llmkube.base.http.message import NO_HEADERS, Headers
-from llmkube.router.budgets.meter import requested_tokens, usage_of_all_answers
+from llmkube.router.budgets.meter import answer_count, prompt_bytes, requested_tokens, usage_of_all_answers
 from llmkube.router.dialects.dialect import DialectError, error_in_answer
 from llmkube.router.dispatch.attempt import Answer, Attempts, Stream, without_unseen_pictures
 from llmkube.router.dispatch.circuits import BackendStats, Circuits, State
@@ -80,8 +81,14 @@ class BackendCalls:
     async def _call_in_turn(self, permit: Permit, request: RoutedRequest) -> Failure | None:
         backend, inbound, record, started_at = permit.backend, request.inbound, request.record, trio.current_time()
         engine_queue = self.turns.queue_of(backend)
-        max_tokens = requested_tokens(inbound.body) if inbound.path in STREAMING else 0
-        with self.turns.turn(backend, record.decided.tenant, engine_queue.tokens_of(inbound.size, max_tokens)) as turn:
+        writes, parts = inbound.path in STREAMING, answer_count(inbound.body)
+        if writes and parts > backend.slots:  # its own queue would have the rest before other tenants' requests
+            failure = Failure(Cause.UNSUPPORTED, _TOO_MANY_PARTS.format(parts=parts, slots=backend.slots))
+            self._record_attempt(record, backend.name, failure, 0.0)
+            return failure
+        size = prompt_bytes(inbound.body, inbound.size)
+        tokens = engine_queue.tokens_of(size, requested_tokens(inbound.body) if writes else 0, parts)
+        with self.turns.turn(backend, record.decided.tenant, tokens, min(parts, backend.slots)) as turn:
             lines = answer_lines(NO_HEADERS, inbound.request_id, backend.name) if inbound.streams else None
             is_admitted = await _wait_for_turn(turn, request.first_byte_seconds(backend.name), request.client, lines)
             waited = trio.current_time() - started_at
@@ -267,14 +274,20 @@ class BackendCalls:
     def _record_divergence(self, request: RoutedRequest) -> None:
         """Record where the prompt diverges from earlier ones, if llama.cpp's server reports how much was cached."""
         record, inbound, usage = request.record, request.inbound, request.record.answer.usage
-        if usage is None or usage.prefill_ms is None:
-            return
+        if usage is None or usage.prefill_ms is None or not record.decided.principal.team:
+            return  # without authentication, tenants are unknown
         tenant = record.decided.tenant
         prompt = record.decided.prompt or self.prefixes.prompt(tenant, inbound.path, inbound.body, inbound.size)
         if prompt is None:
             return
         found = self.own_prompts.record_answer(tenant, prompt, cached=usage.cached, tokens=usage.prompt)
         record.update(diverged=found.position(prompt.text) if found is not None else "")
+
+
+_TOO_MANY_PARTS: Final = (
+    "the request asks for {parts} answers (prompts by n), and its engine computes {slots} at a time; "
+    "send at most {slots} in a request"
+)
 
 
 def _server(headers: Headers) -> str:

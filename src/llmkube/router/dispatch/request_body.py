@@ -51,7 +51,13 @@ _NESTED: Final = frozenset({dict, list})
 MAX_DEPTH: Final = 64
 """Nesting of objects and lists, outside values that only the model interprets."""
 
+MAX_NAME_BYTES: Final = 4096
+"""Longest name of a model."""
+
 COUNT_TOKENS: Final = "/messages/count_tokens"
+_CACHE_FIELDS: Final = ("cache_prompt", "cache_salt", "id_slot", "n_cache_reuse")
+"""Fields that select cached prompts."""
+
 STREAMING: Final = frozenset({"/chat/completions", "/completions"})
 """Paths where a model generates text, as a stream if the client requests one."""
 
@@ -120,9 +126,18 @@ def parse_body(body: bytes, other_name: str = "") -> dict[str, Any]:
         model = parsed["model"] = parsed[other_name]
     if not isinstance(model, str) or not model:
         raise BodyError('"model" must be a string; GET /v1/models lists the models', "invalid_model")
+    if len(model) > MAX_NAME_BYTES:
+        raise BodyError(f'"model" is longer than {MAX_NAME_BYTES} bytes; GET /v1/models lists them', "invalid_model")
     if not isinstance(parsed.get("stream"), bool | None):
         raise BodyError('"stream" must be true or false', "invalid_value")
     return parsed
+
+
+def known_fields(path: str, body: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the fields of a body that any backend may get, and the names of the others; path is below `/v1`."""
+    known = FIELDS.get(path, {})
+    kept = {name: each for name, each in body.items() if name in known or name in ENGINE_FIELDS}
+    return kept, tuple(name for name in body if name not in kept)
 
 
 def refuse_urls(body: Mapping[str, Any]) -> None:
@@ -154,13 +169,14 @@ class BackendRequest:
     usage_added: bool = False
 
 
-def rebuild(path: str, client_body: Mapping[str, Any], backend: Backend) -> BackendRequest:
+def rebuild(path: str, client_body: Mapping[str, Any], backend: Backend, cache_salt: str = "") -> BackendRequest:
     """Rebuild a request for one backend.
 
     Args:
         path: Path below `/v1`.
         client_body: Parsed body.
         backend: Receiver.
+        cache_salt: Separates the prompt caches of tenants; "" if they share them.
 
     Raises:
         DialectError: It cannot be translated to the backend's dialect.
@@ -171,10 +187,12 @@ def rebuild(path: str, client_body: Mapping[str, Any], backend: Backend) -> Back
         body = _object(_with_texts(client_body), provider.shape(path), None, dropped)
         _refuse_losses(client_body, body, provider.shape(path))
     else:
-        known = FIELDS[path]
-        body = {name: each for name, each in client_body.items() if name in known or name in ENGINE_FIELDS}
-        if len(body) < len(client_body):
-            dropped += [name for name in client_body if name not in body]
+        body, others = known_fields(path, dict(client_body))
+        if cache_salt:  # vLLM's and SGLang's caches know it; llama.cpp's slots are shared, and so reuse nothing
+            others += tuple(name for name in _CACHE_FIELDS if name in body)
+            body = {name: each for name, each in body.items() if name not in _CACHE_FIELDS}
+            body |= {"cache_salt": cache_salt, "cache_prompt": False}
+        dropped += others
         body = dict(engine_body(body, dropped, is_llama_cpp=bool(backend.model_digest)))
     if backend.model:
         body["model"] = backend.model

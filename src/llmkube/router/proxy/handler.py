@@ -10,6 +10,7 @@ the path only if it is a known one. Nothing is logged for unauthenticated client
 that a client without a key cannot make the log grow.
 """
 
+import hashlib
 import random
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -33,7 +34,7 @@ from llmkube.router.budgets.meter import (
     with_max_tokens,
 )
 from llmkube.router.config.routing_config import Backend, RoutingConfig
-from llmkube.router.dialects.dialect import DialectError
+from llmkube.router.dialects.dialect import DialectError, Translation
 from llmkube.router.dialects.inbound import (
     DIALECTS,
     OLLAMA,
@@ -54,10 +55,14 @@ from llmkube.router.dispatch.request_body import (
     STREAMING,
     BodyError,
     check_types,
+    known_fields,
     parse_body,
     refuse_urls,
 )
 from llmkube.router.dispatch.verdicts import Cause
+from llmkube.router.fair_queue import Shares
+from llmkube.router.model_field import BodyError as UnboundedError
+from llmkube.router.model_field import parsed_bytes
 from llmkube.router.model_list import ModelEntry
 from llmkube.router.policy.decision import FAIL_CLOSED, MODEL_NOT_ALLOWED, NO_ROUTE, NOT_PERMITTED, Decision, decide
 from llmkube.router.policy.permits import permits_for
@@ -90,6 +95,12 @@ HINT: Final = """LLMKube router: an OpenAI-compatible API; set your client's bas
 MAX_BODY_BYTES: Final = 16 << 20
 """A body is parsed in one step, which takes a tenth of a second for 16 MiB."""
 
+MEMORY_BYTES: Final = 224 << 20
+"""Memory for the bodies of requests under way, in addition to their own bytes: with these, a router fits in 512 MiB."""
+
+REQUEST_BYTES: Final = 64 << 10
+"""Memory of a request without its body: tasks, buffers, the events of its answer."""
+
 DO_NOT_RETRY: Final[Mapping[str, str]] = {"X-Should-Retry": "false"}
 """For clients that retry automatically."""
 
@@ -115,6 +126,7 @@ class ListedFields:
         conversations: Stored responses.
         rng: Source of weighted choices and request IDs.
         obstacle: Returns why a backend gets no requests now; "" if it does.
+        memory: Memory for the bodies of requests under way, by tenant.
     """
 
     routing: Callable[[], Routing]
@@ -128,6 +140,7 @@ class ListedFields:
     conversations: Conversations
     rng: random.Random
     obstacle: Callable[[str], str]
+    memory: Shares = attrs.field(factory=lambda: Shares(MEMORY_BYTES))
 
     async def __call__(self, exchange: StreamExchange) -> None:
         """Serve one request.
@@ -177,26 +190,12 @@ class ListedFields:
         routing = self.routing()
         record = record_of(exchange.head, exchange.peer, path, self.rng)
         try:
-            inbound, facts, decision = self._decide(exchange, path, routing, record)
-            if not inbound.path:
-                record.update(status=200, outcome="ok")
-                await exchange.respond(_with_request_id(self._loaded(inbound, decision), record))
-                return
-            demand = TokenDemand(body=inbound.body, body_bytes=inbound.size, writes=inbound.path in STREAMING)
-            bound = usage_bound(routing.config, decision, demand)
-            reservation = await self._admit(routing.config, bound, facts)
-            if decision.shadows:  # copies are sent only once
-                bound = usage_bound(routing.config, attrs.evolve(decision, shadows=()), demand)
-            again = partial(self.budgets.admit, routing.config, bound, facts)
-            is_free = inbound.path == COUNT_TOKENS
-            record.charges = AttemptCharges(reservation, again, self.budgets.settle, is_free=is_free)
-            cap = reservation.cap
-            if cap is not None and (body := with_max_tokens(inbound.body, cap)) is not inbound.body:
-                inbound = attrs.evolve(inbound, body=body)
-            for permit in decision.shadows:
-                seconds = decision.first_byte_seconds[permit.backend.name]
-                self.shadows.offer_nowait(permit, inbound, seconds, inbound.size)
-            await self.dispatcher.answer(decision, inbound, exchange, record)
+            need = await self._admit_body(exchange, path, routing, record)
+            with self.memory.hold(record.decided.tenant, need) as is_held:
+                if not is_held:
+                    message = f"the requests under way leave no memory for one of {len(exchange.body)} bytes; retry"
+                    raise refused(503, message, "bodies_full", {"Retry-After": "2"})
+                await self._answer(exchange, path, routing, record)
         except RefusedError as exc:
             record.update(status=exc.response.status, outcome=exc.code)
             await exchange.respond(refusal_at(path, _with_request_id(exc.response, record)))
@@ -206,6 +205,51 @@ class ListedFields:
         finally:
             await self._end(record, routing, exchange.body)  # noqa: ASYNC102 (it shields itself, with a deadline)
 
+    async def _answer(self, exchange: StreamExchange, path: str, routing: Routing, record: Record) -> None:
+        inbound, facts, decision = self._decide(exchange, path, routing, record)
+        if not inbound.path:
+            record.update(status=200, outcome="ok")
+            await exchange.respond(_with_request_id(self._loaded(inbound, decision), record))
+            return
+        demand = TokenDemand(body=inbound.body, body_bytes=inbound.size, writes=inbound.path in STREAMING)
+        bound = usage_bound(routing.config, decision, demand)
+        reservation = await self._admit(routing.config, bound, facts)
+        if decision.shadows:  # copies are sent only once
+            bound = usage_bound(routing.config, attrs.evolve(decision, shadows=()), demand)
+        again = partial(self.budgets.admit, routing.config, bound, facts)
+        is_free = inbound.path == COUNT_TOKENS
+        record.charges = AttemptCharges(reservation, again, self.budgets.settle, is_free=is_free)
+        cap = reservation.cap
+        if cap is not None and (body := with_max_tokens(inbound.body, cap)) is not inbound.body:
+            inbound = attrs.evolve(inbound, body=body)
+        for permit in decision.shadows:
+            seconds = decision.first_byte_seconds[permit.backend.name]
+            self.shadows.offer_nowait(permit, inbound, seconds, inbound.size)
+        await self.dispatcher.answer(decision, inbound, exchange, record)
+
+    async def _admit_body(self, exchange: StreamExchange, path: str, routing: Routing, record: Record) -> int:
+        """Identify the client, and return the most memory that the request takes.
+
+        Raises:
+            RefusedError: The client is unknown, or the body exceeds a limit.
+        """
+        head = exchange.head
+        if head.method != "POST":
+            message = f"{head.method} is not allowed on {path}"
+            raise refused(405, message, "method_not_allowed", {"Allow": "POST"})
+        principal = principal_of(head.lines, exchange.peer, routing.clients)
+        if principal is None:  # admitted by its head, but the token has expired since, or the keys have changed
+            raise refused(401, "this key or token is no longer valid", "invalid_api_key")
+        record.decided.principal = principal
+        size = len(exchange.body)
+        if size > MAX_BODY_BYTES:  # the listener of a route that forwards any field accepts longer ones
+            message = f"the body has {size} bytes; the limit for this path is {MAX_BODY_BYTES}"
+            raise refused(413, message, "body_too_large")
+        try:
+            return REQUEST_BYTES + await parsed_bytes(exchange.body)
+        except UnboundedError as exc:
+            raise refused(400, str(exc), "invalid_json") from exc
+
     def _decide(
         self, exchange: StreamExchange, path: str, routing: Routing, record: Record
     ) -> tuple[ClientRequest, RequestFacts, Decision]:
@@ -214,22 +258,14 @@ class ListedFields:
         Raises:
             RefusedError: The request is invalid, or no backend may serve it.
         """
-        head, config = exchange.head, routing.config
-        if head.method != "POST":
-            message = f"{head.method} is not allowed on {path}"
-            raise refused(405, message, "method_not_allowed", {"Allow": "POST"})
-        principal = principal_of(head.lines, exchange.peer, routing.clients)
-        if principal is None:  # admitted by its head, but the token has expired since, or the keys have changed
-            raise refused(401, "this key or token is no longer valid", "invalid_api_key")
-        decided = record.decided
-        decided.principal = principal
-        size = len(exchange.body)
-        if size > MAX_BODY_BYTES:  # the listener of a route that forwards any field accepts longer ones
-            message = f"the body has {size} bytes; the limit for this path is {MAX_BODY_BYTES}"
-            raise refused(413, message, "body_too_large")
+        head, config, decided = exchange.head, routing.config, record.decided
+        principal, size = decided.principal, len(exchange.body)
         try:
             body = parse_body(exchange.body, MODEL_NAME if path.startswith(OLLAMA) else "")
             translated = translated_request(path, body)
+            if path not in DIALECTS:  # the fields that are left are walked
+                known, others = known_fields(translated.path, translated.body)
+                translated = Translation(path=translated.path, body=known, dropped=others)
             translated.body["model"] = known_name(body["model"], lambda name: name in dict(_ids(config)))
             if translated.translator is not None:
                 translated.translator.begin(self.conversations.now())
@@ -258,6 +294,7 @@ class ListedFields:
             trace=record.request.trace,
             translator=translated.translator,
             dropped=translated.dropped,
+            cache_salt="" if routing.clients is None or config.auth.shares_caches else _salt(config, decided.tenant),
         )
         return inbound, facts, decision
 
@@ -369,6 +406,11 @@ def no_backend_error(config: RoutingConfig, facts: RequestFacts, decision: Decis
         why = f"data class {', '.join(sensitive)} stays local, and {why}"
     headers = DO_NOT_RETRY if status == 503 else {}
     return refused(status, f"no backend may answer this request: {why}", code, headers)
+
+
+def _salt(config: RoutingConfig, tenant: str) -> str:
+    """Return the name of a tenant's prompt caches, equal in all processes of a router."""
+    return hashlib.blake2b(f"{config.name}\0{tenant}".encode(), digest_size=16).hexdigest()
 
 
 def _ids(config: RoutingConfig) -> list[tuple[str, str]]:

@@ -30,7 +30,7 @@ from prometheus_client import CollectorRegistry
 from llmkube.base.http.connection import RequestFilter, StreamHandler
 from llmkube.base.http.dial import Connect, dial
 from llmkube.base.http.egress import DIRECTLY, Egress
-from llmkube.base.http.limits import Limits
+from llmkube.base.http.limits import CONNECTIONS_PER_PEER, Limits
 from llmkube.base.http.outbound import trusted_context
 from llmkube.router.auth.jwks_refresh import JwksRefresh, fetch_jwks
 from llmkube.router.auth.key_files import BackendKeys
@@ -67,7 +67,10 @@ from llmkube.router.turns import Turns, engines_of
 CIRCUIT_OPEN: Final = "circuit open after failures; retried automatically"
 
 
-LIMITS: Final = Limits(max_body_bytes=MAX_BODY_BYTES, max_bodies_bytes=128 << 20)
+LIMITS: Final = Limits(
+    max_body_bytes=MAX_BODY_BYTES, max_bodies_bytes=96 << 20, max_connections_per_peer=CONNECTIONS_PER_PEER
+)
+"""Limits of a router; with `MEMORY_BYTES` of its requests, it fits in the 512 MiB of its pod."""
 
 
 @attrs.define(eq=False, kw_only=True)

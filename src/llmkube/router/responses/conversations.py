@@ -35,7 +35,7 @@ from llmkube.router.responses.store import (
     response_of_item,
 )
 
-MAX_HISTORY_BYTES: Final = 128 << 20
+MAX_HISTORY_BYTES: Final = 32 << 20
 """Histories of all requests under way: each request loads its history, however short its body is."""
 
 SWEEP_SECONDS: Final = 60.0

@@ -1,0 +1,173 @@
+"""Two tenants with keys: none of the quiet one's requests is refused, whatever the hostile one sends."""
+
+import json
+
+import pytest
+import trio
+import trio.testing
+
+from llmkube.base.http.limits import Limits
+from llmkube.router.budgets.meter import answer_count, prompt_bytes
+from llmkube.router.config.routing_config import Auth, Budget
+from llmkube.router.proxy import handler
+from router.proxy import router_lab as rl
+
+HOSTILE = {"authorization": "Bearer hostile"}
+QUIET = {"authorization": "Bearer quiet"}
+WRITTEN = {"model": "m", "max_tokens": 100}
+TIMED = rl.ANSWER | {"timings": {"cache_n": 0, "prompt_n": 2, "predicted_n": 100, "prompt_ms": 1, "predicted_ms": 1}}
+
+
+@pytest.fixture
+def auth(tmp_path):
+    for each in ("hostile", "quiet"):
+        (tmp_path / each).write_text(f"{each}\n")
+    return Auth(keys_folder=str(tmp_path))
+
+
+def big(length, **more):
+    return json.dumps(rl.ASKED | {"user": "x" * length} | more).encode()
+
+
+FLOODS = {
+    "malformed": [b"{", b"[]", b'{"model": 1}', big(9, tools=[1]), big(9, messages=7)] * 20,
+    "values": [big(9, unknown=[{}] * 300_000)] * 5,
+    "oversized": [big(17 << 20)] * 3,
+    "long names": [json.dumps(rl.ASKED | {"model": "m" * 100_000}).encode()] * 20,
+    "large": [big(8 << 20)] * 24,
+    "many": [big(9)] * 400,
+    "streams": [big(9, stream=True)] * 400,
+    "arrays": [big(9, prompt=["a"] * 60, messages=[])] * 20,
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+async def test_no_request_of_the_quiet_tenant_is_refused(auth, flood, autojump_clock):
+    """The engine answers the hostile tenant's requests after ten minutes, and the quiet one's at once."""
+
+    async def answer(connection):
+        if "quiet" not in lab.players["mac"].asked[-1][1].decode():
+            await trio.sleep(600)
+        await connection.send_all(rl.answer())
+
+    async def attack(body):
+        try:
+            statuses.append((await lab.ask(body, headers=HOSTILE)).status)
+        except Exception as exc:  # noqa: BLE001 (however its connection ends)
+            statuses.append(exc)
+
+    statuses = []
+    config = rl.config_of(rl.local("mac"), auth=auth)
+    async with rl.open_lab(config, mac=answer) as lab, trio.open_nursery() as nursery:
+        for body in FLOODS[flood]:
+            nursery.start_soon(attack, body)
+        await trio.testing.wait_all_tasks_blocked()
+        for _ in range(20):
+            found = await lab.ask(rl.ASKED | {"user": "quiet" + "x" * 100_000}, headers=QUIET)
+            assert found.status == 200, found.body
+        nursery.cancel_scope.cancel()
+    assert 200 not in statuses
+
+
+async def test_bodies_take_no_more_memory_than_a_router_has(auth, monkeypatch):
+    """One tenant has half of it at most, and is refused more; the other is not."""
+    monkeypatch.setattr(handler, "MEMORY_BYTES", 3 << 20)
+    config = rl.config_of(rl.local("mac"), auth=auth)
+    waits = rl.saying(b"", then=rl.until_gone)
+    async with rl.open_lab(config, mac=(waits, rl.answer())) as lab, trio.open_nursery() as nursery:
+        nursery.start_soon(lab.ask, big(600_000), rl.CHAT, HOSTILE)
+        await trio.testing.wait_all_tasks_blocked()
+        refused = await lab.ask(big(600_000), headers=HOSTILE)
+        assert (refused.status, refused.headers.get("retry-after")) == (503, "2")
+        assert json.loads(refused.body)["error"]["code"] == "bodies_full"
+        assert (await lab.ask(big(600_000), headers=QUIET)).status == 200
+        nursery.cancel_scope.cancel()
+
+
+async def test_engines_reuse_no_prompt_of_another_tenant(auth):
+    """Each tenant has caches of its own, which a client can neither name nor select."""
+    more = {"cache_prompt": True, "id_slot": 0, "cache_salt": "quiet", "n_cache_reuse": 9}
+    async with rl.open_lab(rl.config_of(rl.local("mac"), auth=auth), mac=rl.answer()) as lab:
+        for key in (HOSTILE, QUIET, QUIET):
+            await lab.ask(rl.ASKED | more, headers=key)
+        sent, (line, *_) = lab.players["mac"].bodies, lab.audit
+        assert [each["cache_prompt"] for each in sent] == [False] * 3
+        assert sent[0]["cache_salt"] != sent[1]["cache_salt"] == sent[2]["cache_salt"] != "quiet"
+        assert not any("id_slot" in each or "n_cache_reuse" in each for each in sent)
+        assert set(line["droppedFields"]) == set(more)
+
+
+@pytest.mark.parametrize("shared", [Auth(), None])
+async def test_a_router_may_share_caches(auth, shared):
+    """Without keys there are no tenants; with them, it is the owner's decision."""
+    given = shared or Auth(keys_folder=auth.keys_folder, shares_caches=True)
+    async with rl.open_lab(rl.config_of(rl.local("mac"), auth=given), mac=rl.answer(body=TIMED)) as lab:
+        for _ in range(2):
+            found = await lab.ask(big(900, id_slot=0, messages=[{"role": "user", "content": "x" * 900}]), headers=QUIET)
+        assert lab.players["mac"].bodies[0]["id_slot"] == 0
+        assert "cache_salt" not in lab.players["mac"].bodies[0]
+        assert "diverged" not in found.headers.get("server-timing")
+
+
+@pytest.mark.parametrize(
+    ("body", "answers", "size"),
+    [
+        ({"prompt": ["a"] * 20}, 20, 100),
+        ({"prompt": ["a"] * 20, "n": 2}, 40, 100),
+        ({"prompt": [[1, 2], [3]]}, 2, 100),
+        ({"prompt": [1, 2, 3]}, 1, 100),
+        ({"input": ["a", "b"]}, 2, 100),
+        ({"query": "four", "documents": ["a"] * 10}, 10, 136),
+        ({"query": "four", "texts": ["a"] * 10}, 10, 136),
+    ],
+)
+def test_a_request_has_the_price_of_all_its_prompts(body, answers, size):
+    assert (answer_count(body), prompt_bytes(body, 100)) == (answers, size)
+
+
+async def test_an_array_of_prompts_is_charged_by_its_parts():
+    """llama.cpp's server reports the tokens of one of them: the reservation is charged."""
+    budget = Budget(name="b", scope="router", window_seconds=60, max_tokens=100_000)
+    config = rl.config_of(rl.local("mac"), budgets=(budget,))
+    async with rl.open_lab(config, mac=rl.answer(body=TIMED)) as lab:
+        await lab.ask(WRITTEN | {"prompt": ["a"] * 20}, "/v1/completions")
+        [used] = lab.router.budgets()
+        assert 2000 <= used["tokensUsed"] <= 2200
+
+
+async def test_an_engine_gets_no_more_prompts_than_it_has_slots():
+    """Its own queue, which is in order of arrival, would have the others before another tenant's request."""
+    async with rl.open_lab(rl.config_of(rl.local("mac", slots=2)), mac=rl.answer()) as lab:
+        refused = await lab.ask(WRITTEN | {"prompt": ["a", "b", "c"]}, "/v1/completions")
+        assert refused.status == 400
+        assert b"send at most 2 in a request" in refused.body
+        assert (await lab.ask(WRITTEN | {"prompt": ["a", "b"]}, "/v1/completions")).status == 200
+        assert (await lab.ask({"model": "m", "input": ["a"] * 9}, "/v1/embeddings")).status == 200
+
+
+async def test_an_array_takes_as_many_slots_as_it_has_prompts():
+    """No other request is sent until it ends, and then all slots are free again."""
+    waits = rl.saying(b"", then=rl.until_gone)
+    async with rl.open_lab(rl.config_of(rl.local("mac", slots=2)), mac=(waits, rl.answer())) as lab:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lab.ask, WRITTEN | {"prompt": ["a", "b"]}, "/v1/completions")
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(lab.ask)
+            await trio.testing.wait_all_tasks_blocked()
+            assert len(lab.players["mac"].asked) == 1
+            nursery.cancel_scope.cancel()
+        await trio.testing.wait_all_tasks_blocked()
+        assert [(await lab.ask()).status for _ in range(3)] == [200] * 3
+
+
+async def test_probes_have_places_that_requests_do_not_take():
+    """Beyond them, requests get 503 and health checks an answer."""
+    waits = rl.saying(b"", then=rl.until_gone)
+    limits = Limits(max_connections=16)
+    async with rl.open_lab(rl.MAC, mac=waits, limits=limits) as lab, trio.open_nursery() as nursery:
+        for _ in range(15):
+            nursery.start_soon(lab.ask)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (await lab.ask()).status == 503
+        assert (await lab.ask(path="/healthz", method="GET")).status == 200
+        nursery.cancel_scope.cancel()
