@@ -1,4 +1,4 @@
-"""Names of objects on the command line: `NAME` is an InferenceService; `KIND/NAME` can also be a Model."""
+"""Names of objects on the command line: `NAME` is an InferenceService, `KIND/NAME` also a Model or a ModelRouter."""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -11,6 +11,7 @@ import click
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.resource import Key, Object
 from llmkube.programs.failures import CommandError, ExitCode
@@ -20,9 +21,9 @@ K = TypeVar("K", bound=Object)
 
 KINDS: dict[str, type[Any]] = {
     word: kind
-    for kind in (InferenceService, Model)
+    for kind in (InferenceService, Model, ModelRouter)
     for word in (kind.RESOURCE.singular, kind.RESOURCE.plural, *kind.RESOURCE.short_names)
-} | {"service": InferenceService, "services": InferenceService}
+} | {"service": InferenceService, "services": InferenceService, "router": ModelRouter, "routers": ModelRouter}
 """The kinds by the names that kubectl accepts, and shorter ones."""
 
 

@@ -13,14 +13,13 @@ from click.shell_completion import CompletionItem
 
 from llmkube.base.errors import LLMKubeError
 from llmkube.cli import target_cluster
+from llmkube.cli.object_names import KINDS
 from llmkube.cli.target_cluster import Cluster, ClusterFlags, kubeconfig_files
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.programs.options import Decorator
 
 DEADLINE_SECONDS: Final = 1.0
-
-_MODEL_WORDS: Final = frozenset({Model.RESOURCE.singular, Model.RESOURCE.plural, *Model.RESOURCE.short_names})
 
 
 def services(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -34,10 +33,10 @@ def models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 
 
 def targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Complete the names of InferenceServices, or of Models after `model/`."""
+    """Complete the names of InferenceServices, or of another kind after `KIND/`."""
     word, slash, _ = incomplete.partition("/")
     if slash:
-        kind = Model if word.lower() in _MODEL_WORDS else InferenceService
+        kind = KINDS.get(word.lower(), InferenceService)
         return _matching([f"{word}/{name}" for name in _names(ctx, kind)], incomplete)
     return _matching(_names(ctx, InferenceService), incomplete)
 

@@ -4,7 +4,7 @@ client, request, exchange, errors, auth     one request
 reflector, watch, workqueue                 list and watch into a cache; queue keys for workers
 port_forward                                connections to ports of pods
 leases                                      leader election, and which hosts are alive
-events, rbac                                Events; permissions, declared next to the code that needs them
+events, rbac, admission_policies            Events; permissions, declared next to the code that needs them; policies
 fields, codec, resource                     typed objects to JSON and back
 builtins, workloads, crd                    kinds of Kubernetes, of other projects, and our own
 wire                                        the vocabulary that agent, controller and CLI share

@@ -1,9 +1,10 @@
-"""Local copies of Models and InferenceServices, kept up to date by watches."""
+"""Local copies of Models, InferenceServices and ModelRouters, kept up to date by watches."""
 
 import contextlib
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from functools import partial
+from typing import Any
 
 import attrs
 import trio
@@ -12,17 +13,24 @@ from llmkube.base.mailbox import Mailbox
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
 
 
 @attrs.define(eq=False)
 class ObjectCaches:
-    """Local copies of both collections; `changed` gets a new version with each change of either."""
+    """Local copies of collections; `changed` gets a new version with each change."""
 
     services: Cache[InferenceService] = attrs.field(factory=Cache)
     models: Cache[Model] = attrs.field(factory=Cache)
+    routers: Cache[ModelRouter] = attrs.field(factory=Cache)
     changed: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None))
+
+    def of(self, kind: type[Any]) -> Cache[Any]:
+        """Return the copy of the objects of a kind."""
+        caches: dict[type[Any], Cache[Any]] = {Model: self.models, ModelRouter: self.routers}
+        return caches.get(kind, self.services)
 
     def model_of(self, service: InferenceService) -> Model | None:
         """Return the Model to which a service refers; None if it does not exist."""
@@ -31,14 +39,19 @@ class ObjectCaches:
 
 @contextlib.asynccontextmanager
 async def open_object_caches(
-    client: Client, rng: random.Random | None = None, *, namespace: str | None = None
+    client: Client,
+    rng: random.Random | None = None,
+    *,
+    namespace: str | None = None,
+    kinds: Collection[type[Any]] = (),
 ) -> AsyncIterator[ObjectCaches]:
-    """Watch both collections; both are synced when the block starts.
+    """Watch Models and InferenceServices; they are synced when the block starts.
 
     Args:
         client: Client of the API server.
         rng: Jitter of reconnects; by default, seeded by the system.
         namespace: None for all.
+        kinds: Further kinds to watch.
     """
     caches, rng = ObjectCaches(), rng or random.Random()  # noqa: S311 - jitter
 
@@ -47,9 +60,10 @@ async def open_object_caches(
 
     reflect = partial(run_reflector, client, namespace=namespace, rng=rng)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(reflect, InferenceService, caches.services, notify)
-        nursery.start_soon(reflect, Model, caches.models, notify)
-        await caches.services.synced.wait()
-        await caches.models.synced.wait()
+        watched: set[type[Any]] = {InferenceService, Model, *kinds}
+        for kind in watched:
+            nursery.start_soon(reflect, kind, caches.of(kind), notify)
+        for kind in watched:
+            await caches.of(kind).synced.wait()
         yield caches
         nursery.cancel_scope.cancel(reason="the caches are no longer needed")

@@ -327,7 +327,7 @@ class _Up(Generic[T]):
                     await support.start(control)
                     default = refuse_models
                     if not addresses.routers_only:
-                        default = await support.start(run_default_route, services, http)
+                        default = await support.start(run_default_route, services, http, routers.models)
                     handler = routers_handler(routers.find, default)
                     stamp = partial(cors_lines, https_proxy_pages=config.https_proxy_pages)
                     limits = Limits(max_connections_per_peer=CONNECTIONS_PER_PEER)

@@ -46,7 +46,7 @@ from llmkube.router.model_field import (
     replace_form_model,
     replace_model,
 )
-from llmkube.router.model_list import DescribeService, ModelList, models_in
+from llmkube.router.model_list import DescribeService, ModelEntry, ModelList, models_in
 from llmkube.router.origin_policy import is_loopback, is_preflight, names_near_host, preflight_answer
 from llmkube.router.refusals import RefusedError, refused
 from llmkube.router.responses.store import PREFIX as RESPONSES
@@ -361,6 +361,7 @@ def passing_door(
     utcnow: Callable[[], datetime],
     listed: StreamHandler | None = None,
     describe: DescribeService = lambda _: ModelFacts(),
+    further: Callable[[], list[ModelEntry]] = list,
 ) -> FrontDoor:
     """Return the front door of a route that forwards any field.
 
@@ -369,12 +370,15 @@ def passing_door(
         utcnow: Wall clock, for the mandatory `created` field of OpenAI's model objects.
         listed: Serves requests that engines do not implement; None forwards them to the engines as well.
         describe: Returns the facts about a service.
+        further: Returns entries to list besides the models of the engines.
     """
     return FrontDoor(
         hint=_HINT if listed is None else _HINT + _OLLAMA_HINT,
         # the creation time of a model is unknown; the gateway's start time is constant
         models=ModelList(
-            lambda _: models_in(proxy.directory, proxy.client, describe), int(utcnow().timestamp()), proxy.client
+            lambda _: [*models_in(proxy.directory, proxy.client, describe), *further()],
+            int(utcnow().timestamp()),
+            proxy.client,
         ),
         any_field=proxy,
         listed_fields=listed,

@@ -12,13 +12,12 @@ parameter blocks no other writer in the cluster.
 CEL has no clock, so a policy cannot check that the holder of a claim is gone; it trusts the host that takes over.
 """
 
-from collections.abc import Mapping
-from string import Template
 from typing import Any, Final
 
 import yaml
 
 from llmkube.base.package_data import read_text
+from llmkube.k8s.admission_policies import Writer, substitute
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.wire import names
@@ -46,7 +45,7 @@ def host_policies(system_namespace: str) -> list[dict[str, Any]]:
     text = read_text(__package__, "host_policies.yaml")
     object_templates, status_template = yaml.safe_load_all(text)
     values = _VALUES | {"SYSTEM_NAMESPACE": system_namespace}
-    policies: list[dict[str, Any]] = _substitute(object_templates, values)
+    policies: list[dict[str, Any]] = substitute(object_templates, values)
     for kind, fields, conditions in _STATUSES:
         values |= {
             "PLURAL": kind.RESOURCE.plural,
@@ -55,55 +54,11 @@ def host_policies(system_namespace: str) -> list[dict[str, Any]]:
             "FIELDS_SAID": ", ".join(fields),
             "TYPES_SAID": ", ".join(conditions),
         }
-        policies += _substitute(status_template, values)
-    return [each for policy in policies for each in _render(policy, system_namespace)]
-
-
-def _substitute(template: Any, values: Mapping[str, object]) -> Any:
-    """Return a part of a template with its strings substituted; after parsing, so no value can change the YAML."""
-    match template:
-        case str():
-            return Template(template).substitute(values)
-        case dict():
-            return {_substitute(name, values): _substitute(value, values) for name, value in template.items()}
-        case list():
-            return [_substitute(each, values) for each in template]
-    return template
-
-
-def _render(policy: Mapping[str, Any], system_namespace: str) -> list[dict[str, Any]]:
-    """Return a policy and its binding."""
-    metadata = {
-        "name": f"llmkube-host-{policy['name']}.{system_namespace}",
-        "labels": {"app.kubernetes.io/part-of": "llmkube"},
-    }
-    rule = {
-        "apiGroups": [policy["group"]],
-        "apiVersions": ["*"],
-        "operations": policy["operations"],
-        "resources": policy["resources"],
-    }
-    constraints: dict[str, Any] = {"resourceRules": [rule]}
-    if "labelled" in policy:
-        constraints["objectSelector"] = {"matchExpressions": [{"key": policy["labelled"], "operator": "Exists"}]}
-    if "inside" in policy:
-        constraints["namespaceSelector"] = {"matchLabels": {"kubernetes.io/metadata.name": system_namespace}}
-    host = f"request.userInfo.username.split(':')[3].substring({len(names.HOST_ACCOUNT_PREFIX)})"
+        policies += substitute(status_template, values)
     account = f"system:serviceaccount:{system_namespace}:{names.HOST_ACCOUNT_PREFIX}"
-    variables = {"host": host, **policy.get("variables", {})}
-    spec: dict[str, Any] = {
-        "failurePolicy": "Fail",
-        "matchConstraints": constraints,
-        "matchConditions": [{"name": "is-a-host", "expression": f"request.userInfo.username.startsWith('{account}')"}],
-        "variables": [{"name": name, "expression": text} for name, text in variables.items()],
-        "validations": [{**check, "reason": "Forbidden"} for check in policy["checks"]],
-    }
-    binding: dict[str, Any] = {"policyName": metadata["name"], "validationActions": ["Deny"]}
-    if "param" in policy:
-        spec["paramKind"] = policy["param"]
-        binding["paramRef"] = policy["paramRef"]
-    head = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": metadata}
-    return [
-        {**head, "kind": "ValidatingAdmissionPolicy", "spec": spec},
-        {**head, "kind": "ValidatingAdmissionPolicyBinding", "spec": binding},
-    ]
+    writer = Writer(
+        "host",
+        {"name": "is-a-host", "expression": f"request.userInfo.username.startsWith('{account}')"},
+        {"host": f"request.userInfo.username.split(':')[3].substring({len(names.HOST_ACCOUNT_PREFIX)})"},
+    )
+    return writer.policies(policies, system_namespace)

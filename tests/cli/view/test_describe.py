@@ -6,7 +6,7 @@ import pytest
 from cli.cli_objects import condition, model, service
 from llmkube.cli.view.describe import (
     StatusView,
-    describe_model,
+    describe_object,
     describe_service,
     host_lines,
     last_error,
@@ -116,7 +116,7 @@ def test_a_fetch_shows_its_progress_and_its_error():
     missing = model("chat", condition("Fetched", False, "FileNotFound", "there is no file /m.gguf\nat all"))
     assert progress(missing) == []
     assert last_error(service(), missing) == ["FileNotFound: there is no file /m.gguf"]
-    assert "last error   FileNotFound: there is no file /m.gguf\n" in describe_model(missing, NOW)
+    assert "last error   FileNotFound: there is no file /m.gguf\n" in describe_object(missing, NOW)
 
 
 def test_context_in_effect_is_shown_next_to_the_requested_one():
@@ -150,7 +150,7 @@ def test_a_source_never_shows_its_password():
 
     secret = model()
     secret = spec(secret, source="https://ann:hunter2@example.org/m.gguf?sig=abc")
-    assert "source       https://example.org/m.gguf\n" in describe_model(secret, NOW)
+    assert "source       https://example.org/m.gguf\n" in describe_object(secret, NOW)
     assert shown_source("s3://bucket/key") == "s3://bucket/key"
     assert shown_source("nonsense://x?y") == "nonsense://x"
 
@@ -179,10 +179,10 @@ def test_a_quantization_that_only_the_spec_has_is_shown():
     """Without a header, the Model's own value is shown as from the spec."""
     described = model("chat", FETCHED)
     described = spec(described, quantization="Q4_K_M")
-    assert "quantization Q4_K_M (from the spec)\n" in describe_model(described, NOW)
+    assert "quantization Q4_K_M (from the spec)\n" in describe_object(described, NOW)
     assert "model        chat (Q4_K_M)\n" in describe_service(StatusView(service(), described), NOW)
     known = attrs.evolve(described, status=model("chat", gguf={"quantization": "Q8_0", "architecture": "llama"}).status)
-    assert "from the spec" not in describe_model(known, NOW)
+    assert "from the spec" not in describe_object(known, NOW)
 
 
 def test_a_choice_among_quantizations_is_reported_after_the_download():

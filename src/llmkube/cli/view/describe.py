@@ -15,6 +15,7 @@ from llmkube.cli.view.progress import choice_of
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.wire.conditions import (
     ACCEPTED,
     AVAILABLE,
@@ -93,8 +94,10 @@ def describe_service(view: StatusView, now: datetime.datetime) -> str:
     return "\n".join([*lines, *_conditions(status.conditions, "\n".join(lines))])
 
 
-def describe_model(model: Model, now: datetime.datetime) -> str:
-    """Return a Model's state as labelled lines, and its conditions as a table."""
+def describe_object(model: Model | ModelRouter, now: datetime.datetime) -> str:
+    """Return the state of a Model or a ModelRouter as labelled lines, and its conditions as a table."""
+    if isinstance(model, ModelRouter):
+        return _describe_router(model)
     facts, health = model.status.gguf, model_health(model)
     rows = [
         ("phase", model.status.phase or "New"),
@@ -116,6 +119,19 @@ def describe_model(model: Model, now: datetime.datetime) -> str:
         rows.append(("gguf", ", ".join(each for each in known if each)))
     lines = [f"Model {model.key}", *_labelled(rows)]
     return "\n".join([*lines, *_conditions(model.status.conditions, "\n".join(lines))])
+
+
+def _describe_router(router: ModelRouter) -> str:
+    status = router.status
+    states = {None: "unknown", True: "usable", False: "not usable"}
+    rows = [
+        ("phase", status.phase or "New"),
+        ("endpoint", status.endpoint or output.NOTHING),
+        *(("backends", f"{one.name} ({states[one.healthy]}) {one.message or one.address}") for one in status.backends),
+        *(("budgets", f"{one.name}: {one.utilization or 0} of the budget used") for one in status.budget_utilization),
+    ]
+    lines = [f"ModelRouter {router.key}", *_labelled(rows)]
+    return "\n".join([*lines, *_conditions(status.conditions, "\n".join(lines))])
 
 
 def summary(service: InferenceService, model: Model | None) -> str:

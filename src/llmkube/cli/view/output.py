@@ -17,6 +17,7 @@ from llmkube.base.units import format_age
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.wire.service_health import State, service_health, unready_condition
 from llmkube.k8s.wire.times import parse_timestamp
 from llmkube.programs.failures import runnable, wrap_text
@@ -28,6 +29,7 @@ SERVICE_COLUMNS = ("NAME", "MODEL", "PHASE", "READY", "REASON", "AGE")
 SERVICE_WIDE_COLUMNS = ("ENDPOINT", "RUNTIME", "CONTEXT", "SLOTS", "PRIORITY", "MESSAGE")
 MODEL_COLUMNS = ("NAME", "PHASE", "SIZE", "ACCELERATOR", "ARCHITECTURE", "AGE")
 MODEL_WIDE_COLUMNS = ("QUANT", "CONTEXT", "LICENSE", "SOURCE")
+ROUTER_COLUMNS = ("NAME", "PHASE", "BACKENDS", "ENDPOINT", "AGE")
 CONDITION_COLUMNS = ("CONDITION", "STATUS", "REASON", "MESSAGE")
 
 
@@ -183,6 +185,14 @@ def model_row(model: Model, now: datetime.datetime) -> tuple[str, ...]:
         model.status.gguf.architecture if model.status.gguf else "",
         age(model.metadata.creation_timestamp, now),
     )
+
+
+def router_row(router: ModelRouter, now: datetime.datetime) -> tuple[str, ...]:
+    """Return a ModelRouter's cells for `ROUTER_COLUMNS`."""
+    status = router.status
+    usable = sum(one.healthy is True for one in status.backends)
+    counted = f"{usable}/{len(router.spec.backends)}"
+    return (router.metadata.name, status.phase, counted, status.endpoint, age(router.metadata.creation_timestamp, now))
 
 
 def service_wide_cells(service: InferenceService, model: Model | None) -> tuple[str, ...]:

@@ -38,24 +38,24 @@ PRIORITY_CLASSES: Final = "priorityClasses"
 SOURCE_VOLUMES: Final = ("model-source", "model-source-draft")
 """Names of the volumes that already hold a Model's weights; they may be folders of the node."""
 
-_OWN_VOLUMES: Final = frozenset(
+OWN_VOLUMES: Final = frozenset(
     {"configMap", "downwardAPI", "emptyDir", "image", "persistentVolumeClaim", "secret"}
 )  # fmt: skip
-_PLAIN_PATHS: Final = frozenset({"", "Directory", "File"})
-_PLAIN_SOURCES: Final = frozenset({"clusterTrustBundle", "configMap", "downwardAPI", "secret"})
-_TOKEN_SOURCES: Final = frozenset({"podCertificate", "serviceAccountToken"})
+PLAIN_PATHS: Final = frozenset({"", "Directory", "File"})
+PLAIN_SOURCES: Final = frozenset({"clusterTrustBundle", "configMap", "downwardAPI", "secret"})
+TOKEN_SOURCES: Final = frozenset({"podCertificate", "serviceAccountToken"})
 
-_HARMLESS: Final = frozenset(
+HARMLESS: Final = frozenset(
     {
         *("fsGroup", "fsGroupChangePolicy", "readOnlyRootFilesystem", "runAsGroup", "runAsNonRoot"),
         *("seLinuxChangePolicy", "supplementalGroups", "supplementalGroupsPolicy"),
     }
 )
 # Source: the Pod Security standards, https://kubernetes.io/docs/concepts/security/pod-security-standards (v1.36)
-_HARMLESS_CAPABILITIES: Final = frozenset({"NET_BIND_SERVICE"})
-_SELINUX_TYPES: Final = frozenset({"", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"})
-_PROFILES: Final = frozenset({"RuntimeDefault", "Localhost"})
-_SAFE_SYSCTLS: Final = frozenset(
+HARMLESS_CAPABILITIES: Final = frozenset({"NET_BIND_SERVICE"})
+SELINUX_TYPES: Final = frozenset({"", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"})
+PROFILES: Final = frozenset({"RuntimeDefault", "Localhost"})
+SAFE_SYSCTLS: Final = frozenset(
     {
         "kernel.shm_rmid_forced",
         *("net.ipv4.ip_local_port_range", "net.ipv4.ip_local_reserved_ports", "net.ipv4.ip_unprivileged_port_start"),
@@ -64,9 +64,9 @@ _SAFE_SYSCTLS: Final = frozenset(
         *("net.ipv4.tcp_syncookies", "net.ipv4.tcp_wmem"),
     }
 )
-_APPARMOR: Final = "container.apparmor.security.beta.kubernetes.io/"
-_INJECTED_VOLUMES: Final = "sidecar.istio.io/userVolume"
-_CONTROL_PLANE_TAINTS: Final = frozenset(
+APPARMOR: Final = "container.apparmor.security.beta.kubernetes.io/"
+INJECTED_VOLUMES: Final = "sidecar.istio.io/userVolume"
+CONTROL_PLANE_TAINTS: Final = frozenset(
     {
         *("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master", "node-role.kubernetes.io/etcd"),
         "CriticalAddonsOnly",
@@ -131,7 +131,7 @@ def _volume_refusals(spec: InferenceServiceSpec, settings: WorkloadSettings) -> 
     for number, volume in enumerate(spec.extra_volumes):
         for kind, source in _given(volume):
             path = f"spec.extraVolumes[{number}].{kind}"
-            if kind == "name" or kind in _OWN_VOLUMES:
+            if kind == "name" or kind in OWN_VOLUMES:
                 continue
             if kind == "hostPath":
                 writable = _is_mounted_writable(spec, str(volume.get("name", "")))
@@ -150,7 +150,7 @@ def _host_path_refusals(source: Part, path: str, settings: WorkloadSettings, *, 
         allowed = ", ".join(settings.host_paths) or "none"
         yield Refusal(f"{path}.path", f"is {folder!r}, but pods may only mount these folders of a node: {allowed}",
                       HOST_PATHS)  # fmt: skip
-    elif (source.get("type") or "") not in _PLAIN_PATHS:
+    elif (source.get("type") or "") not in PLAIN_PATHS:
         yield Refusal(f"{path}.type", "creates a file on the node, or opens a device", HOST_PATHS)
     elif writable:
         # A pod that can write there can create a link to any other folder, which the next pod would mount.
@@ -164,10 +164,10 @@ def _is_mounted_writable(spec: InferenceServiceSpec, volume: str) -> bool:
 def _projected_refusals(source: Part, path: str) -> Iterator[Refusal]:
     for number, one in enumerate(source.get("sources") or ()):
         for kind, _ in _given(one):
-            if kind in _TOKEN_SOURCES:
+            if kind in TOKEN_SOURCES:
                 yield Refusal(f"{path}.sources[{number}].{kind}", "is a credential for the API server",
                               Allowance.TOKENS)  # fmt: skip
-            elif kind not in _PLAIN_SOURCES:
+            elif kind not in PLAIN_SOURCES:
                 yield Refusal(f"{path}.sources[{number}].{kind}", "may be outside the service's namespace",
                               Allowance.FOREIGN_VOLUMES)  # fmt: skip
 
@@ -198,7 +198,7 @@ def _mount_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
 def _security_refusals(context: Part, path: str) -> Iterator[Refusal]:
     for name, value in _given(context):
         field = f"{path}.{name}"
-        if name in _HARMLESS:
+        if name in HARMLESS:
             continue
         if name == "runAsUser":
             if value == 0:
@@ -214,17 +214,17 @@ def _privilege(name: str, value: Any) -> str:
     if name in ("privileged", "allowPrivilegeEscalation"):
         return "requests privileges on the node" if value else ""
     if name == "capabilities":
-        more = [one for one in value.get("add") or () if str(one).removeprefix("CAP_") not in _HARMLESS_CAPABILITIES]
+        more = [one for one in value.get("add") or () if str(one).removeprefix("CAP_") not in HARMLESS_CAPABILITIES]
         return f"adds {', '.join(map(str, more))}" if more else ""
     if name == "procMount":
         return "unmasks /proc" if value not in ("", "Default") else ""
     if name in ("seccompProfile", "appArmorProfile"):
-        return "removes the container's profile" if value.get("type") not in _PROFILES else ""
+        return "removes the container's profile" if value.get("type") not in PROFILES else ""
     if name == "seLinuxOptions":
-        other = (value.get("type") or "") not in _SELINUX_TYPES or value.get("user") or value.get("role")
+        other = (value.get("type") or "") not in SELINUX_TYPES or value.get("user") or value.get("role")
         return "changes the SELinux type, user or role of the container" if other else ""
     if name == "sysctls":
-        more = [str(one.get("name", "")) for one in value if one.get("name") not in _SAFE_SYSCTLS]
+        more = [str(one.get("name", "")) for one in value if one.get("name") not in SAFE_SYSCTLS]
         return f"sets {', '.join(more)}, which affects more than the pod" if more else ""
     return "is not known to be harmless"
 
@@ -276,16 +276,16 @@ def _toleration_refusals(tolerations: Sequence[Part], path: str) -> Iterator[Ref
         if not key:
             yield Refusal(field, "tolerates every taint, including those of the control plane: set a key",
                           Allowance.CONTROL_PLANE)  # fmt: skip
-        elif key in _CONTROL_PLANE_TAINTS:
+        elif key in CONTROL_PLANE_TAINTS:
             yield Refusal(f"{field}.key", f"is {key}, a taint of the control plane", Allowance.CONTROL_PLANE)
 
 
 def _annotation_refusals(annotations: Mapping[str, str]) -> Iterator[Refusal]:
     for key, value in annotations.items():
         field = f"spec.podAnnotations[{key}]"
-        if key.startswith(_APPARMOR) and value not in ("", "runtime/default") and not value.startswith("localhost/"):
+        if key.startswith(APPARMOR) and value not in ("", "runtime/default") and not value.startswith("localhost/"):
             yield Refusal(field, "removes the container's profile", Allowance.PRIVILEGED)
-        elif key.startswith(_INJECTED_VOLUMES):
+        elif key.startswith(INJECTED_VOLUMES):
             yield Refusal(field, "lets an injector add volumes of any kind", Allowance.FOREIGN_VOLUMES)
 
 

@@ -16,7 +16,10 @@ from llmkube.k8s.client import Client
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.resource import Key
 from llmkube.programs.router_host.hosted_router import KEYS, HostedRouter
+from llmkube.programs.router_host.router_paths import MODEL
 from llmkube.programs.router_host.secret_files import remove_leftovers
+from llmkube.router.backends import State
+from llmkube.router.model_list import ModelEntry
 from llmkube.router.proxy.default_route import Services
 from llmkube.router.proxy.router import Router
 
@@ -47,6 +50,11 @@ class RouterHost:
         """Return a running router; None if there is none with this name."""
         hosted = self._placed.get(key)
         return hosted.router if hosted is not None else None
+
+    def models(self) -> list[ModelEntry]:
+        """Return the entries of the routers in the gateway's list of models."""
+        members = {"status": {"value": State.LOADED.value}}
+        return [ModelEntry(name=f"{MODEL}{key}", runs=True, tags={"chat"}, members=members) for key in self._placed]
 
     async def place(self, router: ModelRouter) -> RouterFacts:
         """Run a router with its spec; an object that was deleted and created again gets a new router."""

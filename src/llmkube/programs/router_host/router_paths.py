@@ -1,5 +1,9 @@
-"""Dispatch the gateway's requests to routers by path: `/routers/NAMESPACE/NAME/v1/chat/completions`, for example."""
+"""Dispatch the gateway's requests to routers: by path, `/routers/NAMESPACE/NAME/v1/chat/completions`, or by model.
 
+Clients with one base URL select a router by the model `routers/NAMESPACE/NAME`, which the gateway lists.
+"""
+
+import contextlib
 from collections.abc import Callable
 from typing import Final
 
@@ -13,11 +17,15 @@ from llmkube.k8s.resource import Key
 from llmkube.router.auth.client_key import is_read_only
 from llmkube.router.dialects.inbound import refusal_at
 from llmkube.router.front_door import HEALTH_PATHS
+from llmkube.router.model_field import BodyError, read_model
 from llmkube.router.origin_policy import is_preflight, preflight_answer
 from llmkube.router.proxy.router import Router
 from llmkube.router.refusals import refused
 
 PREFIX: Final = "/routers/"
+MODEL: Final = "routers/"
+"""Prefix of the model ids of routers."""
+
 SETTING: Final = "--gateway-serves"
 ROUTERS: Final = "routers"
 """Value of the setting for a gateway that serves ModelRouters only."""
@@ -36,8 +44,21 @@ def split_target(target: str) -> tuple[Key, str] | None:
     return Key(parts[0], parts[1]), f"/{parts[2]}" if len(parts) > 2 else "/"
 
 
+async def target_of(exchange: StreamExchange) -> str:
+    """Return the target of a request below `/routers/`, also if its `model` is a router; empty for all others."""
+    head = exchange.head
+    if head.target.startswith(PREFIX):
+        return head.target
+    if head.method == "POST" and b"routers" in exchange.body:  # a slash may be escaped
+        with contextlib.suppress(BodyError):  # the gateway reports it
+            model, _ = await read_model(exchange.body)
+            if isinstance(model, str) and model.startswith(MODEL):
+                return f"/{model.removesuffix(':latest')}{head.target}"
+    return ""
+
+
 def routers_handler(find: Callable[[Key], Router | None], gateway: StreamHandler) -> StreamHandler:
-    """Return a handler that passes requests below `/routers/` to their router, and all others to the gateway.
+    """Return a handler that passes requests for a router to it, and all others to the gateway.
 
     Args:
         find: Returns a running router by name; None if there is none.
@@ -45,11 +66,11 @@ def routers_handler(find: Callable[[Key], Router | None], gateway: StreamHandler
     """
 
     async def handle(exchange: StreamExchange) -> None:
-        head = exchange.head
-        if not head.target.startswith(PREFIX):
+        target = await target_of(exchange)
+        if not target:
             await gateway(exchange)
             return
-        answer = await _route(exchange, head)
+        answer = await _route(exchange, attrs.evolve(exchange.head, target=target))
         if answer is not None:
             await exchange.respond(answer)
 

@@ -31,6 +31,7 @@ from llmkube.router.dialects.inbound import DIALECTS, OLLAMA
 from llmkube.router.dialects.ollama_models import MODEL_NAME, ModelFacts
 from llmkube.router.front_door import PassThrough, passing_door
 from llmkube.router.model_field import PARSE_BYTES, BodyError, read_model
+from llmkube.router.model_list import ModelEntry
 from llmkube.router.proxy.handler import route_of
 from llmkube.router.proxy.live_config import Source
 from llmkube.router.proxy.router import Router, open_router
@@ -74,13 +75,18 @@ class Services:
 
 
 async def run_default_route(
-    services: Services, client: HttpClient, *, task_status: trio.TaskStatus[StreamHandler] = trio.TASK_STATUS_IGNORED
+    services: Services,
+    client: HttpClient,
+    further: Callable[[], list[ModelEntry]] = list,
+    *,
+    task_status: trio.TaskStatus[StreamHandler] = trio.TASK_STATUS_IGNORED,
 ) -> Never:
     """Run the default route until cancelled.
 
     Args:
         services: Services to serve.
         client: HTTP client for requests that are passed through.
+        further: Returns entries to list besides the services.
         task_status: Started with the `StreamHandler`.
     """
     current = _CurrentConfig(services)
@@ -96,7 +102,7 @@ async def run_default_route(
     ) as router:
         proxy = PassThrough(services.directory, client, router.begin)
         listed = _listed_fields(services, router)
-        task_status.started(passing_door(proxy, services.utcnow, listed, partial(_describe, services)))
+        task_status.started(passing_door(proxy, services.utcnow, listed, partial(_describe, services), further))
         await trio.sleep_forever()
 
 

@@ -1,4 +1,4 @@
-"""`llmkube list`: Models and InferenceServices as tables or as data, once or with --watch."""
+"""`llmkube list`: Models, InferenceServices and ModelRouters as tables or as data, once or with --watch."""
 
 import datetime
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +16,8 @@ from llmkube.cli.view import formats, output
 from llmkube.cli.view.live_view import Changes, RowLog, append_lines, is_terminal, show_in_place, summarize_outages
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.errors import ForbiddenError
+from llmkube.k8s.crd.modelrouter import ModelRouter
+from llmkube.k8s.errors import ForbiddenError, NotFoundError
 from llmkube.k8s.resource import Key, Object
 from llmkube.programs.options import command
 
@@ -52,6 +53,9 @@ _LAYOUTS = {
         output.service_row,
         output.service_wide_cells,
     ),
+    ModelRouter: TableLayout(
+        ModelRouter, output.ROUTER_COLUMNS, (), lambda router, _, now: output.router_row(router, now), lambda *_: ()
+    ),
 }
 
 
@@ -65,8 +69,8 @@ def _kinds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 @output_option(*formats.FORMATS)
 @watch_option
 def list_objects(*, kind: str | None, where: ClusterFlags, form: str, watch: bool) -> None:
-    """List Models and InferenceServices, or only one KIND: models (mdl) or services (isvc)."""
-    kinds = (Model, InferenceService) if kind is None else (parse_kind(kind),)
+    """List Models, InferenceServices and ModelRouters, or one KIND: models (mdl), services (isvc), routers (mr)."""
+    kinds = (Model, InferenceService, ModelRouter) if kind is None else (parse_kind(kind),)
     folders = state_dirs(where)
     warn_credential_problem(folders)
     warn_full_disk(folders)
@@ -80,8 +84,9 @@ def list_objects(*, kind: str | None, where: ClusterFlags, form: str, watch: boo
 
         page = _page(kinds, cluster, where, form)
         with answer_deadline():
-            await page.fetch(cluster)  # an unreachable server is an error now, and an outage later
-        async with open_object_caches(cluster.client, namespace=page.namespace) as caches:
+            served = await page.fetch(cluster)  # an unreachable server is an error now, and an outage later
+        page = attrs.evolve(page, kinds=tuple(kind for kind in kinds if kind in served))
+        async with open_object_caches(cluster.client, namespace=page.namespace, kinds=page.kinds) as caches:
             if form in {"", "wide"} and is_terminal():
 
                 async def text() -> str:  # noqa: ASYNC124 - same signature as in `status`, which sends requests
@@ -116,28 +121,35 @@ class _Page:
     form: str
 
     async def fetch(self, cluster: Cluster) -> Objects:
-        """Read the listed kinds, and Models, which are needed to assess the health of services."""
+        """Read the listed kinds, and Models, which are needed to assess the health of services.
+
+        A list of all kinds leaves out ModelRouters that the cluster does not serve, or that the user may not read.
+        """
         found: dict[type[Any], Sequence[Any]] = {}
         wanted: list[type[Any]] = [Model, *(kind for kind in self.kinds if kind is not Model)]
         for kind in wanted:
             try:
                 found[kind] = (await cluster.client.list(kind, namespace=self.namespace)).items
-            except ForbiddenError:
-                if kind in self.kinds:
+            except (ForbiddenError, NotFoundError):
+                if kind in self.kinds and (kind is not ModelRouter or len(self.kinds) == 1):
                     raise
         return found
 
     def cached(self, caches: "ObjectCaches") -> Objects:
-        return {Model: caches.models.values(), InferenceService: caches.services.values()}
+        kinds: set[type[Any]] = {Model, *self.kinds}
+        return {kind: caches.of(kind).values() for kind in kinds}
 
     def text(self, objects: Objects) -> str:
         if self.form not in {"", "wide"}:
-            return formats.render_all([each for kind in self.kinds for each in _sorted(objects[kind])], self.form)
-        if not any(objects[kind] for kind in self.kinds):
-            names = " and no ".join(f"{kind.RESOURCE.kind}s" for kind in self.kinds)
+            return formats.render_all(
+                [each for kind in self.kinds for each in _sorted(objects.get(kind, ()))], self.form
+            )
+        shown = [kind for kind in self.kinds if kind is not ModelRouter or objects.get(kind)]
+        if not any(objects[kind] for kind in shown):
+            names = " and no ".join(f"{kind.RESOURCE.kind}s" for kind in shown or self.kinds)
             return f"No {names} in {'any namespace' if self.namespace is None else self.namespace}."
         now = utcnow()
-        return "\n\n".join(self._table(kind, self.rows(kind, objects, now).values()) for kind in self.kinds)
+        return "\n\n".join(self._table(kind, self.rows(kind, objects, now).values()) for kind in shown)
 
     def _table(self, kind: type[Any], rows: Iterable[tuple[str, ...]]) -> str:
         columns, extra, width = self.columns(kind), self._extra(kind), output.line_width()

@@ -1,4 +1,4 @@
-"""`llmkube status`, `scale`, `delete` and `restart` of Models and InferenceServices."""
+"""`llmkube status`, `scale`, `delete` and `restart` of Models, InferenceServices and ModelRouters."""
 
 import contextlib
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from llmkube.cli.object_names import Target, find, get_object, get_service, pars
 from llmkube.cli.options import cluster_options, output_option, services, targets, watch_option
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, ClusterFlags, answer_deadline, run_against, state_dirs
 from llmkube.cli.view import formats, output
-from llmkube.cli.view.describe import StatusView, describe_model, describe_service, summary
+from llmkube.cli.view.describe import StatusView, describe_object, describe_service, summary
 from llmkube.cli.view.live_view import append_lines, is_terminal, show_in_place, summarize_outages
 from llmkube.cli.view.locations import find_engines, find_hosts, reporting_hosts
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -45,7 +45,7 @@ FIELD_MANAGER = "llmkube-restart"
 @output_option(*formats.FORMATS)
 @watch_option
 def status(*, name: str, where: ClusterFlags, form: str, watch: bool) -> None:
-    """Describe an InferenceService, or a Model as model/NAME.
+    """Describe an InferenceService, a Model as model/NAME, or a ModelRouter as modelrouter/NAME.
 
     Shows what it waits for, its progress, its last error and the next retry, and where it runs.
     """
@@ -59,17 +59,17 @@ def status(*, name: str, where: ClusterFlags, form: str, watch: bool) -> None:
         found = await get_object(cluster.client, target, key)
         if form not in {"", "wide"}:
             return formats.render(found, form)
-        if target.kind is Model:
-            return describe_model(found, utcnow())
+        if target.kind is not InferenceService:
+            return describe_object(found, utcnow())
         view = await _load_view(cluster, found, folders)
         text = describe_service(view, utcnow())
-        return text if form != "wide" or view.model is None else f"{text}\n\n{describe_model(view.model, utcnow())}"
+        return text if form != "wide" or view.model is None else f"{text}\n\n{describe_object(view.model, utcnow())}"
 
     async def run_watch(cluster: Cluster) -> None:
         key = Key(cluster.namespace, target.name)
         with answer_deadline():
             await get_object(cluster.client, target, key)
-        async with open_object_caches(cluster.client, namespace=key.namespace) as caches:
+        async with open_object_caches(cluster.client, namespace=key.namespace, kinds=(target.kind,)) as caches:
             watcher = _StatusWatch(cluster, caches, target, key, form, folders)
             if form in {"", "wide"} and is_terminal():
                 await show_in_place(caches.changed, watcher.text)
@@ -143,7 +143,7 @@ async def _too_few_hosts(cluster: Cluster, key: Key, replicas: int) -> list[str]
 @click.option("--timeout", type=NumberRange(min=0), default=60.0, help="Seconds to wait with --wait. Default: 60.")
 @cluster_options()
 def delete(*, names: Sequence[str], with_model: bool, wait: bool, timeout: float, where: ClusterFlags) -> None:
-    """Delete InferenceServices, or Models as model/NAME.
+    """Delete InferenceServices, Models as model/NAME, or ModelRouters as modelrouter/NAME.
 
     If an object cannot be deleted, the others still are; the exit code is that of the first failure.
     """
@@ -201,8 +201,8 @@ async def _delete_model(cluster: Cluster, service: InferenceService) -> list[tup
 async def _wait_gone(cluster: Cluster, deleted: Sequence[tuple[Target, Key, str]], seconds: float) -> None:
     remaining = list(deleted)
     with trio.move_on_after(seconds):
-        namespace = cluster.namespace
-        async with open_object_caches(cluster.client, namespace=namespace) as caches:
+        namespace, kinds = cluster.namespace, {target.kind for target, _, _ in deleted}
+        async with open_object_caches(cluster.client, namespace=namespace, kinds=kinds) as caches:
             while True:
                 version = caches.changed.version
                 remaining = [each for each in deleted if _exists(caches, *each)]
@@ -217,8 +217,7 @@ async def _wait_gone(cluster: Cluster, deleted: Sequence[tuple[Target, Key, str]
 
 
 def _exists(caches: ObjectCaches, target: Target, key: Key, uid: str) -> bool:
-    cache: Any = caches.models if target.kind is Model else caches.services
-    found = cache.get(key)
+    found = caches.of(target.kind).get(key)
     return found is not None and found.metadata.uid == uid
 
 
@@ -249,8 +248,8 @@ class _StatusWatch:
         found = self._current()
         if found is None:
             return f"{self._target.title} is gone"
-        if isinstance(found, Model):
-            return describe_model(found, utcnow())
+        if not isinstance(found, InferenceService):
+            return describe_object(found, utcnow())
         with contextlib.suppress(ExternalError), trio.move_on_after(_VIEW_SECONDS):
             if self._view is None or self._view.service != found:
                 fresh = await self._cluster.client.get(InferenceService, self._key)
@@ -266,7 +265,7 @@ class _StatusWatch:
             reported = line = f"{self._target.title} is gone"
         elif self._form not in {"", "wide"}:
             reported, line = found.metadata.resource_version, formats.render_next(found, self._form)
-        elif isinstance(found, Model):
+        elif not isinstance(found, InferenceService):
             reported = line = f"{found.key}: {found.status.phase or 'New'}"
         else:
             reported = line = f"{found.key}: {summary(found, self._followed.model_of(found))}"
@@ -276,8 +275,7 @@ class _StatusWatch:
         return [line if self._form not in {"", "wide"} else f"{utcnow().astimezone():%H:%M:%S}  {line}"]
 
     def _current(self) -> Any:
-        cache: Any = self._followed.models if self._target.kind is Model else self._followed.services
-        return cache.get(self._key)
+        return self._followed.of(self._target.kind).get(self._key)
 
 
 @command("restart")

@@ -1,4 +1,4 @@
-"""`llmkube rbac`: print the account, roles and bindings of a program, or the policies for hosts."""
+"""`llmkube rbac`: print the account, roles and bindings of a program, or the policies for hosts and the controller."""
 
 import ipaddress
 from typing import Any
@@ -8,6 +8,7 @@ import yaml
 
 from llmkube.base.errors import UserError
 from llmkube.controller import rights as controller_rights
+from llmkube.controller.policies import controller_policies
 from llmkube.k8s.rbac import ALL_NAMES, rbac_manifests
 from llmkube.k8s.wire.names import host_id
 from llmkube.programs.options import command
@@ -57,8 +58,10 @@ def rbac(
 ) -> None:
     """Print the ServiceAccount, roles and bindings that a program needs.
 
-    `policies` prints the admission policies that confine each host to its own objects; they need Kubernetes 1.31 or
-    later.
+    `policies` prints the admission policies that confine each host to its own objects, and the controller to objects
+    that LLMKube's kinds own and to pods without further privileges. A controller with --allow or --host-path needs them
+    in the variables `allow` and `hostPaths` of the policy for pods, where the chart writes them. They need Kubernetes
+    1.31 or later.
 
     To install them: llmkube rbac agent | kubectl apply --server-side -f -
     """
@@ -69,7 +72,7 @@ def rbac(
     if program == "policies":
         if namespace or all_namespaces:
             raise UserError("-n and -A do not apply to the policies, which are for all hosts; leave them out")
-        manifests = host_policies(lease_namespace)
+        manifests = host_policies(lease_namespace) + controller_policies(lease_namespace)
     elif program == "controller":
         manifests = rbac_manifests(controller_rights.PROGRAM, system_namespace=lease_namespace, namespace=namespace)
     else:
