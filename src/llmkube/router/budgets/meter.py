@@ -192,7 +192,9 @@ class Meter:
             account = self._accounts[key]
             step = account.settle(reserved, reserved if charged is None else charged, now)
             if step is not None:
-                charges.append(_charge(key, account, step))
+                charges.append(
+                    Charge(key=key, ends=step[0], window_seconds=account.limit.window_seconds, amount=step[1])
+                )
         return charges
 
     def window_seconds(self, key: AccountKey) -> float:
@@ -211,7 +213,9 @@ class Meter:
         for one in held:
             account = self._restored_account(one.key, one.window_seconds)
             if (step := account.settle(Amount(), one.amount, now)) is not None:
-                charged[one.key] = _charge(one.key, account, step)
+                charged[one.key] = Charge(
+                    key=one.key, ends=step[0], window_seconds=account.limit.window_seconds, amount=step[1]
+                )
         return tuple(charged.values())
 
     def _restored_account(self, key: AccountKey, window_seconds: float) -> Account:
@@ -287,11 +291,6 @@ def budget_usage(budgets: Iterable[Budget], taken: Mapping[AccountKey, Amount]) 
     return usage
 
 
-def _charge(key: AccountKey, account: Account, step: tuple[float, Amount]) -> Charge:
-    ends, amount = step
-    return Charge(key=key, ends=ends, window_seconds=account.limit.window_seconds, amount=amount)
-
-
 def limit_of(budget: Budget) -> Limit:
     """Return the limit of a budget."""
     dollars = None if budget.max_usd is None else int(budget.max_usd * _NANO)
@@ -309,9 +308,10 @@ def nano_usd(prices: Prices | None, prompt: int, answer: int, cache: tuple[int, 
     """
     if prices is None:
         return 0
-    rates, parts = _integer_prices(prices)
-    tokens = (max(0, prompt - sum(cache)), answer, *cache)
-    return -(sum(-rate * count for rate, count in zip(rates, tokens, strict=True)) // parts)
+    (of_prompt, of_answer, of_read, of_short, of_long), parts = _integer_prices(prices)
+    read, short, long = cache
+    of_cache = of_read * read + of_short * short + of_long * long
+    return -((-of_cache - of_prompt * max(0, prompt - read - short - long) - of_answer * answer) // parts)
 
 
 def _most_nano_usd(prices: Prices | None, prompt: int, answer: int) -> int:

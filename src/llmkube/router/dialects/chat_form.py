@@ -128,7 +128,7 @@ def unify_texts(message: JsonObject) -> bool:
         message["content"], changed = None, True
         for name, text in _texts_in(content if isinstance(content, list) else [content]).items():
             message[name] = message.get(name) or text
-    if not message.get("reasoning_content"):
+    if not (message.keys().isdisjoint(_THOUGHTS) or message.get("reasoning_content")):
         thoughts = next((message[name] for name in _THOUGHTS if message.get(name)), "")
         text = "".join(_texts_in(thoughts).values()) if isinstance(thoughts, list) else thoughts
         if isinstance(text, str) and text:

@@ -67,7 +67,7 @@ class JoinedRequest:
             RefusedError: Request and history have no region in common.
         """
         translator, store = self.translated.translator, self._store
-        if not isinstance(translator, ResponsesTranslator) or store is None:
+        if store is None or not isinstance(translator, ResponsesTranslator):
             return facts
         try:
             facts = apply_limits(facts, NO_LIMITS if self._previous is None else self._previous.limits)
@@ -116,7 +116,7 @@ class Conversations:
             RefusedError: The previous response does not exist, or there are too many long histories.
         """
         translator = translated.translator
-        if not isinstance(translator, ResponsesTranslator):
+        if translator is None or not isinstance(translator, ResponsesTranslator):
             return JoinedRequest(translated=translated)
         # From the system's generator, as ids must not be guessable
         translator.response_id = f"resp_{secrets.token_hex(_ID_BYTES)}"
