@@ -217,4 +217,4 @@ BUSY: Final[Mapping[str, Callable[[Target], None]]] = {"big": big, "chats": chat
 
 if __name__ == "__main__":
     os.nice(5)  # clients elsewhere would take no processor time of this machine
-    (ATTACKS | BUSY)[sys.argv[1]](Target(int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])))
+    {**ATTACKS, **BUSY}[sys.argv[1]](Target(int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])))

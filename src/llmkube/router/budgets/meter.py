@@ -46,21 +46,6 @@ AccountKey = tuple[str, str]
 
 
 @attrs.frozen(kw_only=True)
-class TokenDemand:
-    """The part of a request that bounds its usage.
-
-    Attributes:
-        body: The JSON object.
-        body_bytes: Length of the body.
-        writes: Whether the model generates text; embeddings and rankings use only prompt tokens.
-    """
-
-    body: Mapping[str, Any]
-    body_bytes: int
-    writes: bool
-
-
-@attrs.frozen(kw_only=True)
 class UsageBound:
     """Upper bound of a request's usage.
 
@@ -244,14 +229,23 @@ class Meter:
             del self._accounts[key]
 
 
-def usage_bound(config: RoutingConfig, decision: Decision, demand: TokenDemand) -> UsageBound | None:
-    """Return the most that a request may use, and the budgets that apply; None if no budget applies."""
+def usage_bound(
+    config: RoutingConfig, decision: Decision, body: Mapping[str, Any], prompt: int, *, writes: bool
+) -> UsageBound | None:
+    """Return the most that a request may use, and the budgets that apply; None if no budget applies.
+
+    Args:
+        config: Has the budgets.
+        decision: Backends that may compute it.
+        body: The JSON object.
+        prompt: Length of the body in bytes.
+        writes: Whether the model generates text; embeddings and rankings use only prompt tokens.
+    """
     rule = decision.rule
     budgets = tuple([each for each in config.budgets if each.scope != "rule" or (rule and rule.name == each.rule)])
     if not budgets:
         return None
-    body, prompt = demand.body, demand.body_bytes
-    cap = (requested_tokens(body) or DEFAULT_TOKENS) if demand.writes else None
+    cap = (requested_tokens(body) or DEFAULT_TOKENS) if writes else None
     copies, answers = 1 + len(decision.shadows), cap or 0
     if not _ANSWER_COUNT_FIELDS.isdisjoint(body):
         answers *= max([_at_least_one(body.get(name)) for name in _ANSWER_COUNT_FIELDS])

@@ -28,8 +28,8 @@ _SHORT_WRITES: Final = (
     (_DETAILS, "cache_creation_token_details", "ephemeral_5m_input_tokens"),  # LiteLLM
 )
 _LONG_WRITES: Final = tuple((*path[:-1], "ephemeral_1h_input_tokens") for path in _SHORT_WRITES)
-_CACHE_MEMBERS: Final = frozenset(path[0] for path in (*_READS, *_WRITES, *_SHORT_WRITES, *_LONG_WRITES))
-_NO_CACHES: Final = (0, 0, 0, 0)
+_CACHES: Final = (_READS, _WRITES, _SHORT_WRITES, _LONG_WRITES)
+_CACHE_MEMBERS: Final = frozenset(path[0] for paths in _CACHES for path in paths)
 _TEXT_FIELDS: Final = ("content", "text", "reasoning_content", "reasoning", "tool_calls", "refusal")
 
 
@@ -87,13 +87,12 @@ def usage_of_answer(answer: Mapping[str, Any]) -> Usage | None:
 
 
 def _reported(usage: Mapping[str, Any], known: Usage | None) -> Usage | None:
-    counts, caches = [_count(usage.get(name)) for name in _COUNT_FIELDS], []
-    if not usage.keys().isdisjoint(_CACHE_MEMBERS):
-        kinds = (_READS, _WRITES, _SHORT_WRITES, _LONG_WRITES)
-        caches = [[_count_at(usage, path) for path in paths] for paths in kinds]
+    counts = [_count(usage.get(name)) for name in _COUNT_FIELDS]
+    kinds = () if usage.keys().isdisjoint(_CACHE_MEMBERS) else _CACHES
+    caches = [[_count_at(usage, path) for path in paths] for paths in kinds]
     if min(*counts, *map(min, caches)) < 0 or not any(counts):
         return None
-    read, written, short, long = map(max, caches) if caches else _NO_CACHES
+    read, written, short, long = map(max, caches) if caches else (0, 0, 0, 0)
     short += max(0, written - short - long)
     read = read or (known.cached if known else 0)
     prompt, completion, total = counts

@@ -383,9 +383,8 @@ def _filtered(value: Any, shape: Shape, where: _Place, dropped: list[str]) -> An
     if type(value) is not list or not isinstance(shape, _ListOf):
         return value
     kept, each = [], shape.each
-    is_of_objects = isinstance(each, dict)
     for at, one in enumerate(value):
-        if is_of_objects and type(one) is dict:
+        if type(one) is dict and isinstance(each, dict):
             kept.append(_object(one, each, (where, at), dropped))
         elif _fits(one, each):
             kept.append(_filtered(one, each, (where, at), dropped))
