@@ -134,8 +134,10 @@ async def react(client: Client, reports: Reports, samples: list[float], ends_at:
         await trio.sleep(EVERY_SECONDS)
 
 
-async def measure(seconds: float, attacks: Sequence[str], nginx: Sequence[str]) -> FloodSamples:
-    """Start a program, flood it, kill it."""
+async def measure(
+    seconds: float, attacks: Sequence[str], nginx: Sequence[str], *more: str, core: int | None = None
+) -> FloodSamples:
+    """Start a program with more services and, if given, on a core of its own; flood it, kill it."""
     samples = FloodSamples()
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="llmkube-bench-")))
@@ -144,7 +146,9 @@ async def measure(seconds: float, attacks: Sequence[str], nginx: Sequence[str]) 
         descriptor = os.open(pipe, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)  # RDWR: never at its end
         reports = Reports(await stack.enter_async_context(trio.lowlevel.FdStream(descriptor)))
         await stack.enter_async_context(no_engine_left(folder / "up"))
-        up = await stack.enter_async_context(open_up(folder, nginx, PLAIN, reports=pipe))
+        up = await stack.enter_async_context(open_up(folder, nginx, PLAIN, *more, reports=pipe))
+        if core is not None:
+            up.process.cpu_affinity([core])
         stack.callback(up.process.kill)  # a program that hangs reacts to no other signal
         client = await stack.enter_async_context(open_client(load_config(up.kubeconfig, None)))
         await create(client, reports, "first")  # not counted: all that is done only once

@@ -55,6 +55,7 @@ ORDER: Final = (
     "killed_engines",
     "fairness",
     "flood",
+    "floods",
     "cluster",
     "bench_cache_memory",
 )

@@ -7,6 +7,7 @@
 
 import json
 import os
+import selectors
 import socket
 import ssl
 import sys
@@ -18,9 +19,14 @@ from typing import Any, Final
 
 import yaml
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from http_load.loopback import whole
+from http_load.sse import request
+
 HELD, IDLE, DRIP_SECONDS, PAUSE_SECONDS = 30, 1_100, 5.0, 0.1
 BODY_BYTES, API_BODY_BYTES = 60_000_000, 3_000_000  # more is refused by its length
 DOUBLINGS, DUPLICATES = 27, 120_000
+BIG_BYTES, BIG_CONNECTIONS, CHATS, STREAMS = 400_000, 8, 64, 200
 NOISY: Final = "127.0.0.2"
 CONFIG_MAPS: Final = "/api/v1/namespaces/default/configmaps"
 CRDS: Final = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -146,6 +152,56 @@ def pattern(target: Target) -> None:
     repeat(lambda: target.create("/apis/bench.example/v1/namespaces/default/traps", trap))
 
 
+def ask_at_once(target: Target, asked: bytes, connections: int) -> None:
+    """Ask over so many connections, again on each once its answer is there, and on a new one where it was closed."""
+    poll, received = selectors.DefaultSelector(), dict[socket.socket, bytes]()
+    while True:
+        for _ in range(connections - len(received)):
+            one = dial(target.gateway)
+            poll.register(one, selectors.EVENT_READ)
+            received[one] = b""
+            one.sendall(asked)
+        for key, _ in poll.select():
+            one = key.fileobj  # type: ignore[assignment]  # only sockets are registered
+            data = b""
+            with suppress(OSError):
+                data = one.recv(65536)
+                received[one] += data
+                if data and whole(received[one]):
+                    received[one] = b""
+                    one.sendall(asked)
+            if not data:
+                poll.unregister(one)
+                del received[one]
+                one.close()
+
+
+def big(target: Target) -> None:
+    """Chats of 400 KB with many turns, one after the other on each connection."""
+    turn = {"role": "user", "content": [{"type": "text", "text": 'a "word" on each\nline, ' * 16}]}
+    turns = [turn] * (BIG_BYTES // len(json.dumps(turn)))
+    body = json.dumps({"model": "plain", "messages": turns}).encode()
+    ask_at_once(target, head("POST", "/v1/chat/completions", len(body)) + body, BIG_CONNECTIONS)
+
+
+def chats(target: Target) -> None:
+    """Small chats, each on a connection of its own."""
+    asked = request("plain", "hello", stream=False)
+    ask_at_once(target, asked.replace(b"\r\n", b"\r\nConnection: close\r\n", 1), CHATS)
+
+
+def streams(target: Target) -> None:
+    """Streams of 50 tokens per second that do not end."""
+    poll, asked = selectors.DefaultSelector(), request("streams", "hello", stream=True)
+    for _ in range(STREAMS):
+        one = dial(target.gateway)
+        one.sendall(asked)
+        poll.register(one, selectors.EVENT_READ)
+    while True:
+        for key, _ in poll.select():
+            key.fileobj.recv(65536)  # type: ignore[union-attr]  # only sockets are registered
+
+
 ATTACKS: Final[Mapping[str, Callable[[Target], None]]] = {
     "held": hold,
     "idle": idle,
@@ -155,8 +211,10 @@ ATTACKS: Final[Mapping[str, Callable[[Target], None]]] = {
     "duplicates": duplicates,
     "pattern": pattern,
 }
+BUSY: Final[Mapping[str, Callable[[Target], None]]] = {"big": big, "chats": chats, "streams": streams}
+"""Clients that ask for nothing unusual, but for more than one core can do."""
 
 
 if __name__ == "__main__":
     os.nice(5)  # clients elsewhere would take no processor time of this machine
-    ATTACKS[sys.argv[1]](Target(int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])))
+    {**ATTACKS, **BUSY}[sys.argv[1]](Target(int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])))

@@ -1,6 +1,10 @@
 """Real sockets in a hub, and the same with Trio's own: servers and clients see no difference."""
 
+import itertools
+import os
 import socket
+import sys
+from contextlib import AsyncExitStack
 from functools import partial
 
 import pytest
@@ -10,9 +14,10 @@ import trio.testing
 
 from http_lab import echo, receive_all, receive_until
 from llmkube.base.http.client import open_http_client
+from llmkube.base.http.connection import LARGE_BYTES
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.forward import forward
-from llmkube.base.http.hub import Hub, open_sockets
+from llmkube.base.http.hub import WAKES_PER_CLIENT, Hub, open_sockets
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.message import Headers, Response
@@ -253,3 +258,70 @@ async def test_clients_that_connect_and_close_are_not_logged(serve):
             await (await trio.open_tcp_stream(LOOPBACK, port)).aclose()
         await trio.sleep(0.05)
     assert logs == []
+
+
+async def _answered_order(serve, connections, large=False):
+    """Have a client of many connections and one of a single connection ask at once; return who is answered when."""
+    order, body = [], b"x" * (LARGE_BYTES + 1 if large else 1)
+    head = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(body)
+
+    async def note(exchange):
+        order.append(exchange.peer)
+        await exchange.respond(Response(200))
+
+    async def tick():
+        while order.count("127.0.0.2") < connections:
+            order.append("round")
+            await trio.lowlevel.checkpoint()
+
+    port = await serve(note)
+    async with AsyncExitStack() as stack:
+        clients = []
+        half = ["127.0.0.2"] * (connections // 2)  # Trio runs tasks that are ready in their order or in reverse
+        for host in (*half, LOOPBACK, *half):
+            opened = await trio.open_tcp_stream(LOOPBACK, port, local_address=host)
+            clients.append(await stack.enter_async_context(opened))
+            await clients[-1].send_all((head + body)[:-1])
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        for client in clients:
+            os.write(client.socket.fileno(), body[-1:])
+        await tick()
+        await trio.testing.wait_all_tasks_blocked()
+    return order
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no second loopback address")
+async def test_a_client_with_many_connections_delays_others_by_a_few_requests(serve, sockets):
+    """All of its connections are ready when a client with one connection asks, which is served in the next round."""
+    if isinstance(sockets, Hub):
+        order = [each for each in await _answered_order(serve, 100) if each != "round"]
+        assert order.count("127.0.0.2") == 100
+        assert order.index(LOOPBACK) <= WAKES_PER_CLIENT
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no second loopback address")
+async def test_requests_with_large_bodies_are_handled_in_different_rounds(serve):
+    """Parsing one takes milliseconds: other tasks run before the next."""
+    order = await _answered_order(serve, 6, large=True)
+    handled = [at for at, each in enumerate(order) if each != "round"]
+    assert len(handled) == 7
+    assert all("round" in order[at:then] for at, then in itertools.pairwise(handled))
+
+
+async def test_requests_sent_ahead_are_handled_in_different_rounds(serve):
+    """A client that sends a hundred requests at once does not occupy the event loop until they are answered."""
+    order = []
+
+    async def note(exchange):
+        order.append("request")
+        await exchange.respond(Response(200))
+
+    port = await serve(note)
+    async with await trio.open_tcp_stream(LOOPBACK, port) as client:
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        os.write(client.socket.fileno(), GET * 20)
+        while order.count("request") < 20:
+            order.append("round")
+            await trio.lowlevel.checkpoint()
+    # in each round either may be first
+    assert ["request"] * 3 not in [order[at : at + 3] for at in range(len(order))]

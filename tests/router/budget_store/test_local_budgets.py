@@ -12,7 +12,7 @@ from llmkube.base.errors import UserError
 from llmkube.router.budget_store import budget_file, local_budgets
 from llmkube.router.budget_store.budget_file import BudgetFileError, budget_file_of
 from llmkube.router.budgets.ledger import Amount
-from llmkube.router.budgets.meter import Reservation, TokenDemand, usage_bound
+from llmkube.router.budgets.meter import Reservation, usage_bound
 from llmkube.router.policy.decision import decide
 from llmkube.router.policy.permits import permits_for
 from llmkube.router.policy.request_facts import RequestFacts
@@ -189,7 +189,7 @@ async def test_a_first_budget_by_reload_opens_its_file_by_itself(tmp_path, monke
     kept = local_budgets.LocalBudgets(file, lambda: datetime(2026, 8, 1, tzinfo=UTC), random.Random(1))
     config, facts = limited(), RequestFacts(model="")
     decision = decide(config, facts, permits_for(config, facts), first_byte_seconds={}, pick=0.0, load={})
-    bound = usage_bound(config, decision, TokenDemand(body={}, body_bytes=5, writes=False))
+    bound = usage_bound(config, decision, {}, 5, writes=False)
     ask = partial(kept.admit, bound, facts)
     async with trio.open_nursery() as nursery:
         await nursery.start(kept.run)

@@ -13,7 +13,6 @@ from llmkube.router.budgets.meter import (
     ExhaustedBudget,
     Hold,
     Meter,
-    TokenDemand,
     charged_amount,
     nano_usd,
     usage_bound,
@@ -46,8 +45,8 @@ def budget(name="b", **changes):
 def reserve(meter, config, *, body=None, body_bytes=100, team="", headers=None, writes=True, now=0.0):
     facts = RequestFacts(model="m", principal=Principal(team=team), headers=headers or {})
     decision = decide(config, facts, permits_for(config, facts), first_byte_seconds={}, pick=0.0, load={})
-    demand = TokenDemand(body={"max_tokens": 100} if body is None else body, body_bytes=body_bytes, writes=writes)
-    bound = usage_bound(config, decision, demand)
+    asked = {"max_tokens": 100} if body is None else body
+    bound = usage_bound(config, decision, asked, body_bytes, writes=writes)
     return NO_RESERVATION if bound is None else meter.reserve(bound, facts, now=now)
 
 

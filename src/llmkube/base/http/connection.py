@@ -12,7 +12,7 @@ A `HubStream` reports the client's disconnect. With any other stream a task read
 
 from collections.abc import Awaitable, Callable
 from enum import Enum
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import attrs
 import structlog
@@ -43,6 +43,9 @@ MalformedHandler = Callable[[RequestHead | None, str, int, str], Awaitable[Respo
 
 Its arguments are the head (None if it is malformed itself), the peer's address, the status and the message.
 """
+
+LARGE_BYTES: Final = 128 << 10
+"""Above this, requests are handled in turn, each in another round of the event loop."""
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -111,6 +114,7 @@ class ServerContext:
         idle: Closes idle connections; the owner of the connections runs it as a task.
         body_bytes: Bytes of request bodies in memory.
         answering: Number of requests that handlers answer.
+        large_turn: Held by one request with a large body at a time, for one round of the event loop.
     """
 
     handler: StreamHandler
@@ -122,6 +126,7 @@ class ServerContext:
     idle: IdleConnections = attrs.field(init=False)
     body_bytes: int = 0
     answering: int = 0
+    large_turn: trio.Lock = attrs.field(factory=trio.Lock, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.heads = HeadCache(self.limits, read_request)
@@ -205,6 +210,9 @@ class Connection:
                     raise MalformedError(503, f"{self._context.answering} requests are being answered; try again")
                 try:
                     body = await self._receive_body(head)
+                    if len(body) > LARGE_BYTES:
+                        async with self._context.large_turn:  # parsing takes milliseconds, in which nothing else runs
+                            await trio.lowlevel.checkpoint()
                     if self._stopping and self._scope.cancel_called:
                         return False  # closed just as the request arrived: its handler has not started
                     answer = await self._serve(head, body)
@@ -236,6 +244,8 @@ class Connection:
                 self._context.idle.end(self)
             if not data:
                 return None
+        else:
+            await trio.lowlevel.checkpoint()  # requests that are sent ahead do not delay other clients
         found = self._context.heads.find(data)
         if found is not None:
             head, self._early = found

@@ -1,14 +1,15 @@
 """Sockets that one task waits for: faster on Linux, where each is registered with the kernel only once.
 
 ```
- open_sockets ─ nursery ─ Hub.run          waits for the epoll set; wakes the task whose socket is ready
+ open_sockets ─ nursery ─ Hub.run          waits for the epoll set; wakes the tasks whose sockets are ready
                            ├ HubListener   accepts HubStreams
                            └ HubStream     a Trio stream; `on_end` is called when its peer disconnects
 ```
 
 Trio registers a socket for every wait, and does not report that a peer has disconnected: a server would need a second
-task that reads ahead. Here a wait costs two thirds, and the disconnect is an event. Elsewhere (macOS has no epoll)
-programs use Trio's own streams; callers accept both.
+task that reads ahead. Here a wait costs two thirds, and the disconnect is an event. No client delays others by the
+number of its connections: in each round of the event loop, few of them are woken (`WAKES_PER_CLIENT`). Elsewhere
+(macOS has no epoll) programs use Trio's own streams; callers accept both.
 """
 
 import select
@@ -30,6 +31,9 @@ BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
 READS_PER_CHECKPOINT: Final = 16
 """Reads of available data after which a task yields, so that a peer that sends all the time does not starve others."""
 
+WAKES_PER_CLIENT: Final = 4
+"""Connections of one client to one listener that are woken in one round of the event loop."""
+
 MAX_READ_BYTES: Final = 1 << 20
 """Maximum size of one read: the kernel takes a tenth of a millisecond to copy it."""
 
@@ -42,17 +46,25 @@ class HubStream(BulkReceiveStream, trio.abc.HalfCloseableStream):
     Attributes:
         on_end: Called once, from the hub's task, when the peer has closed its side or the connection is lost.
         ended: Whether that has happened.
+        client: Listener and address of an accepted connection; None for one to a server.
     """
 
-    def __init__(self, hub: "Hub", sock: socket.socket) -> None:
+    def __init__(self, hub: "Hub", sock: socket.socket, listener: object = None) -> None:
         self.on_end: Callable[[], object] | None = None
         self.ended = False
         self._hub = hub
         self._sock = sock
-        self._ready = True  # the kernel reports only changes: data may have arrived before
+        self._ready = listener is None  # an accepted one is woken in turn with others, even for its first data
         self._reads = 0
         self._reader: Task | None = None
         self._closed = False
+        self.client = None if listener is None else (listener, self._peer_host())
+
+    def _peer_host(self) -> str:
+        try:
+            return str(self._sock.getpeername()[0])
+        except OSError:
+            return ""  # it has disconnected
 
     @property
     def sock(self) -> socket.socket:
@@ -155,13 +167,12 @@ class HubStream(BulkReceiveStream, trio.abc.HalfCloseableStream):
             self.wake()
 
     def handle_event(self, *, ended: bool) -> None:
-        """Handle an event of this socket: data has arrived, or the connection has ended."""
+        """Handle an event of this socket: data has arrived, or the connection has ended; `wake` follows."""
         self._ready = True
         if ended and not self.ended:
             self.ended = True
             if self.on_end is not None:
                 self.on_end()
-        self.wake()
 
     def wake(self) -> None:
         """Wake the task that waits for data."""
@@ -197,11 +208,11 @@ class Hub:
         self._epoll = select.epoll()
         self._streams: dict[int, HubStream] = {}
 
-    def add(self, stream: trio.SocketStream) -> HubStream:
-        """Take over a connection; its old object is closed, its socket stays open."""
+    def add(self, stream: trio.SocketStream, listener: object = None) -> HubStream:
+        """Take over a connection, accepted by a listener if given; its old object is closed, its socket stays open."""
         sock = socket.socket(fileno=stream.socket.detach())
         sock.setblocking(False)
-        hub_stream = self._streams[sock.fileno()] = HubStream(self, sock)
+        hub_stream = self._streams[sock.fileno()] = HubStream(self, sock, listener)
         if sys.platform == "linux":
             self._epoll.register(sock.fileno(), select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
         return hub_stream
@@ -228,13 +239,32 @@ class Hub:
         if sys.platform != "linux":
             return
         ends = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+        ready: list[HubStream] = []
         with scope:
             while True:
-                await wait_readable(self._epoll.fileno())
+                if ready:
+                    await trio.lowlevel.checkpoint()
+                else:
+                    await wait_readable(self._epoll.fileno())
                 for descriptor, events in self._epoll.poll(0):
                     stream = self._streams.get(descriptor)
                     if stream is not None:
                         stream.handle_event(ended=bool(events & ends))
+                        ready.append(stream)
+                ready = _wake_some(ready)
+
+
+def _wake_some(ready: Sequence[HubStream]) -> list[HubStream]:
+    """Wake streams, few of each client, in order; return those that remain for the next round."""
+    woken: dict[object, int] = {}
+    rest = []
+    for stream in ready:
+        count = woken[stream.client] = woken.get(stream.client, 0) + 1
+        if count <= WAKES_PER_CLIENT or stream.client is None:
+            stream.wake()
+        else:
+            rest.append(stream)
+    return rest
 
 
 class HubListener(trio.abc.Listener[trio.abc.Stream]):
@@ -246,7 +276,7 @@ class HubListener(trio.abc.Listener[trio.abc.Stream]):
 
     async def accept(self) -> HubStream:
         """Return the next connection."""
-        return self._hub.add(await self._listener.accept())
+        return self._hub.add(await self._listener.accept(), self)
 
     async def aclose(self) -> None:
         """Close the listener; its connections stay open."""

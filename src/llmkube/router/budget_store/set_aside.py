@@ -76,7 +76,8 @@ class Holds:
                 share = self._shares[key] = _Share(seconds)
             share.window_seconds = seconds
             share.in_use = in_use = share.in_use + amount
-            share.most = share.most.at_least(in_use)
+            if in_use[0] > share.most[0] or in_use[1] > share.most[1]:
+                share.most = share.most.at_least(in_use)
             is_held = is_held and share.held.covers(in_use)
         return is_held
 
@@ -93,7 +94,8 @@ class Holds:
             share.unwritten += amount
             if amount != reserved:
                 share.in_use += amount - reserved
-                share.most = share.most.at_least(share.in_use)
+                if not reserved.covers(amount):
+                    share.most = share.most.at_least(share.in_use)
         for charge in charges:
             self._charges[charge.key, charge.ends] = charge
 

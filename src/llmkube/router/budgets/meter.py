@@ -48,21 +48,6 @@ AccountKey = tuple[str, str]
 
 
 @attrs.frozen(kw_only=True)
-class TokenDemand:
-    """The part of a request that bounds its usage.
-
-    Attributes:
-        body: The JSON object.
-        body_bytes: Length of the body.
-        writes: Whether the model generates text; embeddings and rankings use only prompt tokens.
-    """
-
-    body: Mapping[str, Any]
-    body_bytes: int
-    writes: bool
-
-
-@attrs.frozen(kw_only=True)
 class UsageBound:
     """Upper bound of a request's usage.
 
@@ -194,7 +179,9 @@ class Meter:
             account = self._accounts[key]
             step = account.settle(reserved, reserved if charged is None else charged, now)
             if step is not None:
-                charges.append(_charge(key, account, step))
+                charges.append(
+                    Charge(key=key, ends=step[0], window_seconds=account.limit.window_seconds, amount=step[1])
+                )
         return charges
 
     def window_seconds(self, key: AccountKey) -> float:
@@ -213,7 +200,9 @@ class Meter:
         for one in held:
             account = self._restored_account(one.key, one.window_seconds)
             if (step := account.settle(Amount(), one.amount, now)) is not None:
-                charged[one.key] = _charge(one.key, account, step)
+                charged[one.key] = Charge(
+                    key=one.key, ends=step[0], window_seconds=account.limit.window_seconds, amount=step[1]
+                )
         return tuple(charged.values())
 
     def _restored_account(self, key: AccountKey, window_seconds: float) -> Account:
@@ -242,16 +231,25 @@ class Meter:
             del self._accounts[key]
 
 
-def usage_bound(config: RoutingConfig, decision: Decision, demand: TokenDemand) -> UsageBound | None:
-    """Return the most that a request may use, and the budgets that apply; None if no budget applies."""
+def usage_bound(
+    config: RoutingConfig, decision: Decision, body: Mapping[str, Any], size: int, *, writes: bool
+) -> UsageBound | None:
+    """Return the most that a request may use, and the budgets that apply; None if no budget applies.
+
+    Args:
+        config: Has the budgets.
+        decision: Backends that may compute it.
+        body: The JSON object.
+        size: Length of the body in bytes.
+        writes: Whether the model generates text; embeddings and rankings use only prompt tokens.
+    """
     rule = decision.rule
     budgets = tuple([each for each in config.budgets if each.scope != "rule" or (rule and rule.name == each.rule)])
     if not budgets:
         return None
-    body, prompt = demand.body, prompt_bytes(demand.body, demand.body_bytes)
-    cap = (requested_tokens(body) or DEFAULT_TOKENS) if demand.writes else None
-    copies, answers = 1 + len(decision.shadows), cap or 0
-    answers *= answer_count(body)
+    cap = (requested_tokens(body) or DEFAULT_TOKENS) if writes else None
+    prompt, copies = prompt_bytes(body, size), 1 + len(decision.shadows)
+    answers = (cap or 0) * answer_count(body)
     permits = (*decision.order, *decision.shadows)
     dearest = max([_most_nano_usd(each.backend.charged_prices, prompt, answers) for each in permits])
     most = Amount(copies * (prompt + answers), copies * dearest)
@@ -288,11 +286,6 @@ def budget_usage(budgets: Iterable[Budget], taken: Mapping[AccountKey, Amount]) 
     return usage
 
 
-def _charge(key: AccountKey, account: Account, step: tuple[float, Amount]) -> Charge:
-    ends, amount = step
-    return Charge(key=key, ends=ends, window_seconds=account.limit.window_seconds, amount=amount)
-
-
 def limit_of(budget: Budget) -> Limit:
     """Return the limit of a budget."""
     dollars = None if budget.max_usd is None else int(budget.max_usd * _NANO)
@@ -310,9 +303,10 @@ def nano_usd(prices: Prices | None, prompt: int, answer: int, cache: tuple[int, 
     """
     if prices is None:
         return 0
-    rates, parts = _integer_prices(prices)
-    tokens = (max(0, prompt - sum(cache)), answer, *cache)
-    return -(sum(-rate * count for rate, count in zip(rates, tokens, strict=True)) // parts)
+    (of_prompt, of_answer, of_read, of_short, of_long), parts = _integer_prices(prices)
+    read, short, long = cache
+    of_cache = of_read * read + of_short * short + of_long * long
+    return -((-of_cache - of_prompt * max(0, prompt - read - short - long) - of_answer * answer) // parts)
 
 
 def _most_nano_usd(prices: Prices | None, prompt: int, answer: int) -> int:

@@ -28,6 +28,8 @@ _SHORT_WRITES: Final = (
     (_DETAILS, "cache_creation_token_details", "ephemeral_5m_input_tokens"),  # LiteLLM
 )
 _LONG_WRITES: Final = tuple((*path[:-1], "ephemeral_1h_input_tokens") for path in _SHORT_WRITES)
+_CACHES: Final = (_READS, _WRITES, _SHORT_WRITES, _LONG_WRITES)
+_CACHE_MEMBERS: Final = frozenset(path[0] for paths in _CACHES for path in paths)
 _TEXT_FIELDS: Final = ("content", "text", "reasoning_content", "reasoning", "tool_calls", "refusal")
 
 
@@ -66,7 +68,7 @@ def usage_of(fields: Mapping[str, Any], known: Usage | None = None) -> Usage | N
     usage, timings = fields.get("usage"), fields.get("timings")
     found = known
     if isinstance(timings, dict):
-        counts = [_count_at(timings, (name,)) for name in ("cache_n", "prompt_n", "predicted_n")]
+        counts = [_count(timings.get(name)) for name in ("cache_n", "prompt_n", "predicted_n")]
         cached, computed, answer = counts
         if min(counts) >= 0 and any(counts):
             prefill, decode = (_milliseconds(timings.get(name)) for name in ("prompt_ms", "predicted_ms"))
@@ -79,15 +81,18 @@ def usage_of(fields: Mapping[str, Any], known: Usage | None = None) -> Usage | N
 def usage_of_answer(answer: Mapping[str, Any]) -> Usage | None:
     """Return the usage that a whole answer reports; None if it reports none."""
     usage = usage_of(answer)
-    return None if usage is None else attrs.evolve(usage, has_text=has_text(answer))
+    if usage is None or usage.completion:  # then `has_text` changes nothing
+        return usage
+    return attrs.evolve(usage, has_text=has_text(answer))
 
 
 def _reported(usage: Mapping[str, Any], known: Usage | None) -> Usage | None:
-    counts = [_count_at(usage, (name,)) for name in _COUNT_FIELDS]
-    caches = [[_count_at(usage, path) for path in paths] for paths in (_READS, _WRITES, _SHORT_WRITES, _LONG_WRITES)]
+    counts = [_count(usage.get(name)) for name in _COUNT_FIELDS]
+    kinds = () if usage.keys().isdisjoint(_CACHE_MEMBERS) else _CACHES
+    caches = [[_count_at(usage, path) for path in paths] for paths in kinds]
     if min(*counts, *map(min, caches)) < 0 or not any(counts):
         return None
-    read, written, short, long = map(max, caches)
+    read, written, short, long = map(max, caches) if caches else (0, 0, 0, 0)
     short += max(0, written - short - long)
     read = read or (known.cached if known else 0)
     prompt, completion, total = counts
@@ -114,9 +119,15 @@ def has_text(fields: Mapping[str, Any]) -> bool:
 
 
 def _count_at(value: Any, path: tuple[str, ...]) -> int:
-    """Return a number of tokens; 0 if absent, -1 if it cannot be one."""
     for name in path:
-        value = value.get(name) if isinstance(value, dict) else None
+        if not isinstance(value, dict):
+            return 0
+        value = value.get(name)
+    return _count(value)
+
+
+def _count(value: object) -> int:
+    """Return a number of tokens; 0 if absent, -1 if it cannot be one."""
     if value is None:
         return 0
     return value if type(value) is int and 0 <= value <= _MAX_COUNT else -1

@@ -113,7 +113,7 @@ def unify_texts(message: JsonObject) -> bool:
         message["content"], changed = None, True
         for name, text in _texts_in(content if isinstance(content, list) else [content]).items():
             message[name] = message.get(name) or text
-    if not message.get("reasoning_content"):
+    if not (message.keys().isdisjoint(_WRITES["thoughts"]) or message.get("reasoning_content")):
         thoughts = next((message[name] for name in _WRITES["thoughts"] if message.get(name)), "")
         text = "".join(_texts_in(thoughts).values()) if isinstance(thoughts, list) else thoughts
         if isinstance(text, str) and text:

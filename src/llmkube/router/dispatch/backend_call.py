@@ -134,7 +134,7 @@ class BackendCalls:
             if answer.first_byte_seconds is None:
                 answer.first_byte_seconds = now - record.request.started_at
             if isinstance(found, Answer):
-                await self._respond(found, permit, request)
+                await self._respond(found, permit, request, now)
                 return None
             return await self._relay(found, permit, request)
         finally:
@@ -205,7 +205,7 @@ class BackendCalls:
         else:
             self.circuits.put(name, circuit.abandoned())
 
-    async def _respond(self, answer: Answer, permit: Permit, request: RoutedRequest) -> None:
+    async def _respond(self, answer: Answer, permit: Permit, request: RoutedRequest, now: float) -> None:
         client, record = request.client, request.record
         usage = usage_of_all_answers(answer.usage, request.inbound.body)
         sent = record.answer
@@ -219,7 +219,7 @@ class BackendCalls:
             error = error_object(answer.status, words or "the backend refused the request", answer.error_code)
             await client.fail(error)
             return
-        more = f"Content-Type: application/json\r\nServer-Timing: {server_timing(record)}\r\n"
+        more = f"Content-Type: application/json\r\nServer-Timing: {server_timing(record, now)}\r\n"
         lines = answer_lines(answer.headers, request.inbound.request_id, permit.backend.name, more)
         try:
             await client.respond(answer.status, lines, answer.body)
@@ -232,7 +232,7 @@ class BackendCalls:
         """Relay a stream to the client; return a failure if it broke off and another engine can continue it."""
         client, record = request.client, request.record
         record.update(status=200, streamed=True)
-        more = f"Server-Timing: {server_timing(record)}\r\n"
+        more = f"Server-Timing: {server_timing(record, trio.current_time())}\r\n"
         lines = answer_lines(stream.answer.head.lines, request.inbound.request_id, permit.backend.name, more)
         name, joined = permit.backend.name, client.joined
         if joined is not None:
@@ -249,7 +249,7 @@ class BackendCalls:
         def timing() -> str:
             update()
             self._record_divergence(request)
-            return server_timing(record)
+            return server_timing(record, trio.current_time())
 
         try:
             await client.begin(lines)

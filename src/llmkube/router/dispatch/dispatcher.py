@@ -156,7 +156,7 @@ class Dispatcher:
         if client.begun:
             await client.fail(refusal.error)
             return
-        own = (("X-Request-Id", request.inbound.request_id), ("Server-Timing", server_timing(record)))
+        own = (("X-Request-Id", request.inbound.request_id), ("Server-Timing", server_timing(record, now)))
         response = refusal.response
         await client.respond(response.status, encode_lines((*own, *response.headers)), response.body)
 

@@ -282,7 +282,7 @@ def _find_url(value: Mapping[str, Any] | list[Any], where: _Place | None, depth_
         if type(each) is str:
             if name in _FETCHED_FIELDS and not each.startswith("data:") and (name in _URL_FIELDS or ":" in each):
                 return where, name
-        elif type(each) in _NESTED and name not in _OPAQUE_FIELDS:
+        elif type(each) in _NESTED and each and name not in _OPAQUE_FIELDS:
             found = _find_url(each, (where, name), depth_left - 1)
             if found is not None:
                 return found
@@ -311,6 +311,8 @@ _FETCHED_FIELDS: Final = _URL_FIELDS | _BASE64_FIELDS
 def _object(
     value: Mapping[str, Any], shape: Mapping[str, Shape], where: _Place | None, dropped: list[str]
 ) -> dict[str, Any]:
+    if _NESTED.isdisjoint(map(type, value.values())) and value.keys() <= shape.keys() and "url" not in value:
+        return dict(value)  # most objects: scalars with known names
     kept: dict[str, Any] = {}
     for name, each in value.items():
         part, is_nested = shape.get(name), type(each) in _NESTED
@@ -338,7 +340,7 @@ def _filtered(value: Any, shape: Shape, where: _Place, dropped: list[str]) -> An
 
 
 def _fits(value: Any, shape: Shape) -> bool:
-    if shape is FREE:
+    if shape is FREE or (type(value) is list and type(shape) is ListOf):
         return True
     if isinstance(value, dict):
         if shape is NUMBERS:
@@ -347,7 +349,7 @@ def _fits(value: Any, shape: Shape) -> bool:
             return all(isinstance(each, str) for each in value.values())
         return isinstance(shape, dict)
     if isinstance(value, list):
-        return isinstance(shape, ListOf) or (shape is PLAIN and all(_fits(each, PLAIN) for each in value))
+        return shape is PLAIN and all(_fits(each, PLAIN) for each in value)
     if shape is DATA_URL:
         return isinstance(value, str) and value.startswith("data:")
     return True

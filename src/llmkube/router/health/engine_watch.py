@@ -161,7 +161,7 @@ class EngineWatch:
         raise AssertionError("requests never end")
 
     def _of(self, name: str) -> _Engine:
-        return self._engines.setdefault(name, _Engine())
+        return self._engines.get(name) or self._engines.setdefault(name, _Engine())
 
     def _start_watch_nowait(self, permit: Permit, engine: _Engine) -> None:
         if engine.is_watched:

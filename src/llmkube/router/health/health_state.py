@@ -107,7 +107,8 @@ class Silence:
 
     def responded(self, server: str) -> "Silence":
         """Return the state after a response with this `Server` header."""
-        return Silence(self.is_llama or server == LLAMA_SERVER)
+        is_same = self.since is None and (self.is_llama or server != LLAMA_SERVER)
+        return self if is_same else Silence(self.is_llama or server == LLAMA_SERVER)
 
     def timed_out(self, sent_at: float) -> "Silence":
         """Return the state after an unanswered check that began at `sent_at`."""

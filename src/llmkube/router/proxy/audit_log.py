@@ -207,12 +207,12 @@ def fields_of(record: Record, config: RoutingConfig, seconds: float) -> dict[str
         "requestID": request.request_id,
         "traceID": request.trace["traceparent"][3:35],
         "method": request.method,
-        "path": _cut(request.path),
+        "path": request.path,
         "source": request.peer,
         "team": _cut(decided.principal.team),
-        "tenant": _cut(decided.principal.tenant),
+        "tenant": decided.principal.tenant,
         "model": _cut(facts.model) if facts else "",
-        "classification": _cut_all(sorted(facts.classes)) if facts else [],
+        "classification": _cut_all(sorted(facts.classes)) if facts and facts.classes else [],
         "taskComplexity": facts.complexity if facts else "",
         "status": answer.status,
         "outcome": answer.outcome,
@@ -239,7 +239,7 @@ def fields_of(record: Record, config: RoutingConfig, seconds: float) -> dict[str
         "promptTokens": usage.prompt if usage else None,
         "completionTokens": usage.completion if usage else None,
         "cachedTokens": usage.cached if usage else None,
-        "droppedFields": _cut_all(answer.dropped),
+        "droppedFields": _cut_all(answer.dropped) if answer.dropped else [],
     }
 
 

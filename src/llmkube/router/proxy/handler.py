@@ -28,7 +28,6 @@ from llmkube.router.budgets.meter import (
     BudgetStoreError,
     ExhaustedBudget,
     Reservation,
-    TokenDemand,
     UsageBound,
     usage_bound,
     with_max_tokens,
@@ -211,17 +210,17 @@ class ListedFields:
             record.update(status=200, outcome="ok")
             await exchange.respond(_with_request_id(self._loaded(inbound, decision), record))
             return
-        demand = TokenDemand(body=inbound.body, body_bytes=inbound.size, writes=inbound.path in STREAMING)
-        bound = usage_bound(routing.config, decision, demand)
+        body, size, writes = inbound.body, inbound.size, inbound.path in STREAMING
+        bound = usage_bound(routing.config, decision, body, size, writes=writes)
         reservation = await self._admit(routing.config, bound, facts)
         if decision.shadows:  # copies are sent only once
-            bound = usage_bound(routing.config, attrs.evolve(decision, shadows=()), demand)
+            bound = usage_bound(routing.config, attrs.evolve(decision, shadows=()), body, size, writes=writes)
         again = partial(self.budgets.admit, routing.config, bound, facts)
         is_free = inbound.path == COUNT_TOKENS
         record.charges = AttemptCharges(reservation, again, self.budgets.settle, is_free=is_free)
         cap = reservation.cap
-        if cap is not None and (body := with_max_tokens(inbound.body, cap)) is not inbound.body:
-            inbound = attrs.evolve(inbound, body=body)
+        if cap is not None and (capped := with_max_tokens(body, cap)) is not body:
+            inbound = attrs.evolve(inbound, body=capped)
         for permit in decision.shadows:
             seconds = decision.first_byte_seconds[permit.backend.name]
             self.shadows.offer_nowait(permit, inbound, seconds, inbound.size)

@@ -69,7 +69,7 @@ class JoinedRequest:
             RefusedError: Request and history have no region in common.
         """
         translator, store = self.translated.translator, self._store
-        if not isinstance(translator, ResponsesTranslator) or store is None:
+        if store is None or not isinstance(translator, ResponsesTranslator):
             return facts
         try:
             for each in self._loaded:
@@ -119,7 +119,7 @@ class Conversations:
             RefusedError: The previous response or an item does not exist, or histories are too long.
         """
         translator = translated.translator
-        if not isinstance(translator, ResponsesTranslator):
+        if translator is None or not isinstance(translator, ResponsesTranslator):
             return JoinedRequest(translated=translated)
         # From the system's generator, as ids must not be guessable
         translator.response_id = f"resp_{secrets.token_hex(_ID_BYTES)}"
