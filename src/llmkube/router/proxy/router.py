@@ -47,6 +47,7 @@ from llmkube.router.dispatch.attempt import Attempts
 from llmkube.router.dispatch.backend_call import BackendCalls
 from llmkube.router.dispatch.circuits import BackendStats, CircuitPolicy, Circuits, State
 from llmkube.router.dispatch.dispatcher import Dispatcher
+from llmkube.router.dispatch.suspects import Suspects
 from llmkube.router.dispatch.transport import open_transport
 from llmkube.router.front_door import FrontDoor, Passage
 from llmkube.router.health.cache_watch import CacheWatch
@@ -217,6 +218,7 @@ async def open_router(
     metrics = RouterMetrics(registry, routing.config.name)
     keys, stats, prefixes = BackendKeys(), BackendStats(), WarmPrefixes(secrets.token_bytes(32))
     turns, circuits = turns or Turns(), Circuits(CircuitPolicy.of(routing.config.circuit_seconds), rng)
+    suspects = Suspects()
     audit = AuditLog(write or writer_of(routing.config.audit), utcnow, 0.0 if write else PAUSE_SECONDS)
     budget_file = budget_file_of(budgets_folder, routing.config.name) if budgets_folder else None
     accounts = RouterBudgets(
@@ -250,7 +252,7 @@ async def open_router(
         shadows = Shadows(attempts, metrics.count_shadow)
         conversations = Conversations(ResponseStore(), lambda: int(utcnow().timestamp()))
         calls = BackendCalls(
-            attempts, turns, circuits, stats, watch, metrics.count_attempt, metrics.count_break, prefixes
+            attempts, turns, circuits, stats, watch, suspects, metrics.count_attempt, metrics.count_break, prefixes
         )
         listed_fields = ListedFields(
             routing=lambda: live.routing,
