@@ -134,7 +134,7 @@ async def test_a_request_is_blamed_only_if_no_other_was_in_both_engines(second, 
     requests = {name: suspects.Suspect("tenant", "/v1/x", name.encode()) for name in ("one", "two", "three")}
     for engine, names in (("a", ("one", "two")), ("b", second)):
         for name in names:
-            found.enter(engine, requests[name])
+            found._enter(engine, requests[name])
         results = {name: found.died(engine, requests[name]) for name in names}
         for name in names:
             found.leave(engine, requests[name])

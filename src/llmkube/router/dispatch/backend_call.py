@@ -9,6 +9,7 @@ import trio
 
 from llmkube.base.http.message import NO_HEADERS, Headers
 from llmkube.router.budgets.meter import requested_tokens, usage_of_all_answers
+from llmkube.router.config.routing_config import Backend
 from llmkube.router.dialects.dialect import DialectError
 from llmkube.router.dispatch.attempt import Answer, Attempts, Stream
 from llmkube.router.dispatch.circuits import BackendStats, Circuit, Circuits
@@ -49,6 +50,7 @@ class BackendCalls:
         suspects: Requests that were in engines when these died.
         on_attempt: Called with the name of the backend and the result of each attempt.
         on_continuation: Called with the result of each interruption of an answer.
+        on_error: Called with the model of an engine of ours that answers with status 500 or higher.
         prefixes: Marks prompts.
         own_prompts: Answered prompts of each tenant.
     """
@@ -61,6 +63,7 @@ class BackendCalls:
     suspects: Suspects
     on_attempt: Callable[[str, str], None]
     on_continuation: Callable[[str], None]
+    on_error: Callable[[str], None]
     prefixes: WarmPrefixes
     own_prompts: TenantPrompts = attrs.field(factory=TenantPrompts)
 
@@ -123,12 +126,7 @@ class BackendCalls:
             now = trio.current_time()
             self._record(name, found, record, now - started_at, is_fault=joined is None or name not in joined.broken)
             if isinstance(found, Failure):
-                # on a reused connection its exit shows as a refused connection of the second try
-                has_died = found.cause in (Cause.BROKEN, Cause.CONNECT) and record.charges.is_sent
-                record.charges.failed(found.status)
-                if has_died and self.suspects.died(name, request.suspect):
-                    return CULPRIT
-                return attrs.evolve(found, has_died=True) if has_died else found
+                return self._failed(permit.backend, found, request)
             record.charges.status = found.status if isinstance(found, Answer) else 200
             answer = record.answer
             answer.backend, answer.dropped = name, found.dropped
@@ -146,16 +144,25 @@ class BackendCalls:
             if isinstance(found, Stream):
                 await self.attempts.transport.release(permit, found.answer)  # noqa: ASYNC102 (closes at once)
 
+    def _failed(self, backend: Backend, failure: Failure, request: RoutedRequest) -> Failure:
+        """Report a failure that may be evidence against the engine or the request; return the one to continue with."""
+        charges = request.record.charges
+        # on a reused connection an exit shows as a refused connection of the second try
+        has_died = failure.cause in (Cause.BROKEN, Cause.CONNECT) and charges.is_sent
+        charges.failed(failure.status)
+        if failure.cause is Cause.SERVER_ERROR and not backend.provider:
+            self.on_error(backend.model)
+        if has_died and self.suspects.died(backend.name, request.suspect):
+            return CULPRIT
+        return attrs.evolve(failure, has_died=has_died)
+
     def _attempt(
         self, permit: Permit, request: RoutedRequest, waiting: WaitingRequest
     ) -> Awaitable[Answer | Stream | Failure]:
         name, suspect, on_sent = permit.backend.name, request.suspect, request.record.charges.mark_sent
         seconds = request.first_byte_seconds(name)
-        if self.suspects.is_suspect(suspect):
-            attempt = partial(self.attempts.make, permit, request.inbound, seconds, waiting, on_sent)
-            return self.suspects.alone(name, suspect, seconds, attempt)
-        self.suspects.enter(name, suspect)
-        return self.attempts.make(permit, request.inbound, seconds, waiting, on_sent)
+        send = partial(self.attempts.make, permit, request.inbound, seconds, waiting, on_sent)
+        return self.suspects.attempt(name, suspect, seconds, send)
 
     async def _commented_attempt(
         self, permit: Permit, request: RoutedRequest, waiting: WaitingRequest

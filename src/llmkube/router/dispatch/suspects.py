@@ -69,8 +69,7 @@ class Suspects:
         """Return whether a request has ended two engines lately."""
         return bool(self._refused) and self._refused.get(request.key, 0.0) > trio.current_time()
 
-    def enter(self, engine: str, request: Suspect) -> None:
-        """Record that a request is sent to an engine, until `leave`."""
+    def _enter(self, engine: str, request: Suspect) -> None:
         self._running.setdefault(engine, set()).add(request)
 
     def leave(self, engine: str, request: Suspect) -> None:
@@ -98,19 +97,23 @@ class Suspects:
         if self._suspected:
             self._suspected.pop(request.key, None)
 
-    def is_suspect(self, request: Suspect) -> bool:
-        """Return whether an engine died with a request lately."""
-        return bool(self._suspected) and request.key in self._suspected
+    def attempt(
+        self, engine: str, request: Suspect, seconds: float, send: Callable[[], Awaitable[T]]
+    ) -> Awaitable[T | Failure]:
+        """Send a request to an engine, until `leave`; a suspect waits for others at most some seconds."""
+        if self._suspected and request.key in self._suspected:
+            return self._attempt_alone(engine, request, seconds, send)
+        self._enter(engine, request)
+        return send()
 
-    async def alone(
-        self, engine: str, request: Suspect, seconds: float, attempt: Callable[[], Awaitable[T]]
+    async def _attempt_alone(
+        self, engine: str, request: Suspect, seconds: float, send: Callable[[], Awaitable[T]]
     ) -> T | Failure:
-        """Send a suspect to an engine when no other one is attempted; wait for this at most some seconds."""
         with trio.move_on_after(seconds) as wait:
             async with self._lock:
                 wait.deadline = float("inf")
-                self.enter(engine, request)
-                return await attempt()
+                self._enter(engine, request)
+                return await send()
         return Failure(Cause.TIMEOUT, "waited for other requests that were in an engine when it exited")
 
 

@@ -82,6 +82,7 @@ class Router:
         live: Config in use.
         keys: API keys of backends.
         circuits: Circuit breakers of backends.
+        suspects: Requests that were in engines when these died.
         stats: Load and latency of backends.
         turns: Queues of engines.
         directory: Directory of our engines, if their agent runs in this process; None otherwise.
@@ -99,6 +100,7 @@ class Router:
     directory: ModelDirectory | None
     audit: AuditLog
     accounts: RouterBudgets
+    suspects: Suspects
 
     def in_flight(self) -> int:
         """Return the number of requests in flight."""
@@ -190,6 +192,7 @@ async def open_router(
     directory: ModelDirectory | None = None,
     turns: Turns | None = None,
     https_proxy_pages: bool = True,
+    on_error: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[Router]:
     """Run a router.
 
@@ -205,6 +208,7 @@ async def open_router(
         directory: Resolves services to engines; None dials the address of each backend.
         turns: Queues of engines, to share them with other routers of this process.
         https_proxy_pages: Whether web pages behind an https proxy may use it.
+        on_error: Called with the model of an engine of ours that answers with status 500 or higher.
 
     Raises:
         UserError: The config or the certificates are invalid.
@@ -252,7 +256,16 @@ async def open_router(
         shadows = Shadows(attempts, metrics.count_shadow)
         conversations = Conversations(ResponseStore(), lambda: int(utcnow().timestamp()))
         calls = BackendCalls(
-            attempts, turns, circuits, stats, watch, suspects, metrics.count_attempt, metrics.count_break, prefixes
+            attempts=attempts,
+            turns=turns,
+            circuits=circuits,
+            stats=stats,
+            watch=watch,
+            suspects=suspects,
+            on_attempt=metrics.count_attempt,
+            on_continuation=metrics.count_break,
+            on_error=on_error,
+            prefixes=prefixes,
         )
         listed_fields = ListedFields(
             routing=lambda: live.routing,
@@ -280,6 +293,7 @@ async def open_router(
             directory=directory,
             audit=audit,
             accounts=accounts,
+            suspects=suspects,
         )
         models = ModelList(listed_fields.models, int(utcnow().timestamp()))
         router.handler = FrontDoor(hint=HINT, models=models, ready=router.ready, listed_fields=listed_fields)
