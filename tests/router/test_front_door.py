@@ -522,3 +522,57 @@ async def test_a_probe_of_the_gateway_succeeds(world, method):
     """`/health` answers 200 as an engine's does, even without a model."""
     answer = await (await world(NONE)).ask(method, "/health")
     assert (answer.status, answer.body) == (200, b'{"status":"ok"}' if method == "GET" else b"")
+
+
+# -- failures ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        ({"code": 500, "message": "image input is not supported", "type": "server_error"}, 400),
+        ({"code": 500, "message": "Unknown reasoning format: bogus", "type": "server_error"}, 400),
+        ({"code": 501, "message": "Infill is not supported by this model", "type": "not_supported_error"}, 400),
+        ({"code": 500, "message": "Compute error.", "type": "server_error"}, 500),
+    ],
+)
+async def test_an_error_in_the_request_has_status_400_and_the_words_of_the_engine(nursery, error, status):
+    """Other errors stay as they came, and are reported as evidence against the engine."""
+    faulty, reported, front = [], [], MemoryListener()
+    engine = MemoryListener()
+
+    async def fail(exchange):
+        faulty.append(exchange.body)
+        await exchange.respond(Response.json(error["code"], {"error": error}, headers=Headers.of({"X-Build": "b1"})))
+
+    await nursery.start(run_server, fail, [engine])
+    async with open_http_client(engine.connect) as upstream:
+        door = passing_door(PassThrough(ONE, upstream, on_error=reported.append), lambda: BORN)
+        await nursery.start(run_server, door, [front])
+        async with open_http_client(front.connect) as client:
+            answer = await client.request("POST", GATEWAY + CHAT, body=b"{}")
+    found = json.loads(answer.body)["error"]
+    assert (answer.status, found["message"], found["code"]) == (status, error["message"], status)
+    assert reported == ([] if status == 400 else [ONE.entries["only"].service])
+    assert (answer.headers.get("x-build"), len(faulty)) == (None if status == 400 else "b1", 1)
+
+
+async def test_a_request_that_ends_its_engine_twice_is_refused(nursery):
+    """Each exit closes the connection without a response; another request is not refused."""
+    requests, front, engine = [], MemoryListener(), MemoryListener()
+
+    async def end(stream):
+        async with stream:
+            requests.append(await stream.receive_some())
+
+    async def accept():
+        while True:
+            nursery.start_soon(end, await engine.accept())
+
+    nursery.start_soon(accept)
+    async with open_http_client(engine.connect) as upstream:
+        await nursery.start(run_server, passing_door(PassThrough(ONE, upstream), lambda: BORN), [front])
+        async with open_http_client(front.connect) as client:
+            found = [(await client.request("POST", GATEWAY + CHAT, body=b'{"x": 1}')).status for _ in range(4)]
+            other = await client.request("POST", GATEWAY + CHAT, body=b'{"x": 2}')
+    assert (found, other.status, len(requests)) == ([502, 400, 400, 400], 502, 3)

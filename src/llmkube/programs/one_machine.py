@@ -310,6 +310,7 @@ class _Up(Generic[T]):
                         rng=self.rng,
                         has_open_route=not addresses.routers_only,
                         egress=settings.egress,
+                        on_error=lambda name: view.record_error(Key.parse(name)),
                     )
                     routers = RouterHost(services, server.client, self.plan.state_dir / "routers")
                     registry.register(routers)

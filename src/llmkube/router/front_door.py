@@ -13,6 +13,7 @@ engines do not implement: those requests are translated, which forwards listed f
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
+from functools import partial
 from typing import Any, Final
 from urllib.parse import parse_qs
 
@@ -21,7 +22,7 @@ import structlog
 import trio
 
 from llmkube import __version__
-from llmkube.base.http.client import HttpClient
+from llmkube.base.http.client import HttpClient, OnSent
 from llmkube.base.http.connection import StreamHandler
 from llmkube.base.http.errors import HttpError
 from llmkube.base.http.exchange import StreamExchange
@@ -31,11 +32,13 @@ from llmkube.base.http.message import Response
 from llmkube.base.json_text import well_formed
 from llmkube.router.backends import Backend, ModelDirectory, engine_of
 from llmkube.router.budgets.meter import LIMIT_FIELDS
-from llmkube.router.dialects.dialect import DialectError, dumped
+from llmkube.router.dialects.dialect import DialectError
 from llmkube.router.dialects.engine_form import encoded_for_engine
-from llmkube.router.dialects.error_shapes import CONTEXT_FULL, error_of, parsed_refusal
+from llmkube.router.dialects.error_shapes import CONTEXT_FULL, parsed_refusal
 from llmkube.router.dialects.inbound import DIALECTS, OLLAMA, refusal_at
 from llmkube.router.dialects.ollama_models import LIST_PATHS, ModelFacts
+from llmkube.router.dispatch.suspects import CULPRIT, Suspect, Suspects
+from llmkube.router.dispatch.verdicts import Failure, error_in, is_request_error
 from llmkube.router.model_field import (
     BodyError,
     ModelNameRewriter,
@@ -48,7 +51,7 @@ from llmkube.router.model_field import (
 )
 from llmkube.router.model_list import DescribeService, ModelEntry, ModelList, models_in
 from llmkube.router.origin_policy import is_loopback, is_preflight, names_near_host, preflight_answer
-from llmkube.router.refusals import RefusedError, refused
+from llmkube.router.refusals import RefusedError, kind_of, refused
 from llmkube.router.responses.store import PREFIX as RESPONSES
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
@@ -148,6 +151,11 @@ Begin = Callable[[str, bool], AbstractContextManager[Passage]]
 """Counts a request of a service, which takes a slot of its engine or none, while it runs."""
 
 
+ENGINE_FAILED: Final = "engine_failed"
+SUSPECT_SECONDS: Final = 600.0
+"""Longest wait of a suspect for other suspects."""
+
+
 def _uncounted(_service: str, _takes_slot: bool) -> AbstractContextManager[Passage]:
     return nullcontext(Passage())
 
@@ -158,11 +166,15 @@ class PassThrough:
 
     Attributes:
         begin: Counts requests.
+        suspects: Requests that were in engines when these died.
+        on_error: Called with the service of an engine that answers with 500 or higher for no fault of the request.
     """
 
     directory: ModelDirectory
     client: HttpClient
     begin: Begin = _uncounted
+    suspects: Suspects = attrs.field(factory=Suspects)
+    on_error: Callable[[str], None] = lambda _: None
 
     async def __call__(self, exchange: StreamExchange, *, excluding: Collection[int] = ()) -> bool:
         """Forward a request and stream the response back; return False, without responding, at an excluded status.
@@ -186,6 +198,9 @@ class PassThrough:
         engine = engine_of(self.directory, body.model, head.path)
         for correct in CORRECTIONS.values():
             await correct(body, engine)
+        request = Suspect("", path, body.content)
+        if self.suspects.is_refused(request):
+            raise refused(400, CULPRIT.detail, CULPRIT.cause.value)
         try:
             with self.begin(engine.service, path not in _WITHOUT_SLOT) as passage:
                 if path.endswith("/chat/completions"):
@@ -195,9 +210,30 @@ class PassThrough:
                 is_renamed = isinstance(body.model, str) and body.model != engine.alias
                 editor = ModelNameRewriter.between(engine.alias, str(body.model)).edit if is_renamed else None
                 content, wait = body.content, passage.wait
-                return await self._forward(exchange, engine, content, excluding=excluding, wait=wait, editor=editor)
+                to_engine = partial(
+                    self._forward, exchange, engine, content, excluding=excluding, wait=wait, editor=editor
+                )
+                send = partial(self._send, engine.service, request, to_engine)
+                found = await self.suspects.attempt(engine.service, request, SUSPECT_SECONDS, send)
+                if isinstance(found, Failure):
+                    raise refused(503, found.detail, ENGINE_FAILED, {"Retry-After": "5"})
+                return found
         except (BodyError, DialectError) as exc:
             raise refused(400, str(exc), "invalid_json" if isinstance(exc, BodyError) else "invalid_value") from exc
+        finally:
+            self.suspects.leave(engine.service, request)
+
+    async def _send(self, service: str, request: Suspect, forward_body: Callable[..., Awaitable[bool]]) -> bool:
+        """Forward a request that may end its engine."""
+        sent = trio.Event()
+        try:
+            found = await forward_body(on_sent=sent.set)
+        except RefusedError as exc:
+            if sent.is_set() and exc.code == ENGINE_FAILED and self.suspects.died(service, request):
+                raise refused(400, CULPRIT.detail, CULPRIT.cause.value) from exc
+            raise
+        self.suspects.answered(request)
+        return found
 
     async def _report_state(self, exchange: StreamExchange, path: str) -> None:
         """Respond with the state of an engine, or with that of the gateway if `/props` names no model.
@@ -226,7 +262,14 @@ class PassThrough:
         excluding: Collection[int] = (),
         wait: trio.CancelScope | None = None,
         editor: BodyEditor | None = None,
+        on_sent: OnSent | None = None,
     ) -> bool:
+        def edit_error(response: Response) -> Response:
+            own = request_error(response)
+            if own is None and response.status >= 500:
+                self.on_error(engine.service)
+            return own or response
+
         try:
             return await forward(
                 exchange,
@@ -237,27 +280,30 @@ class PassThrough:
                 excluding=excluding,
                 wait=wait,
                 editor=editor,
-                error_editor=_error_editor(),
+                edit_error=edit_error,
+                on_sent=on_sent,
             )
         except HttpError as exc:
             if exchange.begun:
                 raise  # the server closes the connection, so that no client takes a partial response for a complete one
             _log.warning("engine request failed", model=engine.alias, error=str(exc))
-            raise refused(502, f"the engine of {engine.alias!r} did not answer: {exc}", "engine_failed") from exc
+            raise refused(502, f"the engine of {engine.alias!r} did not answer: {exc}", ENGINE_FAILED) from exc
 
 
-def _error_editor() -> BodyEditor:
-    """Return an editor of an error that adds OpenAI's code for a full context."""
-    received = bytearray()
+def request_error(response: Response) -> Response | None:
+    """Return the response, with status 400 and the engine's words, to an error in the request; None for other errors.
 
-    def edit(piece: bytes) -> bytes:
-        received.extend(piece)
-        if piece:
-            return b""
-        error = error_of(parsed_refusal(bytes(received)), refused=True) or {}
-        return dumped({"error": error}).encode() if error.get("code") == CONTEXT_FULL else bytes(received)
-
-    return edit
+    Args:
+        response: An engine's response with status 400, or 500 and higher.
+    """
+    reply = parsed_refusal(response.body)
+    error = error_in(reply, refused=True)
+    if error is None or not (error.get("code") == CONTEXT_FULL or (response.status >= 500 and is_request_error(error))):
+        return None
+    own = {"code": 400} if isinstance(error.get("code"), int) else {}
+    kind = error["type"] if error.get("type") not in (None, "server_error", "api_error") else kind_of(400)
+    outer = reply if isinstance(reply, dict) else {}
+    return Response.json(400, {**outer, "error": {**error, **own, "type": kind}})
 
 
 async def _read(head: RequestHead, body: bytes) -> Body:

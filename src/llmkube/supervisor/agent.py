@@ -76,6 +76,11 @@ class AgentView:
         managers = {key: running.status_manager for key, running in self._services.running.by_key.items()}
         return {key: EngineUse(each.view.pid, each.tokens) for key, each in managers.items()}
 
+    def record_error(self, key: Key) -> None:
+        """Record that a client got status 500 or higher from the engine of a service, if it runs here."""
+        if (running := self._services.running.by_key.get(key)) is not None:
+            running.status_manager.errors += 1
+
     def memory(self) -> MemoryView | None:
         """Return a snapshot of the host's memory; None while it is not watched."""
         return self._services.ledger.view()

@@ -344,3 +344,15 @@ def test_percent_is_only_reported_where_it_means_something():
     assert percent_loaded(5 << 20, 1 << 20) is None
     assert percent_loaded(4 << 30, 8 << 30) == 50
     assert percent_loaded(9 << 30, 8 << 30) == 99
+
+
+def test_errors_of_clients_lead_to_requests_for_one_token_and_two_failed_ones_to_a_restart():
+    """One that succeeds clears the engine: the error was that of a request."""
+    failed = ProbeResult("busy", token=False, error="it answers 500 to a request for one token: Compute error.")
+    for answers, hung in (((failed, failed), failed.error), ((failed, ProbeResult("ok", token=True)), "")):
+        watch, _ = step(Liveness(), EngineStats("R", 1.0), 0.0)
+        watch, verdict = step(watch, EngineStats("R", 2.0, errors=1), 5.0)
+        for at, answer in enumerate(answers, 2):
+            assert verdict.probe is Probe.TOKEN
+            watch, verdict = step(watch, EngineStats("R", 1.0 + at, answer=answer), 5.0 * at)
+        assert (verdict.hung, verdict.probe) == (hung, Probe.NOTHING)

@@ -11,15 +11,20 @@ from typing import Final
 import trio
 
 from llmkube.base.http.bodies import ChunkedEndFinder, LengthEndFinder
-from llmkube.base.http.client import HttpClient
+from llmkube.base.http.client import HttpClient, OnSent
 from llmkube.base.http.errors import ConnectionLostError, MalformedError
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.heads import without_access_control
-from llmkube.base.http.message import Origin, netloc, status_allows_body
+from llmkube.base.http.message import Origin, Response, netloc, status_allows_body
 from llmkube.base.http.streamed_response import StreamedResponse
 
 BodyEditor = Callable[[bytes], bytes]
 """Returns the bytes to send for the next piece of a body, or for b"" at its end."""
+
+ErrorEditor = Callable[[Response], Response]
+"""Returns the response to send in place of one with status 400, or 500 and higher."""
+
+MAX_ERROR_BYTES: Final = 1 << 20
 
 _CHUNKED: Final = b"Transfer-Encoding: chunked\r\n"
 
@@ -34,7 +39,8 @@ async def forward(
     excluding: Collection[int] = (),
     wait: trio.CancelScope | None = None,
     editor: BodyEditor | None = None,
-    error_editor: BodyEditor | None = None,
+    edit_error: ErrorEditor | None = None,
+    on_sent: OnSent | None = None,
 ) -> bool:
     """Forward a request with this body to another server; return whether its response was relayed.
 
@@ -49,7 +55,8 @@ async def forward(
         excluding: Statuses whose responses are not relayed: the caller responds instead.
         wait: Cancels the wait for the head of the response.
         editor: Edits the body of the response; None relays it unchanged.
-        error_editor: Edits it instead if the status is 400.
+        edit_error: Edits errors; None relays them like other responses.
+        on_sent: Called once the whole request has been sent.
 
     Raises:
         ConnectError: No connection.
@@ -63,14 +70,22 @@ async def forward(
     head = b"%bHost: %b\r\n%bContent-Length: %d\r\n\r\n" % lines
     answer = None
     with wait or nullcontext():
-        answer = await client.start(origin, request_head.method, head, body)
+        answer = await client.start(origin, request_head.method, head, body, on_sent=on_sent)
     if answer is None:
         raise trio.TooSlowError
     try:
         if answer.head.status in excluding:
             return False
-        edit = error_editor or editor if answer.status == 400 else editor
-        await (_relay(answer, exchange) if edit is None else _relay_reframed(answer, exchange, edit))
+        if edit_error is not None and (answer.status == 400 or answer.status >= 500):
+            received = bytearray()
+            while len(received) < MAX_ERROR_BYTES and (piece := await answer.receive_some()):
+                received += piece
+            headers = answer.headers.end_to_end().without("content-length")
+            await exchange.respond(edit_error(Response(answer.status, headers, bytes(received))))
+        elif editor is None:
+            await _relay(answer, exchange)
+        else:
+            await _relay_reframed(answer, exchange, editor)
         return True
     finally:
         if not client.release_nowait(answer):

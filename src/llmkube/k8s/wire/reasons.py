@@ -71,6 +71,7 @@ class Reason(enum.StrEnum):
     LOAD_STALLED = "LoadStalled", Meaning.RETRIED
     HUNG = "Hung", Meaning.RETRIED
     METAL_ERROR = "MetalError", Meaning.RETRIED
+    COMPUTE_FAILED = "ComputeFailed", Meaning.RETRIED
     INTERNAL_ERROR = "InternalError", Meaning.RETRIED
     PORT_TAKEN = "PortTaken", Meaning.HOST
     ADDRESS_MISSING = "AddressMissing", Meaning.HOST

@@ -82,6 +82,7 @@ class HostedRouter:
             budgets_folder=self.folder / _BUDGETS,
             directory=services.directory,
             turns=services.turns,
+            on_error=services.on_error,
         ) as self.router:
             log.info("router started", router=str(self.key), api=router_url(services.url, self.key))
             await trio.sleep_forever()

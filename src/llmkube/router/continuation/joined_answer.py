@@ -31,7 +31,7 @@ def continuation_targets(order: Sequence[Permit], broken: Permit) -> tuple[Permi
         broken: Permit of the backend whose stream broke off.
     """
     backend = broken.backend
-    twins = [each for each in order if each.backend.name != backend.name and _is_twin(each.backend, backend)]
+    twins = [each for each in order if each.backend.name != backend.name and is_twin(each.backend, backend)]
     return (*twins, broken)
 
 
@@ -47,7 +47,8 @@ def can_continue(backend: Backend, fingerprint: object) -> bool:
     return bool(backend.model_digest) or (isinstance(fingerprint, str) and _BUILD.fullmatch(fingerprint) is not None)
 
 
-def _is_twin(one: Backend, other: Backend) -> bool:
+def is_twin(one: Backend, other: Backend) -> bool:
+    """Return whether two engines of ours have the same model."""
     return bool(one.model_digest) and one.model_digest == other.model_digest and not one.provider
 
 

@@ -7,6 +7,7 @@ relay              streams an answer to the client
 record             record of a request, which the others update
 transport          the only connection to backends: it dials with a Permit
 circuits           circuit breakers and statistics of backends
+suspects           requests that were in engines when these died
 verdicts           failures that cause a fallback; event_stream: events of a stream
 request_body       body fields that are forwarded; forwarded_headers: headers that are forwarded
 """

@@ -1,6 +1,7 @@
 """Calls one backend and sends its answer to the client; requests queue for backends with slots."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 import attrs
@@ -9,9 +10,10 @@ import trio
 
 from llmkube.base.http.message import NO_HEADERS, Headers
 from llmkube.router.budgets.meter import answer_count, prompt_bytes, requested_tokens, usage_of_all_answers
+from llmkube.router.config.routing_config import Backend
 from llmkube.router.dialects.dialect import DialectError, error_in_answer
-from llmkube.router.dispatch.attempt import Answer, Attempts, Stream, without_unseen_pictures
-from llmkube.router.dispatch.circuits import BackendStats, Circuits, State
+from llmkube.router.dispatch.attempt import Answer, Attempts, ClientRequest, Stream, without_unseen_pictures
+from llmkube.router.dispatch.circuits import BackendStats, Circuit, Circuits
 from llmkube.router.dispatch.forwarded_headers import answer_lines
 from llmkube.router.dispatch.record import Record, RoutedRequest, server_timing
 from llmkube.router.dispatch.relay import (
@@ -26,6 +28,7 @@ from llmkube.router.dispatch.relay import (
     relay,
 )
 from llmkube.router.dispatch.request_body import COUNT_TOKENS, STREAMING
+from llmkube.router.dispatch.suspects import CULPRIT, Suspects
 from llmkube.router.dispatch.verdicts import Cause, Failure
 from llmkube.router.health.engine_watch import EngineWatch, WaitingRequest
 from llmkube.router.policy.permits import Permit
@@ -45,8 +48,10 @@ class BackendCalls:
         circuits: Circuit breakers; no request queues for a backend whose circuit is open.
         stats: Load and latency of backends.
         watch: Detects frozen engines.
+        suspects: Requests that were in engines when these died.
         on_attempt: Called with the name of the backend and the result of each attempt.
         on_continuation: Called with the result of each interruption of an answer.
+        on_error: Called with the model of an engine of ours that answers with status 500 or higher.
         prefixes: Marks prompts.
         own_prompts: Answered prompts of each tenant.
     """
@@ -56,8 +61,10 @@ class BackendCalls:
     circuits: Circuits
     stats: BackendStats
     watch: EngineWatch
+    suspects: Suspects
     on_attempt: Callable[[str, str], None]
     on_continuation: Callable[[str], None]
+    on_error: Callable[[str], None]
     prefixes: WarmPrefixes
     own_prompts: TenantPrompts = attrs.field(factory=TenantPrompts)
 
@@ -69,14 +76,14 @@ class BackendCalls:
         name = permit.backend.name
         self.stats.in_flight[name] += 1
         try:
-            if not permit.backend.slots or request.inbound.path == COUNT_TOKENS or self._is_open(name):
+            if not permit.backend.slots or request.inbound.path == COUNT_TOKENS or self._is_open(name, request):
                 return await self._call(permit, request)
             return await self._call_in_turn(permit, request)
         finally:
             self.stats.in_flight[name] -= 1
 
-    def _is_open(self, name: str) -> bool:
-        return self.circuits.of(name).state(trio.current_time()) is State.OPEN
+    def _is_open(self, name: str, request: RoutedRequest) -> bool:
+        return self.circuits.is_open(name, request.record.decided.tenant, trio.current_time())
 
     async def _call_in_turn(self, permit: Permit, request: RoutedRequest) -> Failure | None:
         backend, inbound, record, started_at = permit.backend, request.inbound, request.record, trio.current_time()
@@ -106,10 +113,10 @@ class BackendCalls:
 
     async def _call(self, permit: Permit, request: RoutedRequest) -> Failure | None:
         """Call a backend if the request's budget and the backend's circuit allow it."""
-        name, record = permit.backend.name, request.record
+        name, record, tenant = permit.backend.name, request.record, request.record.decided.tenant
         refusal = await record.charges.begin()
         started_at = trio.current_time()
-        if refusal is None and not self.circuits.admit(name, started_at):
+        if refusal is None and not self.circuits.admit(name, tenant, started_at):
             refusal = Failure(Cause.CIRCUIT, "circuit open after failures")
         if refusal is not None:
             self._record_attempt(record, name, refusal, 0.0)
@@ -126,32 +133,50 @@ class BackendCalls:
             now = trio.current_time()
             self._record(name, found, record, now - started_at, is_fault=joined is None or name not in joined.broken)
             if isinstance(found, Failure):
-                record.charges.failed(found.status)
-                return found
+                return self._failed(permit.backend, found, request)
             record.charges.status = found.status if isinstance(found, Answer) else 200
             answer = record.answer
             answer.backend, answer.dropped = name, found.dropped
             if answer.first_byte_seconds is None:
                 answer.first_byte_seconds = now - record.request.started_at
+            self.suspects.answered(request.suspect)
             if isinstance(found, Answer):
                 await self._respond(found, permit, request, now)
                 return None
             return await self._relay(found, permit, request)
         finally:
+            self.suspects.leave(name, request.suspect)
             if found is None:
-                self.circuits.put(name, self.circuits.of(name).abandoned())
+                self.circuits.apply(name, tenant, Circuit.abandoned)
             if isinstance(found, Stream):
                 await self.attempts.transport.release(permit, found.answer)  # noqa: ASYNC102 (closes at once)
+
+    def _failed(self, backend: Backend, failure: Failure, request: RoutedRequest) -> Failure:
+        """Report a failure that may be evidence against the engine or the request; return the one to continue with."""
+        charges = request.record.charges
+        # on a reused connection an exit shows as a refused connection of the second try
+        has_died = failure.cause in (Cause.BROKEN, Cause.CONNECT) and charges.is_sent
+        charges.failed(failure.status)
+        if failure.cause is Cause.SERVER_ERROR and not backend.provider:
+            self.on_error(backend.model)
+        if has_died and self.suspects.died(backend.name, request.suspect):
+            return CULPRIT
+        return attrs.evolve(failure, has_died=has_died)
 
     async def _attempt(
         self, permit: Permit, request: RoutedRequest, waiting: WaitingRequest
     ) -> Answer | Stream | Failure:
         """Make the attempt, and again without earlier pictures if neither this model nor another one sees them."""
-        silence_seconds, on_sent = request.first_byte_seconds(permit.backend.name), request.record.charges.mark_sent
-        found = await self.attempts.make(permit, request.inbound, silence_seconds, waiting, on_sent)
+        seconds, on_sent = request.first_byte_seconds(permit.backend.name), request.record.charges.mark_sent
+
+        def send(inbound: ClientRequest) -> Awaitable[Answer | Stream | Failure]:
+            return self.attempts.make(permit, inbound, seconds, waiting, on_sent)
+
+        first = partial(send, request.inbound)
+        found = await self.suspects.attempt(permit.backend.name, request.suspect, seconds, first)
         falls_back = isinstance(found, Failure) and permit is not request.decision.order[-1]
         blind = None if falls_back else without_unseen_pictures(request.inbound, found)
-        return found if blind is None else await self.attempts.make(permit, blind, silence_seconds, waiting, on_sent)
+        return found if blind is None else await send(blind)
 
     async def _commented_attempt(
         self, permit: Permit, request: RoutedRequest, waiting: WaitingRequest
@@ -187,8 +212,8 @@ class BackendCalls:
     ) -> None:
         """Add the result of an attempt to record, metrics and circuit; a circuit counts only faults."""
         if not isinstance(found, Failure):
-            circuit = self.circuits.of(name)
-            self.circuits.put(name, circuit.began() if isinstance(found, Stream) else circuit.succeeded())
+            result = Circuit.began if isinstance(found, Stream) else Circuit.succeeded
+            self.circuits.apply(name, record.decided.tenant, result)
             self.stats.began(name, seconds)
             headers, status = (
                 (found.answer.head.lines, 200) if isinstance(found, Stream) else (found.headers, found.status)
@@ -197,13 +222,13 @@ class BackendCalls:
             self._record_attempt(record, name, None, seconds, status)
             return
         self._record_attempt(record, name, found, seconds)
-        circuit, now = self.circuits.of(name), trio.current_time()
+        now, tenant = trio.current_time(), record.decided.tenant
         if found.cause is Cause.RATE_LIMITED or found.retry_after_seconds is not None:
-            self.circuits.put(name, circuit.rate_limited(now, found.retry_after_seconds or 1.0))
+            self.circuits.put(name, self.circuits.of(name).rate_limited(now, found.retry_after_seconds or 1.0))
         elif found.is_fault and is_fault:
-            self.circuits.failed(name, now)
+            self.circuits.failed(name, tenant, now, is_own=found.is_own)
         else:
-            self.circuits.put(name, circuit.abandoned())
+            self.circuits.apply(name, tenant, Circuit.abandoned)
 
     async def _respond(self, answer: Answer, permit: Permit, request: RoutedRequest, now: float) -> None:
         client, record = request.client, request.record
@@ -260,9 +285,9 @@ class BackendCalls:
         finally:
             update()
         if ending is Ending.COMPLETE:
-            self.circuits.put(name, self.circuits.of(name).succeeded())
+            self.circuits.apply(name, record.decided.tenant, Circuit.succeeded)
         elif ending not in (Ending.ERROR, Ending.UNTRANSLATABLE, Ending.UNJOINED):
-            self.circuits.failed(name, trio.current_time())
+            self.circuits.failed(name, record.decided.tenant, trio.current_time(), is_own=True)
         if joined is not None and (ending in BREAKS or ending is Ending.UNJOINED):
             if not joined.obstacle:
                 record.charges.mark_interrupted()

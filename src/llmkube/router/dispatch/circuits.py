@@ -1,5 +1,9 @@
 """Circuit breakers of backends: an immutable value and its transitions, by a given clock.
 
+A failure that may be the request's own, such as an answer with status 500, opens the circuit for that tenant only; for
+all tenants it opens after such failures of two tenants. One that does not depend on a request, such as a refused
+connection, opens it for all.
+
 ```
 closed ──failures in a row──▶ open until T ──T──▶ half-open: one request goes through ──success──▶ closed
                                  ▲                        │
@@ -9,8 +13,8 @@ closed ──failures in a row──▶ open until T ──T──▶ half-open:
 
 import enum
 import random
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import attrs
@@ -18,6 +22,9 @@ import attrs
 from llmkube.base.backoff import Backoff
 
 MAX_PAUSE_SECONDS: Final = 300.0
+
+MAX_OF_TENANTS: Final = 10_000
+"""Limit for circuits of one tenant; the one that failed longest ago is dropped."""
 
 _AT_ONCE: Final = 5e-324
 """End of a pause that is over at any time of the clock."""
@@ -60,6 +67,7 @@ class Circuit:
         open_until: End of the pause; 0 while closed.
         probing: Whether the one request of the half-open state is in flight.
         unhealthy: Reasons why the backend is unhealthy, by check: a probe, or the engine watch.
+        tenants: Tenants of the failures that may be the request's own; at most two are kept.
     """
 
     failures: int = 0
@@ -67,6 +75,7 @@ class Circuit:
     open_until: float = 0.0
     probing: bool = False
     unhealthy: Mapping[str, str] = attrs.field(factory=dict)
+    tenants: frozenset[str] = frozenset()
 
     def state(self, now: float) -> State:
         """Return the state at a time."""
@@ -87,29 +96,35 @@ class Circuit:
 
     def abandoned(self) -> "Circuit":
         """Return the circuit after a request ended without a result: another one may go through."""
-        return attrs.evolve(self, probing=False)
+        return attrs.evolve(self, probing=False) if self.probing else self
 
     def began(self) -> "Circuit":
         """Return the circuit after a stream has started: further requests may go through.
 
         Failures are not reset, so that the stream adds to them if it breaks off.
         """
-        return attrs.evolve(self, open_until=0.0, probing=False)
+        return attrs.evolve(self, open_until=0.0, probing=False) if self.open_until or self.probing else self
 
     def succeeded(self) -> "Circuit":
         """Return the circuit after a complete answer."""
         known = self.failures or self.opened or self.open_until or self.probing
         return Circuit(unhealthy=self.unhealthy) if known else self
 
-    def failed(self, now: float, policy: CircuitPolicy, rng: random.Random) -> "Circuit":
-        """Return the circuit after a failure."""
-        failures = self.failures + 1
-        if self.state(now) is State.CLOSED and failures < policy.failures:
-            return attrs.evolve(self, failures=failures, probing=False)
+    def failed(self, now: float, policy: CircuitPolicy, rng: random.Random, tenant: str | None = None) -> "Circuit":
+        """Return the circuit after a failure; `tenant` is given if it may be the request's own."""
+        failures, tenants = self.failures + 1, self.tenants
+        if tenant is not None and len(tenants) < 2:
+            tenants |= {tenant}
+        is_evidence = tenant is None or len(tenants) > 1
+        if self.state(now) is not State.OPEN and not (
+            is_evidence and (failures >= policy.failures or self.state(now) is State.HALF_OPEN)
+        ):
+            return attrs.evolve(self, failures=failures, tenants=tenants, probing=False)
         if self.state(now) is State.OPEN:
             return attrs.evolve(self, failures=failures)  # the request was sent before the circuit opened
         opened = self.opened + 1
-        return Circuit(failures, opened, now + policy.backoff.delay(opened, rng), unhealthy=self.unhealthy)
+        until = now + policy.backoff.delay(opened, rng)
+        return Circuit(failures, opened, until, unhealthy=self.unhealthy, tenants=tenants)
 
     def checked(self, by: str, why: str, now: float) -> "Circuit":
         """Return the circuit after the health check `by`; `why` is the reason if it failed, else "".
@@ -137,30 +152,63 @@ class Circuits:
     policy: CircuitPolicy
     rng: random.Random
     _by_name: dict[str, Circuit] = attrs.field(factory=dict)
+    _by_tenant: OrderedDict[tuple[str, str], Circuit] = attrs.field(factory=OrderedDict)
 
-    def of(self, name: str) -> Circuit:
-        """Return the circuit of a backend."""
-        return self._by_name.get(name, _CLOSED)
+    def of(self, name: str, tenant: str | None = None) -> Circuit:
+        """Return the circuit of a backend: the one for all tenants, or for one tenant."""
+        return self._by_name.get(name, _CLOSED) if tenant is None else self._by_tenant.get((name, tenant), _CLOSED)
 
-    def admit(self, name: str, now: float) -> bool:
-        """Return whether a request may go to a backend; if so, its result must be reported by `put` or `failed`."""
-        if (circuit := self.of(name)) is _CLOSED:
+    def open_until(self, name: str, tenant: str) -> float:
+        """Return when the pause of a backend for a tenant ends; 0 without one."""
+        return max(self.of(name).open_until, self.of(name, tenant).open_until)
+
+    def is_open(self, name: str, tenant: str, now: float) -> bool:
+        """Return whether a backend gets no requests of a tenant now."""
+        return State.OPEN in (self.of(name).state(now), self.of(name, tenant).state(now))
+
+    def admit(self, name: str, tenant: str, now: float) -> bool:
+        """Return whether a request may go to a backend; if so, its result must be reported by `apply` or `failed`."""
+        shared, own = self.of(name), self.of(name, tenant)
+        if shared is _CLOSED and own is _CLOSED:
             return True
-        self._by_name[name], is_admitted = circuit.admit(now)
-        return is_admitted
+        (shared, shared_admits), (own, own_admits) = shared.admit(now), own.admit(now)
+        if not (shared_admits and own_admits):
+            return False
+        self.put(name, shared)
+        self._put_own(name, tenant, own)
+        return True
 
     def put(self, name: str, circuit: Circuit) -> None:
         """Replace the circuit of a backend."""
         if circuit is not _CLOSED or name in self._by_name:
             self._by_name[name] = circuit
 
-    def failed(self, name: str, now: float) -> None:
-        """Record a failure of a backend."""
-        self.put(name, self.of(name).failed(now, self.policy, self.rng))
+    def apply(self, name: str, tenant: str, change: Callable[[Circuit], Circuit]) -> None:
+        """Record a result of a tenant's request that is no failure."""
+        self.put(name, change(self.of(name)))
+        if (own := self.of(name, tenant)) is not _CLOSED:
+            self._put_own(name, tenant, change(own))
+
+    def failed(self, name: str, tenant: str, now: float, *, is_own: bool) -> None:
+        """Record a failure of a backend; `is_own` if it may be the request's own."""
+        self.put(name, self.of(name).failed(now, self.policy, self.rng, tenant if is_own else None))
+        if is_own:
+            self._put_own(name, tenant, self.of(name, tenant).failed(now, self.policy, self.rng))
+            self._by_tenant.move_to_end((name, tenant))
+            while len(self._by_tenant) > MAX_OF_TENANTS:
+                self._by_tenant.popitem(last=False)
+
+    def _put_own(self, name: str, tenant: str, circuit: Circuit) -> None:
+        if circuit != _CLOSED:
+            self._by_tenant[name, tenant] = circuit
+        else:
+            self._by_tenant.pop((name, tenant), None)
 
     def keep_only(self, names: frozenset[str]) -> None:
         """Forget backends that were removed, or replaced under the same name."""
         self._by_name = {name: circuit for name, circuit in self._by_name.items() if name in names}
+        for key in [key for key in self._by_tenant if key[0] not in names]:
+            del self._by_tenant[key]
 
 
 _CLOSED = Circuit()

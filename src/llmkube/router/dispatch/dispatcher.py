@@ -15,14 +15,15 @@ import trio
 
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.message import NO_HEADERS, encode_lines
-from llmkube.router.continuation.joined_answer import JoinedAnswer, continuation_targets
+from llmkube.router.continuation.joined_answer import JoinedAnswer, continuation_targets, is_twin
 from llmkube.router.dispatch.attempt import ClientRequest
 from llmkube.router.dispatch.backend_call import BackendCalls
 from llmkube.router.dispatch.circuits import Circuits
 from llmkube.router.dispatch.forwarded_headers import answer_lines
 from llmkube.router.dispatch.record import AttemptRecord, Record, RoutedRequest, server_timing
 from llmkube.router.dispatch.relay import COMMENT_SECONDS, LOADING_COMMENT, ClientStream, Ending, fail
-from llmkube.router.dispatch.verdicts import NO_BUDGET, Cause, Failure
+from llmkube.router.dispatch.suspects import CULPRIT, Suspect
+from llmkube.router.dispatch.verdicts import FINAL, Cause, Failure
 from llmkube.router.policy.decision import Decision
 from llmkube.router.policy.permits import Permit
 from llmkube.router.refusals import RefusedError, queue_refusal, refused
@@ -42,8 +43,9 @@ def no_answer(
         wait_seconds: Time until the first circuit admits requests again.
     """
     message = f"no backend answered ({'; '.join(map(str, attempts))})"
-    if all(each.cause is Cause.UNSUPPORTED for each in failures):
-        return refused(400, failures[0].detail, "unsupported")
+    blamed = failures[-1] if failures[-1].cause is Cause.CULPRIT else failures[0]
+    if blamed.cause is Cause.CULPRIT or all(each.cause is Cause.UNSUPPORTED for each in failures):
+        return refused(400, blamed.detail, blamed.cause.value)
     seconds, is_stuck = max(1, math.ceil(wait_seconds)), all(each.is_stuck for each in failures)
     headers = {"X-Should-Retry": "false"} if is_stuck else {"Retry-After": str(seconds)}
     if closed_by:
@@ -98,10 +100,15 @@ class Dispatcher:
     ) -> None:
         """Send the client the answer of the first backend that has one, or an error if none has."""
         joined = JoinedAnswer(inbound.path, inbound.body) if inbound.streams else None
-        request = RoutedRequest(decision, inbound, ClientStream(exchange, inbound.translator, joined), record)
+        client = ClientStream(exchange, inbound.translator, joined)
+        suspect = Suspect(record.decided.tenant, record.request.path, exchange.body)
+        request = RoutedRequest(decision, inbound, client, record, suspect)
         failures: list[Failure] = []
+        if self.calls.suspects.is_refused(suspect):
+            await self._refuse(request, [CULPRIT])
+            return
         for permit, call in self._candidates(decision.order, failures):
-            failure = await call(permit, request)
+            failure = _left_out(permit, decision.order, failures) or await call(permit, request)
             if failure is None:
                 return
             if failure.cause is Cause.INTERRUPTED:
@@ -109,7 +116,7 @@ class Dispatcher:
                     self.on_continuation("no_engine")
                 return
             failures.append(failure)
-            if failure.cause in NO_BUDGET:
+            if failure.cause in FINAL or sum(each.has_died for each in failures) > 1:
                 break
         await self._refuse(request, failures)
 
@@ -145,12 +152,12 @@ class Dispatcher:
     async def _refuse(self, request: RoutedRequest, failures: Sequence[Failure]) -> None:
         client, record, decision = request.client, request.record, request.decision
         now, rule = trio.current_time(), decision.rule
+        names, tenant = [each.backend.name for each in decision.order], record.decided.tenant
         refusal = no_answer(
             failures,
             record.attempts,
             closed_by=rule.name if rule is not None and rule.fail_closed else "",
-            wait_seconds=min((self.circuits.of(each.backend.name).open_until for each in decision.order), default=now)
-            - now,
+            wait_seconds=min((self.circuits.open_until(name, tenant) for name in names), default=now) - now,
         )
         record.update(status=refusal.response.status, outcome=refusal.code)
         if client.begun:
@@ -159,6 +166,13 @@ class Dispatcher:
         own = (("X-Request-Id", request.inbound.request_id), ("Server-Timing", server_timing(record, now)))
         response = refusal.response
         await client.respond(response.status, encode_lines((*own, *response.headers)), response.body)
+
+
+def _left_out(permit: Permit, order: Sequence[Permit], failures: Sequence[Failure]) -> Failure | None:
+    """Return the failure of an earlier backend that this one would repeat: it has the same model; None otherwise."""
+    tried = zip(order, failures, strict=False)
+    same = (each for one, each in tried if each.cause is Cause.UNSUPPORTED and is_twin(one.backend, permit.backend))
+    return next(same, None)
 
 
 async def _continue_answer(broken: Permit, request: RoutedRequest, call: Call) -> bool:

@@ -13,6 +13,7 @@ from llmkube.router.dispatch.attempt import ClientRequest
 from llmkube.router.dispatch.attempt_charges import AttemptCharges
 from llmkube.router.dispatch.forwarded_headers import request_id_of, trace_of
 from llmkube.router.dispatch.relay import ClientStream
+from llmkube.router.dispatch.suspects import Suspect
 from llmkube.router.dispatch.verdicts import Failure
 from llmkube.router.policy.decision import Decision
 from llmkube.router.policy.request_facts import ANONYMOUS, Principal, RequestFacts
@@ -167,12 +168,14 @@ class RoutedRequest:
         inbound: Request for the backends.
         client: Receiver of the answer.
         record: Record of the request.
+        suspect: The request as one that may end an engine.
     """
 
     decision: Decision
     inbound: ClientRequest
     client: ClientStream
     record: Record
+    suspect: Suspect
 
     def first_byte_seconds(self, name: str) -> float:
         """Timeout of this backend for the first byte, in seconds."""

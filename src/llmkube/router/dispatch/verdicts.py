@@ -47,6 +47,7 @@ class Cause(enum.Enum):
     INTERRUPTED = "interrupted"
     BUDGET = "budget_exhausted"
     BUDGET_STORE = "budget_not_kept"
+    CULPRIT = "ended_engines"
 
 
 @attrs.frozen
@@ -62,6 +63,7 @@ class Failure:
         has_siblings: For `QUEUE`: whether more requests of the same tenant wait.
         reason: Reason of the condition of a service that is not ready; "" for other failures.
         is_stuck: Whether such a service stays unready until a person acts.
+        has_died: Whether the backend had the whole request when its connection ended, as if its engine had exited.
     """
 
     cause: Cause
@@ -71,17 +73,24 @@ class Failure:
     has_siblings: bool = False
     reason: str = ""
     is_stuck: bool = False
+    has_died: bool = False
 
     @property
     def is_fault(self) -> bool:
         """Whether it is a fault of the backend, which its circuit counts."""
         return self.cause not in _NO_FAULT
 
+    @property
+    def is_own(self) -> bool:
+        """Whether the request itself may have caused it; other failures are evidence for all requests."""
+        return self.cause not in _INDEPENDENT
 
-NO_BUDGET: Final = frozenset({Cause.BUDGET, Cause.BUDGET_STORE})
-"""Causes for which another backend would fail too."""
 
-_NO_FAULT: Final = NO_BUDGET | {
+FINAL: Final = frozenset({Cause.BUDGET, Cause.BUDGET_STORE, Cause.CULPRIT})
+"""Causes after which no other backend is tried."""
+
+_INDEPENDENT: Final = frozenset({Cause.CONNECT, Cause.FROZEN, Cause.REDIRECT})
+_NO_FAULT: Final = FINAL | {
     *(Cause.CIRCUIT, Cause.KEY, Cause.MISSING, Cause.NOT_READY),
     *(Cause.LOADING, Cause.RATE_LIMITED, Cause.UNSUPPORTED, Cause.QUEUE),
 }
@@ -96,6 +105,28 @@ _CONTENT_CODES: Final = frozenset(
         "safety",
     }
 )
+_REQUEST_TYPES: Final = frozenset(
+    {
+        *("exceed_context_size_error", "invalid_request_error", "not_supported_error", "context_length_exceeded"),
+        *("badrequesterror", "validation", "validation_error"),
+    }
+)
+"""Types and codes of errors in the request, which some servers send with status 500."""
+
+_REQUEST_WORDS: Final = re.compile(
+    # llama.cpp's server
+    r"input is not supported|is too large to process|context size has been exceeded|available context size"
+    r"|unknown reasoning format|failed to parse (tools|grammar|messages|input)|unable to generate parser"
+    r"|json\.exception|json schema|failed to (load|decode|process|tokenize)\b.*\b(image|audio|prompt|input)"
+    # vLLM, SGLang, TGI, Ollama
+    r"|maximum context length|model's context length|maximum allowed length|input validation error"
+    r"|does not support (chat|generate|tools|thinking|embeddings|images|vision|insert)|invalid (grammar|regex)",
+    re.IGNORECASE,
+)
+"""Words of an error in the request, in messages that servers send with status 500."""
+
+_SEARCHED_CHARACTERS: Final = 4096
+
 _STATUS_OF_TYPE: Final[Mapping[str, int]] = {
     "authentication_error": 401,
     CONTEXT_FULL: 400,
@@ -175,8 +206,8 @@ def failure_in(status: int, headers: Headers, error: Mapping[str, Any] | None, *
             return Failure(Cause.LOADING, "it is loading its model", status)
     if status == 404 and ours and error is not None and error.get("code") == NOT_FOUND:
         return Failure(Cause.MISSING, "its gateway has no such model", status)
-    if status >= 500 and ours and error is not None and _is_unsupported(error):
-        return Failure(Cause.UNSUPPORTED, f"HTTP {status}: {error.get('message')}", status)
+    if status >= 500 and error is not None and is_request_error(error):
+        return Failure(Cause.UNSUPPORTED, str(error.get("message")), status)
     if status >= 500:
         return Failure(Cause.SERVER_ERROR, f"HTTP {status}", status, retry_after(headers))
     return None
@@ -196,10 +227,11 @@ def retry_after(headers: Headers) -> float | None:
         return None  # a date is useless without the backend's own clock in `Date`
 
 
-def _is_unsupported(error: Mapping[str, Any]) -> bool:
-    """Return whether llama.cpp's server reports with 500 or 501 that its model does not support the input."""
-    message = str(error.get("message", "")).lower()
-    return error.get("type") == "not_supported_error" or "input is not supported" in message
+def is_request_error(error: Mapping[str, Any]) -> bool:
+    """Return whether an error with status 500 or higher reports an error in the request, or an unsupported input."""
+    kinds = [each.lower() for name in ("type", "code") if isinstance(each := error.get(name), str)]
+    words = str(error.get("message", ""))[:_SEARCHED_CHARACTERS]
+    return not _REQUEST_TYPES.isdisjoint(kinds) or _REQUEST_WORDS.search(words) is not None
 
 
 def _is_loading(error: Mapping[str, Any]) -> bool:

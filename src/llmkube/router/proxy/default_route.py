@@ -59,6 +59,7 @@ class Services:
         turns: Queues of the engines.
         has_open_route: Whether the services also answer at `url` without a router, and so without its keys.
         egress: Proxies and additional certificates for providers.
+        on_error: Called with the service of an engine that answers with status 500 or higher.
     """
 
     directory: ModelDirectory
@@ -72,6 +73,7 @@ class Services:
     turns: Turns = attrs.field(factory=Turns)
     has_open_route: bool = True
     egress: Egress = DIRECTLY
+    on_error: Callable[[str], None] = lambda _: None
 
 
 async def run_default_route(
@@ -99,8 +101,9 @@ async def run_default_route(
         write=_write_nothing,
         directory=services.directory,
         turns=services.turns,
+        on_error=services.on_error,
     ) as router:
-        proxy = PassThrough(services.directory, client, router.begin)
+        proxy = PassThrough(services.directory, client, router.begin, router.suspects, services.on_error)
         listed = _listed_fields(services, router)
         task_status.started(passing_door(proxy, services.utcnow, listed, partial(_describe, services), further))
         await trio.sleep_forever()

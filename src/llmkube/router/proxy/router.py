@@ -47,6 +47,7 @@ from llmkube.router.dispatch.attempt import Attempts
 from llmkube.router.dispatch.backend_call import BackendCalls
 from llmkube.router.dispatch.circuits import BackendStats, CircuitPolicy, Circuits, State
 from llmkube.router.dispatch.dispatcher import Dispatcher
+from llmkube.router.dispatch.suspects import Suspects
 from llmkube.router.dispatch.transport import open_transport
 from llmkube.router.front_door import FrontDoor, Passage
 from llmkube.router.health.cache_watch import CacheWatch
@@ -84,6 +85,7 @@ class Router:
         live: Config in use.
         keys: API keys of backends.
         circuits: Circuit breakers of backends.
+        suspects: Requests that were in engines when these died.
         stats: Load and latency of backends.
         turns: Queues of engines.
         directory: Directory of our engines, if their agent runs in this process; None otherwise.
@@ -101,6 +103,7 @@ class Router:
     directory: ModelDirectory | None
     audit: AuditLog
     accounts: RouterBudgets
+    suspects: Suspects
 
     def in_flight(self) -> int:
         """Return the number of requests in flight."""
@@ -193,6 +196,7 @@ async def open_router(
     directory: ModelDirectory | None = None,
     turns: Turns | None = None,
     https_proxy_pages: bool = True,
+    on_error: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[Router]:
     """Run a router.
 
@@ -208,6 +212,7 @@ async def open_router(
         directory: Resolves services to engines; None dials the address of each backend.
         turns: Queues of engines, to share them with other routers of this process.
         https_proxy_pages: Whether web pages behind an https proxy may use it.
+        on_error: Called with the model of an engine of ours that answers with status 500 or higher.
 
     Raises:
         UserError: The config or the certificates are invalid.
@@ -221,6 +226,7 @@ async def open_router(
     metrics = RouterMetrics(registry, routing.config.name)
     keys, stats, prefixes = BackendKeys(), BackendStats(), WarmPrefixes(secrets.token_bytes(32))
     turns, circuits = turns or Turns(), Circuits(CircuitPolicy.of(routing.config.circuit_seconds), rng)
+    suspects = Suspects()
     audit = AuditLog(write or writer_of(routing.config.audit), utcnow, 0.0 if write else PAUSE_SECONDS)
     budget_file = budget_file_of(budgets_folder, routing.config.name) if budgets_folder else None
     accounts = RouterBudgets(
@@ -254,7 +260,16 @@ async def open_router(
         shadows = Shadows(attempts, metrics.count_shadow)
         conversations = Conversations(ResponseStore(), lambda: int(utcnow().timestamp()))
         calls = BackendCalls(
-            attempts, turns, circuits, stats, watch, metrics.count_attempt, metrics.count_break, prefixes
+            attempts=attempts,
+            turns=turns,
+            circuits=circuits,
+            stats=stats,
+            watch=watch,
+            suspects=suspects,
+            on_attempt=metrics.count_attempt,
+            on_continuation=metrics.count_break,
+            on_error=on_error,
+            prefixes=prefixes,
         )
         listed_fields = ListedFields(
             routing=lambda: live.routing,
@@ -282,6 +297,7 @@ async def open_router(
             directory=directory,
             audit=audit,
             accounts=accounts,
+            suspects=suspects,
         )
         models = ModelList(listed_fields.models, int(utcnow().timestamp()))
         router.handler = FrontDoor(hint=HINT, models=models, ready=router.ready, listed_fields=listed_fields)

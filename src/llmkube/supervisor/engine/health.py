@@ -50,6 +50,7 @@ ReadStats = Callable[[], Awaitable[EngineStats | None]]
 ReadStatsNowait = Callable[[], EngineStats | None]
 
 _LONGEST_BUILD: Final = 100
+_LONGEST_ERROR: Final = 300
 
 MALFORMED_RESPONSE: Final = (ProtocolError, BodyTooLargeError)
 """Responses that are malformed but prove that a process listens there."""
@@ -151,31 +152,31 @@ class Engine:
             return None
 
     async def one_token(self) -> ProbeResult | None:
-        """Request one token; any response below 500 is a success. None if no request can be sent."""
+        """Request one token; any response but an error of the engine is a success. None if no request can be sent."""
         try:
-            status = await self._request_token()
+            reply = await self._request_token()
         except MALFORMED_RESPONSE:
             return ProbeResult("busy", token=False)
         except HttpError as error:
             return None if _is_resource_exhaustion(error) else ProbeResult("gone", token=False)
-        token = status is not None and status < 500
-        return ProbeResult("ok" if token else "busy", token=token)
+        failed = _token_error(reply)
+        token = reply is not None and not failed
+        return ProbeResult("ok" if token else "busy", token=token, error=failed)
 
     async def token_error(self) -> str:
         """Request one token; return how that fails, or "" if it succeeds or takes long."""
         try:
-            status = await self._request_token()
+            return _token_error(await self._request_token())
         except HttpError:
             return ""  # its exit, or another program on its port, is detected elsewhere
-        return f"it answers {status} to a request for one token" if status is not None and status >= 500 else ""
 
-    async def _request_token(self) -> int | None:
-        """Return the status of the response; None if there is none within `TOKEN_SECONDS`."""
+    async def _request_token(self) -> Response | None:
+        """Return the response; None if there is none within `TOKEN_SECONDS`."""
         path, body = self._token_request()
         content = self.credentials.with_("Content-Type", "application/json")
         with trio.move_on_after(TOKEN_SECONDS):
             url = self.url + path
-            return (await self.http.request("POST", url, headers=content, body=json.dumps(body).encode())).status
+            return await self.http.request("POST", url, headers=content, body=json.dumps(body).encode())
         return None
 
     async def wait_idle(self) -> None:
@@ -333,6 +334,22 @@ async def watch_load(read_stats: ReadStats, report: Callable[[EngineStats], Awai
             load, stalled = step_load(load, stats, trio.current_time(), limits)
             await report(stats)
     return stalled
+
+
+def _token_error(reply: Response | None) -> str:
+    """Return the error in the response to a request for one token; "" for none.
+
+    501 is none: the engine does not implement the path.
+    """
+    if reply is None or reply.status < 500 or reply.status == 501:
+        return ""
+    try:
+        found = json.loads(reply.body)["error"]
+        words = str(found["message"] if isinstance(found, dict) else found)
+    except (ValueError, KeyError, TypeError):
+        words = reply.body.decode("utf-8", "replace")
+    words = " ".join(words.split())[:_LONGEST_ERROR]
+    return f"it answers {reply.status} to a request for one token" + (f": {words}" if words else "")
 
 
 def _metrics(reply: _Reply, queries: EngineQueries) -> dict[str, float]:

@@ -422,7 +422,8 @@ class Attempt:
                     self.status.set_view(view)
                 outcome.failure = await running.wait_loaded(self.status)
                 metal_monitor = metal.MetalMonitor(child, launch, context.settings)
-                outcome.failure = outcome.failure or await metal_monitor.first_failure(engine)
+                if outcome.failure is None and (self.adoptable is None or metal.uses_metal(launch, context.settings)):
+                    outcome.failure = await metal_monitor.first_failure(engine)
                 if outcome.failure is None:
                     outcome.ready_at = trio.current_time()
                     context.ledger.record_loaded(allocation)
@@ -452,7 +453,8 @@ class Attempt:
         self._report_started()
         read = partial(child.read_stats, record.host, record.port, loading=False)
         read_nowait = partial(child.read_stats_nowait, record.host, record.port)
-        measuring = EngineMeasurement(child, read, read_nowait, self.launch, allocation, context.ports)
+        errors = partial(getattr, context.status_manager, "errors")
+        measuring = EngineMeasurement(child, read, read_nowait, self.launch, allocation, context.ports, errors)
         failures: list[Failure] = []
 
         async def watch_hang() -> None:

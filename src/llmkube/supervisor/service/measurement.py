@@ -48,6 +48,7 @@ class EngineMeasurement:
         launch: Its plan and weights.
         allocation: Its memory: reserved, and last measured.
         ports: Dependencies; their `learned` stores the figures.
+        errors: Returns the number of errors that clients have got from the service.
     """
 
     child: Child
@@ -56,9 +57,14 @@ class EngineMeasurement:
     launch: Launch
     allocation: Allocation
     ports: Ports
+    errors: Callable[[], int]
+    _errors_before: int = attrs.field(init=False)
     _cpu_seconds: float = 0.0
     _sampled_at: float = math.inf
     _learned_bytes: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        self._errors_before = self.errors()
 
     async def measure(self) -> EngineStats | None:
         """Read the statistics; record whether it has worked since the last sample, and its peak if that has grown."""
@@ -66,11 +72,13 @@ class EngineMeasurement:
         self._record_activity(stats)
         if self._has_grown:
             await self._learn()
+        if stats is not None and (total := self.errors()) != self._errors_before:
+            stats, self._errors_before = attrs.evolve(stats, errors=total - self._errors_before), total
         return stats
 
     def measure_nowait(self) -> EngineStats | None:
-        """Do the same without waiting; None also if its memory has grown, since `measure` waits to record that."""
-        if self._has_grown:
+        """Do the same without waiting; None also if its memory or the number of errors has grown."""
+        if self._has_grown or self.errors() != self._errors_before:
             return None
         stats = self.read_nowait()
         self._record_activity(stats)

@@ -58,7 +58,7 @@ def is_without_gpu(lines: tuple[str, ...], log_reader: LogReader) -> bool:
 
 @attrs.frozen
 class MetalMonitor:
-    """Check an engine that must compute on Metal; for other engines every check passes.
+    """Check that an engine can compute, and on Metal if it must; other checks pass for other engines.
 
     Attributes:
         child: Its process.
@@ -77,9 +77,10 @@ class MetalMonitor:
 
     async def first_failure(self, engine: Engine) -> Failure | None:
         """Return why an engine that reports ready cannot compute; None if it can."""
-        if not uses_metal(self.launch, self.settings):
-            return None
         token_error = await engine.token_error()
+        if not uses_metal(self.launch, self.settings):
+            message = f"the model is loaded, but computing a token failed: {token_error}"
+            return Failure(Reason.COMPUTE_FAILED, message) if token_error else None
         return failure_of(await self.child.last_lines(LINES), self.log_reader, token_error)
 
     async def load_warning(self, record_limit: Callable[[int], None]) -> str:

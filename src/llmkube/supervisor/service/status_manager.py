@@ -176,6 +176,7 @@ class StatusManager:
         host_address: The address at which this host is reached.
         reports_status: Whether this host writes the objects' status; of the hosts that run replicas, only one does.
         tokens: The last token count that its engine reported.
+        errors: Responses with status 500 or higher that clients have got through the gateway or a router.
     """
 
     facts: Facts
@@ -187,6 +188,7 @@ class StatusManager:
     host_address: Mailbox[HostAddress]
     reports_status: bool = True
     tokens: TokenCount | None = None
+    errors: int = 0
     _adopting: bool = False
     _of_service: status.Conditions = ()
     _of_model: status.Conditions = ()

@@ -17,6 +17,7 @@ flight, or probes are not answered. An idle engine shows no activity, either, bu
 | requests wait, counters are answered and do not change | 60 s | 10 min | 1 h |
 | probes are not answered, nor a request for one token | 60 s | 1 h | never |
 | nothing listens on the port | 60 s | 60 s | 5 min |
+| clients get status 500 and higher, and two requests for one token as well | at once | at once | at once |
 
 Health checks of other programs cost a hung engine less than 1 % of a core; without the second column they would hide
 the hang for ever. Active CPU is accepted for one hour at most if the engine's own counters show no progress.
@@ -81,6 +82,7 @@ class ProbeResult:
         work: Requests in flight or queued; None if it does not report them.
         counters: Counters that change with every batch; None if it does not report them.
         token: Whether a request for one token was answered; None if none was sent.
+        error: The engine's error in reply to that request; "" for none.
         tokens: Tokens computed since its start; None if it does not report them.
     """
 
@@ -89,6 +91,7 @@ class ProbeResult:
     work: int | None = None
     counters: tuple[float, ...] | None = None
     token: bool | None = None
+    error: str = ""
     tokens: float | None = None
 
 
@@ -106,6 +109,7 @@ class EngineStats:
         listening: Whether a process accepts connections on the engine's port; None if not sampled.
         waiting: Whether the engine has connections or bytes of a client that it has not read yet; None if not sampled,
             or the kernel does not report it.
+        errors: Responses with status 500 or higher that clients have got since the previous sample.
         asked: Whether a probe was pending since the previous sample.
         answer: The result of a probe, if one was answered or timed out since the previous sample.
     """
@@ -118,6 +122,7 @@ class EngineStats:
     read_bytes: int = 0
     listening: bool | None = None
     waiting: bool | None = None
+    errors: int = 0
     asked: bool = False
     answer: ProbeResult | None = None
 
@@ -170,6 +175,9 @@ class Liveness:
     has_socket_state: bool = False
     reachable: bool = True
     token_failed: bool = False
+    is_accused: bool = False
+    failed_tokens: int = 0
+    error: str = ""
 
 
 DEFAULT_LIMITS: Final = Limits()
@@ -192,6 +200,7 @@ def step(watch: Liveness, stats: EngineStats, now: float, limits: Limits = DEFAU
     seconds = min(now - watch.at, 2 * limits.tick_seconds)
     watch = Liveness(*_fields(watch))  # copy.copy takes ten times as long
     _count_progress(watch, before, stats, seconds)
+    watch.is_accused = watch.is_accused or stats.errors > 0
     if stats.answer is not None:
         _apply_result(watch, stats.answer, now, limits)
     _update_reachable(watch, stats, seconds)
@@ -252,6 +261,9 @@ def _apply_result(watch: Liveness, answer: ProbeResult, now: float, limits: Limi
     watch.unanswered = watch.unanswered + 1 if odd else 0
     watch.refusals = watch.refusals + 1 if answer.health == "gone" else 0
     watch.token_failed = watch.token_failed or answer.token is False
+    if answer.token is not None:
+        watch.failed_tokens, watch.error = (watch.failed_tokens + 1, answer.error) if answer.error else (0, "")
+        watch.is_accused = bool(answer.error)
     is_idle = answer.health == "ok" and not odd and not watch.work
     max_backoff = MAX_BACKOFF_WITH_SOCKETS if watch.has_socket_state else MAX_BACKOFF
     watch.backoff = min(watch.backoff + 1, max_backoff) if is_idle else 0
@@ -278,7 +290,7 @@ def _next_probe(watch: Liveness, now: float, limits: Limits) -> Probe:
     """Return the probe to send: at ticks that all engines share while nothing is odd, more often otherwise."""
     if watch.stopped_samples:
         return Probe.NOTHING  # it cannot answer, and the next sample decides
-    if _silent(watch, limits) and not watch.token_failed:
+    if (_silent(watch, limits) and not watch.token_failed) or watch.is_accused:
         return Probe.TOKEN
     odd = (
         watch.unanswered
@@ -304,6 +316,8 @@ def _hung(watch: Liveness, limits: Limits) -> str:
     """Return the missing activity and its duration if the engine hangs; else ""."""
     if watch.stopped_samples >= 2:
         return f"the process has been stopped (state T) for {watch.stopped_seconds:.0f} s"
+    if watch.failed_tokens >= 2:
+        return watch.error
     still = watch.still_seconds >= limits.still_seconds
     if still or watch.low_cpu_seconds >= limits.low_cpu_seconds:
         inactivity = (

@@ -1,0 +1,124 @@
+"""Requests that were in an engine when it died, and those that are refused because they end engines.
+
+Any request in an engine that dies may be the cause. Each of them is a suspect: it is tried at one further engine, while
+no other suspect is. If that engine dies too, the request is the cause, unless another one was in both engines. It is
+then refused to its tenant for a while.
+"""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from functools import cached_property
+from typing import Final, TypeVar
+
+import attrs
+import trio
+
+from llmkube.router.dispatch.verdicts import Cause, Failure
+
+REFUSED_SECONDS: Final = 600.0
+"""Time for which a request that ended two engines is refused, and for which a suspect is remembered."""
+
+MAX_ENTRIES: Final = 1000
+"""Limit for suspects, and for refused requests; the oldest is dropped."""
+
+_HASHED_BYTES: Final = 1 << 20
+"""A longer body is identified by its length, beginning and end, since hashing blocks all other tasks."""
+
+CULPRIT: Final = Failure(
+    Cause.CULPRIT,
+    "two engines exited while they computed this request, and no other request was in both; it is refused for "
+    f"{REFUSED_SECONDS / 60:.0f} minutes; change it, for instance its grammar, its schema or its length",
+)
+
+Key = tuple[str, bytes]
+"""Tenant, and digest of path and body."""
+
+T = TypeVar("T")
+
+
+@attrs.define(eq=False)
+class Suspect:
+    """One request, which may turn out to be the cause of an engine's exit."""
+
+    tenant: str
+    path: str
+    body: bytes = attrs.field(repr=False)
+
+    @cached_property
+    def key(self) -> Key:
+        """Tenant and digest."""
+        size, half = len(self.body), _HASHED_BYTES // 2
+        found = hashlib.blake2b(f"{self.path} {size} ".encode(), digest_size=16)
+        for part in (self.body,) if size <= _HASHED_BYTES else (self.body[:half], self.body[-half:]):
+            found.update(part)
+        return self.tenant, found.digest()
+
+
+@attrs.define(eq=False)
+class Suspects:
+    """Requests in engines, suspects and refused requests, of all routes of a router."""
+
+    _running: dict[str, set[Suspect]] = attrs.field(factory=dict)
+    _deaths: dict[str, frozenset[Suspect]] = attrs.field(factory=dict)  # requests in the engine that died last
+    _suspected: "OrderedDict[Key, tuple[float, frozenset[Key]]]" = attrs.field(factory=OrderedDict)
+    _refused: "OrderedDict[Key, float]" = attrs.field(factory=OrderedDict)
+    _lock: trio.Lock = attrs.field(factory=trio.Lock)
+
+    def is_refused(self, request: Suspect) -> bool:
+        """Return whether a request has ended two engines lately."""
+        return bool(self._refused) and self._refused.get(request.key, 0.0) > trio.current_time()
+
+    def _enter(self, engine: str, request: Suspect) -> None:
+        self._running.setdefault(engine, set()).add(request)
+
+    def leave(self, engine: str, request: Suspect) -> None:
+        """Record that a request is no longer in an engine, if it was."""
+        running = self._running.get(engine, set())
+        running.discard(request)
+        if not running:
+            self._running.pop(engine, None)
+
+    def died(self, engine: str, request: Suspect) -> bool:
+        """Record that an engine died with a request; return whether the request is the cause, and refused from now."""
+        died = self._deaths.get(engine)
+        if died is None or request not in died:  # the first request that notices
+            died = self._deaths[engine] = frozenset(self._running.get(engine, ()))
+        now, keys = trio.current_time(), frozenset(each.key for each in died) | {request.key}
+        until, before = self._suspected.pop(request.key, (0.0, keys))
+        if until > now and before & keys == {request.key}:
+            _remember(self._refused, request.key, now + REFUSED_SECONDS)
+            return True
+        _remember(self._suspected, request.key, (now + REFUSED_SECONDS, before & keys if until > now else keys))
+        return False
+
+    def answered(self, request: Suspect) -> None:
+        """Record that a request was answered, so that it is no suspect."""
+        if self._suspected:
+            self._suspected.pop(request.key, None)
+
+    def attempt(
+        self, engine: str, request: Suspect, seconds: float, send: Callable[[], Awaitable[T]]
+    ) -> Awaitable[T | Failure]:
+        """Send a request to an engine, until `leave`; a suspect waits for others at most some seconds."""
+        if self._suspected and request.key in self._suspected:
+            return self._attempt_alone(engine, request, seconds, send)
+        self._enter(engine, request)
+        return send()
+
+    async def _attempt_alone(
+        self, engine: str, request: Suspect, seconds: float, send: Callable[[], Awaitable[T]]
+    ) -> T | Failure:
+        with trio.move_on_after(seconds) as wait:
+            async with self._lock:
+                wait.deadline = float("inf")
+                self._enter(engine, request)
+                return await send()
+        return Failure(Cause.TIMEOUT, "waited for other requests that were in an engine when it exited")
+
+
+def _remember(entries: "OrderedDict[Key, T]", key: Key, value: T) -> None:
+    entries[key] = value
+    entries.move_to_end(key)
+    while len(entries) > MAX_ENTRIES:
+        entries.popitem(last=False)
