@@ -222,7 +222,7 @@ async def test_a_full_context_has_the_words_of_each_dialect(error):
         message = await lab.ask(rl.MESSAGE | {"stream": True}, "/v1/messages")
         chat = await lab.ask()
         response = await lab.ask({"model": "m", "input": "hi"}, "/v1/responses")
-        status, events, _ = await lab.read({"model": "m", "input": "hi", "stream": True}, "/v1/responses")
+        status, events, is_clean = await lab.read({"model": "m", "input": "hi", "stream": True}, "/v1/responses")
     failure = json.loads(message.body)["error"]
     assert (failure["type"], failure["message"]) == (
         "invalid_request_error",
@@ -232,7 +232,7 @@ async def test_a_full_context_has_the_words_of_each_dialect(error):
         found = json.loads(each.body)["error"]
         assert (each.status, found["code"], found["message"]) == (400, "context_length_exceeded", error["message"])
     failed = next(each for each in rl.events_of(events) if each["type"] == "response.failed")
-    assert (status, failed["response"]["error"]["code"]) == (200, "context_length_exceeded")
+    assert (status, failed["response"]["error"]["code"], is_clean) == (200, "context_length_exceeded", True)
     passed, _ = await asked_gateway(rl.CHAT, rl.ASKED, Refusing(b"messages", 400, error))
     assert json.loads(passed.body)["error"]["code"] == "context_length_exceeded"
 
