@@ -119,6 +119,17 @@ def test_only_larger_limits_change(members, escapes):
     assert run(model_field.limit_numbers, written(lambda _, value: value), LIMITED, 100) == written(limit)
 
 
+def test_an_ordinary_long_chat_is_parsed_and_a_dense_one_scanned(monkeypatch):
+    """A scan takes ten times as long, and a tree of a hundred thousand empty lists blocks other tasks."""
+    turn = {"role": "user", "content": [{"type": "text", "text": 'a "word", on each line\n' * 16}]}
+    body = json.dumps({"model": "chat", "max_tokens": 100, "messages": [turn] * 900}).encode()
+    assert len(body) > 400_000
+    assert not model_field.is_parsed(b'{"x": [%b[]]}' % (b"[]," * 100_000))
+    monkeypatch.delattr(model_field, "_Scanner")
+    assert run(model_field.read_model, body) == ("chat", None)
+    assert run(model_field.limit_numbers, body, LIMITED, 100) is body
+
+
 @pytest.mark.parametrize(
     ("body", "model"),
     [

@@ -30,7 +30,7 @@ from llmkube.router.config.routing_config import Backend, Match, RoutingConfig, 
 from llmkube.router.dialects.inbound import DIALECTS, OLLAMA
 from llmkube.router.dialects.ollama_models import MODEL_NAME, ModelFacts
 from llmkube.router.front_door import PassThrough, passing_door
-from llmkube.router.model_field import PARSE_BYTES, BodyError, read_model
+from llmkube.router.model_field import BodyError, is_parsed, read_model
 from llmkube.router.model_list import ModelEntry
 from llmkube.router.proxy.handler import route_of
 from llmkube.router.proxy.live_config import Source
@@ -132,7 +132,7 @@ def _listed_fields(services: Services, router: Router) -> StreamHandler:
         if path in DIALECTS and head.method == "POST":
             with contextlib.suppress(BodyError):  # the router reports it
                 named, _ = await read_model(exchange.body)
-                if named is None and path.startswith(OLLAMA) and len(exchange.body) <= PARSE_BYTES:
+                if named is None and path.startswith(OLLAMA) and is_parsed(exchange.body):
                     named = orjson.loads(exchange.body).get(MODEL_NAME)
                 engine_of(services.directory, named, path)  # refuses at once while the model loads
         await router.live.reload_if_changed()  # so that the router has every model of the directory
