@@ -97,7 +97,8 @@ async def open_provider(nursery, asked):
         asked.append((exchange.head.lines, body))
         choice = {"index": 0, "message": {"role": "assistant", "content": "from the cloud"}, "finish_reason": "stop"}
         if body.get("tools"):
-            call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+            name = body["tools"][0]["function"]["name"]
+            call = {"id": "c1", "type": "function", "function": {"name": name, "arguments": '{"city": "Rome"}'}}
             choice = choice | {"message": {"role": "assistant", "content": None, "tool_calls": [call]}}
         reply = {"id": "x", "object": "chat.completion", "created": 1, "model": "gpt-5", "choices": [choice],
                  "usage": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}}  # fmt: skip

@@ -12,6 +12,8 @@ from client_questions import SERVER as ROUTER
 
 RESULT = "sunny in Rome"
 COLD = {"temperature": 0}
+SEARCH = {"type": "web_search"}
+PATCH = {"type": "custom", "name": "apply_patch"}
 
 
 def of_responses():
@@ -37,7 +39,8 @@ def of_responses():
         "items": [item.role for item in client.responses.input_items.list(again.id, order="asc", limit=1)],
         "deleted": failure(lambda: (client.responses.delete(plain.id), client.responses.retrieve(plain.id))),
         "unknown": failure(create, model="local-mac", input="x", previous_response_id="resp_gone"),
-        "unsupported": failure(create, model="local-mac", input="x", tools=[{"type": "web_search"}]),
+        "unsupported": failure(create, model="local-mac", input="x", tools=[SEARCH], tool_choice=SEARCH),
+        "beside": create(model="gpt-5", input=QUESTION, tools=[SEARCH]).output_text,
         "too long": failure(create, model="local-mac", input="word " * 20_000),
         "broken": failure(lambda: list(create(model="gpt-5", input="break", stream=True))),
     }  # fmt: skip
@@ -51,6 +54,16 @@ def of_responses():
         found[f"{model} answers"] = create(model=model, input=result, previous_response_id=first.id).output_text
         alone = [{"role": "user", "content": QUESTION}, *(item.model_dump() for item in first.output), *result]
         found[f"{model} without state"] = create(model=model, input=alone, store=False).output_text
+        tools = [{"type": "namespace", "name": "mcp", "description": "", "tools": [tool]}, SEARCH]
+        with client.responses.stream(model=model, input=QUESTION, tools=tools) as stream:
+            call = stream.get_final_response().output[0]
+        history = [{"role": "user", "content": QUESTION}, {"type": "item_reference", "id": call.id}, *result]
+        answer = create(model=model, input=history, tools=tools)
+        found[f"{model} namespace"] = [call.name, call.namespace, answer.status]
+    with client.responses.stream(model="gpt-5", input=QUESTION, tools=[PATCH]) as stream:
+        texts = [event.delta for event in stream if event.type == "response.custom_tool_call_input.delta"]
+        found["custom"] = [stream.get_final_response().output[0].input, "".join(texts)]
+    found["reference"] = failure(create, model="gpt-5", input=[{"type": "item_reference", "id": "msg_gone"}])
     private = {"X-LLMKube-Classification": "pii"}
     secret = create(model="local-mac", input="a secret", max_output_tokens=4, extra_headers=private)
     raw = client.responses.with_raw_response.create

@@ -53,7 +53,8 @@ async def open_claude(nursery, asked):
     async def answer(exchange):
         body = json.loads(exchange.body)
         asked.append((exchange.head.path, exchange.head.lines, body))
-        blocks = [CALL] if body.get("tools") else [{"type": "text", "text": "from claude"}]
+        tools = body.get("tools")
+        blocks = [CALL | {"name": tools[0]["name"]}] if tools else [{"type": "text", "text": "from claude"}]
         reason = "tool_use" if body.get("tools") else "end_turn"
         reply = {"id": "msg_1", "type": "message", "role": "assistant", "model": body["model"], "stop_sequence": None,
                  "content": blocks, "stop_reason": reason, "usage": USAGE}  # fmt: skip
@@ -150,7 +151,11 @@ def check_responses(got):
     assert got["deleted"][0] == got["unknown"][0] == "NotFoundError"
     assert "memory of the router that created them" in got["unknown"][1]
     assert got["unsupported"][0] == got["too long"][0] == "BadRequestError"
-    assert "tools[0].type is 'web_search'" in got["unsupported"][1]
+    assert "tool_choice is {'type': 'web_search'}" in got["unsupported"][1]
+    assert got["beside"] == "from the cloud"
+    assert got["gpt-5 namespace"] == got["claude-opus namespace"] == ["weather", "mcp", "completed"]
+    assert got["custom"] == ['{"city": "Rome"}'] * 2
+    assert got["reference"][0] == "NotFoundError"
     assert LENGTHS in got["too long"][1]
     assert got["broken"][0] == "APIError"
     assert got["pii"] == ["local-mac", "cloud"]  # the same model, with and without such a history

@@ -1,5 +1,7 @@
 """Responses items as turns of a chat."""
 
+import json
+
 import pytest
 
 from llmkube.router.dialects.dialect import DialectError
@@ -103,6 +105,44 @@ def test_reasoning_is_taken_and_passed_over():
     assert dropped == ["input[0] (reasoning)", "input[1].phase"]
 
 
+def test_history_without_a_counterpart_is_left_out_by_name():
+    """Items, results of calls that are left out, and parts of earlier turns; never the newest user turn."""
+    dropped = []
+    pictures = [{"type": "input_image", "file_id": "f"}, {"type": "input_image", "image_url": "https://x/y.png"}]
+    items = [
+        item("user", [*pictures, {"type": "input_audio"}, {"type": "input_text", "text": "a"}]),
+        item("assistant", []),
+        item("assistant", "b"),
+        item("assistant", [{"type": "new_in_2030"}]),
+        *({"type": each} for each in ("web_search_call", "compaction", "tool_search_call", "new_in_2030")),
+        {"type": "reasoning", "summary": None, "content": [{"text": None}, "x"], "encrypted_content": None},
+        {"type": "local_shell_call", "call_id": "c0", "action": {"command": ["ls"]}},
+        {"type": "function_call_output", "call_id": "c0", "output": "files"},
+        {"type": "custom_tool_call", "call_id": "c1", "name": "p", "input": 'say "x"', "status": "completed"},
+        {"type": "custom_tool_call_output", "call_id": "c1", "output": []},
+        item("user", "c"),
+    ]
+    found = turns_of("", items_of(items, dropped))
+    assert [(turn["role"], turn["content"]) for turn in found] == [
+        ("user", "a"),
+        ("assistant", "b"),
+        ("tool", ""),
+        ("user", "c"),
+    ]
+    assert json.loads(found[1]["tool_calls"][0]["function"]["arguments"]) == {"input": 'say "x"'}
+    assert dropped == [
+        *(
+            "input[0].content[0] (input_image)",
+            "input[0].content[1] (input_image)",
+            "input[0].content[2] (input_audio)",
+        ),
+        *("input[1] (message)", "input[3].content[0] (new_in_2030)", "input[3] (message)"),
+        *("input[4] (web_search_call)", "input[5] (compaction)", "input[6] (tool_search_call)"),
+        *("input[7] (new_in_2030)", "input[8] (reasoning)"),
+        *("input[9] (local_shell_call)", "input[10] (function_call_output)"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
@@ -110,9 +150,11 @@ def test_reasoning_is_taken_and_passed_over():
         ([], "input is empty"),
         (7, "input must be a list of objects"),
         (["a"], "input must be a list of objects"),
-        ([{"type": "item_reference", "id": "msg_1"}], "input[0].type is 'item_reference'; supported: message"),
+        ([{"type": "item_reference"}], "input[0].id is None; write a string"),
+        ([{"type": "item_reference", "id": "msg_1"}] * 2, "input refers to an item twice"),
+        ([{"type": "web_search_call"}], "input is empty: input[0] (web_search_call) cannot be used here"),
         ([{"type": ["message"]}], "input[0].type is ['message']"),
-        ([{"type": "custom_tool_call"}], "input[0].type is 'custom_tool_call'"),
+        ([{"type": "custom_tool_call", "call_id": "c", "name": "f"}], "input[0].input is None; write a string"),
         ([item("tool", "a")], "input[0].role is 'tool'; write user, assistant, system or developer"),
         ([item(["user"], "a")], "input[0].role is ['user']"),
         ([item("user", None)], "input[0].content is missing"),
@@ -132,7 +174,6 @@ def test_reasoning_is_taken_and_passed_over():
         ([call() | {"arguments": {}}], "input[0].arguments is {}; write a string"),
         ([{"type": "function_call_output", "call_id": "c"}], "input[0].output is missing"),
         ([{"type": "function_call_output", "output": "r"}], "input[0].call_id is None"),
-        ([{"type": "reasoning", "summary": "s"}], "input[0].summary must be a list"),
         ([item("user", "a", id=7)], "input[0].id is 7"),
     ],
 )

@@ -191,6 +191,105 @@ async def test_a_backend_gets_the_whole_conversation():
     assert "hm" not in json.dumps(lab.players["mac"].bodies)
 
 
+# -- references to items -----------------------------------------------------------------------------------------------
+
+
+def referred(response, at=0):
+    return {"type": "item_reference", "id": response["output"][at]["id"]}
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+async def test_items_are_found_by_their_ids():
+    """The AI SDK repeats its own items and refers to those of the router; calls keep their namespaces."""
+    call = {"id": "c1", "type": "function", "function": {"name": "mcp__f", "arguments": "{}"}}
+    message = {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]}
+    called = rl.answer(body={"choices": [{"message": message, "finish_reason": "tool_calls"}]})
+    tools = [{"type": "namespace", "name": "mcp", "tools": [{"type": "function", "name": "f"}]}]
+    async with rl.open_lab(rl.MAC, mac=(called, rl.answer(), rl.answer(), rl.answer())) as lab:
+        _, first = await ask(lab, tools=tools)
+        assert (first["output"][1]["name"], first["output"][1]["namespace"]) == ("f", "mcp")
+        result = {"type": "function_call_output", "call_id": "c1", "output": "r"}
+        asked = [user("hi"), referred(first), referred(first, 1), result]
+        _, second = await ask(lab, input=asked, tools=tools)
+        _, third = await ask(lab, input=[*asked, {"id": second["output"][0]["id"]}, user("end")], tools=tools)
+        turns = [[(turn["role"], turn["content"]) for turn in body["messages"]] for body in lab.players["mac"].bodies]
+        assert turns[2] == [("user", "hi"), ("assistant", None), ("tool", "r"), ("assistant", "yes"), ("user", "end")]
+        assert all(body["messages"][1]["tool_calls"] == [call] for body in lab.players["mac"].bodies[1:])
+        path = f"{RESPONSES}/{third['id']}/input_items?order=asc"
+        items = json.loads((await lab.ask(path=path, method="GET")).body)["data"]
+        assert [item["type"] for item in items] == [
+            *("message", "reasoning", "function_call", "function_call_output", "message", "message"),
+        ]
+        given = [{"type": "item_reference", "id": item["id"]} for item in items]
+        assert (await ask(lab, input=[given[-1], *given[:4]], tools=tools))[0] == 200
+        assert [turn["role"] for turn in lab.players["mac"].bodies[3]["messages"]] == [
+            *("user", "user", "assistant", "tool"),
+        ]
+        assert conversations_of(lab).history_bytes == 0
+
+
+async def test_a_conversation_by_references_is_stored_once(autojump_clock):
+    """Its memory grows with what is new, and its first responses may be evicted."""
+    sizes, items = [], [user("x" * 1000)]
+    async with rl.open_lab(rl.MAC, mac=rl.answer()) as lab:
+        store = conversations_of(lab).store
+        store.bounds = Bounds(responses_of_tenant=2)
+        for _ in range(6):
+            status, response = await ask(lab, input=items)
+            assert status == 200, response
+            items += [referred(response), user("y" * 1000)]
+            sizes.append(store.bytes)
+        assert len(lab.players["mac"].bodies[-1]["messages"]) == 11
+        assert sizes[5] - sizes[2] < 3 * 4000
+        assert len(store) == 2
+
+
+async def test_items_that_a_tenant_does_not_have_are_not_found(tmp_path):
+    """The error is the same for another team's items, and for ids that never existed."""
+    (tmp_path / "red").write_text("red\n")
+    (tmp_path / "blue").write_text("blue\n")
+    config = rl.config_of(rl.local("mac"), auth=Auth(keys_folder=str(tmp_path)))
+    red, blue = ({"Authorization": f"Bearer {key}"} for key in ("red", "blue"))
+    async with rl.open_lab(config, mac=rl.answer()) as lab:
+        _, first = await ask(lab, red)
+        assert (await ask(lab, red, input=[referred(first), user("a")]))[0] == 200
+        name = first["output"][0]["id"]
+        errors = set()
+        for headers, each in ((blue, name), (red, f"{name}9"), (red, "msg_gone"), (red, "x"), (red, "")):
+            status, error = await ask(lab, headers, input=[user("a"), {"type": "item_reference", "id": each}])
+            errors.add((status, error["error"]["code"], error["error"]["message"].replace(repr(each), "ID")))
+        assert {(status, code) for status, code, _ in errors} == {(404, "item_not_found")}
+        assert len(errors) == 1
+        await lab.ask(path=f"{RESPONSES}/{first['id']}", method="DELETE", headers=red)
+        assert (await ask(lab, red, input=[referred(first), user("a")]))[0] == 404
+        assert conversations_of(lab).history_bytes == 0
+
+
+async def test_items_keep_the_limits_of_their_conversations():
+    """A sensitive item stays local, however it is referred to; so does what follows it."""
+    async with rl.open_lab(OUTSIDE, mac=rl.answer(), cloud=rl.answer()) as lab:
+        _, open_one = await ask(lab, {"x-go": "out"}, input="open")
+        _, secret = await ask(lab, {CLASS: "pii", "x-go": "out"}, input="secret")
+        asked = [referred(secret), referred(open_one), user("a")]
+        _, joined = await ask(lab, {"x-go": "out"}, input=asked)
+        await ask(lab, {"x-go": "out"}, input=[referred(joined), user("b")])
+        assert [len(lab.players[each].asked) for each in ("cloud", "mac")] == [1, 3]
+
+
+async def test_references_load_a_bounded_length(autojump_clock):
+    """Items of one conversation may be as long as it; those of several together, too."""
+    async with rl.open_lab(rl.MAC, mac=rl.answer()) as lab:
+        responses = [(await ask(lab, input="x" * 3000))[1] for _ in range(2)]
+        conversations_of(lab).store.bounds = Bounds(bytes_of_conversation=5000)
+        assert (await ask(lab, input=[referred(responses[0]), user("a")]))[0] == 200
+        status, error = await ask(lab, input=[*map(referred, responses), user("a")])
+        assert (status, "items of too many long conversations" in error["error"]["message"]) == (400, True)
+        assert conversations_of(lab).history_bytes == 0
+
+
 async def test_a_conversation_branches():
     """Two requests may continue the same response."""
     async with rl.open_lab(rl.MAC, mac=rl.answer()) as lab:

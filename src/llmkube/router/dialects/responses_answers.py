@@ -24,6 +24,7 @@ from llmkube.router.dialects.dialect import (
     objects_in,
     text_in,
 )
+from llmkube.router.dialects.responses_tools import TextInput, ToolNames
 
 INCOMPLETE: Final[Mapping[str, str]] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 """Reason in `incomplete_details`, by `finish_reason` of the chat completion."""
@@ -35,7 +36,10 @@ _DELTAS: Final[Mapping[str, str]] = {
     "output_text": "response.output_text",
     "refusal": "response.refusal",
     "reasoning_text": "response.reasoning_text",
+    "function_call": "response.function_call_arguments",
+    "custom_tool_call": "response.custom_tool_call_input",
 }
+"""Events with the pieces of each type of a part or a call; the last word is the member of a call that has them."""
 _FIELDS: Final[Mapping[str, str]] = {
     "content": "output_text",
     "refusal": "refusal",
@@ -83,6 +87,7 @@ class _Item:
         parts: Complete parts.
         pieces: Pieces of the open part, or of a call's arguments.
         is_open: Whether more pieces may be added.
+        text: Reads the input of a call whose tool takes a text; None for others.
     """
 
     body: JsonObject
@@ -90,11 +95,12 @@ class _Item:
     parts: list[JsonObject] = attrs.field(factory=list)
     pieces: list[str] = attrs.field(factory=list)
     is_open: bool = True
+    text: TextInput | None = None
 
     def rendered(self, status: str) -> JsonObject:
         """Return the whole item with a status."""
-        if self.body["type"] == "function_call":
-            return self.body | {"arguments": "".join(self.pieces), "status": status}
+        if not self.part:
+            return self.body | {_member_of(self): "".join(self.pieces), "status": status}
         if self.body["type"] == "reasoning":
             return self.body | {"content": self.parts}
         return self.body | {"content": self.parts, "status": status}
@@ -107,6 +113,8 @@ class ResponsesTranslator(AnswerTranslator):
     Attributes:
         echo: Members of a response that repeat its request.
         items: Items of the request itself, without its history.
+        asked: The request.
+        names: Names of its tools in the chat completion.
         store: Whether the client allows storing the response.
         previous_id: ID of the response that the request continues; "" for a new conversation.
         response_id: ID of the response.
@@ -116,6 +124,8 @@ class ResponsesTranslator(AnswerTranslator):
 
     echo: JsonObject = attrs.field(repr=False)
     items: tuple[JsonObject, ...] = attrs.field(repr=False)
+    asked: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
+    names: ToolNames = attrs.field(factory=ToolNames, repr=False)
     store: bool = True
     previous_id: str = ""
     response_id: str = "resp_0"
@@ -220,16 +230,27 @@ class ResponsesTranslator(AnswerTranslator):
             if not name:
                 raise DialectError("the backend sent a tool call without a function name")
             call_id = call_id or self._item_id("call", at)
-            body = {"id": self._item_id("fc", at), "type": "function_call", "call_id": call_id, "name": name}
-            events += self._open(_Item(body, ""))
+            tool = self.names.tool(name)
+            prefix, kind = ("ctc", "custom_tool_call") if tool.is_text else ("fc", "function_call")
+            body = {"id": self._item_id(prefix, at), "type": kind, "call_id": call_id, "name": tool.name}
+            body |= {"namespace": tool.namespace} if tool.namespace else {}
+            events += self._open(_Item(body, "", text=TextInput() if tool.is_text else None))
         at = self._calls[index]
         arguments = function.get("arguments")
         text = dumped(arguments) if isinstance(arguments, dict) else text_in(function, "arguments")
         if text:
             self._count_characters(len(text))
-            self._output[at].pieces.append(text)
-            events.append(self._item_event(at, "response.function_call_arguments.delta", delta=text))
+            events += self._add_input(at, text)
         return events
+
+    def _add_input(self, at: int, text: str, *, is_last: bool = False) -> list[JsonObject]:
+        item = self._output[at]
+        if item.text:
+            text = item.text.take(text, is_last=is_last)
+        elif is_last and not item.pieces:  # a call without arguments; clients parse JSON
+            text = "{}"
+        item.pieces.append(text)
+        return [self._item_event(at, f"{_DELTAS[item.body['type']]}.delta", delta=text)] if text else []
 
     def _count_characters(self, characters: int) -> None:
         self._characters += characters
@@ -255,11 +276,10 @@ class ResponsesTranslator(AnswerTranslator):
             events.append(self._item_event(at, f"{_DELTAS[item.part]}.done", **{field: text}, **more))
             events.append(self._item_event(at, "response.content_part.done", part=part))
         else:
-            if not item.pieces:  # a call without arguments; clients parse JSON
-                item.pieces.append("{}")
-                events.append(self._item_event(at, "response.function_call_arguments.delta", delta="{}"))
-            named = {"arguments": "".join(item.pieces), "name": item.body["name"]}
-            events.append(self._item_event(at, "response.function_call_arguments.done", **named))
+            events += self._add_input(at, "", is_last=True)
+            named = {} if item.text else {"name": item.body["name"]}
+            named[_member_of(item)] = "".join(item.pieces)
+            events.append(self._item_event(at, f"{_DELTAS[item.body['type']]}.done", **named))
         rendered = item.rendered(self._status_of_item(at))
         return [*events, {"type": "response.output_item.done", "output_index": at, "item": rendered}]
 
@@ -316,6 +336,10 @@ class ResponsesTranslator(AnswerTranslator):
             found += named_event(event | {"sequence_number": self._sequence})
             self._sequence += 1
         return found
+
+
+def _member_of(call: _Item) -> str:
+    return _DELTAS[call.body["type"]].rpartition("_")[2]
 
 
 def _part_of(kind: str, text: str) -> JsonObject:

@@ -17,15 +17,15 @@ from llmkube.router.dialects.dialect import (
     Translation,
     check_kinds,
     object_in,
-    objects_in,
     text_in,
 )
 from llmkube.router.dialects.responses_answers import InputTokensTranslator, ResponsesTranslator
-from llmkube.router.dialects.responses_items import items_of, turns_of
+from llmkube.router.dialects.responses_items import TOOLS, items_of, turns_of
+from llmkube.router.dialects.responses_tools import API, CLIENT_TOOLS, ToolNames, tool_fields
 
 _SAMPLING: Final = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 _NAMES: Final = ("user", "safety_identifier", "prompt_cache_key", "service_tier")
-_SAME: Final = ("model", "stream", *_SAMPLING, "parallel_tool_calls", *_NAMES)
+_SAME: Final = ("model", "stream", *_SAMPLING, *_NAMES)
 """Fields with the same name and meaning in chat completions."""
 _KINDS: Final[Mapping[str, type | UnionType]] = {
     **dict.fromkeys(_SAMPLING, int | float),
@@ -38,30 +38,14 @@ _IGNORED_FIELDS: Final = frozenset(
     {"client_metadata", "max_tool_calls", "prompt_cache_options", "prompt_cache_retention", "stream_options"}
 )
 """Left out: hints for OpenAI's cache, padding of its streams, a limit for tools that it runs, and client notes."""
-_ALTERNATIVES: Final[Mapping[str, str]] = {
-    "background": "write false or omit it, and read the answer as a stream",
-    "context_management": "conversations are not compacted; omit it",
-    "conversation": "write previous_response_id instead",
-    "moderation": "providers' moderation is not used; omit it",
-    "prompt": "templates are stored by OpenAI; write instructions and input",
-    "top_logprobs": "responses have no token probabilities; use /v1/chat/completions",
-}
 _TRUNCATIONS: Final = ("disabled", "auto")
 """Prompts are never truncated: `auto` is left out."""
 
-_ALLOWED_INCLUDES: Final = frozenset(
-    {
-        *("reasoning.encrypted_content", "message.input_image.image_url", "computer_call_output.output.image_url"),
-        *("file_search_call.results", "web_search_call.results", "web_search_call.action.sources"),
-        "code_interpreter_call.outputs",
-    }
-)
-"""Accepted values of `include`, all without effect: nothing is encrypted, and backends run none of these tools."""
 _MAX_METADATA_ENTRIES: Final = 16
 _MAX_METADATA_LENGTH: Final = 512
 
 
-def read_responses(body: JsonObject) -> Translation:
+def read_responses(body: JsonObject, translate: type[ResponsesTranslator] = ResponsesTranslator) -> Translation:
     """Translate a request at `/v1/responses`, without the history that it continues."""
     _refuse_unknown(body)
     check_kinds(body, _KINDS)
@@ -71,50 +55,55 @@ def read_responses(body: JsonObject) -> Translation:
         dropped.append("truncation")
     items = items_of(body.get("input"), dropped)
     chat = {name: body[name] for name in _SAME if body.get(name) is not None}
-    chat["messages"] = turns_of(body.get("instructions") or "", items)
     if (limit := body.get("max_output_tokens")) is not None:
         if limit < 1:
             raise DialectError(f"max_output_tokens is {limit}; write at least 1, or omit it")
         chat["max_tokens"] = limit
-    chat |= _tools(body) | _text(body, dropped) | _reasoning(body, dropped)
+    chat |= _text(body, dropped) | _reasoning(body, dropped)
     _check_included(body, dropped)
     if body.get("stream"):
         chat["stream_options"] = {"include_usage": True}
-    translator = ResponsesTranslator(
+    translator = translate(
         echo=_echo(body),
         items=tuple(items),
+        asked=body,
         store=body.get("store") is not False,
         previous_id=body.get("previous_response_id") or "",
     )
+    chat |= _conversation(translator, (), dropped)
     return Translation(path="/chat/completions", body=chat, translator=translator, dropped=tuple(dropped))
 
 
 def read_input_tokens(body: JsonObject) -> Translation:
     """Translate a request at `/v1/responses/input_tokens`, which backends answer without using tokens."""
-    found = read_responses({name: each for name, each in body.items() if name != "stream"})
-    asked = found.translator
-    assert isinstance(asked, ResponsesTranslator), "it is the translator of its path"
-    translator = InputTokensTranslator(echo=asked.echo, items=asked.items, previous_id=asked.previous_id)
-    return attrs.evolve(found, path="/messages/count_tokens", translator=translator)
+    found = read_responses({name: each for name, each in body.items() if name != "stream"}, InputTokensTranslator)
+    return attrs.evolve(found, path="/messages/count_tokens")
 
 
 def with_history(
     translated: Translation, history: Sequence[JsonObject], translator: ResponsesTranslator
 ) -> Translation:
     """Return a request with a history before its own items; instructions of earlier responses do not apply."""
-    instructions = translator.echo["instructions"] or ""
-    body = translated.body | {"messages": turns_of(instructions, [*history, *translator.items])}
-    return attrs.evolve(translated, body=body)
+    return attrs.evolve(translated, body=translated.body | _conversation(translator, history, []))
+
+
+def _conversation(translator: ResponsesTranslator, history: Sequence[JsonObject], dropped: list[str]) -> JsonObject:
+    """Return the fields that depend on the items of a conversation, and set the names of its tools."""
+    asked, items, names = translator.asked, [*history, *translator.items], ToolNames()
+    translator.names = names
+    more = [tool for item in items if item["type"] == TOOLS for tool in item["tools"]]
+    fields = tool_fields(asked, more, names, dropped)
+    return fields | {"messages": turns_of(asked.get("instructions") or "", items, names)}
 
 
 def _refuse_unknown(body: Mapping[str, Any]) -> None:
     for name, value in body.items():
-        if value is not None and name not in _READ and name not in _IGNORED_FIELDS and name not in _ALTERNATIVES:
+        if value is not None and name not in _READ and name not in _IGNORED_FIELDS and name not in API["unsupported"]:
             raise DialectError(f"{name[:80]} is not a known field of /v1/responses; omit it")
 
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
-    for name, instead in _ALTERNATIVES.items():
+    for name, instead in API["unsupported"].items():
         value = body.get(name)
         if value in (None, False, 0):
             continue
@@ -130,39 +119,9 @@ def _check_included(body: Mapping[str, Any], dropped: list[str]) -> None:
     if not isinstance(included, list) or not all(isinstance(each, str) for each in included):
         raise DialectError("include must be a list of strings")
     for at, each in enumerate(included):
-        if each not in _ALLOWED_INCLUDES:
+        if each not in API["include"]["accepted"]:
             raise DialectError(f"include[{at}] is {each!r:.80}, which this router does not support; omit it")
         dropped.append(f"include[{at}] ({each})")
-
-
-def _tools(body: Mapping[str, Any]) -> JsonObject:
-    fields: JsonObject = {}
-    if tools := objects_in(body.get("tools"), "tools"):
-        fields["tools"] = [_tool(each, f"tools[{at}]") for at, each in enumerate(tools)]
-    choice = body.get("tool_choice")
-    if choice is not None:
-        fields["tool_choice"] = _tool_choice(choice)
-    return fields
-
-
-def _tool(tool: Mapping[str, Any], where: str) -> JsonObject:
-    if tool.get("type") != "function":
-        message = f"{where}.type is {tool.get('type')!r:.80}, a tool that no backend of this router runs"
-        raise DialectError(f"{message}; omit it, or write one of type function")
-    check_kinds(tool, {"name": str, "description": str, "parameters": dict, "strict": bool}, f"{where}.")
-    if not tool.get("name"):
-        raise DialectError(f"{where}.name is missing; write the function's name")
-    named = {name: tool[name] for name in ("name", "description", "strict") if tool.get(name) is not None}
-    return {"type": "function", "function": named | {"parameters": tool.get("parameters") or {}}}
-
-
-def _tool_choice(choice: object) -> str | JsonObject:
-    if isinstance(choice, str) and choice in ("auto", "none", "required"):
-        return choice
-    if isinstance(choice, dict) and choice.get("type") == "function" and isinstance(choice.get("name"), str):
-        return {"type": "function", "function": {"name": choice["name"]}}
-    message = 'write auto, none, required, or {"type": "function", "name": …}'
-    raise DialectError(f"tool_choice is {choice!r:.80}; {message}")
 
 
 def _text(body: Mapping[str, Any], dropped: list[str]) -> JsonObject:
@@ -196,15 +155,12 @@ def _reasoning(body: Mapping[str, Any], dropped: list[str]) -> JsonObject:
 def _echo(body: Mapping[str, Any]) -> JsonObject:
     """Return the members of a response that repeat its request, with the API's defaults for absent fields."""
     text, reasoning = body.get("text") or {}, body.get("reasoning") or {}
+    function: JsonObject = {"type": "function", "description": None, "parameters": {}, "strict": False}
     tools = [
-        {
-            "type": "function",
-            "name": each["name"],
-            "description": each.get("description"),
-            "parameters": each.get("parameters") or {},
-            "strict": bool(each.get("strict")),
-        }
+        (function if each["type"] == "function" else {})
+        | {name: value for name, value in each.items() if value is not None}
         for each in body.get("tools") or ()
+        if each.get("type") in CLIENT_TOOLS
     ]
     parallel = body.get("parallel_tool_calls")
     echo: JsonObject = {

@@ -2,13 +2,16 @@
 
 https://platform.openai.com/docs/api-reference/responses/create. Items of requests, of stored responses and of answers
 have the same format. Reasoning of earlier turns is not translated: clients return it as a summary or encrypted by its
-provider, and chat templates omit it from earlier turns.
+provider, and chat templates omit it from earlier turns. Items and parts without a counterpart are left out by name,
+except for parts of the newest user turn, whose loss would change the question.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from llmkube.router.dialects.dialect import DialectError, JsonObject, check_kinds, objects_in
+from llmkube.router.dialects.dialect import DialectError, JsonObject, check_kinds, dumped, objects_in
+from llmkube.router.dialects.responses_tools import Tool, ToolNames, client_tools
 
 _ROLES: Final[Mapping[str, str]] = {
     "user": "user",
@@ -17,7 +20,8 @@ _ROLES: Final[Mapping[str, str]] = {
     "developer": "system",  # most chat templates have no developer role
 }
 _TEXTS: Final = ("input_text", "output_text", "text")
-_ITEMS: Final = "message, function_call, function_call_output and reasoning"
+REFERENCE: Final = "item_reference"
+TOOLS: Final = "additional_tools"
 _PARTS: Final = "input_text, output_text, refusal, input_image with a data: URL, and input_file with file_data"
 
 
@@ -31,22 +35,40 @@ def items_of(value: object, dropped: list[str]) -> list[JsonObject]:
     Raises:
         DialectError: An item has no counterpart.
     """
-    if isinstance(value, str):
-        return [_message_item({"role": "user", "content": value}, "input", dropped)]
-    found = []
-    for at, item in enumerate(objects_in(value, "input")):
-        kind, where = item.get("type", "message"), f"input[{at}]"
-        reader = _READERS.get(kind) if isinstance(kind, str) else None
-        if reader is None:
-            raise DialectError(f"{where}.type is {kind!r:.80}; supported: {_ITEMS}; send the item's text instead")
-        found.append(reader(item, where, dropped))
+    given = objects_in([{"role": "user", "content": value}] if isinstance(value, str) else value, "input")
+    newest = max((at for at, item in enumerate(given) if item.get("role") in (None, "assistant")), default=-1)
+    found: list[JsonObject] = []
+    lost = set()  # ids of calls that are left out: so are their results
+    for at, item in enumerate(given):
+        where, call_id = f"input[{at}]", str(item.get("call_id"))
+        kind = item.get("type") or (REFERENCE if "id" in item and "role" not in item else "message")
+        check_kinds(item, {"type": str}, f"{where}.")
+        reader = _message_item if kind == "message" and at > newest else _READERS.get(kind)
+        is_lost = reader is None or (call_id in lost and kind.endswith("_output"))
+        read = None if reader is None or is_lost else reader(item, where, dropped)
+        if read is None:
+            dropped.append(f"{where} ({kind:.80})")
+            lost.add(call_id)
+        else:
+            found.append(read)
+    references = [item["id"] for item in found if item["type"] == REFERENCE]
+    if len(references) > len(set(references)):
+        raise DialectError("input refers to an item twice; write each item_reference once")
     if not found:
-        raise DialectError("input is empty; write a string, or at least one item")
+        left_out = f": {', '.join(dropped)[:200]} cannot be used here" if given else ""
+        raise DialectError(f"input is empty{left_out}; write a string, or at least one item")
     return found
 
 
-def turns_of(instructions: str, items: Sequence[JsonObject]) -> list[JsonObject]:
-    """Translate items to chat turns; instructions and leading system messages are merged into one system turn."""
+def turns_of(instructions: str, items: Sequence[JsonObject], names: ToolNames | None = None) -> list[JsonObject]:
+    """Translate items to chat turns; instructions and leading system messages are merged into one system turn.
+
+    Args:
+        instructions: Instructions of the request.
+        items: Its items; references among them are left out.
+        names: Names of the tools in the request; gets those of the items' calls, too.
+    """
+    names = names or ToolNames()
     turns: list[JsonObject] = []
     leading = [instructions] if instructions else []
     for item in items:
@@ -57,25 +79,27 @@ def turns_of(instructions: str, items: Sequence[JsonObject]) -> list[JsonObject]
                 leading.append(turn["content"])
             else:
                 turns.append(turn)
-        elif kind == "function_call":
-            _append_call(turns, item)
-        elif kind == "function_call_output":
+        elif kind in ("function_call", "custom_tool_call"):
+            _append_call(turns, item, names)
+        elif kind in ("function_call_output", "custom_tool_call_output"):
             turns.append({"role": "tool", "tool_call_id": item["call_id"], "content": _content(item["output"])})
     return [{"role": "system", "content": "\n\n".join(leading)}, *turns] if leading else turns
 
 
-def _append_call(turns: list[JsonObject], item: Mapping[str, Any]) -> None:
+def _append_call(turns: list[JsonObject], item: Mapping[str, Any], names: ToolNames) -> None:
     """Add a tool call to the preceding assistant turn: a chat has one turn for text and calls."""
     if not turns or turns[-1]["role"] != "assistant":
         turns.append({"role": "assistant", "content": None})
-    function = {"name": item["name"], "arguments": item["arguments"]}
+    tool = Tool(item["name"], item.get("namespace") or "", "input" in item)
+    given = dumped({"input": item["input"]}) if tool.is_text else item["arguments"]
+    function = {"name": names.add(tool), "arguments": given}
     turns[-1].setdefault("tool_calls", []).append({"id": item["call_id"], "type": "function", "function": function})
 
 
 # -- validation ------------------------------------------------------------------------------------------------------
 
 
-def _message_item(item: JsonObject, where: str, dropped: list[str]) -> JsonObject:
+def _message_item(item: JsonObject, where: str, dropped: list[str], *, is_newest: bool = True) -> JsonObject | None:
     role, content = item.get("role"), item.get("content")
     if not isinstance(role, str) or role not in _ROLES:
         raise DialectError(f"{where}.role is {role!r:.80}; write user, assistant, system or developer")
@@ -83,17 +107,21 @@ def _message_item(item: JsonObject, where: str, dropped: list[str]) -> JsonObjec
     is_output = role == "assistant"
     if isinstance(content, str):
         parts: list[JsonObject] = [_text(content, is_output=is_output)]
-    elif content is None:
-        raise DialectError(f"{where}.content is missing; write a string, or a list of parts")
     else:
-        parts = _parts(content, f"{where}.content", dropped, is_output=is_output)
-    return _validated(item, {"type": "message", "role": role, "status": "completed", "content": parts}, where)
+        parts = _parts(content, f"{where}.content", dropped, is_output=is_output, is_newest=is_newest)
+    if not parts and is_newest:
+        problem = "missing" if content is None else "empty"
+        raise DialectError(f"{where}.content is {problem}; write a string, or at least one part")
+    read = {"type": "message", "role": role, "status": "completed", "content": parts}
+    return _validated(item, read, where) if parts else None
 
 
 def _call_item(item: JsonObject, where: str, dropped: list[str]) -> JsonObject:
-    _leave_out(item, ("type", "id", "status", "call_id", "name", "arguments"), where, dropped)
-    result = {"type": "function_call", "status": "completed"} | _texts(item, ("call_id", "name", "arguments"), where)
-    return _validated(item, result, where)
+    names = ("call_id", "name", "input" if item["type"] == "custom_tool_call" else "arguments")
+    _leave_out(item, ("type", "id", "status", "namespace", *names), where, dropped)
+    check_kinds(item, {"namespace": str}, f"{where}.")
+    result = {"type": item["type"], "status": "completed"} | _texts(item, names, where)
+    return _validated(item, result | ({"namespace": item["namespace"]} if item.get("namespace") else {}), where)
 
 
 def _result_item(item: JsonObject, where: str, dropped: list[str]) -> JsonObject:
@@ -102,31 +130,40 @@ def _result_item(item: JsonObject, where: str, dropped: list[str]) -> JsonObject
     if not isinstance(output, str):
         if output is None:
             raise DialectError(f"{where}.output is missing; write the function's result as a string")
-        output = _parts(output, f"{where}.output", dropped, is_output=False)
-    result: JsonObject = {"type": "function_call_output", "status": "completed", "output": output}
+        output = _parts(output, f"{where}.output", dropped, is_output=False, is_newest=False)
+    result: JsonObject = {"type": item["type"], "status": "completed", "output": output}
     return _validated(item, result | _texts(item, ("call_id",), where), where)
 
 
 def _reasoning_item(item: JsonObject, where: str, dropped: list[str]) -> JsonObject:
     dropped.append(f"{where} (reasoning)")
-    check_kinds(item, {"encrypted_content": str}, f"{where}.")
     result: JsonObject = {"type": "reasoning", "summary": []}
     for name, kind in (("summary", "summary_text"), ("content", "reasoning_text")):
-        if item.get(name) is not None:
-            parts = objects_in(item[name], f"{where}.{name}")
-            result[name] = [
-                {"type": kind} | _texts(each, ("text",), f"{where}.{name}[{at}]") for at, each in enumerate(parts)
-            ]
-    return _validated(item, result, where)
+        parts = item.get(name) if isinstance(item.get(name), list) else ()
+        texts = [each.get("text") for each in parts or () if isinstance(each, dict)]
+        result |= {name: [{"type": kind, "text": each} for each in texts if isinstance(each, str)]} if texts else {}
+    return result
 
 
-_Reader = Callable[[JsonObject, str, list[str]], JsonObject]
+def _tools_item(item: JsonObject, where: str, dropped: list[str]) -> JsonObject | None:
+    client_tools(item.get("tools"), f"{where}.tools", dropped)
+    return {"type": TOOLS, "role": "developer", "tools": item["tools"]} if item.get("tools") else None
+
+
+def _reference_item(item: JsonObject, where: str, _dropped: list[str]) -> JsonObject:
+    return {"type": REFERENCE} | _texts(item, ("id",), where)
+
+
+_Reader = Callable[[JsonObject, str, list[str]], JsonObject | None]
 _READERS: Final[Mapping[str, _Reader]] = {
-    "message": _message_item,
-    "function_call": _call_item,
-    "function_call_output": _result_item,
+    "message": functools.partial(_message_item, is_newest=False),
     "reasoning": _reasoning_item,
+    REFERENCE: _reference_item,
+    **dict.fromkeys((TOOLS, "tool_search_output"), _tools_item),
+    **dict.fromkeys(("function_call", "custom_tool_call"), _call_item),
+    **dict.fromkeys(("function_call_output", "custom_tool_call_output"), _result_item),
 }
+"""How each type of item is read; all others are left out."""
 
 
 def _validated(item: Mapping[str, Any], result: JsonObject, where: str) -> JsonObject:
@@ -152,12 +189,20 @@ def _text(text: str, *, is_output: bool) -> JsonObject:
     return {"type": "input_text", "text": text}
 
 
-def _parts(content: object, where: str, dropped: list[str], *, is_output: bool) -> list[JsonObject]:
-    given = enumerate(objects_in(content, where))
-    parts = [_part(part, f"{where}[{at}]", dropped, is_output=is_output) for at, part in given]
-    if not parts:
-        raise DialectError(f"{where} is empty; write a string, or at least one part")
-    return parts
+def _parts(content: object, where: str, dropped: list[str], *, is_output: bool, is_newest: bool) -> list[JsonObject]:
+    found = []
+    for at, part in enumerate(objects_in(content, where)):
+        here = f"{where}[{at}]"
+        try:
+            read = _part(part, here, dropped, is_output=is_output)
+            if not is_newest and not read.get("image_url", "data:").startswith("data:"):
+                raise DialectError(f"{here}.image_url is not a data: URL")
+            found.append(read)
+        except DialectError:
+            if is_newest:
+                raise
+            dropped.append(f"{here} ({part.get('type')!s:.80})")
+    return found
 
 
 def _part(part: JsonObject, where: str, dropped: list[str], *, is_output: bool) -> JsonObject:

@@ -7,7 +7,7 @@ body ─ translated ─▶ joined: history before its own items ─▶ facts ─
 """
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NoReturn
 
 import attrs
@@ -18,20 +18,21 @@ from llmkube.base.http.message import Response
 from llmkube.router.dialects.dialect import JsonObject, Translation
 from llmkube.router.dialects.responses_answers import ResponsesTranslator
 from llmkube.router.dialects.responses_client import with_history
+from llmkube.router.dialects.responses_items import REFERENCE
 from llmkube.router.policy.request_facts import Principal, RequestFacts
 from llmkube.router.refusals import refused
 from llmkube.router.responses.store import (
-    NO_LIMITS,
     NoRegionLeftError,
     ResourceRequest,
     ResponseStore,
     StoredResponse,
     Turn,
     apply_limits,
+    conversation_of,
     handle_request,
     limits_of,
     not_found,
-    turns_to,
+    response_of_item,
 )
 
 MAX_HISTORY_BYTES: Final = 128 << 20
@@ -53,12 +54,13 @@ class JoinedRequest:
     translated: Translation
     _owner: str = ""
     _previous: StoredResponse | None = attrs.field(default=None, repr=False)
+    _loaded: Sequence[StoredResponse] = attrs.field(default=(), repr=False)
     _store: ResponseStore | None = attrs.field(default=None, repr=False)
 
     @property
     def history_bytes(self) -> int:
-        """Length of the history."""
-        return 0 if self._previous is None else self._previous.conversation_bytes
+        """Length of the conversations that were loaded: those with its history and with items that it refers to."""
+        return sum(each.conversation_bytes for each in self._loaded)
 
     def apply_limits(self, facts: RequestFacts) -> RequestFacts:
         """Return the facts with the limits of the history applied; the answer is stored with the combined limits.
@@ -70,21 +72,22 @@ class JoinedRequest:
         if not isinstance(translator, ResponsesTranslator) or store is None:
             return facts
         try:
-            facts = apply_limits(facts, NO_LIMITS if self._previous is None else self._previous.limits)
+            for each in self._loaded:
+                facts = apply_limits(facts, each.limits)
         except NoRegionLeftError as exc:
             raise refused(503, f"no backend may answer this request: {exc}", "not_permitted", _NO_RETRY) from exc
         limits, items = limits_of(facts), orjson.dumps(translator.items)
 
         def save(response: JsonObject, output: list[JsonObject]) -> bool:
             answer = orjson.dumps(output)
-            before = self._previous.turn if self._previous is not None else None
+            before, length = (self._previous.turn, self._previous.conversation_bytes) if self._previous else (None, 0)
             new = StoredResponse(
                 owner=self._owner,
                 response_id=response["id"],
                 response=orjson.dumps(response),
                 turn=Turn(input=items, output=answer, before=before),
                 limits=limits,
-                conversation_bytes=self.history_bytes + len(items) + len(answer),
+                conversation_bytes=length + len(items) + len(answer),
             )
             return store.put(new, trio.current_time())
 
@@ -113,7 +116,7 @@ class Conversations:
         """Return a request with its history; call `ended` with the history's length afterwards.
 
         Raises:
-            RefusedError: The previous response does not exist, or there are too many long histories.
+            RefusedError: The previous response or an item does not exist, or histories are too long.
         """
         translator = translated.translator
         if not isinstance(translator, ResponsesTranslator):
@@ -122,19 +125,47 @@ class Conversations:
         translator.response_id = f"resp_{secrets.token_hex(_ID_BYTES)}"
         translator.now = self.now
         owner = owner_of(principal)
-        if not translator.previous_id:
-            return JoinedRequest(translated=translated, owner=owner, store=self.store)
-        previous = self.store.get(owner, translator.previous_id, trio.current_time())
-        if previous is None:
-            raise not_found(translator.previous_id, "previous_response_not_found")
-        if self.history_bytes + previous.conversation_bytes > MAX_HISTORY_BYTES:
+        items, first = list(translator.items), list[tuple[str, JsonObject]]()
+        loaded: list[StoredResponse] = []
+        if translator.previous_id:
+            first = self._load(owner, translator.previous_id, loaded)
+            if not first:
+                raise not_found(translator.previous_id, "previous_response_not_found")
+        previous, known = loaded[0] if loaded else None, dict(first)
+        for item in reversed(items):
+            if item["type"] == REFERENCE and item["id"] not in known:  # the newest has the items of earlier ones
+                found = self._load(owner, response_of_item(item["id"]), loaded)
+                first, known = first or found, dict(found) | known
+                if item["id"] not in known:
+                    raise not_found(item["id"], "item_not_found")
+        if loaded:
+            items, before = [known.get(item.get("id", ""), item) for item in items], [item for _, item in first]
+            if previous is None and items[: len(before)] == before:  # its next turn: no item is stored twice
+                previous, items = loaded[0], items[len(before) :]
+            translator.items = tuple(items)
+            translated = with_history(translated, before if previous else (), translator)
+        joined = JoinedRequest(translated=translated, owner=owner, previous=previous, loaded=loaded, store=self.store)
+        self.history_bytes += joined.history_bytes
+        return joined
+
+    def _load(self, owner: str, response_id: str, loaded: list[StoredResponse]) -> list[tuple[str, JsonObject]]:
+        """Add a stored response to those that a request needs, and return its conversation; empty if there is none.
+
+        Raises:
+            RefusedError: Too much would be loaded.
+        """
+        found = self.store.get(owner, response_id, trio.current_time())
+        if found is None:
+            return []
+        loaded.append(found)
+        needed = sum(each.conversation_bytes for each in loaded)
+        if len(loaded) > 1 and needed > self.store.bounds.bytes_of_conversation:
+            message = "input refers to items of too many long conversations; send the items themselves"
+            raise refused(400, message, "invalid_value")
+        if self.history_bytes + needed > MAX_HISTORY_BYTES:
             message = "too many long conversations are being continued now; retry later"
             raise refused(503, message, "histories_full", {"Retry-After": "5"})
-        turns = turns_to(previous.turn)
-        history = [item for turn in turns for part in (turn.input, turn.output) for item in orjson.loads(part)]
-        self.history_bytes += previous.conversation_bytes
-        translated = with_history(translated, history, translator)
-        return JoinedRequest(translated=translated, owner=owner, previous=previous, store=self.store)
+        return conversation_of(found)
 
     def ended(self, history_bytes: int) -> None:
         """Release the history of a finished request."""

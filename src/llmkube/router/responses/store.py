@@ -18,6 +18,7 @@ import attrs
 import orjson
 
 from llmkube.base.http.message import Response
+from llmkube.router.dialects.responses_tools import API
 from llmkube.router.policy.request_facts import RequestFacts
 from llmkube.router.refusals import RefusedError, refused
 
@@ -257,17 +258,12 @@ _NOT_FOUND_CAUSES: Final = (
     "responses are in the memory of the router that created them; this one was not stored (store: false, or too long), "
     "was deleted, was not used for a day, was evicted by newer ones, or its router has restarted or is another one"
 )
-_PREFIXES: Final[Mapping[str, str]] = {
-    "message": "msg",
-    "reasoning": "rs",
-    "function_call": "fc",
-    "function_call_output": "fco",
-}
 
 
-def not_found(response_id: str, code: str = "response_not_found") -> RefusedError:
-    """Return the error for a response that this tenant does not have, whether or not another tenant has it."""
-    message = f"there is no response {response_id[:80]!r}: {_NOT_FOUND_CAUSES}; send the whole conversation as input"
+def not_found(found_id: str, code: str = "response_not_found") -> RefusedError:
+    """Return the error for a response or an item that this tenant does not have, whether or not another tenant does."""
+    what = "item" if code == "item_not_found" else "response"
+    message = f"there is no {what} {found_id[:80]!r}: {_NOT_FOUND_CAUSES}; send the whole conversation as input"
     return refused(404, message, code)
 
 
@@ -309,13 +305,23 @@ def handle_request(store: ResponseStore, request: ResourceRequest, owner: str, n
     return _items_page(stored, parameters)
 
 
+def conversation_of(stored: StoredResponse) -> list[tuple[str, dict[str, Any]]]:
+    """Return the items of a conversation with their ids; its last turn is that of the response."""
+    suffix, turns = stored.response_id.removeprefix("resp_"), turns_to(stored.turn)
+    items = [item for turn in turns for part in (turn.input, turn.output) for item in orjson.loads(part)]
+    made = (f"{API['items'][item['type']]}_{suffix}_in_{at}" for at, item in enumerate(items))
+    return [(item.get("id") or name, item) for name, item in zip(made, items, strict=True)]
+
+
 def input_items(stored: StoredResponse) -> list[dict[str, Any]]:
     """Return the input of a response: all items of the conversation before its answer, each with an id."""
-    *before, last = turns_to(stored.turn)
-    found = [item for turn in before for item in orjson.loads(turn.input) + orjson.loads(turn.output)]
-    found += orjson.loads(last.input)
-    suffix = stored.response_id.removeprefix("resp_")
-    return [{"id": f"{_PREFIXES[item['type']]}_{suffix}_in_{at}"} | item for at, item in enumerate(found)]
+    found = [{"id": name} | item for name, item in conversation_of(stored)]
+    return found[: len(found) - len(orjson.loads(stored.turn.output))]
+
+
+def response_of_item(item_id: str) -> str:
+    """Return the id of the response that has an item, in its output or its input."""
+    return f"resp_{item_id.partition('_')[2].partition('_')[0]}"
 
 
 def _items_page(stored: StoredResponse, query: Mapping[str, str]) -> Response:
