@@ -30,6 +30,9 @@ from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Response
 from llmkube.router.backends import Backend, ModelDirectory, engine_of
 from llmkube.router.budgets.meter import LIMIT_FIELDS
+from llmkube.router.dialects.dialect import DialectError, dumped
+from llmkube.router.dialects.engine_form import encoded_for_engine
+from llmkube.router.dialects.error_shapes import CONTEXT_FULL, error_of, parsed_refusal
 from llmkube.router.dialects.inbound import DIALECTS, OLLAMA, refusal_at
 from llmkube.router.dialects.ollama_models import LIST_PATHS, ModelFacts
 from llmkube.router.model_field import (
@@ -89,12 +92,7 @@ _OLLAMA: Final = (*(path for path in DIALECTS if path.startswith(OLLAMA)), *LIST
 _OLLAMA_HINT: Final = f"  Ollama's API: {', '.join(_OLLAMA)}\n"
 
 HEALTH_PATHS: Final = ("/health", "/healthz")
-_OPTIONAL: Final = frozenset(
-    (
-        *("/v1/messages", "/v1/responses", "/v1/responses/input_tokens"),
-        *("/chat/completions", "/completions", "/embeddings", "/rerank", "/responses"),
-    )
-)
+_OPTIONAL: Final = frozenset((*("/chat/completions", "/completions", "/embeddings", "/rerank"),))
 """APIs that only some engines implement: requests are passed through first, and translated if that fails."""
 
 _MISSING_STATUSES: Final = (404, 405)
@@ -126,7 +124,7 @@ async def _set_engine_name(body: Body, engine: Backend) -> None:
 CORRECTIONS: Final[Mapping[str, Callable[[Body, Backend], Awaitable[None]]]] = {"model": _set_engine_name}
 """Changes to a body, by field: `model` becomes the id that the engine uses for itself.
 
-Limits of the answer above that of the service (`Passage`) are the only other change.
+Limits of the answer above that of the service (`Passage`) and the form of a chat (`engine_form`) are the only others.
 """
 
 
@@ -137,10 +135,12 @@ class Passage:
     Attributes:
         max_answer_tokens: Longest answer that it may ask for; 0 for no limit.
         wait: Limits the wait for the head of the response, while no slot is free; None for no limit.
+        is_llama_cpp: Whether the engine is certainly llama.cpp's server.
     """
 
     max_answer_tokens: int = 0
     wait: trio.CancelScope | None = None
+    is_llama_cpp: bool = False
 
 
 Begin = Callable[[str, bool], AbstractContextManager[Passage]]
@@ -187,14 +187,16 @@ class PassThrough:
             await correct(body, engine)
         try:
             with self.begin(engine.service, path not in _WITHOUT_SLOT) as passage:
+                if path.endswith("/chat/completions"):
+                    body.content = encoded_for_engine(body.content, is_llama_cpp=passage.is_llama_cpp)
                 if passage.max_answer_tokens and body.is_json:
                     body.content = await limit_numbers(body.content, LIMIT_FIELDS, passage.max_answer_tokens)
                 is_renamed = isinstance(body.model, str) and body.model != engine.alias
                 editor = ModelNameRewriter.between(engine.alias, str(body.model)).edit if is_renamed else None
                 content, wait = body.content, passage.wait
                 return await self._forward(exchange, engine, content, excluding=excluding, wait=wait, editor=editor)
-        except BodyError as exc:
-            raise refused(400, str(exc), "invalid_json") from exc
+        except (BodyError, DialectError) as exc:
+            raise refused(400, str(exc), "invalid_json" if isinstance(exc, BodyError) else "invalid_value") from exc
 
     async def _report_state(self, exchange: StreamExchange, path: str) -> None:
         """Respond with the state of an engine, or with that of the gateway if `/props` names no model.
@@ -234,12 +236,27 @@ class PassThrough:
                 excluding=excluding,
                 wait=wait,
                 editor=editor,
+                error_editor=_error_editor(),
             )
         except HttpError as exc:
             if exchange.begun:
                 raise  # the server closes the connection, so that no client takes a partial response for a complete one
             _log.warning("engine request failed", model=engine.alias, error=str(exc))
             raise refused(502, f"the engine of {engine.alias!r} did not answer: {exc}", "engine_failed") from exc
+
+
+def _error_editor() -> BodyEditor:
+    """Return an editor of an error that adds OpenAI's code for a full context."""
+    received = bytearray()
+
+    def edit(piece: bytes) -> bytes:
+        received.extend(piece)
+        if piece:
+            return b""
+        error = error_of(parsed_refusal(bytes(received)), refused=True) or {}
+        return dumped({"error": error}).encode() if error.get("code") == CONTEXT_FULL else bytes(received)
+
+    return edit
 
 
 async def _read(head: RequestHead, body: bytes) -> Body:
@@ -326,8 +343,12 @@ class FrontDoor:
 
 
 def _is_translated(head: RequestHead, path: str) -> bool:
-    """Return whether no engine implements a path: Ollama's API, and reading or deleting stored responses."""
-    return path.startswith(OLLAMA) or (path.startswith(RESPONSES) and head.method != "POST")
+    """Return whether requests at a path are translated, whatever the engine implements: those in another dialect.
+
+    llama.cpp's server ignores the schema of an answer there, and stores no responses.
+    """
+    is_stored = path.startswith(RESPONSES) and head.method != "POST"
+    return is_stored or path.startswith(OLLAMA) or path in DIALECTS or f"/v1{path}" in DIALECTS
 
 
 def passing_door(

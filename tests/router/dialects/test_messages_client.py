@@ -61,7 +61,6 @@ def test_what_a_field_becomes(body, name, expected):
             "the router fetches nothing for clients",
         ),
         (turn({"type": "video"}), r"messages\[0\].content\[0\].type is 'video'"),
-        (ASKED | {"tools": [{"type": "web_search_20250305", "name": "w"}]}, r"tools\[0\].type is 'web_search"),
         (ASKED | {"tool_choice": {"type": "all"}}, "tool_choice.type is 'all'"),
         (ASKED | {"output_config": {"format": {"type": "xml"}}}, "output_config.format.type is 'xml'"),
     ],

@@ -197,31 +197,31 @@ async def test_ollama_s_clients_are_answered_whatever_the_engine():
 
 async def test_what_an_engine_speaks_itself_passes_as_it_is():
     """The request and the answer are unchanged byte for byte, including unknown fields."""
-    engine = Engine(messages={"by": "the engine"}, responses={"by": "the engine"})
+    engine = Engine(completions={"by": "the engine"})
     written = b'{"model":  "engine-alias", "odd": [1.0], "max_tokens": "many"}'
     async with open_world(engine) as world:
         world.serve("engine-alias", alias="engine-alias")
-        for path in ("/v1/messages", "/v1/responses", CHAT):
+        for path in ("/v1/completions", CHAT):
             answer = await world.ask(path, written)
             assert answer.status == 200
             assert path == CHAT or answer.body == b'{"by":"the engine"}'
-    assert engine.asked == [(path, "Bearer engine-key", written) for path in ("/v1/messages", "/v1/responses", CHAT)]
+    assert engine.asked == [(path, "Bearer engine-key", written) for path in ("/v1/completions", CHAT)]
 
 
-async def test_messages_are_there_where_the_engine_has_none():
-    """After its 404, the engine gets a chat completion; errors have the dialect's shape."""
+async def test_messages_are_translated_whatever_the_engine():
+    """The engine gets a chat completion; errors have the dialect's shape."""
     engine = Engine()
     async with open_world(engine) as world:
         answer = await world.answer("/v1/messages", MESSAGE)
         assert (answer["type"], answer["content"][0]["text"]) == ("message", "yes")
-        assert [path for path, _, _ in engine.asked] == ["/v1/messages", CHAT]
+        assert [path for path, _, _ in engine.asked] == [CHAT]
         missing = await world.ask("/v1/messages", MESSAGE | {"model": "none"})
     assert missing.status == 404
     assert json.loads(missing.body)["type"] == "error"
     assert "no model 'none'; available: 'chat'" in missing.body.decode()
 
 
-async def test_responses_are_kept_where_the_engine_has_none():
+async def test_responses_are_kept_whatever_the_engine():
     """The next response continues it, and it can be read and deleted."""
     engine = Engine()
     async with open_world(engine) as world:
@@ -528,7 +528,7 @@ async def test_a_body_that_would_be_parsed_for_too_long_is_refused():
     async with open_world() as world:
         long = json.dumps(HELLO).encode() + b" " * LIMITS.max_body_bytes
         answer = await world.ask("/v1/messages", long[1:])  # not JSON: a body that is too long is not parsed
-        assert answer.status == 400
+        assert answer.status == 413
         padded = b'{"model": "chat", "pad": "%b"}' % (b"x" * LIMITS.max_body_bytes)
         answer = await world.ask("/api/chat", padded)
     assert answer.status == 413

@@ -34,6 +34,7 @@ async def forward(
     excluding: Collection[int] = (),
     wait: trio.CancelScope | None = None,
     editor: BodyEditor | None = None,
+    error_editor: BodyEditor | None = None,
 ) -> bool:
     """Forward a request with this body to another server; return whether its response was relayed.
 
@@ -48,6 +49,7 @@ async def forward(
         excluding: Statuses whose responses are not relayed: the caller responds instead.
         wait: Cancels the wait for the head of the response.
         editor: Edits the body of the response; None relays it unchanged.
+        error_editor: Edits it instead if the status is 400.
 
     Raises:
         ConnectError: No connection.
@@ -67,10 +69,8 @@ async def forward(
     try:
         if answer.head.status in excluding:
             return False
-        if editor is None:
-            await _relay(answer, exchange)
-        else:
-            await _relay_reframed(answer, exchange, editor)
+        edit = error_editor or editor if answer.status == 400 else editor
+        await (_relay(answer, exchange) if edit is None else _relay_reframed(answer, exchange, edit))
         return True
     finally:
         if not client.release_nowait(answer):

@@ -5,6 +5,7 @@ answer after it was classified. A request that cannot be translated for a backen
 
 dialect              base class of translators, helpers and errors
 chat_form            one form for the chat completions of all backends; error_shapes: for their errors
+engine_form          chat completions in the form for engines of ours
 messages_backend     chat completions for backends with Anthropic's Messages API
 messages_client      requests of clients of Anthropic's Messages API; messages_answers: their answers
 responses_client     requests of clients of OpenAI's Responses API; responses_items, responses_answers: items, answers

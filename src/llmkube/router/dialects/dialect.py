@@ -29,6 +29,9 @@ class AnswerTranslator(ABC):
     media_type: str = EVENT_STREAM
     """Media type of a stream."""
 
+    streamed_code: str | None = None
+    """Code of an error that clients that request a stream read only from its end."""
+
     def begin(self, now: int) -> None:
         """Take the Unix time of the request, before any other call."""
         return

@@ -4,11 +4,13 @@ OpenAI's own is `{"error": {"message": …}}`. Others are a list of it (Gemini),
 Mistral), `{"detail": …}` with a text or a list of invalid fields (servers on FastAPI), an event of a stream, and text.
 """
 
+import re
 from typing import Any, Final
 
 import orjson
 
 from llmkube.base.event_stream import EventParser
+from llmkube.base.package_data import read_table
 
 MAX_CHARACTERS: Final = 2000
 """Limit for an error that is not JSON."""
@@ -18,6 +20,14 @@ _WORDS: Final = ("message", "msg", "detail", "error_description", "error_message
 _FIELDS: Final = ("type", "param", "code", "status")
 _MAX_BYTES: Final = 64 << 10
 
+CONTEXT_FULL: Final = "context_length_exceeded"
+"""OpenAI's code for a request that does not fit into the context."""
+
+_WORDS_OF: Final = {
+    name: tuple(re.compile(each, re.IGNORECASE | re.DOTALL) for each in patterns)
+    for name, patterns in read_table(__package__, "engine_errors").items()
+}
+
 
 def error_of(answer: object, *, refused: bool = False) -> dict[str, Any] | None:
     """Return the error in an answer; None if it has none.
@@ -25,7 +35,23 @@ def error_of(answer: object, *, refused: bool = False) -> dict[str, Any] | None:
     Args:
         answer: Parsed body, or parsed data of an event.
         refused: Whether the status of the answer, or the name of the event, is that of an error: any shape is one then.
+
+    One about a full context has OpenAI's code, and llama.cpp's counts of tokens.
     """
+    error = _error_of(answer, refused=refused)
+    found = find_words("full", str(error.get("message"))) if error else None
+    if error is None or (found is None and error.get("type") != "exceed_context_size_error"):
+        return error
+    counts = {"n_prompt_tokens": int(found["n"]), "n_ctx": int(found["m"])} if found and found.lastindex else {}
+    return counts | error | {"code": CONTEXT_FULL}
+
+
+def find_words(name: str, text: str) -> re.Match[str] | None:
+    """Return the first of the patterns `full` (a full context) or `blind` (a model without pictures) in an error."""
+    return next((match for each in _WORDS_OF[name] if (match := each.search(text[:MAX_CHARACTERS]))), None)
+
+
+def _error_of(answer: object, *, refused: bool) -> dict[str, Any] | None:
     if isinstance(answer, list) and answer and isinstance(answer[0], dict) and answer[0].get("error"):
         answer = answer[0]
     if not isinstance(answer, dict):

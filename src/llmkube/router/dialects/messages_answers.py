@@ -23,6 +23,7 @@ from llmkube.router.dialects.dialect import (
     objects_in,
     text_in,
 )
+from llmkube.router.dialects.error_shapes import CONTEXT_FULL
 
 STOP_REASONS: Final[Mapping[str, str]] = {
     "stop": "end_turn",
@@ -53,6 +54,11 @@ def messages_error(status: int, error: Mapping[str, Any]) -> JsonObject:
     """Return an error in Anthropic's format."""
     kind = _ERRORS.get(status) or ("invalid_request_error" if status < 500 else "api_error")
     body: JsonObject = {"type": kind, "message": message_of(error)}
+    needed, limit = count_in(error, "n_prompt_tokens"), count_in(error, "n_ctx")
+    if error.get("code") == CONTEXT_FULL and (
+        needed > limit or not limit
+    ):  # Claude Code then compacts its conversation
+        body["message"] = f"prompt is too long: {f'{needed} tokens > {limit} maximum' if limit else body['message']}"
     if isinstance(error.get("code"), str):
         body["code"] = error["code"]
     return {"type": "error", "error": body}

@@ -113,7 +113,7 @@ def _turns(messages: list[JsonObject]) -> tuple[list[JsonObject], list[JsonObjec
     for at, message in enumerate(messages):
         where, role = f"messages[{at}]", message.get("role")
         content = message.get("content")
-        if role in ("system", "developer"):
+        if role in ("system", "developer") and not turns:
             system += _blocks(content, f"{where}.content")
             continue
         if role == "tool":
@@ -124,8 +124,8 @@ def _turns(messages: list[JsonObject]) -> tuple[list[JsonObject], list[JsonObjec
             blocks = [result | ({"content": _tool_content(content, f"{where}.content")} if content else {})]
         elif role == "assistant":
             mapped, blocks = "assistant", _assistant_blocks(message, where)
-        elif role == "user":
-            mapped, blocks = "user", _blocks(content, f"{where}.content")
+        elif role in ("user", "system", "developer"):  # Anthropic's models read a later system turn in its place
+            mapped, blocks = "user" if role == "user" else "system", _blocks(content, f"{where}.content")
         else:
             raise DialectError(f"{where}.role is {role!r}; write system, user, assistant or tool")
         if turns and turns[-1]["role"] == mapped:

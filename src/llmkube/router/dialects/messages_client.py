@@ -1,13 +1,14 @@
 """Translates requests of clients of Anthropic's Messages API to chat completions. Pure.
 
-https://docs.anthropic.com/en/api/messages. A field without a counterpart is refused if its absence would change the
-meaning of an answer (one of Anthropic's own tools, a document by URL); otherwise it is left out, and logged in the
-audit log.
+https://docs.anthropic.com/en/api/messages. Fields, tools and blocks of the history without a counterpart are left out,
+and logged in the audit log. A request is refused if it forces such a tool, or if a part of its newest user turn cannot
+be translated. Anthropic's tools that clients run get their published schemas.
 """
 
 from collections.abc import Mapping
 from typing import Any, Final
 
+from llmkube.base.package_data import read_table
 from llmkube.router.dialects.dialect import (
     DialectError,
     JsonObject,
@@ -24,6 +25,10 @@ from llmkube.router.dialects.messages_answers import CountTranslator, MessagesTr
 _SAME: Final = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream")
 _SCALARS: Final = {"max_tokens": int, "temperature": int | float, "top_p": int | float, "top_k": int}
 _TOOL_CHOICES: Final[Mapping[str, str]] = {"auto": "auto", "any": "required", "none": "none"}
+_TOOL_FIELDS: Final = frozenset({"type", "name", "description", "input_schema", "strict", "cache_control"})
+CLIENT_TOOLS: Final = read_table(__package__, "client_tools")
+"""Description and input schema of Anthropic's tools that clients run, by the start of their type."""
+
 _READ: Final = frozenset(
     {*_SAME, "messages", "system", "stop_sequences", "tools", "tool_choice", "metadata", "output_config"}
 )
@@ -33,34 +38,39 @@ def read_messages(body: JsonObject) -> Translation:
     """Translate a request at `/v1/messages`."""
     if "max_tokens" not in body:
         raise DialectError("max_tokens is missing; write the token limit of the answer")
-    return Translation(
-        path="/chat/completions",
-        body=chat_request(body),
-        translator=MessagesTranslator(model=str(body.get("model"))),
-        dropped=_dropped(body),
-    )
+    dropped = [name for name in body if name not in _READ]
+    chat, translator = chat_request(body, dropped), MessagesTranslator(model=str(body.get("model")))
+    return Translation(path="/chat/completions", body=chat, translator=translator, dropped=tuple(dropped))
 
 
 def read_count(body: JsonObject) -> Translation:
     """Translate a request at `/v1/messages/count_tokens`, which backends answer without using tokens."""
-    chat = chat_request({name: each for name, each in body.items() if name not in ("stream", "max_tokens")})
+    dropped = [name for name in body if name not in _READ]
+    chat = chat_request({name: each for name, each in body.items() if name not in ("stream", "max_tokens")}, dropped)
     path = "/messages/count_tokens"
-    return Translation(path=path, body=chat, translator=CountTranslator(), dropped=_dropped(body))
+    return Translation(path=path, body=chat, translator=CountTranslator(), dropped=tuple(dropped))
 
 
-def chat_request(body: Mapping[str, Any]) -> JsonObject:
+def chat_request(body: Mapping[str, Any], dropped: list[str] | None = None) -> JsonObject:
     """Translate a request to chat completions.
+
+    Args:
+        body: The request.
+        dropped: List to which the names of parts are added that are left out.
 
     Raises:
         DialectError: It has no counterpart.
     """
+    dropped = [] if dropped is None else dropped
     check_kinds(body, _SCALARS)
     chat: JsonObject = {name: body[name] for name in _SAME if name in body}
     messages: list[JsonObject] = []
     if body.get("system"):
-        messages.append({"role": "system", "content": _system(body["system"])})
-    for at, turn in enumerate(objects_in(body.get("messages"), "messages")):
-        messages += _turn(turn, f"messages[{at}]")
+        messages.append({"role": "system", "content": _texts(body["system"], "system", dropped)})
+    turns = objects_in(body.get("messages"), "messages")
+    newest = max((at for at, turn in enumerate(turns) if turn.get("role") == "user"), default=-1)
+    for at, turn in enumerate(turns):
+        messages += _turn(turn, f"messages[{at}]", dropped, is_newest=at == newest)
     if not messages:
         raise DialectError("messages is empty; write at least one message")
     chat["messages"] = messages
@@ -68,7 +78,7 @@ def chat_request(body: Mapping[str, Any]) -> JsonObject:
         if not isinstance(stops, list) or not all(isinstance(each, str) for each in stops):
             raise DialectError("stop_sequences must be a list of strings")
         chat["stop"] = stops
-    chat |= _tools(body)
+    chat |= _tools(body, dropped)
     user = object_in(body.get("metadata"), "metadata").get("user_id")
     if isinstance(user, str):
         chat["user"] = user
@@ -80,25 +90,23 @@ def chat_request(body: Mapping[str, Any]) -> JsonObject:
     return chat
 
 
-def _tools(body: Mapping[str, Any]) -> JsonObject:
+def _tools(body: Mapping[str, Any], dropped: list[str]) -> JsonObject:
+    tools, choice = objects_in(body.get("tools"), "tools"), object_in(body.get("tool_choice"), "tool_choice")
     found: JsonObject = {}
-    if tools := objects_in(body.get("tools"), "tools"):
-        found["tools"] = [_tool(each, f"tools[{at}]") for at, each in enumerate(tools)]
-    if choice := object_in(body.get("tool_choice"), "tool_choice"):
+    usable = [tool for at, each in enumerate(tools) if (tool := _tool(each, f"tools[{at}]", dropped)) is not None]
+    kind, name, names = choice.get("type"), choice.get("name"), [tool["function"]["name"] for tool in usable]
+    is_usable = bool(usable) if kind == "any" else name in names
+    if len(usable) < len(tools) and kind in ("any", "tool") and not is_usable:
+        raise DialectError(
+            f"tool_choice forces {name or 'a tool'!r:.80}, which Anthropic would run; write auto or none"
+        )
+    if usable:
+        found["tools"] = usable
+    if choice and (usable or not tools):
         found["tool_choice"] = _tool_choice(choice)
         if "disable_parallel_tool_use" in choice:
             found["parallel_tool_calls"] = not choice["disable_parallel_tool_use"]
     return found
-
-
-def _dropped(body: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(name for name in body if name not in _READ)
-
-
-def _system(system: object) -> str | list[JsonObject]:
-    if isinstance(system, str):
-        return system
-    return _parts(system, "system")
 
 
 def _format(wanted: Mapping[str, Any]) -> JsonObject:
@@ -107,12 +115,12 @@ def _format(wanted: Mapping[str, Any]) -> JsonObject:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted.get("schema"), "strict": True}}
 
 
-def _turn(turn: Mapping[str, Any], where: str) -> list[JsonObject]:
+def _turn(turn: Mapping[str, Any], where: str, dropped: list[str], *, is_newest: bool) -> list[JsonObject]:
     role, content = turn.get("role"), turn.get("content")
     if role == "assistant":
-        return [_assistant_message(content, f"{where}.content")]
+        return [_assistant_message(content, f"{where}.content", dropped)]
     if role == "system":
-        return [{"role": "system", "content": _system(content)}]
+        return [{"role": "system", "content": _texts(content, f"{where}.content", dropped)}]
     if role != "user":
         raise DialectError(f"{where}.role is {role!r}; write user or assistant")
     if isinstance(content, str):
@@ -122,15 +130,15 @@ def _turn(turn: Mapping[str, Any], where: str) -> list[JsonObject]:
     for at, block in enumerate(objects_in(content, f"{where}.content")):
         here = f"{where}.content[{at}]"
         if block.get("type") == "tool_result":
-            turns.append(_tool_result(block, here))
+            turns.append(_tool_result(block, here, dropped))
         else:
-            parts.append(_content_part(block, here))
+            parts += [_content_part(block, here)] if is_newest else _part(block, here, dropped)
     if parts or not turns:
-        turns.append({"role": "user", "content": parts})
+        turns.append({"role": "user", "content": parts or ""})
     return turns
 
 
-def _assistant_message(content: object, where: str) -> JsonObject:
+def _assistant_message(content: object, where: str, dropped: list[str]) -> JsonObject:
     if isinstance(content, str):
         return {"role": "assistant", "content": content}
     texts: list[JsonObject] = []
@@ -144,8 +152,8 @@ def _assistant_message(content: object, where: str) -> JsonObject:
         elif kind == "thinking":
             thoughts += text_in(block, "thinking")
         elif kind != "redacted_thinking":
-            texts.append(_content_part(block, f"{where}[{at}]"))
-    message: JsonObject = {"role": "assistant", "content": texts or None}
+            texts += _part(block, f"{where}[{at}]", dropped)
+    message: JsonObject = {"role": "assistant", "content": texts or (None if calls else "")}
     if len(texts) == 1 and set(texts[0]) == {"type", "text"}:
         message["content"] = texts[0]["text"]
     if thoughts:
@@ -155,19 +163,29 @@ def _assistant_message(content: object, where: str) -> JsonObject:
     return message
 
 
-def _tool_result(block: Mapping[str, Any], where: str) -> JsonObject:
-    content = block.get("content")
+def _tool_result(block: Mapping[str, Any], where: str, dropped: list[str]) -> JsonObject:
     check_kinds(block, {"tool_use_id": str, "is_error": bool}, f"{where}.")
-    message: JsonObject = {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content or ""}
+    content = _texts(block.get("content") or "", f"{where}.content", dropped)
+    message: JsonObject = {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
     if block.get("is_error"):
         message["is_error"] = True  # only for backends with the Messages API: chat completions have no such field
-    if content and not isinstance(content, str):
-        message["content"] = _parts(content, f"{where}.content")
     return message
 
 
-def _parts(blocks: object, where: str) -> list[JsonObject]:
-    return [_content_part(each, f"{where}[{at}]") for at, each in enumerate(objects_in(blocks, where))]
+def _texts(content: object, where: str, dropped: list[str]) -> str | list[JsonObject]:
+    """Translate a text or a list of blocks, without unknown ones."""
+    if isinstance(content, str):
+        return content
+    found = enumerate(objects_in(content, where))
+    return [part for at, each in found for part in _part(each, f"{where}[{at}]", dropped)] or ""
+
+
+def _part(block: Mapping[str, Any], where: str, dropped: list[str]) -> list[JsonObject]:
+    """Translate a block of the history; none if it is unknown, such as a search that Anthropic ran."""
+    if block.get("type") in ("text", "image", "document"):
+        return [_content_part(block, where)]
+    dropped.append(f"{where} ({block.get('type')!r:.80})")
+    return []
 
 
 def _content_part(block: Mapping[str, Any], where: str) -> JsonObject:
@@ -196,14 +214,21 @@ def _data_url(source: Mapping[str, Any], where: str) -> str:
     return f"data:{source.get('media_type')};base64,{source.get('data')}"
 
 
-def _tool(tool: Mapping[str, Any], where: str) -> JsonObject:
-    if tool.get("type") not in (None, "custom"):
-        error = f"{where}.type is {tool.get('type')!r}, a tool run by Anthropic; write tools with an input_schema"
-        raise DialectError(error)
-    check_kinds(tool, {"name": str, "description": str, "input_schema": dict}, f"{where}.")
+def _tool(tool: Mapping[str, Any], where: str, dropped: list[str]) -> JsonObject | None:
+    """Translate a tool; None if Anthropic runs it."""
+    kind = tool.get("type")
+    if kind not in (None, "custom"):
+        published = next((each for name, each in CLIENT_TOOLS.items() if str(kind).startswith(name)), None)
+        if published is None:
+            dropped.append(f"{where} ({kind!r:.80})")
+            return None
+        sizes = "".join(f" {name}: {each}." for name, each in tool.items() if type(each) is int)
+        tool = published | {"description": published["description"] + sizes} | dict(tool)
+    else:
+        dropped.extend(f"{where}.{name}" for name in tool if name not in _TOOL_FIELDS)
+    check_kinds(tool, {"name": str, "description": str, "input_schema": dict, "strict": bool}, f"{where}.")
     function: JsonObject = {"name": tool.get("name"), "parameters": tool.get("input_schema") or {}}
-    if "description" in tool:
-        function["description"] = tool["description"]
+    function |= {name: tool[name] for name in ("description", "strict") if tool.get(name) is not None}
     return {"type": "function", "function": function} | cache_of(tool)
 
 

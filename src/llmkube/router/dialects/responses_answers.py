@@ -24,6 +24,7 @@ from llmkube.router.dialects.dialect import (
     objects_in,
     text_in,
 )
+from llmkube.router.dialects.error_shapes import CONTEXT_FULL
 from llmkube.router.dialects.responses_tools import TextInput, ToolNames
 
 INCOMPLETE: Final[Mapping[str, str]] = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -142,6 +143,7 @@ class ResponsesTranslator(AnswerTranslator):
     _usage: JsonObject | None = None
 
     refusal = staticmethod(responses_error)
+    streamed_code = CONTEXT_FULL  # Codex
 
     def answer(self, body: Mapping[str, Any]) -> JsonObject:
         """Return a response."""

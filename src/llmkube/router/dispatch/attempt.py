@@ -21,8 +21,9 @@ from llmkube.router.backends import UnavailableModel, engine_of
 from llmkube.router.budgets.usage import Usage, usage_of_answer
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.dialects.chat_form import ChatForm
-from llmkube.router.dialects.dialect import AnswerTranslator, DialectError
-from llmkube.router.dialects.error_shapes import parsed_refusal
+from llmkube.router.dialects.dialect import AnswerTranslator, DialectError, objects_in
+from llmkube.router.dialects.engine_form import without_old_pictures
+from llmkube.router.dialects.error_shapes import find_words, parsed_refusal
 from llmkube.router.dialects.messages_backend import chat_of_message
 from llmkube.router.dispatch.event_stream import AnswerEvent, AnswerState, Kind
 from llmkube.router.dispatch.forwarded_headers import request_lines
@@ -113,6 +114,17 @@ class Stream:
     silence_seconds: float
     hides_usage: bool
     dropped: tuple[str, ...] = ()
+
+
+def without_unseen_pictures(inbound: ClientRequest, found: Answer | Stream | Failure) -> ClientRequest | None:
+    """Return a request without its earlier pictures, if the model cannot see them; None to keep what was found."""
+    answered = found.body.decode("utf-8", "replace") if isinstance(found, Answer) and found.error_code else ""
+    if not find_words("blind", found.detail if isinstance(found, Failure) else answered):
+        return None
+    dropped: list[str] = []
+    old = objects_in(inbound.body.get("messages"), "messages")
+    body = {**inbound.body, "messages": without_old_pictures(old, dropped)}
+    return attrs.evolve(inbound, body=body, dropped=(*inbound.dropped, *dropped)) if dropped else None
 
 
 @attrs.frozen(eq=False)

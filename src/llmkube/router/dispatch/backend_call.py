@@ -1,6 +1,6 @@
 """Calls one backend and sends its answer to the client; requests queue for backends with slots."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import attrs
 import orjson
@@ -8,8 +8,8 @@ import trio
 
 from llmkube.base.http.message import NO_HEADERS, Headers
 from llmkube.router.budgets.meter import requested_tokens, usage_of_all_answers
-from llmkube.router.dialects.dialect import DialectError
-from llmkube.router.dispatch.attempt import Answer, Attempts, Stream
+from llmkube.router.dialects.dialect import DialectError, error_in_answer
+from llmkube.router.dispatch.attempt import Answer, Attempts, Stream, without_unseen_pictures
 from llmkube.router.dispatch.circuits import BackendStats, Circuits, State
 from llmkube.router.dispatch.forwarded_headers import answer_lines
 from llmkube.router.dispatch.record import Record, RoutedRequest, server_timing
@@ -136,11 +136,15 @@ class BackendCalls:
             if isinstance(found, Stream):
                 await self.attempts.transport.release(permit, found.answer)  # noqa: ASYNC102 (closes at once)
 
-    def _attempt(
+    async def _attempt(
         self, permit: Permit, request: RoutedRequest, waiting: WaitingRequest
-    ) -> Awaitable[Answer | Stream | Failure]:
+    ) -> Answer | Stream | Failure:
+        """Make the attempt, and again without earlier pictures if neither this model nor another one sees them."""
         silence_seconds, on_sent = request.first_byte_seconds(permit.backend.name), request.record.charges.mark_sent
-        return self.attempts.make(permit, request.inbound, silence_seconds, waiting, on_sent)
+        found = await self.attempts.make(permit, request.inbound, silence_seconds, waiting, on_sent)
+        falls_back = isinstance(found, Failure) and permit is not request.decision.order[-1]
+        blind = None if falls_back else without_unseen_pictures(request.inbound, found)
+        return found if blind is None else await self.attempts.make(permit, blind, silence_seconds, waiting, on_sent)
 
     async def _commented_attempt(
         self, permit: Permit, request: RoutedRequest, waiting: WaitingRequest
@@ -201,8 +205,12 @@ class BackendCalls:
         sent.status, sent.model, sent.usage, sent.last_usage = answer.status, answer.model, usage, usage
         sent.outcome = "ok" if answer.status < 400 else answer.error_code
         self._record_divergence(request)
-        if client.begun:  # with 200, while the engine loaded
-            await client.fail(error_object(answer.status, "the backend refused the request", answer.error_code))
+        translator = request.inbound.translator if request.inbound.streams else None
+        if client.begun or (translator is not None and translator.streamed_code == answer.error_code):
+            await client.begin(answer_lines(answer.headers, request.inbound.request_id, permit.backend.name))
+            words = error_in_answer(orjson.loads(answer.body)).get("message")
+            error = error_object(answer.status, words or "the backend refused the request", answer.error_code)
+            await client.fail(error)
             return
         more = f"Content-Type: application/json\r\nServer-Timing: {server_timing(record)}\r\n"
         lines = answer_lines(answer.headers, request.inbound.request_id, permit.backend.name, more)

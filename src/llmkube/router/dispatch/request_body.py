@@ -17,6 +17,7 @@ from llmkube.router.config.compile_backend import DEFAULT_URLS
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.continuation.continuable import obstacle
 from llmkube.router.dialects.dialect import DialectError, check_kinds, objects_in
+from llmkube.router.dialects.engine_form import engine_body
 from llmkube.router.dialects.messages_backend import messages_request
 
 
@@ -272,6 +273,7 @@ def rebuild(path: str, client_body: Mapping[str, Any], backend: Backend) -> Back
         body = {name: each for name, each in client_body.items() if name in known or name in _ENGINE_FIELDS}
         if len(body) < len(client_body):
             dropped += [name for name in client_body if name not in body]
+        body = dict(engine_body(body, dropped, is_llama_cpp=bool(backend.model_digest)))
     if backend.model:
         body["model"] = backend.model
     if backend.max_answer_tokens and path in STREAMING:

@@ -14,7 +14,7 @@ import attrs
 from llmkube.base.http.message import Headers
 from llmkube.router.backends import NOT_FOUND, NOT_READY, will_be_ready
 from llmkube.router.config.routing_config import is_local_url
-from llmkube.router.dialects.error_shapes import error_of
+from llmkube.router.dialects.error_shapes import CONTEXT_FULL, error_of
 
 MAX_RETRY_AFTER_SECONDS: Final = 3600.0
 """Upper limit for the retry delay that a backend requests."""
@@ -98,6 +98,7 @@ _CONTENT_CODES: Final = frozenset(
 )
 _STATUS_OF_TYPE: Final[Mapping[str, int]] = {
     "authentication_error": 401,
+    CONTEXT_FULL: 400,
     "insufficient_quota": 429,
     "invalid_request_error": 400,
     "not_found_error": 404,

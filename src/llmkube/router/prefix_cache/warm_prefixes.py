@@ -20,6 +20,7 @@ import attrs
 import orjson
 
 from llmkube.router.config.routing_config import Backend
+from llmkube.router.dialects.engine_form import engine_body
 from llmkube.router.policy.decision import Warmth
 
 FIRST_BYTES: Final = 256
@@ -254,10 +255,10 @@ class WarmPrefixes:
         Args:
             tenant: The tenant.
             path: Path of the request below `/v1`.
-            body: Body of the request.
+            body: Body of the request, of which engines get `engine_body`.
             body_bytes: Length of the body.
         """
-        text = prompt_text(path, body, body_bytes)
+        text = prompt_text(path, engine_body(body, [], is_llama_cpp=False), body_bytes)
         seed = hashlib.blake2b(f"{tenant}\0{path}\0{body.get('model')}".encode("utf-8", "replace"), key=self.secret)
         scope = seed.digest()
         marks = marks_of(scope, text)

@@ -116,13 +116,14 @@ class Router:
         """
         config, in_flight = self.live.routing.config, self.stats.in_flight
         backend = config.backends.get(name)
+        passage = Passage(backend.max_answer_tokens, None, bool(backend.model_digest)) if backend else Passage()
         in_flight[name] += 1
         try:
             if backend is None or not (takes_slot and backend.slots):
-                yield Passage(backend.max_answer_tokens if backend is not None else 0)
+                yield passage
                 return
             with self.turns.wait_at_engine(backend, config.first_byte_seconds) as wait:
-                yield Passage(backend.max_answer_tokens, wait)
+                yield attrs.evolve(passage, wait=wait)
         except trio.TooSlowError:
             seconds = self.turns.queue_of(config.backends[name]).retry_seconds()
             message = f"all slots of {name} are in use; retry in {seconds} s"
