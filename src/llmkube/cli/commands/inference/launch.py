@@ -1,0 +1,75 @@
+"""`llmkube launch`: start a client that uses a model of the running `llmkube up`."""
+
+import os
+import shutil
+import sys
+from typing import NoReturn
+
+import click
+import orjson
+
+from llmkube.base.http.client import open_http_client
+from llmkube.cli.commands.inference.clients import CLIENTS, OTHERS, Served, Settings
+from llmkube.cli.commands.inference.conversation import gateway_route
+from llmkube.cli.options import cluster_options, services
+from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, ClusterFlags, run_against
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.programs.failures import CommandError
+from llmkube.programs.options import command
+
+
+@command("launch")
+@click.argument("client", required=False, metavar="[CLIENT]", type=click.Choice(list(CLIENTS)))
+@click.argument("args", metavar="[-- ARGS...]", nargs=-1)
+@click.option("--model", metavar="NAME", shell_complete=services, help="Model to use. Default: the only one that runs.")
+@cluster_options()
+def launch(*, client: str | None, args: tuple[str, ...], model: str | None, where: ClusterFlags) -> None:
+    """Start CLIENT with a model of the running `llmkube up`; ARGS are the client's own.
+
+    CLIENT is claude, codex, opencode, qwen, copilot or aider. It gets variables and flags for this run; its
+    configuration files are not changed. Without CLIENT, prints what to set in clients without a command line.
+    """
+    program = shutil.which(client) if client else None
+    if client and not program:
+        raise CommandError(f"{client} is not installed: PATH has no such program; run `{CLIENTS[client].install}`")
+    served = run_against(where, lambda cluster: _find_served(cluster, where.namespace, model), seconds=ANSWER_SECONDS)
+    if not client or not program:
+        click.echo(OTHERS.format(url=served.url, model=served.model), nl=False)
+        return
+    _become(program, CLIENTS[client].settings(served), args)
+
+
+def _become(program: str, settings: Settings, args: tuple[str, ...]) -> NoReturn:
+    """Replace this process by the client, so that the terminal, its signals and the exit code are the client's."""
+    variables = {name: value for name, value in {**os.environ, **settings.variables}.items() if value is not None}
+    sys.stdout.flush()
+    os.execve(program, [program, *settings.flags, *args], variables)  # noqa: S606 - no shell
+
+
+async def _find_served(cluster: Cluster, namespace: str | None, wanted: str | None) -> Served:
+    """Return the model to use, which is in the namespace if there is one.
+
+    Raises:
+        CommandError: No `llmkube up` or no such model runs; the message has the fix.
+    """
+    found = (await cluster.client.list(InferenceService, namespace=namespace)).items
+    route = next(filter(None, map(gateway_route, found)), None)
+    if route is None:
+        state = "has no InferenceService" if not found else "is not the one of a `llmkube up`"
+        fix = "start `llmkube up`, then deploy a model: `llmkube deploy NAME`"
+        raise CommandError(f"no model is served: the API server {cluster.server} {state}; {fix}")
+    async with open_http_client() as client:
+        answer = await client.request("GET", f"{route.url}/v1/models")
+    if answer.status != 200:
+        fix = "start `llmkube up` without --gateway-serves routers"
+        raise CommandError(f"{route.name} lists no models: status {answer.status}; {fix}")
+    own = {name for service in found for name in (service.key.name, str(service.key))}
+    listed = [model for model in orjson.loads(answer.body)["data"] if "completion" in model.get("capabilities", ())]
+    models = {model["id"]: model for model in listed if namespace is None or model["id"] in own}
+    ids = {wanted, f"{namespace}/{wanted}"} if wanted else own
+    chosen = sorted(models.keys() & ids)
+    if len(chosen) != 1:
+        running = f"chat models that run: {', '.join(sorted(models)) or 'none'}"
+        fix = "choose one with --model NAME" if models else "`llmkube list` shows the cause"
+        raise CommandError(f"{f'model {wanted}' if wanted else 'one model'} not found: {running}; {fix}")
+    return Served(route.url, chosen[0], models[chosen[0]].get("meta", {}).get("n_ctx") or 0)
