@@ -31,7 +31,8 @@ TEMPLATE = """\
 {%- elif message.role == 'assistant' -%}
 {{ '<|im_start|>assistant\n' + (message.content or '') }}
 {%- for call in message.tool_calls or [] -%}
-{{ '\n<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}{{ call.function.arguments | tojson }}{{ '}\n</tool_call>' }}
+{{ '\n<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
+{{- call.function.arguments | tojson }}{{ '}\n</tool_call>' }}
 {%- endfor -%}
 {{ '<|im_end|>\n' }}
 {%- elif message.role == 'tool' -%}

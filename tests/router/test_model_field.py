@@ -16,6 +16,7 @@ from llmkube.router.model_field import (
     MAX_PARTS,
     PARSE_BYTES,
     BodyError,
+    check_grammars,
     find_model,
     read_form_model,
     read_model,
@@ -298,3 +299,32 @@ def test_a_form_names_its_boundary(content_type):
     """Without a boundary it is refused: its parts cannot be separated."""
     with pytest.raises(BodyError, match="boundary"):
         model_field.boundary_of(content_type)
+
+
+DEEP = "(" * 600 + '"a"' + ")" * 600
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"grammar": "root ::= " + DEEP}, '"grammar" has more than 500 nested brackets'),
+        ({"grammar": "root ::= " + "a" * 200_000}, '"grammar" has 200009 bytes'),
+        ({"guided_regex": DEEP}, '"guided_regex" has more than'),
+        ({"response_format": {"json_schema": {"schema": {"items": {"pattern": DEEP}}}}}, '"pattern" has more than'),
+        ({"tools": [{"function": {"parameters": {"pattern": "[" * 501}}}]}, '"pattern" has more than'),
+        ({"grammar": "root ::= " + "(a) [b] " * 5000}, ""),
+        ({"messages": [{"content": DEEP}]}, ""),
+    ],
+    ids=str,
+)
+def test_grammars_that_could_end_an_engine_are_refused(body, words):
+    """Length and nesting are bounded wherever the field is, and however its name is spelt; text is not bounded."""
+    texts = [json.dumps(body).encode(), json.dumps(body, indent=1).encode()]
+    texts += [texts[0].replace(b'"pattern"', b'"p\\u0061ttern"').replace(b'"grammar"', b'"gr\\u0061mmar"')]
+    texts += [texts[0].replace(b"(", b"\\u0028").replace(b"[", b"\\u005B")] if "messages" not in body else []
+    for text in texts:
+        if words:
+            with pytest.raises(BodyError, match=words):
+                check_grammars(text)
+        else:
+            check_grammars(text)

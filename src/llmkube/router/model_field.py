@@ -37,6 +37,15 @@ MAX_SPACE_BYTES: Final = 64 * 1024
 _ESCAPED_BYTES: Final = 6
 """Longest form of a letter in a key: \\uXXXX."""
 _ESCAPED_LETTER: Final = re.compile(rb"\\u00[4-7]")
+MAX_GRAMMAR_BYTES: Final = 128 << 10
+MAX_GRAMMAR_DEPTH: Final = 500
+"""Nested brackets of a grammar or regular expression: engines read them recursively, and exit at some 10,000."""
+
+_GRAMMAR: Final = re.compile(
+    rb'"(pattern|grammar|ebnf|regex|guided_grammar|guided_regex)"\s*+:\s*+"([^"\\]*+(?:\\.[^"\\]*+)*+)"', re.DOTALL
+)
+_ESCAPED: Final = re.compile(rb"\\u00(2[89]|[467][0-9A-Fa-f]|5[0-9ABDFabdf])")  # brackets and letters, no backslash
+_BRACKETS: Final = re.compile(rb"[(\[{)\]}]")
 _SPACE: Final = re.compile(rb"[ \t\n\r]*")
 _TEXT: Final = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
 _PLAIN: Final = re.compile(rb'[^"{}\[\]]*')
@@ -45,6 +54,25 @@ _SCALAR: Final = re.compile(rb"[-+.0-9A-Za-z]+")
 
 class BodyError(Exception):
     """A body is not a JSON object, or exceeds the scanning limits; the message is for the client."""
+
+
+def check_grammars(body: bytes) -> None:
+    """Refuse grammars and regular expressions, at any place of a JSON body, that could end the engine which reads them.
+
+    Raises:
+        BodyError: One is too long or too deeply nested; the message names its field.
+    """
+    if b"\\u00" in body:
+        body = _ESCAPED.sub(lambda found: bytes((int(found[1], 16),)), body)
+    for found in _GRAMMAR.finditer(body):
+        name, text = found[1].decode(), found[2]
+        if len(text) > MAX_GRAMMAR_BYTES:
+            raise BodyError(f'"{name}" has {len(text)} bytes; the limit is {MAX_GRAMMAR_BYTES}')
+        depth = 0
+        for mark in _BRACKETS.findall(text):
+            depth += 1 if mark in b"([{" else -1
+            if depth > MAX_GRAMMAR_DEPTH:
+                raise BodyError(f'"{name}" has more than {MAX_GRAMMAR_DEPTH} nested brackets; simplify it')
 
 
 @attrs.frozen
@@ -68,8 +96,9 @@ async def read_model(body: bytes) -> tuple[object, tuple[Span, ...] | None]:
     The last of several wins, as in JSON parsers.
 
     Raises:
-        BodyError: The body is not a JSON object, or has too many parts.
+        BodyError: The body is not a JSON object, has too many parts, or a grammar that could end the engine.
     """
+    check_grammars(body)
     if is_parsed(body):
         payload = _parsed(body)
         if not isinstance(payload, dict):

@@ -61,7 +61,7 @@ from llmkube.router.dispatch.request_body import (
 from llmkube.router.dispatch.verdicts import Cause
 from llmkube.router.fair_queue import Shares
 from llmkube.router.model_field import BodyError as UnboundedError
-from llmkube.router.model_field import parsed_bytes
+from llmkube.router.model_field import check_grammars, parsed_bytes
 from llmkube.router.model_list import ModelEntry
 from llmkube.router.policy.decision import FAIL_CLOSED, MODEL_NOT_ALLOWED, NO_ROUTE, NOT_PERMITTED, Decision, decide
 from llmkube.router.policy.permits import permits_for
@@ -245,6 +245,7 @@ class ListedFields:
             message = f"the body has {size} bytes; the limit for this path is {MAX_BODY_BYTES}"
             raise refused(413, message, "body_too_large")
         try:
+            check_grammars(exchange.body)
             return REQUEST_BYTES + await parsed_bytes(exchange.body)
         except UnboundedError as exc:
             raise refused(400, str(exc), "invalid_json") from exc
