@@ -19,16 +19,13 @@ class Served:
         url: URL of the gateway, without `/v1`.
         model: Value of `model` in requests.
         context: Context of one request in tokens; 0 if it is unknown.
+        images: Whether the model takes pictures.
     """
 
     url: str
     model: str
     context: int = 0
-
-    @property
-    def v1(self) -> str:
-        """The base URL of OpenAI's API."""
-        return f"{self.url}/v1"
+    images: bool = False
 
 
 class Settings(NamedTuple):
@@ -60,7 +57,7 @@ def _claude(served: Served) -> Settings:
 
 
 def _codex(served: Served) -> Settings:
-    provider = {"name": "LLMKube", "base_url": served.v1, "wire_api": "responses"}
+    provider = {"name": "LLMKube", "base_url": f"{served.url}/v1", "wire_api": "responses"}
     values = {"model": served.model, "model_provider": "llmkube", "model_context_window": served.context or None}
     values |= {f"model_providers.llmkube.{name}": value for name, value in provider.items()}
     return Settings(
@@ -70,25 +67,29 @@ def _codex(served: Served) -> Settings:
 
 def _opencode(served: Served) -> Settings:
     limit = {"limit": {"context": served.context, "output": served.context // 4}} if served.context else {}
-    options = {"baseURL": served.v1, "apiKey": _NO_KEY}
-    provider = {"npm": "@ai-sdk/openai-compatible", "options": options, "models": {served.model: limit}}
+    kinds = {"input": ["text", "image"] if served.images else ["text"], "output": ["text"]}
+    model = {"attachment": served.images, "modalities": kinds, **limit}
+    options = {"baseURL": f"{served.url}/v1", "apiKey": _NO_KEY}
+    provider = {"npm": "@ai-sdk/openai-compatible", "options": options, "models": {served.model: model}}
     name = f"llmkube/{served.model}"
     config = {"provider": {"llmkube": provider}, "model": name, "small_model": name}
     return Settings({"OPENCODE_CONFIG_CONTENT": json.dumps(config)})
 
 
 def _qwen(served: Served) -> Settings:
-    flags = ("--auth-type", "openai", "--model", served.model, "--openai-base-url", served.v1)
+    flags = ("--auth-type", "openai", "--model", served.model, "--openai-base-url", f"{served.url}/v1")
     return Settings({"OPENAI_API_KEY": _NO_KEY}, flags)
 
 
 def _copilot(served: Served) -> Settings:
     others = dict.fromkeys(f"COPILOT_PROVIDER_{name}" for name in ("TYPE", "API_KEY", "BEARER_TOKEN"))
-    return Settings({"COPILOT_PROVIDER_BASE_URL": served.v1, "COPILOT_MODEL": served.model, **others})
+    return Settings({"COPILOT_PROVIDER_BASE_URL": f"{served.url}/v1", "COPILOT_MODEL": served.model, **others})
 
 
 def _aider(served: Served) -> Settings:
-    return Settings({"OPENAI_API_KEY": _NO_KEY}, ("--model", f"openai/{served.model}", "--openai-api-base", served.v1))
+    return Settings(
+        {"OPENAI_API_KEY": _NO_KEY}, ("--model", f"openai/{served.model}", "--openai-api-base", f"{served.url}/v1")
+    )
 
 
 CLIENTS: Final[Mapping[str, Client]] = {

@@ -72,4 +72,6 @@ async def _find_served(cluster: Cluster, namespace: str | None, wanted: str | No
         running = f"chat models that run: {', '.join(sorted(models)) or 'none'}"
         fix = "choose one with --model NAME" if models else "`llmkube list` shows the cause"
         raise CommandError(f"{f'model {wanted}' if wanted else 'one model'} not found: {running}; {fix}")
-    return Served(route.url, chosen[0], models[chosen[0]].get("meta", {}).get("n_ctx") or 0)
+    model = models[chosen[0]]
+    images = "image" in model.get("architecture", {}).get("input_modalities", ())
+    return Served(route.url, chosen[0], model.get("meta", {}).get("n_ctx") or 0, images)
