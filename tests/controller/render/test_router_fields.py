@@ -87,6 +87,7 @@ proxy:
 """
 
 ADDED: Final[dict[str, Any]] = {
+    "policy.auth.promptCaches": "shared",
     "policy.auth.jwt.jwksURI": "https://id.example.com/keys",
     "mcpServer": {"enabled": True},
     "gatewayRef": {"name": "front", "namespace": "ml"},

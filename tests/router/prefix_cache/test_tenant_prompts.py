@@ -291,12 +291,14 @@ async def test_a_team_reads_of_its_own_prompts_alone(strategy, tmp_path):
         assert await _divergences_of_text(lab, ONE[:1000] + TWO, "k1") == [f'diverged;desc="{BEFORE + 1000}"']
 
 
-async def test_the_character_is_that_of_the_text_in_the_docs():
+async def test_the_character_is_that_of_the_text_in_the_docs(tmp_path):
     """The text is that of `json.dumps`, with escapes, non-ASCII characters, and tools before messages."""
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     texts = [f'"{"ö" * 150}\n\u0001€ {word} and {"more" * 50}' for word in ("noon", "night")]
     bodies = [{"model": "m", "messages": [{"role": "user", "content": each}], "tools": tools} for each in texts]
-    async with open_lab(config_of(local("a")), a=answer(body=ANSWER | TIMED)) as lab:
+    (tmp_path / "team").write_text("k\n")
+    config = config_of(local("a"), auth=Auth(keys_folder=str(tmp_path)))
+    async with open_lab(config, a=answer(body=ANSWER | TIMED)) as lab:
         assert await _divergences(lab, bodies[0], "k") == []
         (position,) = await _divergences(lab, bodies[1], "k")
     one, two = (

@@ -11,7 +11,7 @@ from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Headers
 from llmkube.base.http.server import run_server
 from llmkube.router.proxy.admin import MAX_DRAIN_SECONDS, SETTLE_SECONDS, admin_filter, admin_handler
-from router.proxy.router_lab import SSE, answer, chunk, config_of, error, local, open_lab, piece, saying
+from router.proxy.router_lab import SSE, answer, chunk, config_of, local, open_lab, piece, saying
 
 
 @asynccontextmanager
@@ -38,7 +38,7 @@ async def test_each_backend_is_reported(autojump_clock):
     """The answer has each backend's state and reason, and no address."""
     gone = local("gone", missing="there is no InferenceService gone", base_url="")
     async with (
-        open_lab(config_of(local("a"), local("b"), gone), a=error(500), b=answer()) as lab,
+        open_lab(config_of(local("a"), local("b"), gone), {"a": None}, b=answer()) as lab,
         open_admin(lab) as ask,
     ):
         for _ in range(5):

@@ -59,7 +59,7 @@ async def test_a_folder_that_cannot_be_written_does_not_stop_the_log(tmp_path, m
 async def test_what_a_client_writes_is_cut_in_the_log(autojump_clock):
     """A long model, long unknown fields and many classes give a short line that is still JSON."""
     long = "m" * 1_000_000
-    body = {"model": long, "messages": [{"role": "user", "content": "hi"}], **{f"{long}{n}": 1 for n in range(3)}}
+    body = {"model": "m" * 4000, "messages": [{"role": "user", "content": "hi"}], **{f"{long}{n}": 1 for n in range(3)}}
     headers = {"X-LLMKube-Classification": ",".join(f"class-{n}" for n in range(2000))}
     async with open_lab(config_of(local("a")), a=answer()) as lab:
         await lab.ask(body, headers=headers)

@@ -94,9 +94,9 @@ class Auth(Wired):
         "Secret with the API keys of clients: each entry is a team, each line of its value one key.",
         atomic=True,
     )
-    prompt_caches: str = field(
-        "Whether engines may reuse the cached prompts of one team for another, which shows each what others have sent.",
-        "per-team",
+    prompt_caches: str | None = field(
+        "Whether engines may reuse the cached prompts of one team for another, which shows each what others have sent. "
+        "Default: per-team.",
         enum=("per-team", "shared"),
     )
     allowlists: tuple[Allowlist, ...] = field(

@@ -57,7 +57,7 @@ class EngineMeasurement:
     launch: Launch
     allocation: Allocation
     ports: Ports
-    errors: Callable[[], int]
+    errors: Callable[[], int] = lambda: 0
     _errors_before: int = attrs.field(init=False)
     _cpu_seconds: float = 0.0
     _sampled_at: float = math.inf
