@@ -147,6 +147,7 @@ def _reasoning_item(item: JsonObject, where: str, dropped: list[str]) -> JsonObj
 
 def _tools_item(item: JsonObject, where: str, dropped: list[str]) -> JsonObject | None:
     client_tools(item.get("tools"), f"{where}.tools", dropped)
+    dumped(item.get("tools"))  # they are stored as they are
     return {"type": TOOLS, "role": "developer", "tools": item["tools"]} if item.get("tools") else None
 
 
