@@ -16,6 +16,7 @@ from llmkube.router.dialects.dialect import (
     JsonObject,
     Translation,
     check_kinds,
+    dumped,
     object_in,
     text_in,
 )
@@ -71,6 +72,7 @@ def read_responses(body: JsonObject, translate: type[ResponsesTranslator] = Resp
     )
     chat |= _conversation(translator, (), dropped)
     translator.echo = _echo(body)
+    dumped({"response": translator.echo})  # as in the events of its answer
     return Translation(path="/chat/completions", body=chat, translator=translator, dropped=tuple(dropped))
 
 

@@ -135,8 +135,7 @@ def tool_fields(
     if not functions and asked.get("tools"):
         return {}  # providers refuse the other fields without tools
     tools = [{"type": "function", "function": {"name": names.add(tool)} | each} for tool, each in allowed.items()]
-    parallel = asked.get("parallel_tool_calls")
-    fields = {"tools": tools or None, "tool_choice": choice, "parallel_tool_calls": parallel}
+    fields = {"tools": tools or None, "tool_choice": choice, "parallel_tool_calls": asked.get("parallel_tool_calls")}
     return {name: each for name, each in fields.items() if each is not None}
 
 
