@@ -164,7 +164,7 @@ _READERS: Final[Mapping[str, _Reader]] = {
     **dict.fromkeys(("function_call", "custom_tool_call"), _call_item),
     **dict.fromkeys(("function_call_output", "custom_tool_call_output"), _result_item),
 }
-"""How each type of item is read; all others are left out."""
+"""Readers by the type of an item; items of other types are left out."""
 
 
 def _validated(item: Mapping[str, Any], result: JsonObject, where: str) -> JsonObject:
