@@ -202,7 +202,7 @@ async def test_a_backends_refusal_has_the_shape_of_its_clients_dialect():
     async with rl.open_lab(rl.MAC, mac=long) as lab:
         response = await lab.ask(rl.MESSAGE, MESSAGES)
     assert response.status == 400
-    assert json.loads(response.body)["error"]["message"] == "too long (the prompt needs 900 tokens, 512 are available)"
+    assert json.loads(response.body)["error"]["message"] == "prompt is too long: 900 tokens > 512 maximum"
 
 
 async def test_a_missing_key_is_reported_in_the_clients_dialect(tmp_path):

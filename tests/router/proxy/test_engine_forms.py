@@ -1,4 +1,4 @@
-"""What clients such as Claude Code and Codex send, through a router and the gateway, to engines and to Anthropic."""
+"""Requests of clients such as Claude Code and Codex, through a router and the gateway, to engines and to Anthropic."""
 
 import json
 from functools import partial
@@ -119,7 +119,7 @@ HISTORY = [
         {"type": "text", "text": "found"}, CALL]},
     {"role": "user", "content": [SEEN | {"content": [{"type": "tool_reference", "tool_name": "read"}]}]},
     {"role": "assistant", "content": [{"type": "server_tool_use", "id": "s2", "name": "web_search", "input": {}}]},
-    {"role": "user", "content": "go on"},
+    {"role": "user", "content": "next"},
 ]  # fmt: skip
 SEARCH = {"type": "web_search_20250305", "name": "web_search"}
 CUSTOM = {"name": "read", "input_schema": {"type": "object"}, "strict": True, "defer_loading": True}
@@ -133,7 +133,7 @@ async def test_what_anthropic_runs_is_left_out_and_named():
     assert sent["tools"][0]["function"]["strict"] is True
     assert [(turn["role"], turn["content"]) for turn in sent["messages"]] == [
         ("user", [{"type": "text", "text": "find"}]), ("assistant", "found"), ("tool", ""), ("assistant", ""),
-        ("user", "go on"),
+        ("user", "next"),
     ]  # fmt: skip
     assert dropped == [
         "messages[0].content[1] ('video')", "messages[1].content[0] ('server_tool_use')",
@@ -173,7 +173,7 @@ async def test_only_a_forced_tool_of_anthropic_s_is_an_error(choice, tools, stat
     ],
 )
 async def test_tools_that_clients_run_have_their_published_schemas(kind, member, choices, others):
-    """The model is told what they do, and the sizes that the client gives."""
+    """Their descriptions have the sizes that the client gives."""
     tool = {"type": kind, "name": "it", "display_width_px": 1024}
     (sent,), (dropped,) = await asked_engine(LLAMA, "/v1/messages", rl.MESSAGE | {"tools": [tool]})
     function = sent["tools"][0]["function"]
@@ -222,14 +222,17 @@ async def test_a_full_context_has_the_words_of_each_dialect(error):
         message = await lab.ask(rl.MESSAGE | {"stream": True}, "/v1/messages")
         chat = await lab.ask()
         response = await lab.ask({"model": "m", "input": "hi"}, "/v1/responses")
-        status, events, _ = await lab.read({"model": "m", "input": "hi", "stream": True}, "/v1/responses")
-    told = json.loads(message.body)["error"]
-    assert (told["type"], told["message"]) == ("invalid_request_error", "prompt is too long: 900 tokens > 512 maximum")
+        status, events, is_clean = await lab.read({"model": "m", "input": "hi", "stream": True}, "/v1/responses")
+    failure = json.loads(message.body)["error"]
+    assert (failure["type"], failure["message"]) == (
+        "invalid_request_error",
+        "prompt is too long: 900 tokens > 512 maximum",
+    )
     for each in (chat, response):
         found = json.loads(each.body)["error"]
         assert (each.status, found["code"], found["message"]) == (400, "context_length_exceeded", error["message"])
     failed = next(each for each in rl.events_of(events) if each["type"] == "response.failed")
-    assert (status, failed["response"]["error"]["code"]) == (200, "context_length_exceeded")
+    assert (status, failed["response"]["error"]["code"], is_clean) == (200, "context_length_exceeded", True)
     passed, _ = await asked_gateway(rl.CHAT, rl.ASKED, Refusing(b"messages", 400, error))
     assert json.loads(passed.body)["error"]["code"] == "context_length_exceeded"
 

@@ -21,7 +21,7 @@ from llmkube.router.backends import UnavailableModel, engine_of
 from llmkube.router.budgets.usage import Usage, usage_of_answer
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.dialects.chat_form import ChatForm
-from llmkube.router.dialects.dialect import AnswerTranslator, DialectError, objects_in
+from llmkube.router.dialects.dialect import AnswerTranslator, DialectError
 from llmkube.router.dialects.engine_form import without_old_pictures
 from llmkube.router.dialects.error_shapes import find_words, parsed_refusal
 from llmkube.router.dialects.messages_backend import chat_of_message
@@ -122,8 +122,7 @@ def without_unseen_pictures(inbound: ClientRequest, found: Answer | Stream | Fai
     if not find_words("blind", found.detail if isinstance(found, Failure) else answered):
         return None
     dropped: list[str] = []
-    old = objects_in(inbound.body.get("messages"), "messages")
-    body = {**inbound.body, "messages": without_old_pictures(old, dropped)}
+    body = {**inbound.body, "messages": without_old_pictures(inbound.body.get("messages") or [], dropped)}
     return attrs.evolve(inbound, body=body, dropped=(*inbound.dropped, *dropped)) if dropped else None
 
 

@@ -210,7 +210,7 @@ class BackendCalls:
             await client.begin(answer_lines(answer.headers, request.inbound.request_id, permit.backend.name))
             words = error_in_answer(orjson.loads(answer.body)).get("message")
             error = error_object(answer.status, words or "the backend refused the request", answer.error_code)
-            await client.fail(error)
+            await client.fail(error, is_whole=True)
             return
         more = f"Content-Type: application/json\r\nServer-Timing: {server_timing(record)}\r\n"
         lines = answer_lines(answer.headers, request.inbound.request_id, permit.backend.name, more)

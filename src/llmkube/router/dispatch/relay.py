@@ -94,10 +94,16 @@ class ClientStream:
         await self._send(last, b"0\r\n\r\n")
         self.exchange.complete = True
 
-    async def fail(self, error: dict[str, Any]) -> None:
-        """Send an error and close the connection, so that no client takes the answer for a complete one."""
-        await self._send(self.translator.failed(error) if self.translator else data_event({"error": error}))
-        self.exchange.keep_alive = False
+    async def fail(self, error: dict[str, Any], *, is_whole: bool = False) -> None:
+        """Send an error and close the connection, so that no client takes the answer for a complete one.
+
+        Args:
+            error: The error.
+            is_whole: Whether the error is the whole answer: then the stream has a clean end.
+        """
+        events = self.translator.failed(error) if self.translator else data_event({"error": error})
+        await self._send(events, b"0\r\n\r\n" if is_whole else b"")
+        self.exchange.complete, self.exchange.keep_alive = is_whole, False
 
     async def respond(self, status: int, lines: bytes, body: bytes) -> None:
         """Send a whole answer: a JSON object, and header lines.
