@@ -1,7 +1,7 @@
 """Clients that `llmkube launch` starts, and settings for those without a command line. Pure.
 
 A client gets its settings by environment and flags alone, which precede its user's own files; these are not edited.
-Each row is from the documentation of the client.
+`tests/e2e/test_agents.py` starts claude, codex and opencode; no test runs the clients of the other rows.
 """
 
 import json
