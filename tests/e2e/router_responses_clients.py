@@ -40,7 +40,7 @@ def of_responses():
         "deleted": failure(lambda: (client.responses.delete(plain.id), client.responses.retrieve(plain.id))),
         "unknown": failure(create, model="local-mac", input="x", previous_response_id="resp_gone"),
         "unsupported": failure(create, model="local-mac", input="x", tools=[SEARCH], tool_choice=SEARCH),
-        "beside": create(model="gpt-5", input=QUESTION, tools=[SEARCH]).output_text,
+        "together": create(model="gpt-5", input=QUESTION, tools=[SEARCH]).output_text,
         "too long": failure(create, model="local-mac", input="word " * 20_000),
         "broken": failure(lambda: list(create(model="gpt-5", input="break", stream=True))),
     }  # fmt: skip

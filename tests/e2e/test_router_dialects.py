@@ -152,7 +152,7 @@ def check_responses(got):
     assert "memory of the router that created them" in got["unknown"][1]
     assert got["unsupported"][0] == got["too long"][0] == "BadRequestError"
     assert "tool_choice is {'type': 'web_search'}" in got["unsupported"][1]
-    assert got["beside"] == "from the cloud"
+    assert got["together"] == "from the cloud"
     assert got["gpt-5 namespace"] == got["claude-opus namespace"] == ["weather", "mcp", "completed"]
     assert got["custom"] == ['{"city": "Rome"}'] * 2
     assert got["reference"][0] == "NotFoundError"

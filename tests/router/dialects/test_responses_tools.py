@@ -52,7 +52,7 @@ def read_again(found):
     return read_responses(found.translator.asked)
 
 
-def test_what_codex_sends_is_translated_or_named():
+def test_the_request_of_codex_is_translated_or_named():
     """Namespaces become parts of names, texts an argument; tools that the client does not run are left out."""
     found = read([PLAIN, AGENTS, PATCH, *HOSTED], tool_choice="auto", parallel_tool_calls=False)
     plain, agent, patch = (tool["function"] for tool in found.body["tools"])

@@ -267,6 +267,8 @@ ITEMS = [
     {"type": "reasoning", "id": "rs", "summary": [{"type": "summary_text", "text": "s"}]},
     {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
     {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "r"}]},
+    {"type": "custom_tool_call", "call_id": "d", "name": "p", "namespace": "n", "input": "t"},
+    {"type": "additional_tools", "tools": [{"type": "custom", "name": "p", "format": {"definition": "x"}}]},
 ]  # fmt: skip
 FULL = {
     "/v1/responses": {
@@ -274,8 +276,11 @@ FULL = {
         "instructions": "i",
         "max_output_tokens": 9,
         "temperature": 0.5,
-        "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}],
-        "tool_choice": {"type": "function", "name": "f"},
+        "tools": [
+            {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True},
+            {"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": "p"}]},
+        ],
+        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
         "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}, "verbosity": "low"},
         "reasoning": {"effort": "low", "summary": "auto"},
         "metadata": {"a": "b"},

@@ -10,6 +10,7 @@ engine_form          chat completions in the form for engines of ours
 messages_backend     chat completions for backends with Anthropic's Messages API
 messages_client      requests of clients of Anthropic's Messages API; messages_answers: their answers
 responses_client     requests of clients of OpenAI's Responses API; responses_items, responses_answers: items, answers
+responses_tools      their tools as functions; responses_api.toml: types of tools and items, unsupported fields
 ollama_client        requests and answers of clients of Ollama's API; ollama_models: its lists of models
 inbound              dialect of each path
 """

@@ -123,7 +123,7 @@ class ResponsesTranslator(AnswerTranslator):
         save: Stores the finished response, before its end is sent to the client.
     """
 
-    echo: JsonObject = attrs.field(repr=False)
+    echo: JsonObject = attrs.field(factory=dict, repr=False)
     items: tuple[JsonObject, ...] = attrs.field(repr=False)
     asked: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
     names: ToolNames = attrs.field(factory=ToolNames, repr=False)

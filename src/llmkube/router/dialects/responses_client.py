@@ -16,6 +16,7 @@ from llmkube.router.dialects.dialect import (
     JsonObject,
     Translation,
     check_kinds,
+    dumped,
     object_in,
     text_in,
 )
@@ -64,13 +65,14 @@ def read_responses(body: JsonObject, translate: type[ResponsesTranslator] = Resp
     if body.get("stream"):
         chat["stream_options"] = {"include_usage": True}
     translator = translate(
-        echo=_echo(body),
         items=tuple(items),
         asked=body,
         store=body.get("store") is not False,
         previous_id=body.get("previous_response_id") or "",
     )
     chat |= _conversation(translator, (), dropped)
+    translator.echo = _echo(body)
+    dumped({"response": translator.echo})  # as in the events of its answer
     return Translation(path="/chat/completions", body=chat, translator=translator, dropped=tuple(dropped))
 
 

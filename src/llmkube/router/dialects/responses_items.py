@@ -147,6 +147,7 @@ def _reasoning_item(item: JsonObject, where: str, dropped: list[str]) -> JsonObj
 
 def _tools_item(item: JsonObject, where: str, dropped: list[str]) -> JsonObject | None:
     client_tools(item.get("tools"), f"{where}.tools", dropped)
+    dumped(item.get("tools"))  # they are stored as they are
     return {"type": TOOLS, "role": "developer", "tools": item["tools"]} if item.get("tools") else None
 
 
@@ -163,7 +164,7 @@ _READERS: Final[Mapping[str, _Reader]] = {
     **dict.fromkeys(("function_call", "custom_tool_call"), _call_item),
     **dict.fromkeys(("function_call_output", "custom_tool_call_output"), _result_item),
 }
-"""How each type of item is read; all others are left out."""
+"""Readers by the type of an item; items of other types are left out."""
 
 
 def _validated(item: Mapping[str, Any], result: JsonObject, where: str) -> JsonObject:

@@ -6,7 +6,6 @@ the argument `input`, and a namespace a part of the name. Providers run all othe
 """
 
 import hashlib
-import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -52,9 +51,8 @@ class ToolNames:
         if tool not in self._names:
             full = f"{tool.namespace}__{tool.name}" if tool.namespace else tool.name
             name = base = _NOT_IN_NAMES.sub("_", full) if tool.namespace else full
-            tries = itertools.count()
             while len(name) > _MAX_NAME or name in self._tools:
-                digest = hashlib.sha256(f"{next(tries)} {tool.is_text} {full}".encode()).hexdigest()[:8]
+                digest = hashlib.sha256(f"{name} {tool.is_text} {full}".encode()).hexdigest()[:8]
                 name = f"{base[: _MAX_NAME - 9]}_{digest}"
             self._names[tool], self._tools[name] = name, tool
         return self._names[tool]
@@ -64,7 +62,7 @@ class ToolNames:
         return self._tools.get(name) or Tool(name)
 
     def chosen(self, entry: Mapping[str, Any]) -> Tool:
-        """Return the tool that an entry of `tool_choice` names, in its namespace or by its name here."""
+        """Return the tool that an entry of `tool_choice` names, in its namespace, or with the name that it has here."""
         is_run, is_text = entry.get("type") in ("function", "custom"), entry.get("type") == "custom"
         check_kinds(entry, {"name": str, "namespace": str}, "tool_choice.")
         tool = Tool((is_run and entry.get("name")) or "", entry.get("namespace") or "", is_text)
@@ -137,8 +135,7 @@ def tool_fields(
     if not functions and asked.get("tools"):
         return {}  # providers refuse the other fields without tools
     tools = [{"type": "function", "function": {"name": names.add(tool)} | each} for tool, each in allowed.items()]
-    parallel = asked.get("parallel_tool_calls")
-    fields = {"tools": tools or None, "tool_choice": choice, "parallel_tool_calls": parallel}
+    fields = {"tools": tools or None, "tool_choice": choice, "parallel_tool_calls": asked.get("parallel_tool_calls")}
     return {name: each for name, each in fields.items() if each is not None}
 
 

@@ -1,7 +1,7 @@
 """Clients that `llmkube launch` starts, and settings for those without a command line. Pure.
 
 A client gets its settings by environment and flags alone, which precede its user's own files; these are not edited.
-Each row is from the documentation of the client.
+`tests/e2e/test_agents.py` starts claude, codex and opencode; no test runs the clients of the other rows.
 """
 
 import json
@@ -86,19 +86,12 @@ def _copilot(served: Served) -> Settings:
     return Settings({"COPILOT_PROVIDER_BASE_URL": f"{served.url}/v1", "COPILOT_MODEL": served.model, **others})
 
 
-def _aider(served: Served) -> Settings:
-    return Settings(
-        {"OPENAI_API_KEY": _NO_KEY}, ("--model", f"openai/{served.model}", "--openai-api-base", f"{served.url}/v1")
-    )
-
-
 CLIENTS: Final[Mapping[str, Client]] = {
     "claude": Client("npm install -g @anthropic-ai/claude-code", _claude),
     "codex": Client("npm install -g @openai/codex", _codex),
     "opencode": Client("npm install -g opencode-ai", _opencode),
     "qwen": Client("npm install -g @qwen-code/qwen-code", _qwen),
     "copilot": Client("npm install -g @github/copilot", _copilot),
-    "aider": Client("python -m pip install aider-chat", _aider),
 }
 """By the name of the program."""
 

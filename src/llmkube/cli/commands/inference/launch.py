@@ -3,13 +3,12 @@
 import os
 import shutil
 import sys
-from typing import NoReturn
 
 import click
 import orjson
 
 from llmkube.base.http.client import open_http_client
-from llmkube.cli.commands.inference.clients import CLIENTS, OTHERS, Served, Settings
+from llmkube.cli.commands.inference.clients import CLIENTS, OTHERS, Served
 from llmkube.cli.commands.inference.conversation import gateway_route
 from llmkube.cli.options import cluster_options, services
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, ClusterFlags, run_against
@@ -26,7 +25,7 @@ from llmkube.programs.options import command
 def launch(*, client: str | None, args: tuple[str, ...], model: str | None, where: ClusterFlags) -> None:
     """Start CLIENT with a model of the running `llmkube up`; ARGS are the client's own.
 
-    CLIENT is claude, codex, opencode, qwen, copilot or aider. It gets variables and flags for this run; its
+    CLIENT is claude, codex, opencode, qwen or copilot. It gets variables and flags for this run; its
     configuration files are not changed. Without CLIENT, prints what to set in clients without a command line.
     """
     program = shutil.which(client) if client else None
@@ -36,13 +35,10 @@ def launch(*, client: str | None, args: tuple[str, ...], model: str | None, wher
     if not client or not program:
         click.echo(OTHERS.format(url=served.url, model=served.model), nl=False)
         return
-    _become(program, CLIENTS[client].settings(served), args)
-
-
-def _become(program: str, settings: Settings, args: tuple[str, ...]) -> NoReturn:
-    """Replace this process by the client, so that the terminal, its signals and the exit code are the client's."""
+    settings = CLIENTS[client].settings(served)
     variables = {name: value for name, value in {**os.environ, **settings.variables}.items() if value is not None}
     sys.stdout.flush()
+    # The process becomes the client, so that the terminal, its signals and the exit code are the client's.
     os.execve(program, [program, *settings.flags, *args], variables)  # noqa: S606 - no shell
 
 
@@ -69,9 +65,11 @@ async def _find_served(cluster: Cluster, namespace: str | None, wanted: str | No
     ids = {wanted, f"{namespace}/{wanted}"} if wanted else own
     chosen = sorted(models.keys() & ids)
     if len(chosen) != 1:
-        running = f"chat models that run: {', '.join(sorted(models)) or 'none'}"
+        running = ", ".join(sorted(models)) or "none"
         fix = "choose one with --model NAME" if models else "`llmkube list` shows the cause"
-        raise CommandError(f"{f'model {wanted}' if wanted else 'one model'} not found: {running}; {fix}")
+        raise CommandError(
+            f"{f'model {wanted}' if wanted else 'one model'} not found: chat models that run: {running}; {fix}"
+        )
     model = models[chosen[0]]
     images = "image" in model.get("architecture", {}).get("input_modalities", ())
     return Served(route.url, chosen[0], model.get("meta", {}).get("n_ctx") or 0, images)
