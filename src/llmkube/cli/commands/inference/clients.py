@@ -106,4 +106,4 @@ Zed              settings.json: language_models.ollama.api_url: {url}
 Open WebUI       OPENAI_API_BASE_URL={url}/v1 OPENAI_API_KEY=none; in a container: the address of `up --listen`
 Cursor           Models, Override OpenAI Base URL: its servers connect, so it needs a public https address and a key
 """
-"""What the users of other clients set; `{url}` and `{model}` are replaced."""
+"""Settings of other clients; `{url}` and `{model}` are replaced."""

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import sys
 
 import click
 import orjson
@@ -37,7 +36,6 @@ def launch(*, client: str | None, args: tuple[str, ...], model: str | None, wher
         return
     settings = CLIENTS[client].settings(served)
     variables = {name: value for name, value in {**os.environ, **settings.variables}.items() if value is not None}
-    sys.stdout.flush()
     # The process becomes the client, so that the terminal, its signals and the exit code are the client's.
     os.execve(program, [program, *settings.flags, *args], variables)  # noqa: S606 - no shell
 
@@ -67,9 +65,8 @@ async def _find_served(cluster: Cluster, namespace: str | None, wanted: str | No
     if len(chosen) != 1:
         running = ", ".join(sorted(models)) or "none"
         fix = "choose one with --model NAME" if models else "`llmkube list` shows the cause"
-        raise CommandError(
-            f"{f'model {wanted}' if wanted else 'one model'} not found: chat models that run: {running}; {fix}"
-        )
+        subject = f"model {wanted}" if wanted else "one model"
+        raise CommandError(f"{subject} not found: chat models that run: {running}; {fix}")
     model = models[chosen[0]]
     images = "image" in model.get("architecture", {}).get("input_modalities", ())
     return Served(route.url, chosen[0], model.get("meta", {}).get("n_ctx") or 0, images)
