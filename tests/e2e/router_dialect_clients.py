@@ -16,6 +16,7 @@ from client_questions import SERVER as ROUTER
 
 LONG = [{"role": "user", "content": "word " * 20_000}]
 RESULT = "sunny in Rome"
+SEARCH = {"type": "web_search_20250305", "name": "web_search"}
 COLD = {"temperature": 0}
 
 
@@ -35,7 +36,7 @@ def of_anthropic():
         "final": [final.stop_reason, final.usage.input_tokens > 0, final.usage.output_tokens > 0],
         "tokens": client.messages.count_tokens(model="local-mac", messages=ASK).input_tokens,
         "too long": failure(create, "local-mac", LONG),
-        "unsupported": failure(create, "local-mac", tools=[{"type": "web_search_20250305", "name": "web_search"}]),
+        "unsupported": failure(create, "local-mac", tools=[SEARCH], tool_choice={"type": "tool", "name": "web_search"}),
         "broken": failure(lambda: list(create("gpt-5", [{"role": "user", "content": "break"}], stream=True))),
     }
     for model in ("gpt-5", "claude-opus"):

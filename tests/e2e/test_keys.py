@@ -95,7 +95,7 @@ async def test_s4_the_engines_own_port_asks_for_a_key_and_answers_no_page(tmp_pa
         everything = " ".join(" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
         assert key not in everything + up.out + up.err
         assert key not in "".join(log.read_text() for log in state.rglob("*.log*"))
-        assert all(where.ip == "127.0.0.1" for where in listeners([up.process.pid, engine.pid]))
+        assert all(where.ip in ("127.0.0.1", "::1") for where in listeners([up.process.pid, engine.pid]))
         up.process.send_signal(signal.SIGTERM)
         assert await up.process.wait() == 0, up.err
     assert not keys_in(state)

@@ -576,3 +576,22 @@ async def test_a_request_that_ends_its_engine_twice_is_refused(nursery):
             found = [(await client.request("POST", GATEWAY + CHAT, body=b'{"x": 1}')).status for _ in range(4)]
             other = await client.request("POST", GATEWAY + CHAT, body=b'{"x": 2}')
     assert (found, other.status, len(requests)) == ([502, 400, 400, 400], 502, 3)
+
+
+async def test_slots_do_not_show_what_clients_have_sent(nursery):
+    """Every user of this machine may read them at the gateway."""
+    slot = {
+        "id": 0,
+        "is_processing": True,
+        "n_ctx": 512,
+        "prompt": "a secret",
+        "generated": "a",
+        "params": {"stop": []},
+    }
+    engine, front = MemoryListener(), MemoryListener()
+    await nursery.start(run_server, lambda exchange: exchange.respond(Response.json(200, [slot])), [engine])
+    async with open_http_client(engine.connect) as upstream:
+        await nursery.start(run_server, passing_door(PassThrough(ONE, upstream), lambda: BORN), [front])
+        async with open_http_client(front.connect) as client:
+            answer = await client.request("GET", f"{GATEWAY}/slots?model=only")
+    assert json.loads(answer.body) == [{"id": 0, "is_processing": True, "n_ctx": 512}]

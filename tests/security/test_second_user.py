@@ -132,7 +132,8 @@ async def test_s4_another_user_finds_no_open_engine_and_nothing_on_disk(tmp_path
         free = {url for url, status in statuses.items() if status == 200}
         assert len(open_ports) == 4
         health = {f"{each}/healthz" for each in (gateway, api, probes)}  # each reports that it is up, and nothing else
-        assert free == health | {f"{gateway}/v1/models", f"{probes}/metrics"}
+        state_of_engines = {f"{gateway}/{name}" for name in ("props", "slots", "metrics")}  # without prompts
+        assert free == health | state_of_engines | {f"{gateway}/v1/models", f"{probes}/metrics"}
         assert {status for url, status in statuses.items() if f":{own}/" in url} <= {200, 401}
         assert statuses[f"http://127.0.0.1:{own}/slots"] == 401
         assert statuses[f"{api}/api/v1/namespaces/default/secrets"] == 401

@@ -32,7 +32,7 @@ from llmkube.base.http.message import Response
 from llmkube.base.json_text import well_formed
 from llmkube.router.backends import Backend, ModelDirectory, engine_of
 from llmkube.router.budgets.meter import LIMIT_FIELDS
-from llmkube.router.dialects.dialect import DialectError
+from llmkube.router.dialects.dialect import DialectError, dumped
 from llmkube.router.dialects.engine_form import encoded_for_engine
 from llmkube.router.dialects.error_shapes import CONTEXT_FULL, parsed_refusal
 from llmkube.router.dialects.inbound import DIALECTS, OLLAMA, refusal_at
@@ -68,6 +68,9 @@ _STATE_PATHS: Final = frozenset({"/props", "/slots", "/metrics", "/lora-adapters
 """Paths of llama.cpp's server that report its state; the query names the model."""
 
 _SLOTS: Final = "/slots"
+_OF_CLIENTS: Final = frozenset({"prompt", "generated", "params"})
+"""Members of a slot that clients have sent, or that are answers to them."""
+
 _WITHOUT_SLOT: Final = frozenset(
     ("/tokenize", "/detokenize", "/apply-template", "/v1/messages/count_tokens", "/v1/responses/input_tokens")
 )
@@ -251,7 +254,8 @@ class PassThrough:
         if named is None and path == "/props":
             await exchange.respond(Response.json(200, _ROUTER_PROPS))
             return
-        await self._forward(exchange, engine_of(self.directory, named, path), b"")
+        editor = _slots_editor() if path == _SLOTS else None
+        await self._forward(exchange, engine_of(self.directory, named, path), b"", editor=editor)
 
     async def _forward(
         self,
@@ -304,6 +308,23 @@ def request_error(response: Response) -> Response | None:
     kind = error["type"] if error.get("type") not in (None, "server_error", "api_error") else kind_of(400)
     outer = reply if isinstance(reply, dict) else {}
     return Response.json(400, {**outer, "error": {**error, **own, "type": kind}})
+
+
+def _slots_editor() -> BodyEditor:
+    """Return an editor of `/slots` that leaves out what clients have sent: every user of this machine may read it."""
+    received = bytearray()
+
+    def edit(piece: bytes) -> bytes:
+        received.extend(piece)
+        if piece:
+            return b""
+        slots = parsed_refusal(bytes(received))
+        if not isinstance(slots, list):
+            return bytes(received)
+        kept = [{name: each for name, each in slot.items() if name not in _OF_CLIENTS} for slot in slots]
+        return dumped(kept).encode()
+
+    return edit
 
 
 async def _read(head: RequestHead, body: bytes) -> Body:
