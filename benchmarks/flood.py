@@ -147,7 +147,7 @@ async def measure(
         reports = Reports(await stack.enter_async_context(trio.lowlevel.FdStream(descriptor)))
         await stack.enter_async_context(no_engine_left(folder / "up"))
         up = await stack.enter_async_context(open_up(folder, nginx, PLAIN, *more, reports=pipe))
-        if core is not None:
+        if core is not None and sys.platform == "linux":
             up.process.cpu_affinity([core])
         stack.callback(up.process.kill)  # a program that hangs reacts to no other signal
         client = await stack.enter_async_context(open_client(load_config(up.kubeconfig, None)))

@@ -25,6 +25,8 @@ ROUNDS, SECONDS, MOST_TIMES = 5, 20.0, 3.0
 
 def main() -> None:
     """Measure, print, keep."""
+    if sys.platform != "linux":
+        raise SystemExit("this benchmark needs Linux, to give a program a core of its own")
     run = begin("floods", "trio", "httptools")
     rounds, seconds, nginx = (1, 4.0, []) if run.quick else (ROUNDS, SECONDS, tools.find_program("nginx"))
     cores = sorted(os.sched_getaffinity(0))
