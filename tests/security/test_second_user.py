@@ -82,14 +82,14 @@ async def test_s6_the_sockets_of_another_user_silence_no_server(tmp_path):
     """With a thousand idle connections and thirty half-sent bodies of another user, servers answer new clients."""
     state = tmp_path / "state"
     with open_common_folder() as common:
-        shutil.copy(ATTACKER, common / "attacks.py")
-        shutil.copytree(yaml.__path__[0], common / "yaml")
+        program = shutil.copytree(ATTACKER.parent, common / "http_load") / ATTACKER.name
+        shutil.copytree(yaml.__path__[0], program.with_name("yaml"))
         (common / "kubeconfig").write_text("users: [{user: {token: none-of-his}}]")
         async with open_up(tmp_path, "--state-dir", str(state), *FREE_PORTS, "-f", str(DEMO)) as up:
             api, gateway, probes = await up.urls()
             await up.wait_for("out", r"default/demo: Ready\n")
             ports = [url.rpartition(":")[2] for url in (gateway, api)]
-            words = [common / "attacks.py", *ports, common / "kubeconfig"]
+            words = [program, *ports, common / "kubeconfig"]
             attackers = [
                 start_as_other(
                     'exec "$0x" 2>/dev/null'.replace('"$0x"', f'{FIXED_PYTHON} "$1" {name} "$2" "$3" "$4"'), *words
