@@ -308,7 +308,7 @@ DEEP = "(" * 600 + '"a"' + ")" * 600
     ("body", "words"),
     [
         ({"grammar": "root ::= " + DEEP}, '"grammar" has more than 500 nested brackets'),
-        ({"grammar": "root ::= " + "a" * 200_000}, '"grammar" has 200009 bytes'),
+        ({"grammar": "root ::= " + "a" * 200_000}, '"grammar" is longer than 131072 bytes'),
         ({"guided_regex": DEEP}, '"guided_regex" has more than'),
         ({"response_format": {"json_schema": {"schema": {"items": {"pattern": DEEP}}}}}, '"pattern" has more than'),
         ({"tools": [{"function": {"parameters": {"pattern": "[" * 501}}}]}, '"pattern" has more than'),
@@ -317,7 +317,7 @@ DEEP = "(" * 600 + '"a"' + ")" * 600
     ],
     ids=str,
 )
-def test_grammars_that_could_end_an_engine_are_refused(body, words):
+async def test_grammars_that_could_end_an_engine_are_refused(body, words):
     """Length and nesting are bounded wherever the field is, and however its name is spelt; text is not bounded."""
     texts = [json.dumps(body).encode(), json.dumps(body, indent=1).encode()]
     texts += [texts[0].replace(b'"pattern"', b'"p\\u0061ttern"').replace(b'"grammar"', b'"gr\\u0061mmar"')]
@@ -325,6 +325,29 @@ def test_grammars_that_could_end_an_engine_are_refused(body, words):
     for text in texts:
         if words:
             with pytest.raises(BodyError, match=words):
-                check_grammars(text)
+                await check_grammars(text)
         else:
-            check_grammars(text)
+            await check_grammars(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b'{"grammar": "' + b"a" * 131_071 + b"\\\\(((", "does not end"),
+        (b'{"grammar": "\\x"}', "must be a string"),
+        (b'{"grammar": "\\ud800' + b"(" * 501 + b'"}', "nested brackets"),
+    ],
+    ids=["cut at the limit", "an unknown escape", "half a pair"],
+)
+async def test_malformed_grammars_are_refused(text, words):
+    with pytest.raises(BodyError, match=words):
+        await check_grammars(text)
+
+
+async def test_grammars_of_a_long_body_are_found(monkeypatch):
+    """Members at the edges of slices, after escaped quotes, and between long texts are found."""
+    monkeypatch.setattr(model_field, "SLICE_BYTES", 64)
+    for before in range(0, 200, 7):
+        body = json.dumps({"x": 'a "word" ' * 9 + "y" * before, "grammar": DEEP}).encode()
+        with pytest.raises(BodyError, match="nested brackets"):
+            await check_grammars(body)

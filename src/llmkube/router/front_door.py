@@ -268,9 +268,11 @@ class PassThrough:
         editor: BodyEditor | None = None,
         on_sent: OnSent | None = None,
     ) -> bool:
+        """Forward a request; with `on_sent` it computes, and its errors are classified."""
+
         def edit_error(response: Response) -> Response:
             own = request_error(response)
-            if own is None and response.status >= 500:
+            if own is None and response.status >= 500 and response.status != 503:  # it has no place for the request now
                 self.on_error(engine.service)
             return own or response
 
@@ -284,7 +286,7 @@ class PassThrough:
                 excluding=excluding,
                 wait=wait,
                 editor=editor,
-                edit_error=edit_error,
+                edit_error=None if on_sent is None else edit_error,
                 on_sent=on_sent,
             )
         except HttpError as exc:
@@ -319,7 +321,7 @@ def _slots_editor() -> BodyEditor:
         if piece:
             return b""
         slots = parsed_refusal(bytes(received))
-        if not isinstance(slots, list):
+        if not isinstance(slots, list) or not all(isinstance(slot, dict) for slot in slots):
             return bytes(received)
         kept = [{name: each for name, each in slot.items() if name not in _OF_CLIENTS} for slot in slots]
         return dumped(kept).encode()

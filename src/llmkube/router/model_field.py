@@ -16,6 +16,7 @@ import attrs
 import orjson
 import trio
 
+from llmkube.base.json_text import loads_well_formed
 from llmkube.router.dispatch.request_body import MAX_NAME_BYTES
 
 PARSE_BYTES, PARSE_MARKS = 1 << 20, 40_000
@@ -41,11 +42,12 @@ MAX_GRAMMAR_BYTES: Final = 128 << 10
 MAX_GRAMMAR_DEPTH: Final = 500
 """Nested brackets of a grammar or regular expression: engines read them recursively, and exit at some 10,000."""
 
-_GRAMMAR: Final = re.compile(
-    rb'"(pattern|grammar|ebnf|regex|guided_grammar|guided_regex)"\s*+:\s*+"([^"\\]*+(?:\\.[^"\\]*+)*+)"', re.DOTALL
-)
-_ESCAPED: Final = re.compile(rb"\\u00(2[89]|[467][0-9A-Fa-f]|5[0-9ABDFabdf])")  # brackets and letters, no backslash
-_BRACKETS: Final = re.compile(rb"[(\[{)\]}]")
+_GRAMMARS: Final = frozenset({"pattern", "grammar", "ebnf", "regex", "guided_grammar", "guided_regex"})
+_TEXT_MEMBER: Final = re.compile(rb'"((?:[a-z_]|\\u00[4-7][0-9A-Fa-f]){4,84})"\s{0,99}+:\s{0,99}+"')
+_LONGEST_MEMBER: Final = 300
+"""Bytes of the longest match of `_TEXT_MEMBER`: slices overlap by so many."""
+
+_BRACKETS: Final = re.compile(r"[(\[{)\]}]")
 _SPACE: Final = re.compile(rb"[ \t\n\r]*")
 _TEXT: Final = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
 _PLAIN: Final = re.compile(rb'[^"{}\[\]]*')
@@ -56,23 +58,34 @@ class BodyError(Exception):
     """A body is not a JSON object, or exceeds the scanning limits; the message is for the client."""
 
 
-def check_grammars(body: bytes) -> None:
+async def check_grammars(body: bytes) -> None:
     """Refuse grammars and regular expressions, at any place of a JSON body, that could end the engine which reads them.
 
     Raises:
         BodyError: One is too long or too deeply nested; the message names its field.
     """
-    if b"\\u00" in body:
-        body = _ESCAPED.sub(lambda found: bytes((int(found[1], 16),)), body)
-    for found in _GRAMMAR.finditer(body):
-        name, text = found[1].decode(), found[2]
-        if len(text) > MAX_GRAMMAR_BYTES:
-            raise BodyError(f'"{name}" has {len(text)} bytes; the limit is {MAX_GRAMMAR_BYTES}')
-        depth = 0
-        for mark in _BRACKETS.findall(text):
-            depth += 1 if mark in b"([{" else -1
-            if depth > MAX_GRAMMAR_DEPTH:
-                raise BodyError(f'"{name}" has more than {MAX_GRAMMAR_DEPTH} nested brackets; simplify it')
+    for start in range(0, len(body), SLICE_BYTES):
+        for found in _TEXT_MEMBER.finditer(body, start, start + SLICE_BYTES + _LONGEST_MEMBER):
+            if (name := orjson.loads(b'"%b"' % found[1])) in _GRAMMARS:
+                _check_grammar(name, body, found.end())
+                await trio.lowlevel.checkpoint()
+        await trio.lowlevel.checkpoint()
+
+
+def _check_grammar(name: str, body: bytes, start: int) -> None:
+    text = _TEXT.match(body, start, start + MAX_GRAMMAR_BYTES + 1)
+    assert text is not None, "it also matches the empty string"
+    if text.end() - start > MAX_GRAMMAR_BYTES or body[text.end() : text.end() + 1] != b'"':
+        raise BodyError(f'"{name}" is longer than {MAX_GRAMMAR_BYTES} bytes, or does not end')
+    try:
+        grammar = loads_well_formed(b'"%b"' % text[0])
+    except orjson.JSONDecodeError as exc:
+        raise BodyError(f'"{name}" must be a string: {exc}') from exc
+    depth = 0
+    for mark in _BRACKETS.findall(grammar):
+        depth += 1 if mark in "([{" else -1
+        if depth > MAX_GRAMMAR_DEPTH:
+            raise BodyError(f'"{name}" has more than {MAX_GRAMMAR_DEPTH} nested brackets; simplify it')
 
 
 @attrs.frozen
@@ -98,7 +111,7 @@ async def read_model(body: bytes) -> tuple[object, tuple[Span, ...] | None]:
     Raises:
         BodyError: The body is not a JSON object, has too many parts, or a grammar that could end the engine.
     """
-    check_grammars(body)
+    await check_grammars(body)
     if is_parsed(body):
         payload = _parsed(body)
         if not isinstance(payload, dict):

@@ -184,3 +184,14 @@ def test_suspects_are_bounded(monkeypatch):
     for at in range(5):
         suspects._remember(entries, ("t", b"%d" % at), 0.0)
     assert [key[1] for key in entries] == [b"3", b"4"]
+
+
+async def test_bodies_are_not_kept():
+    """Of requests that were in an engine when it died only the digests are needed."""
+    found = suspects.Suspects()
+    requests = [suspects.Suspect("tenant", "/v1/x", bytes([at]) * 1000) for at in range(3)]
+    for each in requests:
+        found._enter("a", each)
+    found.died("a", requests[0])
+    assert [each.body for each in requests] == [b""] * 3
+    assert len({each.key for each in requests}) == 3

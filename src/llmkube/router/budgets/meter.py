@@ -179,9 +179,7 @@ class Meter:
             account = self._accounts[key]
             step = account.settle(reserved, reserved if charged is None else charged, now)
             if step is not None:
-                charges.append(
-                    Charge(key=key, ends=step[0], window_seconds=account.limit.window_seconds, amount=step[1])
-                )
+                charges.append(_charge(key, account, step))
         return charges
 
     def window_seconds(self, key: AccountKey) -> float:
@@ -200,9 +198,7 @@ class Meter:
         for one in held:
             account = self._restored_account(one.key, one.window_seconds)
             if (step := account.settle(Amount(), one.amount, now)) is not None:
-                charged[one.key] = Charge(
-                    key=one.key, ends=step[0], window_seconds=account.limit.window_seconds, amount=step[1]
-                )
+                charged[one.key] = _charge(one.key, account, step)
         return tuple(charged.values())
 
     def _restored_account(self, key: AccountKey, window_seconds: float) -> Account:
@@ -403,3 +399,7 @@ def exhausted_budget(budget: Budget, most: Amount, wait: float | None) -> Exhaus
     seconds = max(1, math.ceil(wait))
     cause = f"budget {budget.name} cannot cover the {most.tokens} tokens that this request may use"
     return ExhaustedBudget(budget=budget.name, wait_seconds=seconds, message=f"{cause}; retry in {seconds} s")
+
+
+def _charge(key: AccountKey, account: Account, step: tuple[float, Amount]) -> Charge:
+    return Charge(key=key, ends=step[0], window_seconds=account.limit.window_seconds, amount=step[1])

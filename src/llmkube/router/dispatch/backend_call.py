@@ -157,7 +157,7 @@ class BackendCalls:
         # on a reused connection an exit shows as a refused connection of the second try
         has_died = failure.cause in (Cause.BROKEN, Cause.CONNECT) and charges.is_sent
         charges.failed(failure.status)
-        if failure.cause is Cause.SERVER_ERROR and not backend.provider:
+        if failure.cause is Cause.SERVER_ERROR and failure.status != 503 and not backend.provider:
             self.on_error(backend.model)
         if has_died and self.suspects.died(backend.name, request.suspect):
             return CULPRIT

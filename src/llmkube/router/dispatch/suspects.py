@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @attrs.define(eq=False)
 class Suspect:
-    """One request, which may turn out to be the cause of an engine's exit."""
+    """One request, which may be the cause of an engine's exit."""
 
     tenant: str
     path: str
@@ -85,6 +85,8 @@ class Suspects:
         if died is None or request not in died:  # the first request that notices
             died = self._deaths[engine] = frozenset(self._running.get(engine, ()))
         now, keys = trio.current_time(), frozenset(each.key for each in died) | {request.key}
+        for each in died:
+            each.body = b""  # the digest is enough; `_deaths` keeps these requests
         until, before = self._suspected.pop(request.key, (0.0, keys))
         if until > now and before & keys == {request.key}:
             _remember(self._refused, request.key, now + REFUSED_SECONDS)

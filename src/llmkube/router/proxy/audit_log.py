@@ -210,7 +210,7 @@ def fields_of(record: Record, config: RoutingConfig, seconds: float) -> dict[str
         "path": request.path,
         "source": request.peer,
         "team": _cut(decided.principal.team),
-        "tenant": decided.principal.tenant,
+        "tenant": _cut(decided.principal.tenant),
         "model": _cut(facts.model) if facts else "",
         "classification": _cut_all(sorted(facts.classes)) if facts and facts.classes else [],
         "taskComplexity": facts.complexity if facts else "",

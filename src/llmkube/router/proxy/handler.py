@@ -245,7 +245,7 @@ class ListedFields:
             message = f"the body has {size} bytes; the limit for this path is {MAX_BODY_BYTES}"
             raise refused(413, message, "body_too_large")
         try:
-            check_grammars(exchange.body)
+            await check_grammars(exchange.body)
             return REQUEST_BYTES + await parsed_bytes(exchange.body)
         except UnboundedError as exc:
             raise refused(400, str(exc), "invalid_json") from exc

@@ -161,7 +161,8 @@ class Engine:
             return None if _is_resource_exhaustion(error) else ProbeResult("gone", token=False)
         failed = _token_error(reply)
         token = reply is not None and not failed
-        return ProbeResult("ok" if token else "busy", token=token, error=failed)
+        is_full = reply is not None and reply.status == 503  # it has no place for the request now
+        return ProbeResult("ok" if token else "busy", token=token, error="" if is_full else failed)
 
     async def token_error(self) -> str:
         """Request one token; return how that fails, or "" if it succeeds or takes long."""
