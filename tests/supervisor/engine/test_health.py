@@ -12,8 +12,11 @@ from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import BodyTooLargeError, ConnectError, ProtocolError
 from llmkube.base.http.message import Response
 from llmkube.base.http.server import run_server
+from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.plan import LaunchPlan
 from llmkube.supervisor.engine import health
+from llmkube.supervisor.service.attempt import watch_failure
+from llmkube.supervisor.values.lifecycle import Failure
 from llmkube.supervisor.values.liveness import EngineStats, Limits, ProbeResult
 
 LIMITS = Limits()
@@ -398,3 +401,18 @@ async def test_each_runtime_has_its_own_metrics(autojump_clock, plan, pages, pro
         assert (answer.work or 0) == work
         assert answer.counters is None or plan is VLLM
         assert plan is VLLM or not {"/metrics", "/slots"} & set(engine.paths)
+
+
+@pytest.mark.parametrize(
+    ("found", "reason", "message"),
+    [
+        (
+            "it answers 500 to a request for one token: Compute error.",
+            Reason.COMPUTE_FAILED,
+            "clients get errors, and it answers 500 to a request for one token: Compute error.",
+        ),
+        ("nothing has answered on its port", Reason.HUNG, "the engine hangs: nothing has answered on its port"),
+    ],
+)
+def test_an_engine_that_answers_errors_does_not_hang(found, reason, message):
+    assert watch_failure(found) == Failure(reason, message)

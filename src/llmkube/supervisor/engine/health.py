@@ -52,6 +52,9 @@ ReadStatsNowait = Callable[[], EngineStats | None]
 _LONGEST_BUILD: Final = 100
 _LONGEST_ERROR: Final = 300
 
+ERROR_REPLY: Final = "it answers "
+"""Beginning of the error of an engine that does not hang, but fails requests for one token."""
+
 MALFORMED_RESPONSE: Final = (ProtocolError, BodyTooLargeError)
 """Responses that are malformed but prove that a process listens there."""
 
@@ -272,7 +275,7 @@ async def watch(
     read_stats_nowait: ReadStatsNowait | None = None,
     on_tokens: Callable[[float], None] = lambda _: None,
 ) -> str:
-    """Watch a serving engine until it hangs; return what has stalled and for how long.
+    """Watch a serving engine until it hangs, or fails requests for tokens; return what has stalled, or `ERROR_REPLY…`.
 
     Probes run in their own task: one that waits for its answer must not delay the next sample. A sample without
     consequences is taken by `read_stats_nowait` at the tick, without waking this task.
@@ -350,7 +353,7 @@ def _token_error(reply: Response | None) -> str:
     except (ValueError, KeyError, TypeError):
         words = reply.body.decode("utf-8", "replace")
     words = " ".join(words.split())[:_LONGEST_ERROR]
-    return f"it answers {reply.status} to a request for one token" + (f": {words}" if words else "")
+    return f"{ERROR_REPLY}{reply.status} to a request for one token" + (f": {words}" if words else "")
 
 
 def _metrics(reply: _Reply, queries: EngineQueries) -> dict[str, float]:

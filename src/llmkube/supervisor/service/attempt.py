@@ -466,7 +466,7 @@ class Attempt:
                 read_stats_nowait=measuring.measure_nowait,
                 on_tokens=partial(context.status_manager.record_tokens, child.pid),
             )
-            failures.append(Failure(Reason.HUNG, f"the engine hangs: {hung}"))
+            failures.append(watch_failure(hung))
 
         async def watch_metal() -> None:
             failures.append(await metal.MetalMonitor(child, self.launch, context.settings).wait_failure(read))
@@ -515,3 +515,10 @@ class Attempt:
                     late = f"not finished within {context.settings.drain_seconds:g} s"
                     why = "memory is critically short" if expedited.is_set() else late
                     context.status_manager.emit(cut_short_event(why))
+
+
+def watch_failure(found: str) -> Failure:
+    """Return the failure of a serving engine, given the result of `health.watch`."""
+    if found.startswith(health.ERROR_REPLY):
+        return Failure(Reason.COMPUTE_FAILED, f"clients get errors, and {found}")
+    return Failure(Reason.HUNG, f"the engine hangs: {found}")

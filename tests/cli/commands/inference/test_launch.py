@@ -55,9 +55,9 @@ def test_settings_of_other_clients_name_address_and_model(launch):
 @pytest.mark.parametrize(
     ("models", "args", "message"),
     [
-        ([DEMO], ("--model", "x"), "model x not found: chat models that run: demo; choose one with --model NAME"),
-        ([OTHER], (), "one model not found: chat models that run: other; choose one with --model NAME"),
-        ([EMBEDDING], (), "one model not found: chat models that run: none; `llmkube list` shows the cause"),
+        ([DEMO], ("--model", "x"), "model x not found; chat models that run: demo; choose one with --model NAME"),
+        ([OTHER], (), "no single model; chat models that run: other; choose one with --model NAME"),
+        ([EMBEDDING], (), "no chat model runs; `llmkube list` shows the cause"),
         ([DEMO], ("-n", "away"), "has no InferenceService; start `llmkube up`, then deploy a model"),
         (None, (), "is not the one of a `llmkube up`; start `llmkube up`, then deploy a model"),
     ],

@@ -107,3 +107,6 @@ Open WebUI       OPENAI_API_BASE_URL={url}/v1 OPENAI_API_KEY=none; in a containe
 Cursor           Models, Override OpenAI Base URL: its servers connect, so it needs a public https address and a key
 """
 """Settings of other clients; `{url}` and `{model}` are replaced."""
+
+INDENT: Final = " " * 17
+"""Before the settings in further lines of a client."""

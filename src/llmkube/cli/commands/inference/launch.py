@@ -2,15 +2,18 @@
 
 import os
 import shutil
+import sys
+from textwrap import TextWrapper
 
 import click
 import orjson
 
 from llmkube.base.http.client import open_http_client
-from llmkube.cli.commands.inference.clients import CLIENTS, OTHERS, Served
+from llmkube.cli.commands.inference.clients import CLIENTS, INDENT, OTHERS, Served
 from llmkube.cli.commands.inference.conversation import gateway_route
 from llmkube.cli.options import cluster_options, services
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, ClusterFlags, run_against
+from llmkube.cli.view.output import line_width
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.programs.failures import CommandError
 from llmkube.programs.options import command
@@ -32,7 +35,12 @@ def launch(*, client: str | None, args: tuple[str, ...], model: str | None, wher
         raise CommandError(f"{client} is not installed: PATH has no such program; run `{CLIENTS[client].install}`")
     served = run_against(where, lambda cluster: _find_served(cluster, where.namespace, model), seconds=ANSWER_SECONDS)
     if not client or not program:
-        click.echo(OTHERS.format(url=served.url, model=served.model), nl=False)
+        width = line_width() or sys.maxsize
+        wrapped = TextWrapper(width, subsequent_indent=INDENT, break_on_hyphens=False, break_long_words=False)
+            line_width() or sys.maxsize, subsequent_indent=INDENT, break_on_hyphens=False, break_long_words=False
+        )
+        for line in OTHERS.format(url=served.url, model=served.model).splitlines():
+            click.echo(wrapped.fill(line))
         return
     settings = CLIENTS[client].settings(served)
     variables = {name: value for name, value in {**os.environ, **settings.variables}.items() if value is not None}
@@ -63,10 +71,10 @@ async def _find_served(cluster: Cluster, namespace: str | None, wanted: str | No
     ids = {wanted, f"{namespace}/{wanted}"} if wanted else own
     chosen = sorted(models.keys() & ids)
     if len(chosen) != 1:
-        running = ", ".join(sorted(models)) or "none"
-        fix = "choose one with --model NAME" if models else "`llmkube list` shows the cause"
-        subject = f"model {wanted}" if wanted else "one model"
-        raise CommandError(f"{subject} not found: chat models that run: {running}; {fix}")
+        if not models:
+            raise CommandError("no chat model runs; `llmkube list` shows the cause")
+        subject, running = f"model {wanted} not found" if wanted else "no single model", ", ".join(sorted(models))
+        raise CommandError(f"{subject}; chat models that run: {running}; choose one with --model NAME")
     model = models[chosen[0]]
     images = "image" in model.get("architecture", {}).get("input_modalities", ())
     return Served(route.url, chosen[0], model.get("meta", {}).get("n_ctx") or 0, images)
