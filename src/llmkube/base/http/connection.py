@@ -394,7 +394,7 @@ def _log_of(answer: StreamExchange) -> structlog.stdlib.BoundLogger:
 
 
 def _peer_of(stream: trio.abc.Stream, *, with_user: bool) -> tuple[str, str]:
-    """Return the address of a peer, and with that its user, if it is on this machine; "" if it has disconnected."""
+    """Return the address of a peer, and the same with its user if that is known; "" twice if it has disconnected."""
     connection = below_tls(stream)
     sock = connection.sock if isinstance(connection, HubStream) else getattr(connection, "socket", None)
     try:

@@ -5,10 +5,10 @@ from typing import Final
 import attrs
 
 RESERVED_ONE_IN: Final = 16
-"""One in this many connections is reserved for health checks."""
+"""Share of the connections that are reserved for health checks: one in so many."""
 
 CONNECTIONS_PER_PEER: Final = 768
-"""Connections of one peer to a server for several of them."""
+"""Limit for the connections of one peer, for a server that several peers use."""
 
 PROBE_PATHS: Final = frozenset({"/health", "/healthz", "/livez", "/readyz", "/v1/health"})
 """Health checks, which are answered at once."""
@@ -54,7 +54,7 @@ class Limits:
 
     @property
     def max_requests(self) -> int:
-        """Requests that are answered at the same time: the other places are for health checks."""
+        """Limit for requests in handlers; the remaining connections serve health checks."""
         return self.max_connections - self.max_connections // RESERVED_ONE_IN
 
     def body_deadline(self, started_at: float, now: float, received_bytes: int) -> float:

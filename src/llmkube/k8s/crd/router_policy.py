@@ -95,7 +95,7 @@ class Auth(Wired):
         atomic=True,
     )
     prompt_caches: str | None = field(
-        "Whether engines may reuse the cached prompts of one team for another, which shows each what others have sent. "
+        "Whether engines may reuse the cached prompts of one team for another, which can show one what the other sent. "
         "Default: per-team.",
         enum=("per-team", "shared"),
     )

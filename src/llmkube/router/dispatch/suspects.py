@@ -95,7 +95,7 @@ class Suspects:
         return False
 
     def answered(self, request: Suspect) -> None:
-        """Record that a request was answered, so that it is no suspect."""
+        """Record that a request was answered, and so did not end its engine."""
         if self._suspected:
             self._suspected.pop(request.key, None)
 
@@ -116,7 +116,7 @@ class Suspects:
                 wait.deadline = float("inf")
                 self._enter(engine, request)
                 return await send()
-        return Failure(Cause.TIMEOUT, "waited for other requests that were in an engine when it exited")
+        return Failure(Cause.TIMEOUT, "the wait for other requests that were in an engine when it exited took too long")
 
 
 def _remember(entries: "OrderedDict[Key, T]", key: Key, value: T) -> None:

@@ -29,7 +29,7 @@ class Served:
 
 
 class Settings(NamedTuple):
-    """Variables of a client, where None removes an inherited one, and flags, which precede those of its user."""
+    """Environment variables of a client (None removes an inherited one), and flags, which precede those of its user."""
 
     variables: Mapping[str, str | None]
     flags: Sequence[str] = ()
@@ -109,4 +109,4 @@ Cursor           Models, Override OpenAI Base URL: its servers connect, so it ne
 """Settings of other clients; `{url}` and `{model}` are replaced."""
 
 INDENT: Final = " " * 17
-"""Before the settings in further lines of a client."""
+"""Indentation of the further lines of a client."""

@@ -37,8 +37,6 @@ def launch(*, client: str | None, args: tuple[str, ...], model: str | None, wher
     if not client or not program:
         width = line_width() or sys.maxsize
         wrapped = TextWrapper(width, subsequent_indent=INDENT, break_on_hyphens=False, break_long_words=False)
-            line_width() or sys.maxsize, subsequent_indent=INDENT, break_on_hyphens=False, break_long_words=False
-        )
         for line in OTHERS.format(url=served.url, model=served.model).splitlines():
             click.echo(wrapped.fill(line))
         return
