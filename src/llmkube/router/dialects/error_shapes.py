@@ -47,7 +47,7 @@ def error_of(answer: object, *, refused: bool = False) -> dict[str, Any] | None:
 
 
 def find_words(name: str, text: str) -> re.Match[str] | None:
-    """Return the first of the patterns `full` (a full context) or `blind` (a model without pictures) in an error."""
+    """Return the first match in an error of the patterns of one list in `engine_errors.toml`."""
     return next((match for each in _WORDS_OF[name] if (match := each.search(text[:MAX_CHARACTERS]))), None)
 
 

@@ -14,7 +14,7 @@ import attrs
 from llmkube.base.http.message import Headers
 from llmkube.router.backends import NOT_FOUND, NOT_READY, will_be_ready
 from llmkube.router.config.routing_config import is_local_url
-from llmkube.router.dialects.error_shapes import CONTEXT_FULL, error_of
+from llmkube.router.dialects.error_shapes import CONTEXT_FULL, error_of, find_words
 
 MAX_RETRY_AFTER_SECONDS: Final = 3600.0
 """Upper limit for the retry delay that a backend requests."""
@@ -107,25 +107,11 @@ _CONTENT_CODES: Final = frozenset(
 )
 _REQUEST_TYPES: Final = frozenset(
     {
-        *("exceed_context_size_error", "invalid_request_error", "not_supported_error", "context_length_exceeded"),
+        *("exceed_context_size_error", "invalid_request_error", "not_supported_error", CONTEXT_FULL),
         *("badrequesterror", "validation", "validation_error"),
     }
 )
 """Types and codes of errors in the request, which some servers send with status 500."""
-
-_REQUEST_WORDS: Final = re.compile(
-    # llama.cpp's server
-    r"input is not supported|is too large to process|context size has been exceeded|available context size"
-    r"|unknown reasoning format|failed to parse (tools|grammar|messages|input)|unable to generate parser"
-    r"|json\.exception|json schema|failed to (load|decode|process|tokenize)\b.*\b(image|audio|prompt|input)"
-    # vLLM, SGLang, TGI, Ollama
-    r"|maximum context length|model's context length|maximum allowed length|input validation error"
-    r"|does not support (chat|generate|tools|thinking|embeddings|images|vision|insert)|invalid (grammar|regex)",
-    re.IGNORECASE,
-)
-"""Words of an error in the request, in messages that servers send with status 500."""
-
-_SEARCHED_CHARACTERS: Final = 4096
 
 _STATUS_OF_TYPE: Final[Mapping[str, int]] = {
     "authentication_error": 401,
@@ -230,8 +216,8 @@ def retry_after(headers: Headers) -> float | None:
 def is_request_error(error: Mapping[str, Any]) -> bool:
     """Return whether an error with status 500 or higher reports an error in the request, or an unsupported input."""
     kinds = [each.lower() for name in ("type", "code") if isinstance(each := error.get(name), str)]
-    words = str(error.get("message", ""))[:_SEARCHED_CHARACTERS]
-    return not _REQUEST_TYPES.isdisjoint(kinds) or _REQUEST_WORDS.search(words) is not None
+    words = str(error.get("message", ""))
+    return not _REQUEST_TYPES.isdisjoint(kinds) or any(find_words(name, words) for name in ("request", "blind"))
 
 
 def _is_loading(error: Mapping[str, Any]) -> bool:
