@@ -69,11 +69,13 @@ class RedisServer:
                 return
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal; after one that ends it, wait for its exit."""
+        """Send it a signal; after one that stops or ends it, wait until it has."""
         assert self.process is not None
         self.process.send_signal(number)
         if number in (signal.SIGTERM, signal.SIGKILL):
             self.process.wait()
+        if number == signal.SIGSTOP:
+            os.waitpid(self.process.pid, os.WUNTRACED)
 
 
 def _start(command: list[str], environ: dict[str, str]) -> subprocess.Popen:

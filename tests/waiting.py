@@ -1,7 +1,11 @@
 """Wait for a state of the real world that offers no event; a caller may have a nearer deadline."""
 
+import os
+import signal
 from collections.abc import Callable
+from contextlib import suppress
 
+import psutil
 import trio
 
 
@@ -16,3 +20,18 @@ async def until(condition: Callable[[], object]) -> None:
         while not condition():
             await trio.sleep(pause)
             pause = min(pause * 1.2, 0.1)
+
+
+async def stop_process(pid: int) -> None:
+    """Send SIGSTOP; return once the process has stopped or exited.
+
+    `os.kill` returns before: on a busy machine, other threads of the process still run until one has read the signal.
+    """
+
+    def has_stopped() -> bool:
+        with suppress(psutil.NoSuchProcess):
+            return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+        return True
+
+    os.kill(pid, signal.SIGSTOP)
+    await until(has_stopped)

@@ -14,6 +14,7 @@ import trio
 from e2e.router_lab import DEMO, open_engine, open_router
 from free_ports import free_port
 from llmkube.base.http.client import open_http_client
+from waiting import stop_process
 
 pytestmark = pytest.mark.e2e
 
@@ -95,7 +96,7 @@ async def test_a_stopped_engine_is_skipped_and_comes_back(tmp_path):
     async with open_two(tmp_path) as (engine, ask, states, attempts, _):
         with trio.fail_after(120):
             assert (await ask("hello"))[0] == "one"
-            os.kill(engine.pid, signal.SIGSTOP)
+            await stop_process(engine.pid)
             try:
                 assert (await ask("hello"))[0] == "two"
                 assert "frozen" in (await states())["one"]

@@ -15,6 +15,8 @@ import attrs
 import psutil
 import trio
 
+from waiting import stop_process
+
 DEMO = Path(__file__).parents[2] / "src" / "llmkube" / "cli" / "demo.yaml"
 ANSWER = (
     "LLMKube turns serving a language model into a Kubernetes object: describe a Model and an InferenceService, "
@@ -98,19 +100,12 @@ async def open_program(
         finally:  # the nursery then waits for the end of both outputs, so that no line is missed
             if process.returncode is None:
                 if runs_engines:
-                    await _stop(process)  # noqa: ASYNC102 - it shields itself, with a deadline
+                    with trio.move_on_after(10.0, shield=True):  # so that no engine is between fork and exec
+                        await stop_process(process.pid)  # noqa: ASYNC102 - see above
                 process.send_signal(signal.SIGKILL)
             for left in [*engines_in(folder), *proxies_in(folder)] if runs_engines else ():
                 with suppress(psutil.NoSuchProcess):
                     left.kill()
-
-
-async def _stop(process: trio.Process) -> None:
-    """Stop a process, so that no engine is between fork and exec, where the sweep would miss it."""
-    process.send_signal(signal.SIGSTOP)
-    with trio.move_on_after(10.0, shield=True), suppress(psutil.NoSuchProcess):
-        while psutil.Process(process.pid).status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):  # noqa: ASYNC110
-            await trio.sleep(0.01)
 
 
 def open_up(folder: Path, *args: str, prefix: tuple[str, ...] = ()) -> AbstractAsyncContextManager[Program]:

@@ -66,10 +66,10 @@ async def at_rest(world):
     """An idle engine is healthy, and is probed no more than once in four minutes."""
     child = await world.serve()
     await trio.sleep(HOUR / 4)
-    before = child.asked
+    before, tokens = child.asked, child.tokens_given
     await stays(world, child, HOUR)
     assert child.asked - before <= 15
-    assert child.tokens_given == 0
+    assert child.tokens_given == tokens
 
 
 async def late_answers(world):

@@ -368,7 +368,8 @@ def test_an_odd_body_is_an_answer_or_400_and_never_500(path, data):
         json.dumps(bodies).encode()
     except UnicodeEncodeError:
         bodies = []
-    assert trio.run(partial(statuses, path, bodies)) <= {200, 400}
+    unknown_item = {404} if path.startswith("/v1/responses") else set()  # an item without a type is a reference
+    assert trio.run(partial(statuses, path, bodies)) <= {200, 400} | unknown_item
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", *FULL])
