@@ -43,7 +43,10 @@ MAX_GRAMMAR_DEPTH: Final = 500
 """Nested brackets of a grammar or regular expression: engines read them recursively, and exit at some 10,000."""
 
 _GRAMMARS: Final = frozenset({"pattern", "grammar", "ebnf", "regex", "guided_grammar", "guided_regex"})
-_TEXT_MEMBER: Final = re.compile(rb'"((?:[a-z_]|\\u00[4-7][0-9A-Fa-f]){4,84})"\s{0,99}+:\s{0,99}+"')
+_ESCAPED_NAME: Final = rb"[a-z_]{0,14}+\\u00[4-7][0-9A-Fa-f](?:[a-z_]|\\u00[4-7][0-9A-Fa-f]){0,14}"
+_TEXT_MEMBER: Final = re.compile(
+    rb'"(%b|%b)"\s{0,99}+:\s{0,99}+"' % ("|".join(sorted(_GRAMMARS)).encode(), _ESCAPED_NAME)
+)
 _LONGEST_MEMBER: Final = 300
 """Bytes of the longest match of `_TEXT_MEMBER`: slices overlap by so many."""
 
