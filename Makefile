@@ -65,7 +65,7 @@ soak: test  ## run it at full length: more seeds, examples and hours (tests/leng
 
 envtest: $(STAMP)  ## run the API suites on two real kube-apiservers, built once from the published modules
 	@test -n "$$LLMKUBE_TEST_KUBECONFIG" || $(BIN)/python tests/envtest/build.py
-	$(BIN)/python -m pytest -m envtest $(if $(LLMKUBE_TEST_KUBECONFIG),,--numprocesses 2 --dist worksteal)
+	$(BIN)/python -m pytest -m envtest tests/envtest $(if $(LLMKUBE_TEST_KUBECONFIG),,--numprocesses 2 --dist worksteal)
 
 node: $(STAMP)  ## run the tests on a real node: kubelet, containerd, kube-proxy, images built from the Dockerfile; needs root
 	@$(BIN)/python tests/node/needs.py
