@@ -24,7 +24,7 @@ from llmkube.base.http.hub import open_sockets
 from llmkube.programs.daemon_engine.decisions import DaemonSample, DaemonTexts
 from llmkube.programs.daemon_engine.keeper import Adapter
 from llmkube.programs.daemon_engine.model_lock import lock_opener
-from llmkube.programs.daemon_engine.ollama_api import OllamaApi
+from llmkube.programs.daemon_engine.ollama_api import RENEW_SECONDS, OllamaApi
 from llmkube.programs.daemon_engine.ollama_weights import LibraryModel, ModelFile, Weights
 from llmkube.programs.daemon_engine.processes import Holders, holders_of, ollama_servers_in
 from llmkube.programs.daemon_engine.server import (
@@ -178,7 +178,7 @@ class OllamaModel(Adapter):
 
     async def renew(self) -> None:
         """Renew `KEEP_ALIVE` from now on."""
-        await self.api.renew(self.name, KEEP_ALIVE, embeds=self.embeds)
+        await self.api.load(self.name, KEEP_ALIVE, embeds=self.embeds, seconds=RENEW_SECONDS)
 
     async def unload(self) -> None:
         """Unload the model, even if an earlier front has loaded it, whose file is found by the name."""
