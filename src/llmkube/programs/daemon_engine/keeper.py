@@ -21,6 +21,8 @@ from llmkube.programs.daemon_engine.decisions import (
     Step,
 )
 from llmkube.programs.daemon_engine.model_lock import ModelLock
+from llmkube.programs.daemon_engine.ollama_api import OllamaApi
+from llmkube.programs.daemon_engine.omlx_api import OmlxApi
 from llmkube.programs.daemon_engine.server import DaemonError, ProcessTable
 
 
@@ -31,17 +33,19 @@ class Adapter(abc.ABC):
         texts: Texts for messages about this daemon.
         name: Name of the model in requests to the daemon.
         table: The process table.
+        api: The daemon's API.
     """
 
     __slots__ = ()
     texts: ClassVar[DaemonTexts]
     name: str
     table: ProcessTable
+    api: OllamaApi | OmlxApi
 
     @property
-    @abc.abstractmethod
     def url(self) -> str:
         """Base URL of the daemon."""
+        return self.api.url
 
     @property
     def headers(self) -> Headers:

@@ -106,11 +106,6 @@ class OllamaModel(Adapter):
     _last_scan: "_Scan | None" = None
 
     @property
-    def url(self) -> str:
-        """Base URL of the server."""
-        return self.api.url
-
-    @property
     def lock_key(self) -> str:
         """The server and the model's name, which two engines of one service may share while one replaces the other."""
         return "" if self.server is not None else f"{self.url} {self.name}"
