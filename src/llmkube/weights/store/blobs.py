@@ -205,14 +205,14 @@ def _make_private(folder: Path) -> None:
         folder.chmod(0o700)
 
 
-def remove_unlocked(path: Path, *beside: Path, unless_modified_since: float | None = None) -> int:
-    """Remove an unfinished file, unless a writer has it locked, and files beside it; return the freed bytes.
+def remove_unlocked(path: Path, *companions: Path, unless_modified_since: float | None = None) -> int:
+    """Remove an unfinished file, unless a writer has it locked, and its companions; return the freed bytes.
 
     A live writer holds the lock of its file; the kernel releases a dead one's.
 
     Args:
         path: The file.
-        beside: Files that are removed with it, if they exist.
+        companions: Files that are removed with it, if they exist.
         unless_modified_since: Keep the file if it changed after this time, in seconds since the epoch.
     """
     try:
@@ -224,7 +224,7 @@ def remove_unlocked(path: Path, *beside: Path, unless_modified_since: float | No
         if unless_modified_since is not None and found.st_mtime > unless_modified_since:
             return 0
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for each in (path, *beside):
+        for each in (path, *companions):
             each.unlink(missing_ok=True)
     except BlockingIOError:
         return 0
