@@ -30,17 +30,24 @@ def program(folder, name="llama-server", mode=0o755):
     return path
 
 
+@pytest.fixture(autouse=True)
+def search_path(tmp_path, monkeypatch):
+    """Each test has its own PATH and Python."""
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "beside" / "python"))
+
+
 def test_the_chosen_program_wins(tmp_path):
     """--llama-server beats what is on PATH."""
     program(tmp_path / "bin")
     chosen = program(tmp_path / "chosen", "my-server")
-    assert find_llama_server(chosen, search_path=str(tmp_path / "bin")) == chosen
+    assert find_llama_server(chosen) == chosen
 
 
 def test_a_bare_name_is_looked_up(tmp_path):
     """--llama-server may be a name on PATH."""
     chosen = program(tmp_path / "bin", "llama-server-b7000")
-    assert find_llama_server(type(chosen)("llama-server-b7000"), search_path=str(tmp_path / "bin")) == chosen
+    assert find_llama_server(type(chosen)("llama-server-b7000")) == chosen
 
 
 def test_a_program_in_the_working_directory(tmp_path, monkeypatch):
@@ -48,14 +55,14 @@ def test_a_program_in_the_working_directory(tmp_path, monkeypatch):
     program(tmp_path / "bin")
     chosen = program(tmp_path / "here")
     monkeypatch.chdir(chosen.parent)
-    assert find_llama_server(type(chosen)("./llama-server"), search_path=str(tmp_path / "bin")) == chosen
+    assert find_llama_server(type(chosen)("./llama-server")) == chosen
 
 
 def test_path_beats_the_bundled_program(tmp_path):
     """An installed llama-server is taken before the bundled one."""
     installed = program(tmp_path / "bin")
     program(tmp_path / "beside", "llmkube-llama-server")
-    assert find_llama_server(None, search_path=str(tmp_path / "bin"), bundled_dir=tmp_path / "beside") == installed
+    assert find_llama_server(None) == installed
 
 
 def without_homebrew(monkeypatch):
@@ -67,7 +74,7 @@ def test_the_bundled_program_is_the_last_resort(tmp_path, monkeypatch):
     without_homebrew(monkeypatch)
     bundled = program(tmp_path / "beside", "llmkube-llama-server")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: object())
-    assert find_llama_server(None, search_path="", bundled_dir=tmp_path / "beside") == bundled
+    assert find_llama_server(None) == bundled
 
 
 def test_a_bundled_program_without_its_engine_is_ignored(tmp_path, monkeypatch):
@@ -76,7 +83,7 @@ def test_a_bundled_program_without_its_engine_is_ignored(tmp_path, monkeypatch):
     program(tmp_path / "beside", "llmkube-llama-server")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(UserError, match=r"pip install xllamacpp or brew install llama\.cpp"):
-        find_llama_server(None, search_path="", bundled_dir=tmp_path / "beside")
+        find_llama_server(None)
 
 
 def test_what_cannot_be_run_is_named(tmp_path):
@@ -107,10 +114,9 @@ def test_mlx_is_served_by_omlx_or_else_by_mlx_lm(tmp_path, monkeypatch, installe
     monkeypatch.setattr("llmkube.programs.host_settings._HOMEBREW", (str(tmp_path / "brew"),))
     for name in installed:
         program(tmp_path / "brew", name)
-    path = str(tmp_path / "bin")
-    assert engine_settings(HostConfig(), search_path=path)["mlx_runtime"] == taken
+    assert engine_settings(HostConfig())["mlx_runtime"] == taken
     chosen = program(tmp_path / "chosen", "my-omlx")
-    named = engine_settings(HostConfig(omlx_bin=chosen), search_path=path)
+    named = engine_settings(HostConfig(omlx_bin=chosen))
     assert (named["mlx_runtime"], named["programs"]) == ("omlx", {"omlx": str(chosen)})
 
 

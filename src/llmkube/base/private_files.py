@@ -5,7 +5,9 @@ import fcntl
 import hashlib
 import os
 import secrets
+import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -97,6 +99,24 @@ def remove_temporary_files(folder: Path) -> None:
     for temporary in folder.glob(f"{_TEMPORARY_PREFIX}*"):
         with contextlib.suppress(OSError):  # harmless, and the next start tries again
             temporary.unlink()
+
+
+@contextlib.contextmanager
+def replaced_folder(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder of mode 0700 that replaces `folder` after the block, or is removed if the block fails.
+
+    A folder that is not empty cannot be replaced in one step: for a moment, neither is there.
+    """
+    fresh = Path(tempfile.mkdtemp(dir=folder.parent, prefix=_TEMPORARY_PREFIX))
+    old = fresh.with_name(f"{fresh.name}-old")
+    try:
+        yield fresh
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(old)
+        fresh.rename(folder)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def ensure_token(path: Path) -> str:

@@ -17,7 +17,7 @@ from llmkube.cli.object_names import KINDS
 from llmkube.cli.target_cluster import Cluster, ClusterFlags, kubeconfig_files
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.programs.options import Decorator
+from llmkube.programs.options import Decorator, complete_paths, with_options
 
 DEADLINE_SECONDS: Final = 1.0
 
@@ -124,19 +124,29 @@ def cluster_options(*, all_namespaces: bool = False) -> Decorator:
         ) -> Any:
             return command(*args, where=ClusterFlags(kubeconfig, context, namespace, all_namespaces), **kwargs)
 
-        wrapped: Callable[..., Any] = run
-        if all_namespaces:
-            everywhere = click.option("-A", "--all-namespaces", is_flag=True, help="Use all namespaces.")
-            wrapped = everywhere(wrapped)
-        for option in (
-            click.option("--kubeconfig", type=click.Path(), metavar="FILE", help="Path of the kubeconfig."),
-            click.option("--context", shell_complete=contexts, help="Context of the kubeconfig."),
+        everywhere = click.option("-A", "--all-namespaces", is_flag=True, help="Use all namespaces.")
+        return with_options(
             click.option("-n", "--namespace", shell_complete=namespaces, help="Namespace. Default: the context's."),
-        ):
-            wrapped = option(wrapped)
-        return wrapped
+            click.option("--context", shell_complete=contexts, help="Context of the kubeconfig."),
+            click.option("--kubeconfig", type=click.Path(), metavar="FILE", help="Path of the kubeconfig."),
+            *((everywhere,) if all_namespaces else ()),
+        )(run)
 
     return decorate
+
+
+def manifests_option(name: str, help_text: str, *, required: bool = False) -> Decorator:
+    """Add `-f`, for files with manifests; it can be repeated."""
+    return click.option(
+        "-f",
+        "--filename",
+        name,
+        metavar="FILE",
+        multiple=True,
+        required=required,
+        shell_complete=complete_paths,
+        help=help_text,
+    )
 
 
 def output_option(*formats: str) -> Decorator:

@@ -20,7 +20,7 @@ from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.message import Response
 from llmkube.base.http.server import run_server
 from llmkube.base.log import configure_logging
-from llmkube.programs.options import command
+from llmkube.programs.options import command, with_options
 from llmkube.programs.program import (
     LOOPBACK,
     Stop,
@@ -174,17 +174,20 @@ async def run_drain(
     raise AssertionError("a server never returns")
 
 
-def drain_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options for `DrainTarget`, except the ports of engine and clients."""
-    for option in (
-        click.option("--drain-port", type=click.IntRange(1, 65535), help="Port for preStop hooks, on all addresses."),
-        click.option("--metrics-url", default="", help="URL of the engine's metrics (default: count connections)."),
-        click.option("--busy-metric", "busy_metrics", multiple=True, help="Metric that is 0 when idle; repeatable."),
-        click.option("--longest", "longest_seconds", type=click.FloatRange(min=0), default=60.0, show_default=True,
-                     help="Seconds after which the engine may stop even if it is busy."),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+drain_options: Final = with_options(
+    click.option(
+        "--longest",
+        "longest_seconds",
+        type=click.FloatRange(min=0),
+        default=60.0,
+        show_default=True,
+        help="Seconds after which the engine may stop even if it is busy.",
+    ),
+    click.option("--busy-metric", "busy_metrics", multiple=True, help="Metric that is 0 when idle; repeatable."),
+    click.option("--metrics-url", default="", help="URL of the engine's metrics (default: count connections)."),
+    click.option("--drain-port", type=click.IntRange(1, 65535), help="Port for preStop hooks, on all addresses."),
+)
+"""Options for `DrainTarget`, except the ports of engine and clients."""
 
 
 @command("drain")

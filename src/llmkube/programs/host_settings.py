@@ -62,24 +62,21 @@ def host_settings(config: AgentConfig | UpConfig, defaults: tuple[Path, ...] = (
     }
 
 
-def find_llama_server(chosen: Path | None, *, search_path: str | None = None, bundled_dir: Path | None = None) -> Path:
-    """Return the absolute path of llama-server.
+def find_llama_server(chosen: Path | None) -> Path:
+    """Return the absolute path of llama-server: on PATH, in Homebrew's folder, or next to the running Python.
 
     Args:
         chosen: Value of `--llama-server`: a path, or a name to search for on PATH.
-        search_path: The PATH to search; the process's own by default.
-        bundled_dir: Folder of the bundled program; next to the running Python by default.
 
     Raises:
         UserError: The chosen program does not exist or is not executable, or none was found.
     """
-    path = os.environ.get("PATH", os.defpath) if search_path is None else search_path
     if chosen is not None:
-        return _resolve_program(chosen, path, HOST_RUNTIMES[DEFAULT_RUNTIME].program)
-    found = shutil.which(_PROGRAM, path=os.pathsep.join([path, *_HOMEBREW]))
+        return _resolve_program(chosen, HOST_RUNTIMES[DEFAULT_RUNTIME].program)
+    found = _find_installed(_PROGRAM)
     if found is not None:
         return Path(found).absolute()
-    bundled = (Path(sys.executable).parent if bundled_dir is None else bundled_dir) / _BUNDLED
+    bundled = Path(sys.executable).parent / _BUNDLED
     if importlib.util.find_spec("xllamacpp") is not None and os.access(bundled, os.X_OK):
         return bundled.absolute()
     raise UserError(
@@ -88,31 +85,28 @@ def find_llama_server(chosen: Path | None, *, search_path: str | None = None, bu
     )
 
 
-def configured_programs(config: HostConfig, *, search_path: str | None = None) -> dict[str, str]:
+def configured_programs(config: HostConfig) -> dict[str, str]:
     """Return the programs that the settings name, by runtime; the agent searches for the others when it needs them.
 
     Raises:
         UserError: A program does not exist or is not executable.
     """
-    path = os.environ.get("PATH", os.defpath) if search_path is None else search_path
     named = {}
     for name, runtime in HOST_RUNTIMES.items():
         chosen: Path | None = getattr(config, runtime.program.setting.removeprefix("--").replace("-", "_"), None)
         if name != DEFAULT_RUNTIME and chosen is not None:
-            named[name] = str(_resolve_program(chosen, path, runtime.program))
+            named[name] = str(_resolve_program(chosen, runtime.program))
     return named
 
 
-def engine_settings(config: HostConfig, *, search_path: str | None = None) -> dict[str, Any]:
+def engine_settings(config: HostConfig) -> dict[str, Any]:
     """Return the settings of the engines other than llama-server.
 
     Raises:
         UserError: A configured program does not exist or is not executable.
     """
-    path = os.environ.get("PATH", os.defpath) if search_path is None else search_path
-    programs = configured_programs(config, search_path=path)
-    command = HOST_RUNTIMES[OMLX].program.command
-    has_omlx = OMLX in programs or shutil.which(command, path=os.pathsep.join([path, *_HOMEBREW])) is not None
+    programs = configured_programs(config)
+    has_omlx = OMLX in programs or _find_installed(HOST_RUNTIMES[OMLX].program.command) is not None
     variables = {PORT_VARIABLE: str(config.omlx_port), START_VARIABLE: f"{config.omlx_startup_seconds:g}"}
     if config.omlx_key_file is not None:
         variables[KEY_FILE_VARIABLE] = str(config.omlx_key_file.expanduser().absolute())
@@ -215,9 +209,13 @@ def _folders(texts: tuple[str, ...]) -> tuple[Path, ...]:
     return tuple(folders)
 
 
-def _resolve_program(chosen: Path, search_path: str, program: Program) -> Path:
+def _find_installed(command: str) -> str | None:
+    return shutil.which(command, path=os.pathsep.join([os.environ.get("PATH", os.defpath), *_HOMEBREW]))
+
+
+def _resolve_program(chosen: Path, program: Program) -> Path:
     # A path has priority: pathlib has dropped the dot of `./llama-server`, which would then be searched for on PATH.
-    found = shutil.which(chosen.absolute()) or shutil.which(str(chosen), path=search_path)
+    found = shutil.which(chosen.absolute()) or shutil.which(str(chosen))
     if found is not None:
         return Path(found).absolute()
     if chosen.is_dir():

@@ -52,18 +52,23 @@ class NumberRange(click.FloatRange):
         return number
 
 
+def with_options(*options: Decorator) -> Decorator:
+    """Add several options, in the order of the help."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
 def settings_options(kind: type[Any]) -> Decorator:
     """Add an option for each setting of a class; a flag that is not given is None (or an empty tuple).
 
     All values are passed as text: the resolver validates them, with the same messages as for the other sources.
     """
-
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        for each in reversed(settings_of(kind)):
-            command = _option(each)(command)
-        return command
-
-    return decorate
+    return with_options(*map(_option, settings_of(kind)))
 
 
 def complete_paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

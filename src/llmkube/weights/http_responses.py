@@ -1,13 +1,13 @@
 """The meaning of HTTP responses for a download; no I/O, so that tests cover every wrong response in a table."""
 
 import datetime
-import email.utils
 import re
 from collections.abc import Mapping
 from typing import Final, Literal
 
 import attrs
 
+from llmkube.base.times import parse_http_date
 from llmkube.weights.errors import (
     AccessDeniedError,
     FetchError,
@@ -210,9 +210,9 @@ def wait_seconds(headers: Headers, now: datetime.datetime) -> float | None:
     text = headers.get("retry-after", "").strip()
     if re.fullmatch(r"\d{1,9}", text, re.ASCII):
         return float(text)
-    until = _date(text)
+    until = parse_http_date(text)
     if until is not None:
-        return max((until - (_date(headers.get("date", "")) or now)).total_seconds(), 0.0)
+        return max((until - (parse_http_date(headers.get("date", "")) or now)).total_seconds(), 0.0)
     found = _RATE_LIMIT.search(headers.get("ratelimit", ""))
     return float(found[1]) if found else None
 
@@ -290,11 +290,3 @@ def content_length(headers: Headers) -> int | None:
 
 def _number(text: str) -> int | None:
     return int(text) if re.fullmatch(r"\d{1,18}", text.strip(), re.ASCII) else None
-
-
-def _date(text: str) -> datetime.datetime | None:
-    try:
-        found = email.utils.parsedate_to_datetime(text)
-    except (ValueError, IndexError, TypeError, OverflowError):
-        return None
-    return found if found.tzinfo is not None else found.replace(tzinfo=datetime.UTC)

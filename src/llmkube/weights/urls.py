@@ -12,8 +12,6 @@ from typing import Final
 
 import attrs
 
-from llmkube.weights.address_policy import Address
-
 _PORTS: Final = {"http": 80, "https": 443}
 _LABEL: Final = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
 _NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")  # resolvers read these as a number at the end of a name
@@ -46,14 +44,6 @@ class WebUrl:
     def origin(self) -> tuple[str, str, int]:
         """Scheme, host and port, to which credentials are bound."""
         return self.scheme, self.host, self.port
-
-    @property
-    def address(self) -> Address | None:
-        """The host as an address; None if it is a name."""
-        try:
-            return ipaddress.ip_address(self.host)
-        except ValueError:
-            return None
 
     @property
     def netloc(self) -> str:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from llmkube.cli.catalog.entries import CHECKS, entries, find, similar
+from llmkube.cli.catalog.entries import CHECKS, entries, find, hint_for
 from llmkube.weights.source import parse_source
 
 SEEDS = ("llama-3.1-8b", "llama-3.2-3b", "phi-4-mini", "qwen3-8b", "qwen3-32b", "qwen3-30b", "qwen3-30b-a3b",
@@ -39,6 +39,6 @@ def test_names_are_unique():
 
 def test_a_mistyped_name_is_guessed():
     """A mistyped name suggests similar ones; an unrelated name suggests none."""
-    assert similar("lama-3.1-8b")[0] == "llama-3.1-8b"
-    assert similar("xyz") == []
+    assert hint_for("lama-3.1-8b").startswith("did you mean llama-3.1-8b")
+    assert hint_for("xyz") == "see `llmkube catalog list`"
     assert find("nothing") is None

@@ -6,11 +6,12 @@ Measuring is done by scans of bytes in C, 2 ms per megabyte.
 """
 
 import itertools
-import re
 from typing import Any, Final
 
 import attrs
 import orjson
+
+from llmkube.base.json_text import well_formed
 
 MAX_VALUES: Final = 100_000
 """Values (objects, lists, texts, numbers) in one text; the largest definitions of kinds in use have 60,000."""
@@ -22,10 +23,6 @@ _QUOTES_PER_VALUE: Final = 4  # two of its own, and two of its name
 _BRACKETS: Final = b"[]{}"
 _NON_BRACKETS: Final = bytes(set(range(256)) - set(_BRACKETS))
 _STEP: Final = {code: 1 if code in b"[{" else -1 for code in _BRACKETS}
-_ESCAPE: Final = re.compile(
-    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
-)
-"""An escape in a text; the group matches one for half a character (an unpaired surrogate)."""
 
 
 class JsonBoundError(ValueError):
@@ -91,11 +88,7 @@ def read(text: bytes | str) -> Any:
 
 def repair(text: bytes) -> bytes:
     """Return a text with U+FFFD for bytes that are not UTF-8, and for escapes of half a character."""
-    return _ESCAPE.sub(_replaced, text.decode(errors="replace").encode())
-
-
-def _replaced(match: re.Match[bytes]) -> bytes:
-    return rb"\ufffd" if match[1] else match[0]
+    return well_formed(text.decode(errors="replace").encode())
 
 
 def write(value: Any) -> bytes:

@@ -79,10 +79,11 @@ def find(name: str) -> Entry | None:
     return found.get(wanted) or next((each for each in found.values() if wanted in each.aliases), None)
 
 
-def similar(name: str) -> list[str]:
-    """Return the names and aliases that are similar to this name, the most similar first."""
+def hint_for(name: str) -> str:
+    """Return what to do about an unknown name: use a similar one, the most similar first, or read the list."""
     names = [*entries(), *(alias for each in entries().values() for alias in each.aliases)]
-    return difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.7)
+    like = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.7)
+    return f"did you mean {' or '.join(like)}?" if like else "see `llmkube catalog list`"
 
 
 def _read(name: str) -> dict[str, Any]:

@@ -168,7 +168,6 @@ class KeeperState:
         doubt_since: Start of the disagreement.
         silent_since: Time since which the server has not answered; None while it does.
         failures: Consecutive failed acts.
-        last_error: Error of the last failed act.
         not_before: Earliest time of the next act.
         losses: Times at which other clients unloaded the model.
         renewed_at: Time of the last renewal.
@@ -182,7 +181,6 @@ class KeeperState:
     doubt_since: float = 0.0
     silent_since: float | None = None
     failures: int = 0
-    last_error: str = ""
     not_before: float = 0.0
     losses: tuple[float, ...] = ()
     renewed_at: float = 0.0
@@ -217,7 +215,7 @@ def after_action(state: KeeperState, act: Act, outcome: Outcome, now: float) -> 
         return attrs.evolve(state, renewed_at=now), ""
     if outcome.missing:
         state = attrs.evolve(state, prepared=False)
-    state = _failed(state, outcome.error, now)
+    state = _failed(state, now)
     if outcome.final or state.failures >= MAX_FAILURES:
         return attrs.evolve(state, ready=False), outcome.error
     return attrs.evolve(state, ready=False), ""
@@ -265,7 +263,7 @@ def _loaded(state: KeeperState, sample: DaemonSample, now: float) -> tuple[Keepe
     newly_ready = not state.ready
     if newly_ready and not state.unconfirmed:  # another client may have loaded it with other options
         return state, Step(Act.LOAD, "loading the model", 0.0)
-    state = attrs.evolve(state, ready=True, unconfirmed=False, doubt="", failures=0, last_error="")
+    state = attrs.evolve(state, ready=True, unconfirmed=False, doubt="", failures=0)
     reason = f"{sample.texts.name} reports that the model is loaded"
     if sample.visible:
         reason = f"the model is loaded, and a process of {sample.texts.name} holds it"
@@ -304,7 +302,7 @@ def _absent(state: KeeperState, sample: DaemonSample, now: float) -> tuple[Keepe
     elif state.unconfirmed:
         problem = f"{sample.texts.name} reports that it has loaded the model, but "
         problem += "none of its processes holds it" if sample.listed else "does not list it"
-        state = _failed(attrs.evolve(state, unconfirmed=False, doubt=""), problem, now)
+        state = _failed(attrs.evolve(state, unconfirmed=False, doubt=""), now)
         reason = problem
         if state.failures >= MAX_FAILURES:
             return state, Step(Act.GIVE_UP, problem)
@@ -324,9 +322,9 @@ def after_loss(state: KeeperState, now: float) -> KeeperState:
     return attrs.evolve(state, ready=False, unconfirmed=False, losses=losses, not_before=now + pause)
 
 
-def _failed(state: KeeperState, error: str, now: float) -> KeeperState:
+def _failed(state: KeeperState, now: float) -> KeeperState:
     failures = state.failures + 1
-    return attrs.evolve(state, failures=failures, last_error=error, not_before=now + _pause(failures))
+    return attrs.evolve(state, failures=failures, not_before=now + _pause(failures))
 
 
 def _pause(count: int) -> float:

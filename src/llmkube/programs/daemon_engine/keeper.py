@@ -1,7 +1,6 @@
 """Keep one model loaded: sample, decide, act; and unload it at the end. `decisions` decides."""
 
 import abc
-from collections.abc import Sequence
 from typing import ClassVar, Final
 
 import attrs
@@ -22,27 +21,31 @@ from llmkube.programs.daemon_engine.decisions import (
     Step,
 )
 from llmkube.programs.daemon_engine.model_lock import ModelLock
+from llmkube.programs.daemon_engine.ollama_api import OllamaApi
+from llmkube.programs.daemon_engine.omlx_api import OmlxApi
 from llmkube.programs.daemon_engine.server import DaemonError, ProcessTable
 
 
 class Adapter(abc.ABC):
-    """One model of one daemon. All methods except `sample`, `cpu_seconds` and `end` may raise `DaemonError`.
+    """One model of one daemon. All methods except `sample` may raise `DaemonError`.
 
     Attributes:
         texts: Texts for messages about this daemon.
         name: Name of the model in requests to the daemon.
         table: The process table.
+        api: The daemon's API.
     """
 
     __slots__ = ()
     texts: ClassVar[DaemonTexts]
     name: str
     table: ProcessTable
+    api: OllamaApi | OmlxApi
 
     @property
-    @abc.abstractmethod
     def url(self) -> str:
         """Base URL of the daemon."""
+        return self.api.url
 
     @property
     def headers(self) -> Headers:
@@ -77,14 +80,6 @@ class Adapter(abc.ABC):
     @abc.abstractmethod
     async def unload(self) -> None:
         """Request to unload the model; this may return before it is unloaded."""
-
-    async def cpu_seconds(self, pids: Sequence[int]) -> float:
-        """Return the CPU time of these processes."""
-        return await self.table.cpu_seconds(pids)
-
-    async def end(self, pids: Sequence[int]) -> None:
-        """Kill these processes."""
-        await self.table.end(pids)
 
 
 PROGRESS_SECONDS: Final = 5.0
@@ -181,7 +176,7 @@ class Keeper:
         await self.lock.share()
         while True:
             self.sample = await self.adapter.sample()
-            self.counters.runner_cpu_seconds = await self.adapter.cpu_seconds(self.sample.holders)
+            self.counters.runner_cpu_seconds = await self.adapter.table.cpu_seconds(self.sample.holders)
             self.state, step = decisions.decide(self.state, self.sample, trio.current_time())
             if step.reason:
                 log.info(step.reason, pid=self.sample.holders[0] if self.sample.holders else None)
@@ -244,7 +239,7 @@ class Keeper:
         while True:
             await trio.sleep(PROGRESS_SECONDS)
             self.sample = await self.adapter.sample()
-            used = await self.adapter.cpu_seconds(self.sample.holders)
+            used = await self.adapter.table.cpu_seconds(self.sample.holders)
             if self.sample.holders and used != before:
                 message = f"{self.adapter.texts.name} loads the model"
                 log.info(message, pid=self.sample.holders[0], cpu_seconds=round(used, 2))
@@ -255,7 +250,7 @@ class Keeper:
         pids = (*sample.holders, *sample.orphans)
         message = f"ending the processes of our own {self.adapter.texts.name} that hold the model"
         log.warning(message, pids=pids)
-        await self.adapter.end(pids)
+        await self.adapter.table.end(pids)
 
     # -- unloading ------------------------------------------------------------------------------------------------
 

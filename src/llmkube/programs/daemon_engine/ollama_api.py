@@ -30,6 +30,9 @@ IDLE_SECONDS: Final = 600.0
 LOAD_SECONDS: Final = 3600.0
 """Timeout of a load, during which the server reports nothing."""
 
+RENEW_SECONDS: Final = 5 * REQUEST_SECONDS
+"""Timeout of a renewal, which loads nothing."""
+
 PIECE_BYTES: Final = 4 << 20
 
 _JSON: Final = Headers.of({"Content-Type": "application/json"})
@@ -176,26 +179,21 @@ class OllamaApi:
         """
         await self._stream_progress("/api/pull", {"model": name}, report)
 
-    async def load(self, name: str, keep_alive: str, *, embeds: bool = False) -> None:
-        """Load a model with a keep-alive.
+    async def load(self, name: str, keep_alive: str, *, embeds: bool = False, seconds: float = LOAD_SECONDS) -> None:
+        """Load a model with a keep-alive, or renew that of a loaded model.
 
         Args:
             name: Name of the model.
             keep_alive: Duration in Ollama's format.
             embeds: Whether it only computes embeddings: Ollama then rejects a request for text.
+            seconds: Timeout.
 
         Raises:
-            DaemonError: The model was not loaded.
+            DaemonError: The model was not loaded in time.
         """
-        await self._set_keep_alive(LOAD_SECONDS, name, keep_alive, embeds=embeds)
-
-    async def renew(self, name: str, keep_alive: str, *, embeds: bool = False) -> None:
-        """Renew the keep-alive of a loaded model; for the arguments see `load`.
-
-        Raises:
-            DaemonError: The request failed or timed out.
-        """
-        await self._set_keep_alive(REQUEST_SECONDS * 5, name, keep_alive, embeds=embeds)
+        path, minimal = ("/api/embed", {"input": ""}) if embeds else ("/api/generate", {"stream": False})
+        body = to_json({"model": name, "keep_alive": keep_alive, **minimal})
+        self._api.checked_object(await self._api.call(seconds, "POST", path, body))
 
     async def unload(self, name: str) -> None:
         """Request to unload a model; this returns before it is unloaded.
@@ -205,12 +203,6 @@ class OllamaApi:
         """
         body = to_json({"model": name, "keep_alive": 0, "stream": False})
         self._api.checked_object(await self._api.call(REQUEST_SECONDS, "POST", "/api/generate", body))
-
-    async def _set_keep_alive(self, seconds: float, name: str, keep_alive: str, *, embeds: bool) -> None:
-        path, minimal = ("/api/embed", {"input": ""}) if embeds else ("/api/generate", {"stream": False})
-        self._api.checked_object(
-            await self._api.call(seconds, "POST", path, to_json({"model": name, "keep_alive": keep_alive, **minimal}))
-        )
 
     async def _stream_progress(self, path: str, body: Mapping[str, Any], report: ProgressCallback) -> None:
         """Read a stream of progress until `success`; a response that ends earlier has failed."""

@@ -24,7 +24,7 @@ from llmkube.base.http.hub import open_sockets
 from llmkube.programs.daemon_engine.decisions import DaemonSample, DaemonTexts
 from llmkube.programs.daemon_engine.keeper import Adapter
 from llmkube.programs.daemon_engine.model_lock import lock_opener
-from llmkube.programs.daemon_engine.ollama_api import OllamaApi
+from llmkube.programs.daemon_engine.ollama_api import RENEW_SECONDS, OllamaApi
 from llmkube.programs.daemon_engine.ollama_weights import LibraryModel, ModelFile, Weights
 from llmkube.programs.daemon_engine.processes import Holders, holders_of, ollama_servers_in
 from llmkube.programs.daemon_engine.server import (
@@ -106,11 +106,6 @@ class OllamaModel(Adapter):
     _last_scan: "_Scan | None" = None
 
     @property
-    def url(self) -> str:
-        """Base URL of the server."""
-        return self.api.url
-
-    @property
     def lock_key(self) -> str:
         """The server and the model's name, which two engines of one service may share while one replaces the other."""
         return "" if self.server is not None else f"{self.url} {self.name}"
@@ -178,7 +173,7 @@ class OllamaModel(Adapter):
 
     async def renew(self) -> None:
         """Renew `KEEP_ALIVE` from now on."""
-        await self.api.renew(self.name, KEEP_ALIVE, embeds=self.embeds)
+        await self.api.load(self.name, KEEP_ALIVE, embeds=self.embeds, seconds=RENEW_SECONDS)
 
     async def unload(self) -> None:
         """Unload the model, even if an earlier front has loaded it, whose file is found by the name."""

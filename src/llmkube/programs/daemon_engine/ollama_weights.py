@@ -9,7 +9,7 @@ import hashlib
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import attrs
 import structlog
@@ -133,19 +133,6 @@ PROGRESS_SECONDS: Final = 5.0
 log = structlog.get_logger()
 
 
-class Weights(Protocol):
-    """Source of a model's weights."""
-
-    async def prepare(self, api: OllamaApi) -> str:
-        """Create the model in the store, even if it exists; return the name of its file there.
-
-        Raises:
-            DaemonError: The server did not accept it.
-            OSError: The file cannot be read.
-        """
-        ...
-
-
 @attrs.define(eq=False)
 class ModelFile:
     """A GGUF file, which is copied into the store once.
@@ -161,7 +148,12 @@ class ModelFile:
     _digest: str = ""
 
     async def prepare(self, api: OllamaApi) -> str:
-        """Create the model in the store."""
+        """Create the model in the store, even if it exists; return the name of its file there.
+
+        Raises:
+            DaemonError: The server did not accept it.
+            OSError: The file cannot be read.
+        """
         if not self._digest:
             log.info("hashing the weights", path=str(self.path))
             # the file may have hundreds of GiB: the thread is abandoned if this process has to exit meanwhile
@@ -169,9 +161,8 @@ class ModelFile:
         progress = _Progress()
         if not await api.has_blob(self._digest):
             await api.upload(self._digest, self.path, progress)
-        source: dict[str, Any] = {"files": {"model.gguf": f"sha256:{self._digest}"}}
-        await api.create(self.name, _with_parameters(source, self.parameters), progress)
-        return await _blob(api, self.name)
+        source = {"files": {"model.gguf": f"sha256:{self._digest}"}}
+        return await _create(api, self.name, source, self.parameters, progress)
 
 
 @attrs.frozen
@@ -191,7 +182,11 @@ class LibraryModel:
     free: FreeSpace = free_bytes_near
 
     async def prepare(self, api: OllamaApi) -> str:
-        """Create the model in the store."""
+        """Create the model in the store, even if it exists; return the name of its file there.
+
+        Raises:
+            DaemonError: The server did not accept it.
+        """
         progress = _Progress()
         if await api.blob_of(self.source) is None:
             log.info("fetching the model from Ollama's library", model=self.source)
@@ -199,8 +194,11 @@ class LibraryModel:
                 await pull_within(api, self.source, await measure_capacity(api, self.free), progress)
             except NoSpaceError as error:
                 raise DaemonError(str(error), _TOO_LARGE) from error
-        await api.create(self.name, _with_parameters({"from": self.source}, self.parameters), progress)
-        return await _blob(api, self.name)
+        return await _create(api, self.name, {"from": self.source}, self.parameters, progress)
+
+
+Weights = ModelFile | LibraryModel
+"""Source of a model's weights."""
 
 
 @attrs.define(eq=False)
@@ -218,11 +216,10 @@ class _Progress:
         log.info(text or "Ollama is working", **({"percent": percent, "bytes": done} if total else {}))
 
 
-def _with_parameters(source: dict[str, Any], parameters: dict[str, int]) -> dict[str, Any]:
-    return source | ({"parameters": parameters} if parameters else {})
-
-
-async def _blob(api: OllamaApi, name: str) -> str:
+async def _create(
+    api: OllamaApi, name: str, source: dict[str, Any], parameters: dict[str, int], progress: _Progress
+) -> str:
+    await api.create(name, source | ({"parameters": parameters} if parameters else {}), progress)
     found = await api.blob_of(name)
     if found is None:
         raise DaemonError(f"Ollama has created the model {name}, but does not list it")

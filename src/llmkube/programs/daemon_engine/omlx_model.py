@@ -144,11 +144,6 @@ class OmlxModel(Adapter):
     _next_search_at: float = float("-inf")
 
     @property
-    def url(self) -> str:
-        """Base URL of the server."""
-        return self.api.url
-
-    @property
     def headers(self) -> Headers:
         """Headers with the server's key, if it requires one."""
         return self.api.headers.without("content-type")

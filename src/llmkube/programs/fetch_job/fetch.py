@@ -12,12 +12,10 @@ The folder appears once it is complete. Its content is described in the containe
 size, digest and facts of the header; or reason and message of a failure.
 """
 
-import contextlib
 import hashlib
 import os
 import random
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -28,6 +26,7 @@ import click
 import trio
 
 from llmkube.base.errors import LLMKubeError, UserError, first_leaf
+from llmkube.base.private_files import replaced_folder
 from llmkube.base.settings import resolve
 from llmkube.base.times import utcnow
 from llmkube.base.units import format_bytes
@@ -253,30 +252,21 @@ def publish(folder: Path, files: Mapping[str, Path]) -> None:
     Raises:
         FetchError: The disk fails, or does not support hard links.
     """
-    fresh: Path | None = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         if _is_published(folder, files):
             return
-        fresh = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
-        for name, file in files.items():
-            link = fresh / name
-            link.parent.mkdir(parents=True, exist_ok=True)
-            os.link(file, link, follow_symlinks=False)
-            if link.stat().st_mode & 0o444 != 0o444:  # files of another user cannot be changed, only read
-                link.chmod(0o644)
-        for inner in (fresh, *(path for path in fresh.rglob("*") if path.is_dir())):
-            inner.chmod(0o755)
-        # A folder that is not empty cannot be replaced in one step; an engine keeps the files that it has open.
-        with contextlib.suppress(FileNotFoundError):
-            folder.rename(fresh.with_name(f"{fresh.name}-old"))
-        fresh.rename(folder)
+        with replaced_folder(folder) as fresh:  # an engine keeps the files that it has open
+            for name, file in files.items():
+                link = fresh / name
+                link.parent.mkdir(parents=True, exist_ok=True)
+                os.link(file, link, follow_symlinks=False)
+                if link.stat().st_mode & 0o444 != 0o444:  # files of another user cannot be changed, only read
+                    link.chmod(0o644)
+            for inner in (fresh, *(path for path in fresh.rglob("*") if path.is_dir())):
+                inner.chmod(0o755)
     except OSError as exc:
         raise FetchError(f"cannot write to {folder}: {exc.strerror or exc}; it must be on the store's disk") from exc
-    finally:
-        if fresh is not None:
-            shutil.rmtree(fresh, ignore_errors=True)
-            shutil.rmtree(fresh.with_name(f"{fresh.name}-old"), ignore_errors=True)
 
 
 def _existing(

@@ -97,15 +97,24 @@ class Store:
         Raises:
             FetchError: The disk fails, here or in the block.
         """
-        try:
+        with self.write_errors():
             fd = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)
                 yield
             finally:
                 os.close(fd)
+
+    @contextlib.contextmanager
+    def write_errors(self) -> Iterator[None]:
+        """Report a write that fails in the block as a FetchError: a full disk, or another failure."""
+        try:
+            yield
         except OSError as exc:
-            raise write_error(self, exc) from exc
+            if is_disk_full(exc):
+                free = free_bytes(self.root) or 0
+                raise NoSpaceError(str(self.root), needed_bytes=None, free_bytes=free) from exc
+            raise FetchError(f"model store {self.root} cannot be written: {exc.strerror or exc}") from exc
 
     def keyed_digest(self, text: str) -> str:
         """Return a keyed digest, which only a reader of this store can compare with a guess: 64 hex digits.
@@ -114,7 +123,7 @@ class Store:
             FetchError: The disk fails.
         """
         path = self.root / "key"
-        try:
+        with self.write_errors():
             key = _read_key(path)
             if key is None:
                 with self.locked():
@@ -122,8 +131,6 @@ class Store:
                     if key is None:
                         key = secrets.token_bytes(_KEY_BYTES)
                         write_private(path, key)
-        except OSError as exc:
-            raise write_error(self, exc) from exc
         return hmac.digest(key, text.encode("utf-8", "surrogatepass"), "sha256").hex()
 
     def find(self, sha256: str, size_bytes: int) -> WeightsFile | None:
@@ -142,11 +149,9 @@ class Store:
             FetchError: The disk fails.
         """
         blob = self.blobs / hashlib.sha256(data).hexdigest()
-        try:
+        with self.write_errors():
             write_private(blob, data)
             sync_folder(self.blobs)
-        except OSError as exc:
-            raise write_error(self, exc) from exc
         return _blob(blob, len(data))
 
 
@@ -162,7 +167,8 @@ def open_store(root: Path) -> Store:
         inner = (root / "blobs", store.blobs, store.index, store.sets, store.partial, store.incoming)
         for folder in (root.resolve(), *inner):
             _make_private(folder)  # root itself may be a link: the store may be on another volume
-        _remove_abandoned(store.incoming)
+        for path in store.incoming.iterdir():
+            remove_unlocked(path)
         for folder in (store.blobs, store.index, store.partial):
             remove_temporary_files(folder)
     except OSError as exc:
@@ -190,13 +196,6 @@ def _blob(path: Path, size_bytes: int) -> WeightsFile:
     return WeightsFile(path, size_bytes, path.name, f"sha256:{path.name}")
 
 
-def write_error(store: Store, exc: OSError) -> FetchError:
-    """Return the error for a failed write: a full disk, or another failure."""
-    if is_disk_full(exc):
-        return NoSpaceError(str(store.root), needed_bytes=None, free_bytes=free_bytes(store.root) or 0)
-    return FetchError(f"model store {store.root} cannot be written: {exc.strerror or exc}")
-
-
 def _make_private(folder: Path) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
@@ -206,20 +205,33 @@ def _make_private(folder: Path) -> None:
         folder.chmod(0o700)
 
 
-def _remove_abandoned(incoming: Path) -> None:
-    """Remove the files of dead writers: a live one holds its lock, the kernel releases a dead one's."""
-    for path in incoming.iterdir():
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            continue  # committed meanwhile, or not created by us
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink(missing_ok=True)
-        except BlockingIOError:
-            pass
-        finally:
-            os.close(fd)
+def remove_unlocked(path: Path, *companions: Path, unless_modified_since: float | None = None) -> int:
+    """Remove an unfinished file, unless a writer has it locked, and its companions; return the freed bytes.
+
+    A live writer holds the lock of its file; the kernel releases a dead one's.
+
+    Args:
+        path: The file.
+        companions: Files that are removed with it, if they exist.
+        unless_modified_since: Keep the file if it changed after this time, in seconds since the epoch.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return 0  # committed or removed meanwhile, or not created by us
+    try:
+        found = os.fstat(fd)
+        if unless_modified_since is not None and found.st_mtime > unless_modified_since:
+            return 0
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for each in (path, *companions):
+            each.unlink(missing_ok=True)
+    except BlockingIOError:
+        return 0
+    else:
+        return found.st_blocks * 512
+    finally:
+        os.close(fd)
 
 
 def sync_folder(folder: Path) -> None:

@@ -4,25 +4,22 @@ A record has the size and modification time of its blobs; a blob that differs on
 All functions block on the disk.
 """
 
-import contextlib
 import hashlib
 import json
 import os
 import re
-import shutil
 import stat
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
 
-from llmkube.base.private_files import write_private
+from llmkube.base.private_files import replaced_folder, write_private
 from llmkube.weights.errors import FetchError
 from llmkube.weights.http_responses import RemoteVersion, Validator
 from llmkube.weights.source import Builtin, Remote, WebFile
-from llmkube.weights.store.blobs import DIGEST, Store, WeightsFile, sync_folder, write_error
+from llmkube.weights.store.blobs import DIGEST, Store, WeightsFile, sync_folder
 from llmkube.weights.store.partial import Partial
 
 
@@ -338,17 +335,9 @@ def _is_linked(name: Path, blob: Path) -> bool:
 
 def _link_set(store: Store, folder: Path, digests: dict[str, str]) -> None:
     """Create a folder of hard links to the blobs; it appears when it is complete."""
-    staging = Path(tempfile.mkdtemp(dir=store.sets, prefix=".new-"))  # 0700
-    try:
-        for name, digest in digests.items():
-            os.link(store.blobs / digest, staging / name, follow_symlinks=False)
-        sync_folder(staging)
-        with contextlib.suppress(FileNotFoundError):
-            folder.rename(staging.with_name(f"{staging.name}-old"))  # a rename over a non-empty folder fails
-        staging.rename(folder)
+    with store.write_errors():
+        with replaced_folder(folder) as staging:
+            for name, digest in digests.items():
+                os.link(store.blobs / digest, staging / name, follow_symlinks=False)
+            sync_folder(staging)
         sync_folder(store.sets)
-    except OSError as exc:
-        raise write_error(store, exc) from exc
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-        shutil.rmtree(staging.with_name(f"{staging.name}-old"), ignore_errors=True)

@@ -19,7 +19,7 @@ import attrs
 from llmkube.base.private_files import sync, write_private
 from llmkube.weights.errors import FetchError
 from llmkube.weights.http_responses import Validator
-from llmkube.weights.store.blobs import Store, sync_folder, write_error
+from llmkube.weights.store.blobs import Store, remove_unlocked, sync_folder
 
 _HASH_CHUNK_BYTES: Final = 8 << 20
 _WRITE_BYTES: Final = 256 << 10
@@ -88,13 +88,14 @@ class Partial:
         """
         start, done = self.size_bytes, 0
         view = memoryview(data)
-        try:
-            while done < len(view):
-                done += os.pwrite(self._fd, view[done : done + _WRITE_BYTES], start + done)
-        except OSError as exc:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._fd, start)
-            raise write_error(self.store, exc) from exc
+        with self.store.write_errors():
+            try:
+                while done < len(view):
+                    done += os.pwrite(self._fd, view[done : done + _WRITE_BYTES], start + done)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._fd, start)
+                raise
         self._digest.update(view)
         self.size_bytes += done
 
@@ -105,21 +106,17 @@ class Partial:
     def checkpoint(self) -> None:
         """Sync the bytes so far, so that they survive a power failure; bytes appended meanwhile are not included."""
         size_bytes = self.size_bytes
-        try:
+        with self.store.write_errors():
             sync(self._fd)
-        except OSError as exc:
-            raise write_error(self.store, exc) from exc
         self._write_metadata(size_bytes)
 
     def commit(self) -> Path:
         """Move the file to the blobs, named by its digest; `checkpoint` must have been called."""
         final = self.store.blobs / self.sha256
-        try:
+        with self.store.write_errors():
             self.path.replace(final)
             sync_folder(self.store.blobs)
             _metadata_path(self.path).unlink(missing_ok=True)
-        except OSError as exc:
-            raise write_error(self.store, exc) from exc
         return final
 
     def close(self) -> None:
@@ -146,10 +143,8 @@ class Partial:
                 "syncedBytes": synced_bytes,
             }
         )
-        try:
+        with self.store.write_errors():
             write_private(_metadata_path(self.path), text)
-        except OSError as exc:
-            raise write_error(self.store, exc) from exc
 
 
 def open_partial(store: Store, key: str) -> Partial | None:
@@ -161,7 +156,7 @@ def open_partial(store: Store, key: str) -> Partial | None:
         FetchError: The disk fails, or there is something else than a regular file.
     """
     path = store.partial_path(key)
-    try:
+    with store.write_errors():
         while True:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
             keep_open = False
@@ -179,8 +174,6 @@ def open_partial(store: Store, key: str) -> Partial | None:
             finally:
                 if not keep_open:
                     os.close(fd)
-    except OSError as exc:
-        raise write_error(store, exc) from exc
 
 
 def remove_partial(path: Path, *, unless_modified_since: float | None = None) -> int:
@@ -190,23 +183,7 @@ def remove_partial(path: Path, *, unless_modified_since: float | None = None) ->
         path: One of the files in the store's folder of partials.
         unless_modified_since: Keep the file if it changed after this time, in seconds since the epoch.
     """
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return 0  # gone meanwhile, or not created by us
-    try:
-        found = os.fstat(fd)
-        if unless_modified_since is not None and found.st_mtime > unless_modified_since:
-            return 0
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path.unlink(missing_ok=True)
-        _metadata_path(path).unlink(missing_ok=True)
-    except BlockingIOError:
-        return 0
-    else:
-        return found.st_blocks * 512
-    finally:
-        os.close(fd)
+    return remove_unlocked(path, _metadata_path(path), unless_modified_since=unless_modified_since)
 
 
 def _resume(store: Store, path: Path, fd: int) -> Partial:

@@ -4,7 +4,6 @@ The `assess_*` functions are pure.
 """
 
 import datetime
-import email.utils
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
@@ -15,6 +14,7 @@ import trio
 
 from llmkube import __version__
 from llmkube.base.errors import UserError
+from llmkube.base.times import parse_http_date
 from llmkube.cli.commands.doctor.findings import Finding, failed, passed, warned
 from llmkube.cli.commands.doctor.installation import Installation
 from llmkube.cli.commands.programs.background.lan_access import REACHED, REFUSED, read_lan_access
@@ -330,12 +330,9 @@ def skew_of(date: str, began: datetime.datetime, ended: datetime.datetime) -> da
     The date is in whole seconds and was written between request and response: a difference that rounding or latency
     can explain is none.
     """
-    try:
-        reported = email.utils.parsedate_to_datetime(date)
-    except (ValueError, TypeError):
+    reported = parse_http_date(date)
+    if reported is None:
         return None
-    if reported.tzinfo is None:
-        reported = reported.replace(tzinfo=datetime.UTC)
     if reported > ended:
         return reported - ended
     latest = reported + datetime.timedelta(seconds=1)

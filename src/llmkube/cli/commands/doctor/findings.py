@@ -6,7 +6,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import attrs
 import click
@@ -39,9 +39,9 @@ class Finding:
         fix: The command or step that fixes it; empty if the verdict is PASS.
     """
 
+    name: str = attrs.field(default="", kw_only=True)
     verdict: Verdict
     found: str
-    name: str = attrs.field(default="", kw_only=True)
     why: str = attrs.field(default="", kw_only=True)
     fix: str = attrs.field(default="", kw_only=True)
 
@@ -74,16 +74,7 @@ def as_text(findings: Sequence[Finding]) -> str:
 
 def as_json(findings: Sequence[Finding]) -> str:
     """Return the findings as JSON."""
-    lines: list[dict[str, Any]] = [
-        {
-            "name": each.name,
-            "verdict": each.verdict.value,
-            "found": each.found,
-            "why": each.why,
-            "fix": runnable(each.fix),
-        }
-        for each in findings
-    ]
+    lines = [attrs.asdict(each) | {"verdict": each.verdict.value, "fix": runnable(each.fix)} for each in findings]
     return json.dumps({"llmkube": __version__, **_counts(findings), "findings": lines}, indent=2, ensure_ascii=False)
 
 

@@ -18,7 +18,7 @@ from llmkube.cli.commands.doctor.installation import Installation
 from llmkube.cli.commands.doctor.mac import newest_jetsam
 from llmkube.cli.commands.programs.background.agent_jobs import AGENT_LABEL, START_LIMIT, UP_LABEL
 from llmkube.cli.commands.programs.background.agent_status import probe_health
-from llmkube.cli.commands.programs.background.launchctl import EXIT_SECONDS, JobState, Launchd, launchctl_caller
+from llmkube.cli.commands.programs.background.launchctl import JobState, launchd_of
 from llmkube.cli.commands.programs.background.start_limit import FailedStarts, read_failed_starts
 from llmkube.cli.commands.programs.background.systemd import UNIT, systemctl
 from llmkube.programs.config import AgentConfig
@@ -101,10 +101,8 @@ def listed_devices(text: str) -> tuple[str, ...]:
 async def check_launchd_job(here: Installation) -> Finding:
     """Check the launchd job; launchd shows its state without sudo."""
     label = AGENT_LABEL if here.program == "agent" else UP_LABEL
-    domain = "system" if here.daemon else f"gui/{here.user.uid}"
-    job = Launchd(call=launchctl_caller(), domain=domain, label=label, exit_seconds=EXIT_SECONDS)
     port = _health_port(here)
-    state = await job.state()
+    state = await launchd_of(here.user, label=label, daemon=here.daemon, change=False).state()
     healthy = here.pid is not None and (not port or bool(await probe_health(port)))
     return assess_launchd_job(here, state, healthy, read_failed_starts(here.folder, start_of(1)))
 

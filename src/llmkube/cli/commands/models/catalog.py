@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from llmkube.base.units import format_bytes
-from llmkube.cli.catalog.entries import CHECKS, Entry, architectures, entries, find, similar
+from llmkube.cli.catalog.entries import CHECKS, Entry, architectures, entries, find, hint_for
 from llmkube.cli.commands.models.fit import demand_for
 from llmkube.cli.commands.services.deploy import CATALOG_CONTEXT
 from llmkube.cli.options import output_option
@@ -70,9 +70,7 @@ def require_entry(name: str) -> Entry:
     """
     if (entry := find(name)) is not None:
         return entry
-    like = similar(name)
-    hint = f"; did you mean {' or '.join(like)}?" if like else "; see `llmkube catalog list`"
-    raise CommandError(f"the catalog has no model {name}{hint}", ExitCode.NOT_FOUND)
+    raise CommandError(f"the catalog has no model {name}; {hint_for(name)}", ExitCode.NOT_FOUND)
 
 
 def memory_bytes(entry: Entry, context: int) -> int:

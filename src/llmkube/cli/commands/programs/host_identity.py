@@ -7,7 +7,7 @@ import base64
 import contextlib
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ from llmkube.k8s.leases.live_hosts import DEFAULT_LEASE_SECONDS
 from llmkube.k8s.resource import Key, Resource
 from llmkube.k8s.wire.names import HOST_ACCOUNT_PREFIX
 from llmkube.programs.failures import CommandError, ExitCode
+from llmkube.programs.options import with_options
 from llmkube.programs.server_side_apply import Applier, Manifest
 from llmkube.supervisor.cluster.host_lease import is_same_machine, machine_in, place_in
 from llmkube.supervisor.host_policies import host_policies
@@ -53,8 +54,7 @@ _BINDINGS: Final = (
 POLL_SECONDS: Final = 1.0
 """Interval at which the Lease is read to see whether another machine renews it."""
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-_GRANTS: Final[tuple[Decorator, ...]] = (
+grant_options: Final = with_options(
     click.option("--kubeconfig", type=click.Path(path_type=Path), help="Kubeconfig of a cluster administrator."),
     click.option("--context", help="Context in the kubeconfig."),
     click.option("--server", metavar="URL", help="URL of the API server for the host. Default: the context's."),
@@ -92,6 +92,7 @@ _GRANTS: Final[tuple[Decorator, ...]] = (
     ),
     click.option("--overwrite", is_flag=True, help="Take over the name even if another live machine has it."),
 )
+"""Options with which an administrator sets the grants of a host."""
 
 
 def account_of(host: str) -> str:
@@ -287,13 +288,6 @@ def _token_file_in(file: Path) -> str:
         return str(json.loads(file.read_text("utf-8"))["users"][0]["user"]["tokenFile"])
     except (OSError, ValueError, TypeError, LookupError):
         return ""
-
-
-def grant_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options with which an administrator sets the grants of a host."""
-    for option in reversed(_GRANTS):
-        command = option(command)
-    return command
 
 
 def resolve_grant(grant: Mapping[str, Any], host: str, folder: Path) -> tuple[ClusterConfig, JoinRecord]:

@@ -15,6 +15,7 @@ from llmkube.base.log import configure_logging
 from llmkube.cli.commands.programs.up_session import next_steps, prepare_session
 from llmkube.cli.commands.tools.files import demo_manifests, demo_model, load_manifests
 from llmkube.cli.lazy_group import Entry, LazyGroup
+from llmkube.cli.options import manifests_option
 from llmkube.cli.view import output
 from llmkube.cli.view.progress_line import open_console
 from llmkube.programs.config import UpConfig, load
@@ -23,7 +24,7 @@ from llmkube.programs.host_name import check_own_address
 from llmkube.programs.host_settings import find_llama_server
 from llmkube.programs.lan_gateway import listen_settings
 from llmkube.programs.one_machine import UpPlan, run_up
-from llmkube.programs.options import HELP, NumberRange, complete_paths, guarded, settings_options
+from llmkube.programs.options import HELP, NumberRange, guarded, settings_options
 from llmkube.programs.program import raise_descriptor_limit
 from llmkube.programs.router_host.router_paths import ROUTERS, SETTING
 from llmkube.programs.state_dir import hold_state_dir, temporary_state_dir
@@ -47,15 +48,7 @@ COMMANDS: Mapping[str, Entry] = {
 @click.option("--demo", is_flag=True, help="Serve the built-in model; implies --ephemeral and free ports.")
 @click.option("--ask", "question", metavar="TEXT", help="Send the first service a prompt, print its answer and exit.")
 @click.option("--timeout", type=NumberRange(min=0), default=300.0, help="Seconds to wait for --ask. Default: 300.")
-@click.option(
-    "-f",
-    "--filename",
-    "files",
-    metavar="FILE",
-    multiple=True,
-    shell_complete=complete_paths,
-    help="Manifests to apply: a file, a folder, or - for standard input.",
-)
+@manifests_option("files", "Manifests to apply: a file, a folder, or - for standard input.")
 @click.option("--ephemeral", is_flag=True, help="Store everything in a temporary folder, removed on exit.")
 @settings_options(UpConfig)
 @click.pass_context

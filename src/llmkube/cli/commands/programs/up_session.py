@@ -156,8 +156,7 @@ async def _find_target(applied: tuple[ApplyResult, ...], caches: ObjectCaches) -
         return CommandError("no InferenceService to ask; add one with -f FILE, or use --demo")
     target = (given or present)[0]
     while target not in caches.services:  # applied, but not in the cache yet
-        version = caches.changed.version
-        await caches.changed.wait_newer(version)
+        await caches.changed.wait_newer(caches.changed.version)
     return target
 
 

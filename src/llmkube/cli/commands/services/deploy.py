@@ -15,7 +15,7 @@ import click
 
 from llmkube.base.errors import UserError
 from llmkube.base.times import utcnow
-from llmkube.cli.catalog.entries import CHECKS, Entry, find, similar
+from llmkube.cli.catalog.entries import CHECKS, Entry, find, hint_for
 from llmkube.cli.commands.services.field_flags import FLAGS, FieldFlag, field_options, given_fields, put
 from llmkube.cli.commands.services.readiness_wait import is_stopped, print_on_interrupt, typed_command, wait_until_ready
 from llmkube.cli.object_names import find as find_object
@@ -237,10 +237,9 @@ def _catalog_entry(name: str) -> Entry:
     entry = find(name)
     if entry is not None:
         return entry
-    like = similar(name)
-    hint = f"did you mean {' or '.join(like)}?" if like else "see `llmkube catalog list`"
     raise click.UsageError(
-        f"the catalog has no model {name} ({hint}); specify --source (weights to serve) or --model (an existing Model)"
+        f"the catalog has no model {name} ({hint_for(name)}); specify --source (weights to serve) or --model (an "
+        "existing Model)"
     )
 
 

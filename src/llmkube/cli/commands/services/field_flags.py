@@ -13,7 +13,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import QUANTITY
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.fields import WireField, wire_fields
-from llmkube.programs.options import Decorator, NumberRange
+from llmkube.programs.options import Decorator, NumberRange, with_options
 
 
 @attrs.frozen
@@ -87,13 +87,7 @@ FLAGS: Final = (
 
 def field_options(flags: Iterable[FieldFlag]) -> Decorator:
     """Add the options; the value of one that was not given is None, or an empty tuple if it is repeatable."""
-
-    def decorate(command: Any) -> Any:
-        for each in reversed(tuple(flags)):
-            command = _option(each)(command)
-        return command
-
-    return decorate
+    return with_options(*map(_option, flags))
 
 
 def given_fields(flags: Iterable[FieldFlag], values: Mapping[str, Any]) -> dict[FieldFlag, Any]:

@@ -31,7 +31,6 @@ Objects = Mapping[type[Any], Sequence[Any]]
 class TableLayout:
     """The table of one kind."""
 
-    kind: type[Any]
     columns: tuple[str, ...]
     wide_columns: tuple[str, ...]
     row: Callable[[Any, Model | None, datetime.datetime], tuple[str, ...]]
@@ -40,21 +39,19 @@ class TableLayout:
 
 _LAYOUTS = {
     Model: TableLayout(
-        Model,
         output.MODEL_COLUMNS,
         output.MODEL_WIDE_COLUMNS,
         lambda model, _, now: output.model_row(model, now),
         lambda model, _: output.model_wide_cells(model),
     ),
     InferenceService: TableLayout(
-        InferenceService,
         output.SERVICE_COLUMNS,
         output.SERVICE_WIDE_COLUMNS,
         output.service_row,
         output.service_wide_cells,
     ),
     ModelRouter: TableLayout(
-        ModelRouter, output.ROUTER_COLUMNS, (), lambda router, _, now: output.router_row(router, now), lambda *_: ()
+        output.ROUTER_COLUMNS, (), lambda router, _, now: output.router_row(router, now), lambda *_: ()
     ),
 }
 

@@ -7,7 +7,6 @@ import click
 import trio
 
 from llmkube.base.times import utcnow
-from llmkube.cli.catalog.entries import find
 from llmkube.cli.commands.models.cache import preload
 from llmkube.cli.commands.models.catalog import require_entry
 from llmkube.cli.commands.services.deploy import FIELD_MANAGER, absolute_source, choose_accelerator, empty_object
@@ -53,7 +52,7 @@ def pull(
     For `llmkube up` on this machine, the file is fetched into its store; in a cluster, a Job fetches it for pods. A
     host fetches it when a service needs it. Serve it with `llmkube run NAME` or `llmkube deploy NAME --model NAME`.
     """
-    entry = None if looks_like_source(model) else find(model) or require_entry(model)
+    entry = None if looks_like_source(model) else require_entry(model)
     source = entry.source if entry is not None else absolute_source(model, Path.cwd())
     digest = sha256 or (entry.sha256 if entry is not None else "")
     parsed = parse_source(source)

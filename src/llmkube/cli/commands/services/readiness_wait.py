@@ -63,8 +63,7 @@ async def wait_until_ready(
     """
     async with open_object_caches(cluster.client, namespace=key.namespace) as caches:
         while key not in caches.services:  # applied, but not in the cache yet
-            version = caches.changed.version
-            await caches.changed.wait_newer(version)
+            await caches.changed.wait_newer(caches.changed.version)
         with open_display(open_console(stderr=True)) as display:
             readiness = Readiness(
                 caches=caches,

@@ -5,7 +5,6 @@ from typing import Any
 
 import click
 
-from llmkube.cli.catalog.entries import find
 from llmkube.cli.commands.inference.chat import chat
 from llmkube.cli.commands.models.catalog import require_entry
 from llmkube.cli.commands.services.deploy import absolute_source, deploy
@@ -49,7 +48,7 @@ def run(
     source = absolute_source(model, Path.cwd()) if looks_like_source(model) else None
     name = name_for(source) if source is not None else model
     if not _start_existing(where, name, source, timeout):
-        if source is None and find(model) is None:
+        if source is None:
             require_entry(model)  # raises an error with similar names
         flags: dict[str, Any] = {"name": name, "source": source, "accelerator": accelerator, "timeout": timeout}
         if context_size is not None:

@@ -14,7 +14,7 @@ from llmkube.apiserver.schema.structural import Schema
 from llmkube.apiserver.schema.validation import validate
 from llmkube.base.errors import UserError
 from llmkube.cli.commands.tools.files import load_manifests
-from llmkube.cli.options import cluster_options
+from llmkube.cli.options import cluster_options, manifests_option
 from llmkube.cli.target_cluster import Cluster, ClusterFlags, answer_deadline, run_against
 from llmkube.cli.view.output import printable
 from llmkube.controller.reconcile.workload_plans import RENDERED
@@ -30,7 +30,7 @@ from llmkube.k8s.crd.pairing import METAL
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.wire.names import service_name
 from llmkube.programs.failures import CommandError
-from llmkube.programs.options import command, complete_paths
+from llmkube.programs.options import command
 from llmkube.runtimes.arguments import flags_in
 from llmkube.runtimes.llama_fields import DEFAULT_CONTEXT
 from llmkube.runtimes.llama_verdicts import spellings_of
@@ -73,14 +73,7 @@ class Finding:
 
 @command("migrate")
 @click.option("--check", is_flag=True, help="Print the changes, and change nothing. Required.")
-@click.option(
-    "-f",
-    "--filename",
-    "names",
-    multiple=True,
-    metavar="FILE",
-    help="Read a file, a folder, or - for standard input, instead of the cluster.",
-)
+@manifests_option("names", "Read a file, a folder, or - for standard input, instead of the cluster.")
 @cluster_options(all_namespaces=True)
 def migrate(*, check: bool, names: tuple[str, ...], where: ClusterFlags) -> None:
     """Check what changes for objects that the Go implementation of LLMKube serves now.
@@ -230,16 +223,7 @@ def _key(body: Body) -> tuple[str, str]:
 
 
 @command("convert")
-@click.option(
-    "-f",
-    "--filename",
-    "names",
-    multiple=True,
-    required=True,
-    metavar="FILE",
-    shell_complete=complete_paths,
-    help="A file, a folder, or - for standard input.",
-)
+@manifests_option("names", "A file, a folder, or - for standard input.", required=True)
 def convert_manifests(names: tuple[str, ...]) -> None:
     """Convert manifests of llmkube.io/v1alpha1 to current Models and InferenceServices.
 
