@@ -4,7 +4,6 @@ Among them are a PodMonitor for the Prometheus operator and an objective for Pyr
 LeaderWorkerSet: one pod that serves requests, and one on each further node.
 """
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -32,7 +31,7 @@ from llmkube.k8s.builtins import Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.placement import Disruption, MultiNode, ScalingMetric
 from llmkube.k8s.wire.conditions import find_condition
-from llmkube.k8s.wire.names import SERVICE_LABEL, label_value, service_name
+from llmkube.k8s.wire.names import SERVICE_LABEL, label_value, service_name, with_digest
 from llmkube.k8s.workloads import (
     Deployment,
     HorizontalPodAutoscaler,
@@ -56,11 +55,10 @@ _SERVING_FIELDS: Final = ("ports", "startupProbe", "livenessProbe", "readinessPr
 
 def group_name(service: str) -> str:
     """Return the name of a service's LeaderWorkerSet; its controller creates a Service of that name, so not ours."""
-    name = f"{service_name(service)}{_ENDING}"
-    if len(name) <= _MAX_GROUP_NAME:
-        return name
-    digest = hashlib.sha256(service.encode()).hexdigest()[:6]
-    return f"{name[: _MAX_GROUP_NAME - len(_ENDING) - len(digest) - 1].rstrip('-')}-{digest}{_ENDING}"
+    name = service_name(service)
+    if len(name) + len(_ENDING) <= _MAX_GROUP_NAME:
+        return name + _ENDING
+    return with_digest(name, service, _MAX_GROUP_NAME, ending=_ENDING)
 
 
 def leader_plan(plan: ContainerPlan) -> ContainerPlan:

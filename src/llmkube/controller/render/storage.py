@@ -12,7 +12,6 @@
 The container that runs `llmkube fetch` is the only one of a Job, or an init container of the engine's pod.
 """
 
-import hashlib
 import posixpath
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -33,7 +32,7 @@ from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import controller_reference
-from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
+from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, MAX_NAME, shortened
 from llmkube.k8s.workloads import PersistentVolumeClaim
 from llmkube.runtimes.container.container_plan import literal
 from llmkube.weights.download.buckets import VARIABLES
@@ -132,7 +131,6 @@ CACHE_CLAIM: Final = "llmkube-model-cache"
 """Name of the claim that all Models of a namespace share."""
 
 _SERVICE_CLAIM: Final = "-model-cache"
-_MAX_NAME: Final = 253
 
 DRAFT_FOLDER: Final = "/draft-source"
 """Folder of a draft that is on a different volume than the model."""
@@ -171,11 +169,7 @@ def service_claim(service: InferenceService, settings: WorkloadSettings) -> dict
 
 def service_claim_name(service: str) -> str:
     """Return the name of a service's own PersistentVolumeClaim."""
-    name = f"{service}{_SERVICE_CLAIM}"
-    if len(name) <= _MAX_NAME:
-        return name
-    digest = hashlib.sha256(service.encode()).hexdigest()[:16]
-    return f"{service[: _MAX_NAME - len(digest) - 1 - len(_SERVICE_CLAIM)].rstrip('-.')}-{digest}{_SERVICE_CLAIM}"
+    return shortened(service, MAX_NAME, ending=_SERVICE_CLAIM, digits=16)
 
 
 def serving_storage(service: InferenceService, model: Model, path: str, settings: WorkloadSettings) -> Storage:
