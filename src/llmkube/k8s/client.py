@@ -135,7 +135,7 @@ class Client:
         no managedFields and is the same Python object that a watch of this client yields.
         """
         resource = kind.RESOURCE
-        body = {"apiVersion": resource.api_version, "kind": resource.kind, **manifest}
+        body = {**resource.type_meta, **manifest}
         path = object_path(resource, Key.of(manifest), subresource)
         params = {"fieldManager": field_manager, "force": "true" if force else ""}
         request = make_request("PATCH", path, params=params, body=body, content_type=APPLY_PATCH)

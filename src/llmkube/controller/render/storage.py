@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import attrs
 
+from llmkube.controller.render.labels import OUR_LABELS
 from llmkube.controller.render.model_sources import (
     CACHE_FOLDER,
     SOURCE_FOLDER,
@@ -32,7 +33,7 @@ from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import controller_reference
-from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, MAX_NAME, shortened
+from llmkube.k8s.wire.names import MAX_NAME, shortened
 from llmkube.k8s.workloads import PersistentVolumeClaim
 from llmkube.runtimes.container.container_plan import literal
 from llmkube.weights.download.buckets import VARIABLES
@@ -121,10 +122,8 @@ def llmkube_container(
 
 def fetch_volumes(settings: WorkloadSettings) -> tuple[dict[str, Any], ...]:
     """Return the volumes that the container needs besides `models`."""
-    scratch: dict[str, Any] = {"name": "scratch", "emptyDir": {}}
-    if not settings.ca_config_map:
-        return (scratch,)
-    return (scratch, {"name": "ca", "configMap": {"name": settings.ca_config_map}})
+    certificates = [{"name": "ca", "configMap": {"name": settings.ca_config_map}}] if settings.ca_config_map else []
+    return ({"name": "scratch", "emptyDir": {}}, *certificates)
 
 
 CACHE_CLAIM: Final = "llmkube-model-cache"
@@ -240,16 +239,8 @@ def names_own_cache(service: InferenceService) -> bool:
 def _claim(metadata: Mapping[str, Any], settings: WorkloadSettings) -> dict[str, Any]:
     storage_class = {"storageClassName": settings.cache_storage_class} if settings.cache_storage_class else {}
     return {
-        "apiVersion": PersistentVolumeClaim.RESOURCE.api_version,
-        "kind": PersistentVolumeClaim.RESOURCE.kind,
-        "metadata": {
-            **metadata,
-            "labels": {
-                "app.kubernetes.io/name": "llmkube-model-cache",
-                "app.kubernetes.io/managed-by": CONTROLLER_FIELD_MANAGER,
-                "app.kubernetes.io/part-of": "llmkube",
-            },
-        },
+        **PersistentVolumeClaim.RESOURCE.type_meta,
+        "metadata": {**metadata, "labels": {"app.kubernetes.io/name": "llmkube-model-cache", **OUR_LABELS}},
         "spec": {
             "accessModes": [settings.cache_access_mode],
             "resources": {"requests": {"storage": settings.cache_size}},
