@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Final
 
 import attrs
-import httpx
 import structlog
 import trio
 import yaml
@@ -26,7 +25,6 @@ from prometheus_client import CollectorRegistry
 
 from llmkube.apiserver.app import ApiServer
 from llmkube.apiserver.heavy_work import ThreadRunner
-from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.pki import ensure_pki, run_renewal, server_context
 from llmkube.apiserver.protocol.request_bodies import MAX_BODY_BYTES
 from llmkube.apiserver.storage.revisions import Store
@@ -75,14 +73,6 @@ class ApiServerHandle:
     kubeconfig: Path
     handler: Handler
     server: ApiServer
-
-
-@attrs.frozen(eq=False)
-class MemoryApiServer:
-    """A server in memory: no socket, no thread, no file."""
-
-    server: ApiServer
-    transport: httpx.AsyncBaseTransport
 
 
 @asynccontextmanager
@@ -137,19 +127,6 @@ async def open_api_server(
             finally:
                 server.end_watches()
                 nursery.cancel_scope.cancel()
-
-
-@asynccontextmanager
-async def open_memory_api_server(
-    *, utcnow: Callable[[], datetime], rng: random.Random, store: Store | None = None
-) -> AsyncIterator[MemoryApiServer]:
-    """Serve the API in memory until the block is left; pass the same `store` again to simulate a restart."""
-    server = ApiServer(store or Store(), utcnow=utcnow, rng=rng)
-    await server.ensure_namespaces()
-    async with open_transport(server.handle) as transport, trio.open_nursery() as nursery:
-        nursery.start_soon(server.run_housekeeping)
-        yield MemoryApiServer(server, transport)
-        nursery.cancel_scope.cancel()
 
 
 async def _start(stack: AsyncExitStack, path: Path, utcnow: Callable[[], datetime], rng: random.Random) -> ApiServer:
