@@ -99,8 +99,6 @@ class CompactedError(Exception):
 
     def __init__(self, requested: int, oldest: int) -> None:
         super().__init__(f"too old resource version: {requested} ({oldest})")
-        self.requested = requested
-        self.oldest = oldest
 
 
 @attrs.define(eq=False)
