@@ -86,13 +86,6 @@ class Change:
     after: Object
     removed: bool = False
 
-    @property
-    def type(self) -> str:
-        """The watch event's type."""
-        if self.removed:
-            return "DELETED"
-        return "ADDED" if self.before is None else "MODIFIED"
-
 
 class CompactedError(Exception):
     """The log no longer reaches back to the requested revision."""
