@@ -29,6 +29,10 @@ from llmkube.base.http.message import Request, Response
 from llmkube.base.http.server import run_server
 from llmkube.k8s.crd.definitions import all_crds
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from memory_api_server import EVERY_KIND
+
 LOOPBACK: Final = "127.0.0.1"
 READY: Final = "serving"
 COUNTS: Final = "/counts"
@@ -92,7 +96,7 @@ def write_kubeconfig(path: Path, port: int) -> None:
 async def serve(folder: Path) -> None:
     """Serve until killed."""
     counts: Counter[str] = Counter()
-    server = ApiServer(Store(), workloads=True, utcnow=lambda: datetime.now(UTC), rng=random.SystemRandom())
+    server = ApiServer(Store(), kinds=EVERY_KIND, utcnow=lambda: datetime.now(UTC), rng=random.SystemRandom())
     await server.ensure_namespaces()
     await server.ensure(all_crds())
     async with trio.open_nursery() as nursery:

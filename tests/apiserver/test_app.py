@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from contracts.widgets import CRDS, WIDGETS, widget_crd
 from llmkube.apiserver.app import ApiServer
 from llmkube.apiserver.memory_transport import open_transport
-from llmkube.apiserver.server import open_memory_api_server
 from llmkube.apiserver.storage.revisions import Store
 from llmkube.apiserver.storage.write_ahead_log import StorageError
 from llmkube.apiserver.values.json_text import MAX_DEPTH
+from memory_api_server import open_memory_api_server
 
 CONFIG_MAPS = "/api/v1/namespaces/default/configmaps"
 

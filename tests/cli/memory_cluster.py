@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 
 import httpx  # noqa: ASYNC127 (the project's settled choice)
 
-from llmkube.apiserver.server import open_memory_api_server
 from llmkube.cli.commands.tools.files import demo_manifests
 from llmkube.k8s.builtins import Lease
 from llmkube.k8s.client import Client
@@ -14,6 +13,7 @@ from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.programs.informer import open_object_caches
 from llmkube.programs.server_side_apply import Applier
+from memory_api_server import open_memory_api_server
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 

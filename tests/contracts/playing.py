@@ -14,7 +14,7 @@ from contracts.lab import PATIENCE_SECONDS, install, open_lab
 from contracts.nouns import Chapter
 from contracts.session import MERGE, Answer, Session
 from contracts.widgets import GROUP
-from llmkube.apiserver.server import open_memory_api_server
+from memory_api_server import open_memory_api_server
 
 # httpx nests generators that a request which is left half-way leaves to the garbage collector
 LEFT_HALF_WAY = [

@@ -24,6 +24,7 @@ from llmkube.apiserver.app import ApiServer
 from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.server import open_api_server
 from llmkube.apiserver.storage.revisions import Store
+from memory_api_server import EVERY_KIND
 
 pytestmark = LEFT_HALF_WAY
 
@@ -56,7 +57,7 @@ async def test_the_embedded_server_over_tls_keeps_the_contract(tmp_path):
 @pytest.mark.parametrize("check", WORKLOAD_CHECKS, ids=lambda check: check.__name__)
 async def test_the_server_of_the_controllers_tests_keeps_the_contract(check):
     """With the kinds that run things, which no user gets to see, it keeps the contract about them."""
-    server = ApiServer(Store(), workloads=True, utcnow=lambda: datetime.now(UTC), rng=random.Random(0))
+    server = ApiServer(Store(), kinds=EVERY_KIND, utcnow=lambda: datetime.now(UTC), rng=random.Random(0))
     await server.ensure_namespaces()
     async with (
         open_transport(server.handle) as transport,

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from k8s.api_calls import ApiCall
 from llmkube.apiserver.app import ApiServer
+from llmkube.apiserver.kinds.kind_info import BUILTIN_KINDS
 from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.storage.revisions import Store
 from llmkube.controller.operator import run_controller
@@ -42,6 +43,7 @@ from llmkube.k8s.wire.names import (
     service_name,
     slice_name,
 )
+from memory_api_server import EVERY_KIND
 
 AGENT = "llmkube-agent-studio"
 SETTLED = 2.0
@@ -376,7 +378,8 @@ async def open_cluster(
 ) -> AsyncIterator[Cluster]:
     """Run an API server and a controller that has seen everything that was there at the start (nothing)."""
     store = Store()
-    server = ApiServer(store, workloads="workloads" in settings, utcnow=utcnow, rng=random.Random(1))
+    kinds = EVERY_KIND if "workloads" in settings else BUILTIN_KINDS
+    server = ApiServer(store, kinds=kinds, utcnow=utcnow, rng=random.Random(1))
     await server.ensure_namespaces()
     await server.ensure([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "ml"}}, *all_crds()])
     registry = CollectorRegistry()

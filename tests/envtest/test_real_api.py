@@ -17,13 +17,13 @@ from contracts.lab import Lab, install, open_lab
 from contracts.widgets import widget_crd
 from llmkube.k8s.builtins import Endpoints, EndpointSlice, Lease, Service
 from llmkube.k8s.client import Client
-from llmkube.k8s.codec import decode
+from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import AlreadyExistsError, ConflictError, GoneError, InvalidError, NotFoundError
 from llmkube.k8s.reflector import Cache, run_reflector
-from llmkube.k8s.request import APPLY_PATCH
+from llmkube.k8s.request import APPLY_PATCH, object_path
 from llmkube.k8s.resource import Key, Object
 from llmkube.k8s.wire.conditions import Statement
 from llmkube.k8s.wire.reasons import Reason
@@ -308,8 +308,9 @@ async def test_refusals_keep_their_meaning(client: Client, chat: InferenceServic
     with pytest.raises(AlreadyExistsError):
         await client.create(decode(InferenceService, {"metadata": _named(chat), "spec": {"modelRef": "m"}}))
     stale = {**_named(chat), "resourceVersion": "1"}
+    edited = encode(decode(InferenceService, {"metadata": stale, "spec": {"modelRef": "m"}}))
     with pytest.raises(ConflictError):
-        await client.update(decode(InferenceService, {"metadata": stale, "spec": {"modelRef": "m"}}))
+        await client.request_json("PUT", object_path(InferenceService.RESOURCE, chat.key), body=edited)
     theirs = {"metadata": _named(chat), "spec": {"modelRef": "other"}}
     with pytest.raises(ConflictError, match="conflict with"):
         await client.apply(InferenceService, theirs, field_manager="somebody", force=False)

@@ -15,7 +15,7 @@ from llmkube.k8s.crd.modelrouter import Cost, Match
 from llmkube.k8s.crd.placement import GPUSharing
 from llmkube.k8s.crd.router_policy import JWT, Budget
 from llmkube.k8s.crd.serving import PersonaPlexConfig, SGLangSpeculative, VLLMConfig
-from llmkube.k8s.fields import REQUIRED, changed_paths, field, json_name, wire_fields
+from llmkube.k8s.fields import REQUIRED, changed_paths, field, wire_fields
 
 KINDS: list[Any] = [
     *definitions.KINDS,
@@ -49,7 +49,7 @@ KINDS: list[Any] = [
 )
 def test_odd_spellings(cls: type, attribute: str, key: str) -> None:
     """Acronyms are spelled as the API spells them, not as the camelCase rule would."""
-    assert json_name(cls, attribute) == key
+    assert {slot.attribute: slot.key for slot in wire_fields(cls)}[attribute] == key
 
 
 def test_json_names_are_unique() -> None:

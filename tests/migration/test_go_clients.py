@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from llmkube.apiserver.server import open_memory_api_server
+from memory_api_server import open_memory_api_server
 
 BODIES = json.loads(
     (Path(__file__).parents[1] / "apiserver" / "protocol" / "data" / "go_bodies.json").read_text(encoding="utf-8")

@@ -10,7 +10,6 @@ import attrs
 import httpx
 import pytest
 
-from llmkube.apiserver.server import open_memory_api_server
 from llmkube.controller.reconcile.workload_plans import RENDERED
 from llmkube.controller.render.pod_policy import refusal_message, service_refusals
 from llmkube.controller.render.storage import source_volume
@@ -24,6 +23,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.llama_fields import additional_ids
 from llmkube.runtimes.registry import check, container_plan_for
+from memory_api_server import open_memory_api_server
 from migration.shapes import POOL, ROUTER, SHAPES
 
 SETTINGS = WorkloadSettings(image="example.org/llmkube:test")

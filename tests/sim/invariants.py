@@ -245,7 +245,8 @@ class InvariantMonitor:
         if not (heartbeat or expired):
             self.last_change = now
             if now > self.quiet_since:
-                self.report("restless", f"{change.type} {kind} {change.ref.key}: {_difference(change)}", once=kind)
+                what = "removed" if change.removed else "written" if change.before else "created"
+                self.report("restless", f"{kind} {change.ref.key} is {what}: {_difference(change)}", once=kind)
         if kind == SLICES:
             self._published(change, labels)
         elif kind == SERVICES and not change.removed:

@@ -19,6 +19,7 @@ import httpx
 import trio
 
 from llmkube.apiserver.app import ApiServer
+from llmkube.apiserver.kinds.kind_info import BUILTIN_KINDS
 from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.storage.revisions import Ref, Store
 from llmkube.base.http.client import open_http_client
@@ -39,6 +40,7 @@ from llmkube.supervisor.credentials import client_keys_of
 from llmkube.supervisor.values.cordon import Cordon
 from llmkube.supervisor.values.ports import Ports
 from llmkube.supervisor.values.settings import AgentSettings
+from memory_api_server import EVERY_KIND
 from sim.freezing import be_a_program
 from sim.machine import Machine
 
@@ -635,7 +637,8 @@ async def open_world(*, seed=0, settings=None, store=None, reach=None, memory=No
     """Start everything; leaving the block stops the agent in order and checks that nothing is left."""
     settings = settings or agent_settings()
     store = store or Store()
-    server = ApiServer(store, utcnow=utcnow, rng=random.Random(seed), workloads=workloads is not None)
+    kinds = BUILTIN_KINDS if workloads is None else EVERY_KIND
+    server = ApiServer(store, kinds=kinds, utcnow=utcnow, rng=random.Random(seed))
     await server.ensure_namespaces()
     await server.ensure(all_crds())
     async with trio.open_nursery() as outer, open_transport(server.handle) as transport:

@@ -22,7 +22,7 @@ import trio
 
 from llmkube.apiserver.heavy_work import Work, inline
 from llmkube.apiserver.kinds.catalog import CRDS, NAMESPACES, Catalog, ref_of
-from llmkube.apiserver.kinds.kind_info import BUILTIN_KINDS, WORKLOAD_KINDS, KindInfo
+from llmkube.apiserver.kinds.kind_info import BUILTIN_KINDS, KindInfo
 from llmkube.apiserver.protocol import server_info
 from llmkube.apiserver.protocol.list_query import ListQuery, check_revision, read_page
 from llmkube.apiserver.protocol.negotiation import negotiate
@@ -69,7 +69,7 @@ class ApiServer:
         store: The initial state.
         persist: Makes writes durable before they are shown; None keeps everything in memory.
         work: Runs the parsing, deciding and validating of writes.
-        workloads: Serve the workload kinds (`WORKLOAD_KINDS`) too; nothing here acts on them.
+        kinds: The kinds that are served before any CRD exists.
         utcnow: The wall clock, for timestamps.
         rng: Draws uids, generated names and the length of watches.
     """
@@ -80,14 +80,14 @@ class ApiServer:
         *,
         persist: Persist | None = None,
         work: Work = inline,
-        workloads: bool = False,
+        kinds: Iterable[KindInfo] = BUILTIN_KINDS,
         utcnow: Callable[[], datetime],
         rng: random.Random,
     ) -> None:
         self._store = store
         self._utcnow = utcnow
         self._rng = rng
-        self._catalog = Catalog((*BUILTIN_KINDS, *(WORKLOAD_KINDS if workloads else ())))
+        self._catalog = Catalog(kinds)
         for _, crd in store.list(CRDS):
             self._catalog.add_crd(crd)
         self._rest = RestHandlers(self._catalog, utcnow, rng)

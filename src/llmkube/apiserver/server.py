@@ -10,15 +10,13 @@ STATE_DIR/kubeconfig    URL, CA certificate and token; 0600
 import base64
 import hmac
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import attrs
-import httpx
 import structlog
 import trio
 import yaml
@@ -26,7 +24,6 @@ from prometheus_client import CollectorRegistry
 
 from llmkube.apiserver.app import ApiServer
 from llmkube.apiserver.heavy_work import ThreadRunner
-from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.pki import ensure_pki, run_renewal, server_context
 from llmkube.apiserver.protocol.request_bodies import MAX_BODY_BYTES
 from llmkube.apiserver.storage.revisions import Store
@@ -47,17 +44,13 @@ from llmkube.base.http.message import Response, netloc
 from llmkube.base.http.server import run_server
 from llmkube.base.private_files import ensure_token, write_private
 from llmkube.base.probes import with_metrics
+from llmkube.base.times import utcnow
 
 log = structlog.get_logger()
 
 DEFAULT_PORT: Final = 7443
 
 _DRAIN_SECONDS: Final = 2.0  # requests take milliseconds, and `end_watches` ends the watches
-
-
-def utcnow_real() -> datetime:
-    """Return the machine's wall clock."""
-    return datetime.now(UTC)
 
 
 @attrs.frozen(eq=False)
@@ -77,14 +70,6 @@ class ApiServerHandle:
     server: ApiServer
 
 
-@attrs.frozen(eq=False)
-class MemoryApiServer:
-    """A server in memory: no socket, no thread, no file."""
-
-    server: ApiServer
-    transport: httpx.AsyncBaseTransport
-
-
 @asynccontextmanager
 async def open_api_server(
     state_dir: Path,
@@ -93,8 +78,6 @@ async def open_api_server(
     port: int = DEFAULT_PORT,
     port_field: str = "",
     registry: CollectorRegistry | None = None,
-    utcnow: Callable[[], datetime] = utcnow_real,
-    rng: random.Random | None = None,
 ) -> AsyncIterator[ApiServerHandle]:
     """Serve the API from `state_dir` until the block is left, with all writes acknowledged by earlier runs.
 
@@ -104,8 +87,6 @@ async def open_api_server(
         port: TCP port; 0 selects a free one.
         port_field: The flag that a PortTakenError names.
         registry: Metrics for `/metrics`, which requires the token; None serves no such path.
-        utcnow: The wall clock.
-        rng: Draws uids and names; the operating system's by default.
 
     Raises:
         PortTakenError: Another program has the port.
@@ -123,7 +104,7 @@ async def open_api_server(
         context = server_context(pki)
         sockets = await stack.enter_async_context(open_sockets())
         secured = [trio.SSLListener(listener, context, https_compatible=True) for listener in sockets.listen(listeners)]
-        server = await _start(stack, state_dir / "api.db", utcnow, rng or random.SystemRandom())
+        server = await _start(stack, state_dir / "api.db")
         kubeconfig = state_dir / "kubeconfig"
         write_kubeconfig(kubeconfig, url=url, ca_certificate=pki.ca_certificate, token=token)
         limits = Limits(max_body_bytes=2 * MAX_BODY_BYTES, drain_seconds=_DRAIN_SECONDS)
@@ -139,20 +120,7 @@ async def open_api_server(
                 nursery.cancel_scope.cancel()
 
 
-@asynccontextmanager
-async def open_memory_api_server(
-    *, utcnow: Callable[[], datetime], rng: random.Random, store: Store | None = None
-) -> AsyncIterator[MemoryApiServer]:
-    """Serve the API in memory until the block is left; pass the same `store` again to simulate a restart."""
-    server = ApiServer(store or Store(), utcnow=utcnow, rng=rng)
-    await server.ensure_namespaces()
-    async with open_transport(server.handle) as transport, trio.open_nursery() as nursery:
-        nursery.start_soon(server.run_housekeeping)
-        yield MemoryApiServer(server, transport)
-        nursery.cancel_scope.cancel()
-
-
-async def _start(stack: AsyncExitStack, path: Path, utcnow: Callable[[], datetime], rng: random.Random) -> ApiServer:
+async def _start(stack: AsyncExitStack, path: Path) -> ApiServer:
     """Start on the database; a damaged one is moved aside and replaced with an empty one."""
     try:
         write_ahead_log, store = await _open_database(stack, path)
@@ -164,6 +132,7 @@ async def _start(stack: AsyncExitStack, path: Path, utcnow: Callable[[], datetim
             moved_to=str(moved_to),
         )
         write_ahead_log, store = await _open_database(stack, path)
+    rng = random.SystemRandom()
     server = ApiServer(store, persist=write_ahead_log.commit, work=ThreadRunner(), utcnow=utcnow, rng=rng)
     await server.ensure_namespaces()
     return server

@@ -108,11 +108,6 @@ class Client:
         path, params = obj.RESOURCE.path(obj.metadata.namespace), {"fieldManager": field_manager}
         return await self._send_for(type(obj), "POST", path, params=params, body=encode(obj))
 
-    async def update(self, obj: T, *, subresource: str = "", field_manager: str = "") -> T:
-        """Replace an object; ConflictError when it has changed since it was read."""
-        path, params = object_path(obj.RESOURCE, obj.key, subresource), {"fieldManager": field_manager}
-        return await self._send_for(type(obj), "PUT", path, params=params, body=encode(obj))
-
     async def patch(
         self, kind: type[T], key: Key, patch: Mapping[str, Any], *, subresource: str = "", field_manager: str = ""
     ) -> T:
@@ -135,7 +130,7 @@ class Client:
         no managedFields and is the same Python object that a watch of this client yields.
         """
         resource = kind.RESOURCE
-        body = {"apiVersion": resource.api_version, "kind": resource.kind, **manifest}
+        body = {**resource.type_meta, **manifest}
         path = object_path(resource, Key.of(manifest), subresource)
         params = {"fieldManager": field_manager, "force": "true" if force else ""}
         request = make_request("PATCH", path, params=params, body=body, content_type=APPLY_PATCH)

@@ -144,7 +144,7 @@ def _missing(required: Mapping[str, str], values: Mapping[str, Any]) -> _Mismatc
 
 def _type_meta(cls: Any) -> dict[str, str]:
     resource: Resource | None = getattr(cls, "RESOURCE", None)
-    return {"apiVersion": resource.api_version, "kind": resource.kind} if resource else {}
+    return resource.type_meta if resource else {}
 
 
 def _at(step: str, mismatch: _Mismatch) -> _Mismatch:

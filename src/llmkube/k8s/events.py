@@ -282,8 +282,7 @@ class EventRecorder:
         about = series.about
         head = about.name[:230].rstrip(".-")  # with the suffix at most 253 characters, a DNS-1123 subdomain
         return {
-            "apiVersion": Event.RESOURCE.api_version,
-            "kind": Event.RESOURCE.kind,
+            **Event.RESOURCE.type_meta,
             "metadata": {
                 "name": f"{head}.{self.rng.getrandbits(64):016x}",
                 "namespace": about.namespace or "default",

@@ -56,7 +56,6 @@ class Column:
     path: str
     type: str = "string"
     wide: bool = False
-    description: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -192,11 +191,6 @@ def _without_none(annotation: Any) -> Any:
         return annotation
     kinds = [kind for kind in typing.get_args(annotation) if kind is not types.NoneType]
     return functools.reduce(lambda left, right: left | right, kinds)
-
-
-def json_name(cls: type, attribute: str) -> str:
-    """Return an attribute's name in JSON: `json_name(InferenceServiceSpec, "moe_cpu_layers")` is `moeCPULayers`."""
-    return next(slot.key for slot in wire_fields(cls) if slot.attribute == attribute)
 
 
 def rendered_paths(cls: type, prefix: str) -> Iterator[str]:

@@ -40,6 +40,11 @@ class Resource:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
+    def type_meta(self) -> dict[str, str]:
+        """The fields of an object that name its kind."""
+        return {"apiVersion": self.api_version, "kind": self.kind}
+
+    @property
     def full_name(self) -> str:
         """The plural with its group, unique in a cluster: `models.inference.llmkube.dev`."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
@@ -122,8 +127,7 @@ class Object(Wired):
 def controller_reference(owner: Object) -> dict[str, Any]:
     """Return the ownerReference to `owner` for the manifests of objects that it controls."""
     return {
-        "apiVersion": owner.RESOURCE.api_version,
-        "kind": owner.RESOURCE.kind,
+        **owner.RESOURCE.type_meta,
         "name": owner.key.name,
         "uid": owner.metadata.uid,
         "controller": True,

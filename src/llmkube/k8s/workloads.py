@@ -1,6 +1,6 @@
 """Workload kinds, built in or from other projects; only the fields that the controller reads are typed."""
 
-from typing import ClassVar, Final
+from typing import ClassVar
 
 import attrs
 
@@ -212,18 +212,6 @@ class NetworkPolicy(Object):
     RESOURCE: ClassVar[Resource] = Resource(
         "networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", short_names=("netpol",)
     )
-
-
-WORKLOADS: Final[tuple[Resource, ...]] = (
-    Pod.RESOURCE,
-    PersistentVolumeClaim.RESOURCE,
-    Deployment.RESOURCE,
-    Job.RESOURCE,
-    HorizontalPodAutoscaler.RESOURCE,
-    NetworkPolicy.RESOURCE,
-    PodDisruptionBudget.RESOURCE,
-)
-"""The kinds that every cluster has."""
 
 
 # -- monitoring.coreos.com/v1 -----------------------------------------------------------------------------------------

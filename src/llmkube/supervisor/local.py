@@ -1,6 +1,5 @@
 """The real implementation of `supervisor.values.ports`: this machine's processes, files and sockets."""
 
-import datetime
 import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,6 +16,7 @@ import trio
 from llmkube.base.errors import UserError
 from llmkube.base.http.client import HttpClient, open_http_client
 from llmkube.base.private_files import remove_temporary_files, write_private
+from llmkube.base.times import utcnow
 from llmkube.base.trusted_paths import open_file
 from llmkube.k8s.builtins import Secret
 from llmkube.k8s.client import Client
@@ -263,7 +263,7 @@ async def open_local_ports(
         open_http_client() as http,
         open_host_memory(settings.memory_policy.thresholds) as memory,
         open_downloader(
-            store, limiter=limiter, utcnow=_utcnow, rng=rng, endpoint=endpoint, egress=egress, memory_bytes=budget
+            store, limiter=limiter, utcnow=utcnow, rng=rng, endpoint=endpoint, egress=egress, memory_bytes=budget
         ) as downloader,
     ):
         yield Ports(
@@ -275,13 +275,13 @@ async def open_local_ports(
                 policy,
                 tokens,
                 in_threads(limiter, abandon=True),
-                partial(read_remote_header, utcnow=_utcnow, endpoint=endpoint, egress=egress),
+                partial(read_remote_header, utcnow=utcnow, endpoint=endpoint, egress=egress),
                 LocalSources(settings.local_sources, settings.store_dir),
                 library(http) if library is not None else None,
             ),
             journal=journal,
             http=http,
-            utcnow=_utcnow,
+            utcnow=utcnow,
             rng=rng,
             earlier=earlier,
             downloads=downloader.active,
@@ -318,10 +318,6 @@ def _clean_up(journal: FileJournal, settings: AgentSettings) -> dict[Key, Entry]
 
 async def _write_networks(path: Path, admitted: AdmittedNetworks) -> None:
     await trio.to_thread.run_sync(partial(write_private, path, admitted.dump(), durable=False))
-
-
-def _utcnow() -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC)
 
 
 def _source_of(model: Model) -> EngineSource:

@@ -44,7 +44,7 @@ def test_staged_writes_are_visible_in_their_transaction_only():
     assert tx.get(ref("a"))["value"] == 2
     assert store.get(ref("a")) is None
     store.apply(tx.changes)
-    assert [change.type for change in store.changes_after("things", 0)] == ["ADDED", "MODIFIED"]
+    assert [change.before is None for change in store.changes_after("things", 0)] == [True, False]
     assert store.get(ref("a"))["metadata"]["resourceVersion"] == "2"
 
 

@@ -11,10 +11,10 @@ import httpx
 import pytest
 import trio
 
-from llmkube.apiserver.server import open_memory_api_server
 from llmkube.apiserver.storage.revisions import Object, Ref, Store
 from llmkube.apiserver.writes.garbage_collector import BATCH, MAX_EVENTS, last_written, overdue, seconds_to_next
 from llmkube.k8s.resource import Key
+from memory_api_server import open_memory_api_server
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 EVENTS = "/api/v1/namespaces/default/events"

@@ -15,10 +15,10 @@ import httpx
 import pytest
 import yaml
 
-from llmkube.apiserver.server import open_memory_api_server
 from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.definitions import KINDS, all_crds
 from llmkube.k8s.crd.first_api import convert
+from memory_api_server import open_memory_api_server
 
 DATA: Final = Path(__file__).parents[1] / "data"
 EXAMPLES: Final = Path(__file__).parents[3] / "examples"

@@ -6,7 +6,7 @@ link-local ones are accepted, as in Kubernetes.
 
 import ipaddress
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from llmkube.apiserver.values.field_errors import (
@@ -66,18 +66,13 @@ def _check_endpoint(endpoint: Mapping[str, Any], kind: str, path: str) -> Iterat
     else:
         for index, address in enumerate(addresses):
             yield from _check_address(address, kind, where, at_index(where, index))
-    hostname = endpoint.get("hostname")
-    if hostname and (problem := name_rules.label(hostname)):
-        yield invalid(at(path, "hostname"), hostname, problem)
-    node = endpoint.get("nodeName")
-    if node is not None and (problem := name_rules.subdomain(node)):
-        yield invalid(at(path, "nodeName"), node, problem)
+    yield from _check_text(name_rules.label, endpoint.get("hostname") or None, at(path, "hostname"))
+    yield from _check_text(name_rules.subdomain, endpoint.get("nodeName"), at(path, "nodeName"))
 
 
 def _check_address(address: str, kind: str, listed: str, path: str) -> Iterator[FieldError]:
     if kind == "FQDN":
-        if problem := name_rules.subdomain(address):
-            yield invalid(path, address, problem)
+        yield from _check_text(name_rules.subdomain, address, path)
         return
     version = {"IPv4": 4, "IPv6": 6}.get(kind)
     if version is None:
@@ -145,13 +140,18 @@ def _check_slice_ports(ports: Sequence[Mapping[str, Any]], path: str) -> Iterato
     for index, port in enumerate(ports):
         where = at_index(path, index)
         name = port.get("name") or ""
-        if name and (problem := name_rules.label(name)):
-            yield invalid(at(where, "name"), name, problem)
+        yield from _check_text(name_rules.label, name or None, at(where, "name"))
         if name in seen:
             yield duplicate(at(where, "name"), name)
         seen.add(name)
         yield from check_protocol(port, where)
         yield from check_app_protocol(port, where)
+
+
+def _check_text(rule: Callable[[str], str], text: str | None, path: str) -> Iterator[FieldError]:
+    """Apply one of `name_rules` to a text; None is valid."""
+    if text is not None and (problem := rule(text)):
+        yield invalid(path, text, problem)
 
 
 def check_protocol(port: Mapping[str, Any], path: str) -> Iterator[FieldError]:
@@ -165,9 +165,7 @@ def check_protocol(port: Mapping[str, Any], path: str) -> Iterator[FieldError]:
 
 def check_app_protocol(port: Mapping[str, Any], path: str) -> Iterator[FieldError]:
     """Validate a port's application protocol, which is a hint."""
-    hint = port.get("appProtocol")
-    if hint is not None and (problem := name_rules.qualified(hint)):
-        yield invalid(at(path, "appProtocol"), hint, problem)
+    yield from _check_text(name_rules.qualified, port.get("appProtocol"), at(path, "appProtocol"))
 
 
 def check_port_number(number: Any, path: str) -> Iterator[FieldError]:
@@ -183,9 +181,7 @@ def _check_ip(address: Mapping[str, Any], path: str) -> Iterator[FieldError]:
         yield invalid(at(path, "ip"), ip, "must be a valid IP address" if problem == _NO_ADDRESS else problem)
     if not problem or problem == _NO_ADDRESS:
         yield from check_not_special(ip, at(path, "ip"))
-    hostname = address.get("hostname")
-    if hostname and (problem := name_rules.label(hostname)):
-        yield invalid(at(path, "hostname"), hostname, problem)
+    yield from _check_text(name_rules.label, address.get("hostname") or None, at(path, "hostname"))
 
 
 def check_endpoints(obj: Mapping[str, Any], _old: Old) -> Iterator[FieldError]:
@@ -203,8 +199,7 @@ def check_endpoints(obj: Mapping[str, Any], _old: Old) -> Iterator[FieldError]:
             name = port.get("name") or ""
             if len(ports) > 1 and not name:
                 yield required(at(where, "name"))
-            elif name and (problem := name_rules.label(name)):
-                yield invalid(at(where, "name"), name, problem)
+            yield from _check_text(name_rules.label, name or None, at(where, "name"))
             yield from check_port_number(port.get("port"), at(where, "port"))
             yield from check_protocol(port, where)
             yield from check_app_protocol(port, where)

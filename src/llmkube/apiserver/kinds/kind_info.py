@@ -16,7 +16,6 @@ from llmkube.apiserver.schema.structural import JsonObject, Schema
 from llmkube.k8s import builtins
 from llmkube.k8s.resource import Resource
 from llmkube.k8s.wire import name_rules
-from llmkube.k8s.workloads import WORKLOADS
 
 
 @attrs.frozen(eq=False)
@@ -45,7 +44,9 @@ class KindInfo:
         return "status" in self.resource.subresources
 
 
-def _builtin(resource: Resource, package: str = "io.k8s.api.core.v1", *, shape: str = "", **overrides: Any) -> KindInfo:
+def builtin_kind(
+    resource: Resource, package: str = "io.k8s.api.core.v1", *, shape: str = "", **overrides: Any
+) -> KindInfo:
     """Return a built-in kind; most have no generation, and those of the core group can be updated unconditionally."""
     definition = f"{package}.{resource.kind}"
     standard = {"unconditional_update": package == "io.k8s.api.core.v1", "has_generation": False}
@@ -75,27 +76,27 @@ _EVENT_FIELDS: Final = (
 )
 
 BUILTIN_KINDS: Final[tuple[KindInfo, ...]] = (
-    _builtin(
+    builtin_kind(
         attrs.evolve(builtins.Namespace.RESOURCE, subresources=("status",)),
         selectable_fields=("status.phase",),
         name_rule=name_rules.label,
     ),
-    _builtin(builtins.ConfigMap.RESOURCE),
-    _builtin(builtins.Secret.RESOURCE, selectable_fields=("type",)),
-    _builtin(attrs.evolve(builtins.ServiceAccount.RESOURCE, subresources=())),
-    _builtin(
+    builtin_kind(builtins.ConfigMap.RESOURCE),
+    builtin_kind(builtins.Secret.RESOURCE, selectable_fields=("type",)),
+    builtin_kind(attrs.evolve(builtins.ServiceAccount.RESOURCE, subresources=())),
+    builtin_kind(
         builtins.Service.RESOURCE,
         selectable_fields=("spec.clusterIP", "spec.type"),
         name_rule=name_rules.label,  # an RFC 1035 label before Kubernetes 1.36
     ),
-    _builtin(
+    builtin_kind(
         builtins.Endpoints.RESOURCE,
         deprecation_warning="v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice",
     ),
-    _builtin(builtins.Event.RESOURCE, selectable_fields=_EVENT_FIELDS),
-    _builtin(builtins.EndpointSlice.RESOURCE, "io.k8s.api.discovery.v1", has_generation=True),
-    _builtin(builtins.Lease.RESOURCE, "io.k8s.api.coordination.v1"),
-    _builtin(
+    builtin_kind(builtins.Event.RESOURCE, selectable_fields=_EVENT_FIELDS),
+    builtin_kind(builtins.EndpointSlice.RESOURCE, "io.k8s.api.discovery.v1", has_generation=True),
+    builtin_kind(builtins.Lease.RESOURCE, "io.k8s.api.coordination.v1"),
+    builtin_kind(
         builtins.CustomResourceDefinition.RESOURCE,
         "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1",
         has_generation=True,
@@ -177,16 +178,3 @@ def _with_metadata(raw: Mapping[str, Any]) -> JsonObject:
     standard = type_schema("Workload")["properties"]
     properties |= {"apiVersion": standard["apiVersion"], "kind": standard["kind"], "metadata": meta}
     return {"type": "object", **raw, "properties": properties}
-
-
-WORKLOAD_KINDS: Final[tuple[KindInfo, ...]] = tuple(
-    _builtin(
-        attrs.evolve(resource, subresources=tuple({"status"} & {*resource.subresources})),  # without scale
-        f"io.k8s.api.{resource.group or 'core'}.{resource.version}",
-        shape="" if resource == builtins.PriorityClass.RESOURCE else "Workload",
-        has_generation=True,
-        unconditional_update=True,
-    )
-    for resource in (*WORKLOADS, builtins.PriorityClass.RESOURCE)
-)
-"""Pods, volume claims, Deployments, Jobs, autoscalers, disruption budgets and PriorityClasses."""

@@ -86,21 +86,12 @@ class Change:
     after: Object
     removed: bool = False
 
-    @property
-    def type(self) -> str:
-        """The watch event's type."""
-        if self.removed:
-            return "DELETED"
-        return "ADDED" if self.before is None else "MODIFIED"
-
 
 class CompactedError(Exception):
     """The log no longer reaches back to the requested revision."""
 
     def __init__(self, requested: int, oldest: int) -> None:
         super().__init__(f"too old resource version: {requested} ({oldest})")
-        self.requested = requested
-        self.oldest = oldest
 
 
 @attrs.define(eq=False)

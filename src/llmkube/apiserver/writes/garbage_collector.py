@@ -45,21 +45,17 @@ class GarbageCollector:
 
     def enqueue_all(self, store: Store) -> None:
         """Enqueue every object that may need work: pending work is not stored, so a restart begins here."""
-        for ref in store.refs():
-            metadata = _metadata(store.get(ref))
-            if metadata.get("ownerReferences") or "deletionTimestamp" in metadata:
-                self._dirty[ref] = None
+        self._enqueue(ref for ref in store.refs() if _needs_work(_metadata(store.get(ref))))
 
     def observe(self, changes: Iterable[Change], store: Store) -> None:
         """Enqueue the objects that committed changes may affect."""
         for change in changes:
             metadata = change.after["metadata"]
-            if not change.removed:
-                if metadata.get("ownerReferences") or "deletionTimestamp" in metadata:
-                    self._dirty[change.ref] = None
-                continue
-            self._enqueue(store.dependents(metadata["uid"]))
-            self._enqueue(_waiting_refs(change, store))
+            if change.removed:
+                self._enqueue(store.dependents(metadata["uid"]))
+                self._enqueue(_waiting_refs(change, store))
+            elif _needs_work(metadata):
+                self._enqueue([change.ref])
 
     def step(self, tx: Transaction, now: str) -> None:
         """Stage the changes for the next batch of objects; if the write fails, `enqueue_all` begins again."""
@@ -70,8 +66,7 @@ class GarbageCollector:
                 self._process(tx, ref, stored, now)
 
     def _enqueue(self, refs: Iterable[Ref]) -> None:
-        for ref in refs:
-            self._dirty[ref] = None
+        self._dirty.update(dict.fromkeys(refs))
 
     def _process(self, tx: Transaction, ref: Ref, stored: Object, now: str) -> None:
         metadata = stored["metadata"]
@@ -189,6 +184,10 @@ def _waiting_refs(gone: Change, store: Store) -> list[Ref]:
 
 def _metadata(stored: Object | None) -> Mapping[str, Any]:
     return {} if stored is None else stored["metadata"]
+
+
+def _needs_work(metadata: Mapping[str, Any]) -> bool:
+    return bool(metadata.get("ownerReferences")) or "deletionTimestamp" in metadata
 
 
 def _blocks(dependent: Object, uid: str) -> bool:

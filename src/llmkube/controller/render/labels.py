@@ -1,4 +1,4 @@
-"""Labels, annotations and owners of the controller's objects."""
+"""Labels, annotations and owners of the controller's objects, and the spec of its Services."""
 
 import hashlib
 from collections.abc import Mapping
@@ -8,8 +8,10 @@ from typing import Any, Final
 from llmkube.base import json_text
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.placement import EndpointSpec
 from llmkube.k8s.resource import Object, Resource, controller_reference
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, SERVICE_LABEL, label_value
+from llmkube.runtimes.container.container_plan import PORT_NAME
 from llmkube.runtimes.container.group import WORKER_INDEX
 
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
@@ -36,13 +38,12 @@ OUR_IMAGE: Final = "inference.llmkube.dev/llmkube-image"
 DRAIN_SECONDS: Final = "inference.llmkube.dev/drain-seconds"
 """Annotation of a Deployment with the drain limit of its pods, in seconds; a new limit alone replaces no pods."""
 
-FETCH_LABELS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "app.kubernetes.io/name": "llmkube-fetch",
-        MANAGED_BY: CONTROLLER_FIELD_MANAGER,
-        "app.kubernetes.io/part-of": "llmkube",
-    }
+OUR_LABELS: Final[Mapping[str, str]] = MappingProxyType(
+    {MANAGED_BY: CONTROLLER_FIELD_MANAGER, "app.kubernetes.io/part-of": "llmkube"}
 )
+"""Labels of every object that the controller creates."""
+
+FETCH_LABELS: Final[Mapping[str, str]] = MappingProxyType({"app.kubernetes.io/name": "llmkube-fetch", **OUR_LABELS})
 """Labels of every Job that fetches, inspects or removes weights."""
 
 OURS: Final = f"{MANAGED_BY}={CONTROLLER_FIELD_MANAGER}"
@@ -53,8 +54,7 @@ def service_labels(service: InferenceService, runtime: str) -> dict[str, str]:
     """Return the labels of a service's objects and pods; users' policies may select by any of these."""
     return {
         **pod_selector(service),
-        MANAGED_BY: CONTROLLER_FIELD_MANAGER,
-        "app.kubernetes.io/part-of": "llmkube",
+        **OUR_LABELS,
         MODEL_LABEL: label_value(service.spec.model_ref),
         RUNTIME_LABEL: runtime,
     }
@@ -87,8 +87,7 @@ def owned_manifest(
 ) -> dict[str, Any]:
     """Return a manifest with an owner reference, and an annotation with its own digest."""
     manifest = {
-        "apiVersion": resource.api_version,
-        "kind": resource.kind,
+        **resource.type_meta,
         "metadata": {
             "name": name,
             "namespace": owner.key.namespace,
@@ -123,6 +122,14 @@ def service_manifest(
     """
     labels = {**extra, **service_labels(service, runtime)}
     return owned_manifest(resource, service, name or service.key.name, labels, {"spec": spec})
+
+
+def service_spec(endpoint: EndpointSpec, selector: Mapping[str, str]) -> dict[str, Any]:
+    """Return the spec of a Service; it refers to the container's port by name."""
+    port: dict[str, Any] = {"name": "http", "port": endpoint.port, "targetPort": PORT_NAME, "protocol": "TCP"}
+    if endpoint.node_port is not None and endpoint.type != "ClusterIP":
+        port["nodePort"] = endpoint.node_port
+    return {"type": endpoint.type, "ports": [port], "selector": dict(selector)}
 
 
 def digest(manifest: Mapping[str, Any]) -> str:

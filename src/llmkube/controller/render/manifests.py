@@ -4,7 +4,6 @@ Among them are a PodMonitor for the Prometheus operator and an objective for Pyr
 LeaderWorkerSet: one pod that serves requests, and one on each further node.
 """
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -24,6 +23,7 @@ from llmkube.controller.render.labels import (
     digest,
     pod_selector,
     service_manifest,
+    service_spec,
 )
 from llmkube.controller.render.pod import pod_template
 from llmkube.controller.render.storage import Weights, draft_storage
@@ -32,7 +32,7 @@ from llmkube.k8s.builtins import Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.placement import Disruption, MultiNode, ScalingMetric
 from llmkube.k8s.wire.conditions import find_condition
-from llmkube.k8s.wire.names import SERVICE_LABEL, label_value, service_name
+from llmkube.k8s.wire.names import SERVICE_LABEL, label_value, service_name, with_digest
 from llmkube.k8s.workloads import (
     Deployment,
     HorizontalPodAutoscaler,
@@ -43,7 +43,7 @@ from llmkube.k8s.workloads import (
     ServiceLevelObjective,
 )
 from llmkube.runtimes.container.builder import gateway_name
-from llmkube.runtimes.container.container_plan import PORT_NAME, ContainerPlan
+from llmkube.runtimes.container.container_plan import ContainerPlan
 from llmkube.runtimes.container.group import uses_fabric
 
 _ENDING: Final = "-group"
@@ -56,11 +56,10 @@ _SERVING_FIELDS: Final = ("ports", "startupProbe", "livenessProbe", "readinessPr
 
 def group_name(service: str) -> str:
     """Return the name of a service's LeaderWorkerSet; its controller creates a Service of that name, so not ours."""
-    name = f"{service_name(service)}{_ENDING}"
-    if len(name) <= _MAX_GROUP_NAME:
-        return name
-    digest = hashlib.sha256(service.encode()).hexdigest()[:6]
-    return f"{name[: _MAX_GROUP_NAME - len(_ENDING) - len(digest) - 1].rstrip('-')}-{digest}{_ENDING}"
+    name = service_name(service)
+    if len(name) + len(_ENDING) <= _MAX_GROUP_NAME:
+        return name + _ENDING
+    return with_digest(name, service, _MAX_GROUP_NAME, ending=_ENDING)
 
 
 def leader_plan(plan: ContainerPlan) -> ContainerPlan:
@@ -356,13 +355,8 @@ def deployment(
 
 
 def kubernetes_service(service: InferenceService, plan: ContainerPlan) -> dict[str, Any]:
-    """Return the Service of an InferenceService; it refers to the container's port by name."""
-    endpoint = service.spec.endpoint
-    port: dict[str, Any] = {"name": "http", "port": endpoint.port, "targetPort": PORT_NAME, "protocol": "TCP"}
-    if endpoint.node_port is not None and endpoint.type != "ClusterIP":
-        port["nodePort"] = endpoint.node_port
-    selector = answering_selector(service, group=plan.group is not None)
-    spec = {"type": endpoint.type, "ports": [port], "selector": selector}
+    """Return the Service of an InferenceService."""
+    spec = service_spec(service.spec.endpoint, answering_selector(service, group=plan.group is not None))
     return service_manifest(Service.RESOURCE, service, plan.runtime, spec, name=service_name(service.key.name))
 
 
@@ -378,13 +372,8 @@ def autoscaler(service: InferenceService, plan: ContainerPlan) -> dict[str, Any]
     metrics = scaling_metrics(service, plan)
     if scaling is None or not metrics or service.spec.suspend or not service.spec.replicas:
         return None
-    target = {
-        "apiVersion": Deployment.RESOURCE.api_version,
-        "kind": Deployment.RESOURCE.kind,
-        "name": service.key.name,
-    }
     spec = {
-        "scaleTargetRef": target,
+        "scaleTargetRef": {**Deployment.RESOURCE.type_meta, "name": service.key.name},
         "minReplicas": scaling.min_replicas,
         "maxReplicas": scaling.max_replicas,
         "metrics": metrics,

@@ -9,7 +9,7 @@ import json
 from typing import Final
 
 from llmkube.k8s.crd.model import Model, ModelSpec
-from llmkube.k8s.wire.names import MAX_LABEL
+from llmkube.k8s.wire.names import MAX_LABEL, shortened
 from llmkube.weights.errors import SourceError, WeightsError
 from llmkube.weights.ollama_model import OllamaModel
 from llmkube.weights.source import (
@@ -100,12 +100,7 @@ def extra_files(spec: ModelSpec) -> tuple[str, ...]:
 
 def job_name(model: Model) -> str:
     """Return the name of the Job that fetches a Model's weights; every key has its own."""
-    name = model.key.name
-    limit = MAX_LABEL - _KEY_CHARS - 1
-    if len(name) > limit:
-        digest = hashlib.sha256(name.encode()).hexdigest()[:6]
-        name = f"{name[: limit - 7].rstrip('-.')}-{digest}"
-    return f"{name}-{cache_key(model.spec)}"
+    return f"{shortened(model.key.name, MAX_LABEL - _KEY_CHARS - 1)}-{cache_key(model.spec)}"
 
 
 def refreshes_on_change(spec: ModelSpec) -> bool:

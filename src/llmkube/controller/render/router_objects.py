@@ -26,13 +26,13 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from llmkube.controller.render.labels import MANAGED_BY, ROUTER_LABEL, owned_manifest
+from llmkube.controller.render.labels import OUR_LABELS, ROUTER_LABEL, owned_manifest, service_spec
 from llmkube.controller.render.storage import CA_MOUNT, CA_VARIABLE, IMAGE_USER, llmkube_container, proxy_variables
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.builtins import ConfigMap, Service
 from llmkube.k8s.crd.modelrouter import ModelRouter, ProxySpec
 from llmkube.k8s.resource import Resource
-from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, SERVICE_LABEL, label_value, service_name
+from llmkube.k8s.wire.names import SERVICE_LABEL, label_value, service_name
 from llmkube.k8s.workloads import Deployment, NetworkPolicy, PodDisruptionBudget, PodMonitor
 from llmkube.router.config.compile_backend import KeyFile
 from llmkube.runtimes.container.container_plan import PORT_NAME
@@ -185,7 +185,7 @@ def render_router(
     return RouterManifests(
         config=_manifest(ConfigMap.RESOURCE, router, {"data": {CONFIG_FILE: config.decode()}}),
         deployment=_manifest(Deployment.RESOURCE, router, {"spec": _deployment(router, settings, replicas, keys)}),
-        kubernetes_service=_manifest(Service.RESOURCE, router, {"spec": _service(router)}),
+        kubernetes_service=_manifest(Service.RESOURCE, router, {"spec": service_spec(router.spec.endpoint, selector)}),
         network=_manifest(NetworkPolicy.RESOURCE, router, {"spec": network_policy(selector, destinations)}),
         budget=_manifest(PodDisruptionBudget.RESOURCE, router, {"spec": budget}) if replicas > 1 else None,
         monitor=_monitor(router, settings) if settings.pod_monitors else None,
@@ -209,17 +209,8 @@ def _labels(router: ModelRouter) -> dict[str, str]:
         **router_selector(router),
         "app.kubernetes.io/name": "llmkube",
         "app.kubernetes.io/component": "router-proxy",
-        "app.kubernetes.io/part-of": "llmkube",
-        MANAGED_BY: CONTROLLER_FIELD_MANAGER,
+        **OUR_LABELS,
     }
-
-
-def _service(router: ModelRouter) -> dict[str, Any]:
-    endpoint = router.spec.endpoint
-    port: dict[str, Any] = {"name": "http", "port": endpoint.port, "targetPort": "http", "protocol": "TCP"}
-    if endpoint.node_port is not None and endpoint.type != "ClusterIP":
-        port["nodePort"] = endpoint.node_port
-    return {"type": endpoint.type, "ports": [port], "selector": router_selector(router)}
 
 
 def _deployment(

@@ -12,13 +12,13 @@
 The container that runs `llmkube fetch` is the only one of a Job, or an init container of the engine's pod.
 """
 
-import hashlib
 import posixpath
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import attrs
 
+from llmkube.controller.render.labels import OUR_LABELS
 from llmkube.controller.render.model_sources import (
     CACHE_FOLDER,
     SOURCE_FOLDER,
@@ -33,7 +33,7 @@ from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import controller_reference
-from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
+from llmkube.k8s.wire.names import MAX_NAME, shortened
 from llmkube.k8s.workloads import PersistentVolumeClaim
 from llmkube.runtimes.container.container_plan import literal
 from llmkube.weights.download.buckets import VARIABLES
@@ -122,17 +122,14 @@ def llmkube_container(
 
 def fetch_volumes(settings: WorkloadSettings) -> tuple[dict[str, Any], ...]:
     """Return the volumes that the container needs besides `models`."""
-    scratch: dict[str, Any] = {"name": "scratch", "emptyDir": {}}
-    if not settings.ca_config_map:
-        return (scratch,)
-    return (scratch, {"name": "ca", "configMap": {"name": settings.ca_config_map}})
+    certificates = [{"name": "ca", "configMap": {"name": settings.ca_config_map}}] if settings.ca_config_map else []
+    return ({"name": "scratch", "emptyDir": {}}, *certificates)
 
 
 CACHE_CLAIM: Final = "llmkube-model-cache"
 """Name of the claim that all Models of a namespace share."""
 
 _SERVICE_CLAIM: Final = "-model-cache"
-_MAX_NAME: Final = 253
 
 DRAFT_FOLDER: Final = "/draft-source"
 """Folder of a draft that is on a different volume than the model."""
@@ -171,11 +168,7 @@ def service_claim(service: InferenceService, settings: WorkloadSettings) -> dict
 
 def service_claim_name(service: str) -> str:
     """Return the name of a service's own PersistentVolumeClaim."""
-    name = f"{service}{_SERVICE_CLAIM}"
-    if len(name) <= _MAX_NAME:
-        return name
-    digest = hashlib.sha256(service.encode()).hexdigest()[:16]
-    return f"{service[: _MAX_NAME - len(digest) - 1 - len(_SERVICE_CLAIM)].rstrip('-.')}-{digest}{_SERVICE_CLAIM}"
+    return shortened(service, MAX_NAME, ending=_SERVICE_CLAIM, digits=16)
 
 
 def serving_storage(service: InferenceService, model: Model, path: str, settings: WorkloadSettings) -> Storage:
@@ -246,16 +239,8 @@ def names_own_cache(service: InferenceService) -> bool:
 def _claim(metadata: Mapping[str, Any], settings: WorkloadSettings) -> dict[str, Any]:
     storage_class = {"storageClassName": settings.cache_storage_class} if settings.cache_storage_class else {}
     return {
-        "apiVersion": PersistentVolumeClaim.RESOURCE.api_version,
-        "kind": PersistentVolumeClaim.RESOURCE.kind,
-        "metadata": {
-            **metadata,
-            "labels": {
-                "app.kubernetes.io/name": "llmkube-model-cache",
-                "app.kubernetes.io/managed-by": CONTROLLER_FIELD_MANAGER,
-                "app.kubernetes.io/part-of": "llmkube",
-            },
-        },
+        **PersistentVolumeClaim.RESOURCE.type_meta,
+        "metadata": {**metadata, "labels": {"app.kubernetes.io/name": "llmkube-model-cache", **OUR_LABELS}},
         "spec": {
             "accessModes": [settings.cache_access_mode],
             "resources": {"requests": {"storage": settings.cache_size}},

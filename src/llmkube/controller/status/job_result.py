@@ -15,6 +15,7 @@ from llmkube.controller.render.model_sources import cache_key, source_of
 from llmkube.controller.render.storage import FETCH
 from llmkube.controller.status.pods import terminated_state, trouble_of
 from llmkube.k8s.codec import encode
+from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.wire.conditions import Statement, find_condition
 from llmkube.k8s.wire.reasons import Reason
@@ -66,26 +67,22 @@ def read_failure(pods: Sequence[Pod]) -> tuple[str, str]:
 
 def is_complete(job: Job | None) -> bool:
     """Whether a Job has succeeded."""
-    return _holds(job, "Complete")
+    return _end(job, "Complete") is not None
 
 
 def is_failed(job: Job | None) -> bool:
     """Whether a Job has failed."""
-    return _holds(job, "Failed")
+    return _end(job, "Failed") is not None
 
 
 def finished_at(job: Job | None) -> str:
     """Return when a Job finished, as an RFC 3339 timestamp; empty if it has not."""
-    for kind in ("Complete", "Failed"):
-        found = find_condition(job.status.conditions, kind) if job is not None else None
-        if job is not None and found is not None and found.status == "True":
-            return found.last_transition_time or job.metadata.creation_timestamp or ""
-    return ""
+    end = _end(job, "Complete") or _end(job, "Failed")
+    return (end.last_transition_time or job.metadata.creation_timestamp or "") if job and end else ""
 
 
-def _holds(job: Job | None, kind: str) -> bool:
-    found = find_condition(job.status.conditions, kind) if job is not None else None
-    return found is not None and found.status == "True"
+def _end(job: Job | None, kind: str) -> Condition | None:
+    return find_condition(job.status.conditions, kind, "True") if job is not None else None
 
 
 INSPECTED: Final = "Inspected"

@@ -226,8 +226,9 @@ def _assess_start(facts: ServiceFacts, model: Verdict, desired: int, ready: int)
     trouble = trouble_of(facts.pods)
     if trouble is not None and not trouble.transient:
         return Verdict(broken, trouble.reason, trouble.message)
-    refused = find_condition(facts.deployment.status.conditions, "ReplicaFailure") if facts.deployment else None
-    if refused is not None and refused.status == "True":
+    conditions = facts.deployment.status.conditions if facts.deployment else ()
+    refused = find_condition(conditions, "ReplicaFailure", "True")
+    if refused is not None:
         return _refused_pods(broken, refused.message or refused.reason)
     if trouble is not None:
         return Verdict(going, trouble.reason, trouble.message)
@@ -259,8 +260,7 @@ def _standstill(deployment: Workload | None) -> Condition | None:
     """Return why a rollout is stuck: no ReplicaSet could be created, or the progress deadline was exceeded."""
     if deployment is None or deployment.status.observed_generation < deployment.metadata.generation:
         return None
-    found = find_condition(deployment.status.conditions, "Progressing")
-    return found if found is not None and found.status == "False" else None
+    return find_condition(deployment.status.conditions, "Progressing", "False")
 
 
 def _statements(

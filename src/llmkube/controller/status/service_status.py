@@ -45,7 +45,6 @@ from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.status.model_status import accelerator_of, assess_model, no_host_message
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec, InferenceServiceStatus
-from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, HOST_ENGINES, resolve_runtime
 from llmkube.k8s.leases.live_hosts import LiveHosts
@@ -124,7 +123,8 @@ def count_replicas(
     if loaded is None or not _has_live_host(model, hosts):
         return Replicas(desired, running=0, ready=0)
     runs = loaded.status == "True"
-    ready = int(runs and _unpublished(service) is None)
+    is_published = find_condition(service.status.conditions, PUBLISHED, "False") is None
+    ready = int(runs and is_published)
     return Replicas(desired, running=int(runs or loaded.reason in _OCCUPYING_REASONS), ready=ready)
 
 
@@ -304,10 +304,10 @@ def _lost_host_message(service: InferenceService, holders: Sequence[str]) -> str
 
 
 def _statements(service: InferenceService, verdict: Verdict, replicas: Replicas) -> list[Statement]:
-    accepted = current(service.status.conditions, ACCEPTED, service.metadata.generation)
-    if accepted is not None and accepted.status == "False":
+    refused = current(service.status.conditions, ACCEPTED, service.metadata.generation, "False")
+    if refused is not None:
         # An invalid edit does not affect the running engine, so the phase may well be Ready.
-        degraded = Statement(DEGRADED, True, accepted.reason, accepted.message)
+        degraded = Statement(DEGRADED, True, refused.reason, refused.message)
     else:
         degraded = Statement(DEGRADED, verdict.phase == "Failed", verdict.reason, verdict.message)
     return phase_statements(service, verdict, replicas, degraded)
@@ -321,12 +321,6 @@ def _endpoint(service: InferenceService, settings: ControllerSettings) -> str:
         return f"{settings.gateway_url.rstrip('/')}{path}"
     name, namespace = service_name(service.key.name), service.key.namespace
     return endpoint_url(name, namespace, port=SERVICE_PORT, path=path, cluster_domain=settings.cluster_domain)
-
-
-def _unpublished(service: InferenceService) -> Condition | None:
-    """Return the condition by which its host reports that it failed to publish an address."""
-    published = find_condition(service.status.conditions, PUBLISHED)
-    return published if published is not None and published.status == "False" else None
 
 
 def _has_live_host(model: Model | None, hosts: LiveHosts) -> bool:

@@ -272,8 +272,7 @@ class OwnedObjects(Generic[T]):
         """Apply an empty manifest, which removes the fields that only this controller has set."""
         seen = live.metadata
         metadata = {"name": seen.name, "namespace": seen.namespace, "resourceVersion": seen.resource_version}
-        body = {"apiVersion": self.kind.RESOURCE.api_version, "kind": self.kind.RESOURCE.kind, "metadata": metadata}
-        await self.client.apply(self.kind, body, field_manager=CONTROLLER_FIELD_MANAGER)
+        await self.client.apply(self.kind, {"metadata": metadata}, field_manager=CONTROLLER_FIELD_MANAGER)
 
     def _is_known(self, manifest: Mapping[str, Any], live: T) -> bool:
         """Whether this manifest is known to match this object, apart from its status."""

@@ -105,11 +105,14 @@ class StatusWriter(Generic[T]):
                 return False
             if last is not None and last.status == status and held == self._fields(last.live.status, status):
                 return False  # applied before, and the server stored something else: applying it again changes nothing
+        metadata = {
+            "name": observed.key.name,
+            "namespace": observed.key.namespace,
+            "resourceVersion": observed.metadata.resource_version,
+        }
+        manifest = {"metadata": metadata, "status": {**status, **extra}}
         applied = await self._client.apply(
-            self._kind,
-            self._manifest(observed, {**status, **extra}),
-            field_manager=CONTROLLER_FIELD_MANAGER,
-            subresource="status",
+            self._kind, manifest, field_manager=CONTROLLER_FIELD_MANAGER, subresource="status"
         )
         self._records[cached.key] = _Record(base_version, status, applied)
         if self._on_write is not None:
@@ -129,15 +132,6 @@ class StatusWriter(Generic[T]):
         """Return the record of this object, but not that of a predecessor of the same name."""
         last = self._records.get(cached.key)
         return last if last is not None and last.live.metadata.uid == cached.metadata.uid else None
-
-    def _manifest(self, observed: T, status: Mapping[str, Any]) -> dict[str, Any]:
-        resource = self._kind.RESOURCE
-        metadata = {
-            "name": observed.key.name,
-            "namespace": observed.key.namespace,
-            "resourceVersion": observed.metadata.resource_version,
-        }
-        return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata, "status": status}
 
     @staticmethod
     def _fields(typed: _Status, requested: Mapping[str, Any]) -> _Fields:

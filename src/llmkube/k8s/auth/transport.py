@@ -9,7 +9,6 @@ import ssl
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -43,15 +42,12 @@ class AuthTransport(httpx.AsyncBaseTransport):
     Args:
         config: The server, TLS settings and identity.
         connect: Returns the underlying transport for a TLS context; by default a pool of TCP connections.
-        utcnow: The wall clock, for expiry times.
 
     Raises:
         ConfigError: A certificate or key cannot be used.
     """
 
-    def __init__(
-        self, config: ClusterConfig, *, connect: Connect | None = None, utcnow: Callable[[], datetime] = utcnow
-    ) -> None:
+    def __init__(self, config: ClusterConfig, *, connect: Connect | None = None) -> None:
         self._config = config
         self._headers = httpx.Headers(config.headers).raw
         self._connect = connect or partial(

@@ -192,7 +192,5 @@ def _subresources(resource: Resource, scale: Mapping[str, str] | None) -> dict[s
 
 
 def _column(column: Column) -> dict[str, Any]:
-    shown: dict[str, Any] = {"name": column.name, "type": column.type, "jsonPath": column.path}
-    if column.description:
-        shown["description"] = column.description
+    shown = {"name": column.name, "type": column.type, "jsonPath": column.path}
     return {**shown, "priority": 1} if column.wide else shown

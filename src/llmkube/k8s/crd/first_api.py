@@ -75,23 +75,13 @@ def convert(body: Mapping[str, Any]) -> Conversion:
     meta = {name: value for name in _COPIED_METADATA if (value := old.pop("metadata", name)) is not None}
     meta["annotations"] = {key: value for key, value in meta.get("annotations", {}).items() if key != _LAST_APPLIED}
     meta = {name: value for name, value in meta.items() if value}
-    model = {
-        "apiVersion": Model.RESOURCE.api_version,
-        "kind": "Model",
-        "metadata": dict(meta),
-        "spec": _model_spec(old),
-    }
+    model = {**Model.RESOURCE.type_meta, "metadata": dict(meta), "spec": _model_spec(old)}
     gpus = old.pop("spec", "resources", "gpuCount")
     spec: JsonObject = {"modelRef": meta.get("name", "")}
     if gpus is not None:
         spec["resources"] = {"gpu": gpus}
     _copy_known_fields(old, spec)
-    service = {
-        "apiVersion": InferenceService.RESOURCE.api_version,
-        "kind": "InferenceService",
-        "metadata": dict(meta),
-        "spec": spec,
-    }
+    service = {**InferenceService.RESOURCE.type_meta, "metadata": dict(meta), "spec": spec}
     return Conversion(model, service, (*old.remarks, *_dropped(old.rest)))
 
 

@@ -69,9 +69,9 @@ class Statement:
         return "Unknown" if self.holds is None else str(self.holds)
 
 
-def find_condition(conditions: Iterable[Condition], kind: str) -> Condition | None:
-    """Return the condition of a type, or None if there is none."""
-    return next((condition for condition in conditions if condition.type == kind), None)
+def find_condition(conditions: Iterable[Condition], kind: str, status: str = "") -> Condition | None:
+    """Return the condition of a type, or None if there is none, or none with this status."""
+    return next((one for one in conditions if one.type == kind and status in {"", one.status}), None)
 
 
 def settle(
@@ -89,13 +89,13 @@ def settle(
     return [settled(each, before.get(each.type), generation=generation, now=now) for each in statements]
 
 
-def current(conditions: Iterable[Condition], kind: str, generation: int) -> Condition | None:
-    """Return the condition of a type if it is about this generation of the spec, else None.
+def current(conditions: Iterable[Condition], kind: str, generation: int, status: str = "") -> Condition | None:
+    """Return the condition of a type if it is about this generation of the spec, else None; of this status, if given.
 
     After an edit, the conditions of the previous spec are obsolete: the new spec may end a crash loop. A condition
     without a generation is taken to be current.
     """
-    found = find_condition(conditions, kind)
+    found = find_condition(conditions, kind, status)
     if found is None or (found.observed_generation or generation) < generation:
         return None
     return found

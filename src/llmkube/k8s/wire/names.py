@@ -15,8 +15,13 @@ import hashlib
 import re
 from typing import Final, Literal
 
+from llmkube.k8s.wire import name_rules
+
 MAX_LABEL: Final = 63
 """The longest DNS label and the longest label value, in characters."""
+
+MAX_NAME: Final = 253
+"""The longest DNS-1123 subdomain, in characters."""
 
 SERVICE_LABEL: Final = "inference.llmkube.dev/service"
 """Label on the Service and the slices of an InferenceService: `label_value(name)`."""
@@ -102,16 +107,12 @@ PREDECESSOR_SERVICE_LABEL: Final = "llmkube.ai/inference-service"
 CONTROLLER_FIELD_MANAGER: Final = "llmkube-controller"
 """Field manager of all applies by the controller."""
 
-_DIGEST_CHARS: Final = 6
-_MAX_SUBDOMAIN: Final = 253
 _RESERVED_PREFIXES: Final = ("claim.", CONTROLLER_FIELD_MANAGER)
-_DNS_1035_LABEL: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
-_DNS_1123_SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
 
 
 def is_object_name(name: str) -> bool:
     """Return whether a name is valid for our kinds: a DNS-1123 subdomain, which cannot lead out of a folder."""
-    return len(name) <= _MAX_SUBDOMAIN and _DNS_1123_SUBDOMAIN.fullmatch(name) is not None
+    return not name_rules.subdomain(name)
 
 
 def service_name(isvc_name: str) -> str:
@@ -120,12 +121,12 @@ def service_name(isvc_name: str) -> str:
     Other names are reduced to the characters that a Service allows, with `-` and 6 hex digits of their SHA-256, so that
     `a.b` and `a-b`, or two names that differ only after the 63rd character, never share a Service.
     """
-    if len(isvc_name) <= MAX_LABEL and _DNS_1035_LABEL.fullmatch(isvc_name):
+    if not name_rules.label_1035(isvc_name):
         return isvc_name
     spelled = re.sub(r"[^a-z0-9]+", "-", isvc_name.lower()).strip("-")
     if not spelled[:1].isalpha():
         spelled = f"s-{spelled}".rstrip("-")
-    return _with_digest(spelled, isvc_name)
+    return with_digest(spelled, isvc_name)
 
 
 def host_id(host_name: str) -> str:
@@ -135,12 +136,12 @@ def host_id(host_name: str) -> str:
     valid characters, with 6 hex digits of its SHA-256; so is a name that is reserved for our other Leases.
     """
     reserved = host_name.startswith(_RESERVED_PREFIXES)
-    if len(host_name) <= MAX_LABEL and _DNS_1123_SUBDOMAIN.fullmatch(host_name) and not reserved:
+    if len(host_name) <= MAX_LABEL and is_object_name(host_name) and not reserved:
         return host_name
     if reserved:
-        return _with_digest(f"host-{re.sub(r'[^a-z0-9]+', '-', host_name.lower())}", host_name)
+        return with_digest(f"host-{re.sub(r'[^a-z0-9]+', '-', host_name.lower())}", host_name)
     spelled = re.sub(r"[^a-z0-9]+", "-", host_name.lower()).strip("-")
-    return _with_digest(spelled or "host", host_name)
+    return with_digest(spelled or "host", host_name)
 
 
 def label_value(name: str) -> str:
@@ -148,7 +149,7 @@ def label_value(name: str) -> str:
 
     A DNS-1123 subdomain is a valid label value except for its length, up to 253. The digits are of its SHA-256.
     """
-    return name if len(name) <= MAX_LABEL else _with_digest(name, name)
+    return shortened(name, MAX_LABEL)
 
 
 def slice_name(service: str, host: str, family: Literal["IPv4", "IPv6"] = "IPv4") -> str:
@@ -169,12 +170,8 @@ def claim_name(namespace: str, isvc_name: str, slot: int) -> str:
     The name of the service may contain dots; the namespace and the slot have none, so the parts are unambiguous. If the
     result would be too long for a Lease, a digest replaces the end of the service's name.
     """
-    name = f"claim.{namespace}.{isvc_name}.{slot}"
-    if len(name) <= _MAX_SUBDOMAIN:
-        return name
-    digest = hashlib.sha256(isvc_name.encode()).hexdigest()
-    head = isvc_name[: _MAX_SUBDOMAIN - len(f"claim.{namespace}.-{digest}.{slot}")].rstrip("-.")
-    return f"claim.{namespace}.{head}-{digest}.{slot}"
+    limit = MAX_NAME - len(f"claim.{namespace}..{slot}")
+    return f"claim.{namespace}.{shortened(isvc_name, limit, digits=64)}.{slot}"
 
 
 def endpoint_url(service: str, namespace: str, *, port: int, path: str, cluster_domain: str = "cluster.local") -> str:
@@ -182,6 +179,14 @@ def endpoint_url(service: str, namespace: str, *, port: int, path: str, cluster_
     return f"http://{service}.{namespace}.svc.{cluster_domain}:{port}{path}"
 
 
-def _with_digest(spelled: str, original: str) -> str:
-    digest = hashlib.sha256(original.encode()).hexdigest()[:_DIGEST_CHARS]
-    return f"{spelled[: MAX_LABEL - _DIGEST_CHARS - 1].rstrip('-.')}-{digest}"
+def shortened(name: str, limit: int, *, ending: str = "", digits: int = 6) -> str:
+    """Return a name and an ending; if they exceed `limit` characters, digits of a SHA-256 replace the name's end."""
+    if len(name) + len(ending) <= limit:
+        return name + ending
+    return with_digest(name, name, limit, ending=ending, digits=digits)
+
+
+def with_digest(spelled: str, original: str, limit: int = MAX_LABEL, *, ending: str = "", digits: int = 6) -> str:
+    """Return the head of a spelling, hex digits of the original's SHA-256 and an ending: at most `limit` characters."""
+    digest = hashlib.sha256(original.encode()).hexdigest()[:digits]
+    return f"{spelled[: limit - digits - 1 - len(ending)].rstrip('-.')}-{digest}{ending}"

@@ -93,10 +93,10 @@ class Health:
 def service_health(service: InferenceService, model: Model | None) -> Health:
     """Return the health of a service from its own conditions and those of `model`, None if the Model is missing."""
     health = _evaluate(service, model)
-    loaded = find_condition(service.status.conditions, LOADED)
+    loaded = find_condition(service.status.conditions, LOADED, "True")
     reason = Reason.of(health.reason)
     fixable = health.failing and reason is not None and reason.meaning is Meaning.USER
-    return attrs.evolve(health, serving=True) if fixable and loaded is not None and loaded.status == "True" else health
+    return attrs.evolve(health, serving=True) if fixable and loaded is not None else health
 
 
 def _evaluate(service: InferenceService, model: Model | None) -> Health:
@@ -132,8 +132,8 @@ def model_health(model: Model) -> Health:
         return Health(State.WAITING, 0, Reason.PENDING, "waiting for an agent or the controller to process it")
     if available.status == "True":
         return _health(available, State.READY, 1)
-    degraded = current(model.status.conditions, DEGRADED, generation)
-    if degraded is not None and degraded.status == "True":
+    degraded = current(model.status.conditions, DEGRADED, generation, "True")
+    if degraded is not None:
         return attrs.evolve(_health(degraded, State.FAILING, 0), faulty_kind=model.RESOURCE.kind)
     return _health(available, State.WAITING, 0)
 
@@ -145,19 +145,18 @@ def host_failure(service: InferenceService, model: Model | None) -> Condition | 
     previous file are ignored.
     """
     generation = service.metadata.generation
-    accepted = current(service.status.conditions, ACCEPTED, generation)
-    if accepted is not None and accepted.status == "False":
-        return accepted
+    refused = current(service.status.conditions, ACCEPTED, generation, "False")
+    if refused is not None:
+        return refused
     fetched = current(model.status.conditions, FETCHED, model.metadata.generation) if model is not None else None
     if fetched is not None and fetched.status == "False":
         return fetched if is_failing(fetched.reason, unknown=True) else None
     if model is not None and _is_edited(model):
         return None
-    loaded = current(service.status.conditions, LOADED, generation)
-    if loaded is not None and loaded.status == "False" and is_failing(loaded.reason, unknown=False):
-        return loaded
-    published = find_condition(service.status.conditions, PUBLISHED)
-    return published if published is not None and published.status == "False" else None
+    failed = current(service.status.conditions, LOADED, generation, "False")
+    if failed is not None and is_failing(failed.reason, unknown=False):
+        return failed
+    return find_condition(service.status.conditions, PUBLISHED, "False")
 
 
 def _is_edited(model: Model) -> bool:
@@ -176,8 +175,7 @@ def _is_up_to_date(loaded: Condition, service: InferenceService, model: Model) -
     generation = service.metadata.generation
     if current([loaded], LOADED, generation) is not None:
         return True
-    accepted = current(service.status.conditions, ACCEPTED, generation)
-    is_accepted = accepted is not None and accepted.status == "True"
+    is_accepted = current(service.status.conditions, ACCEPTED, generation, "True") is not None
     return is_accepted and not is_failing(loaded.reason, unknown=True) and loaded.reason != Reason.RESTARTING
 
 

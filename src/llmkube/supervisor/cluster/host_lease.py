@@ -117,8 +117,6 @@ def lease_manifest(
     host, accelerators = host_id(settings.host_name), "" if cordon else ",".join(sorted(settings.accelerators))
     known = {name: value for name, value in (dict(reported) | {CORDON_ANNOTATION: cordon}).items() if value}
     return {
-        "apiVersion": "coordination.k8s.io/v1",
-        "kind": "Lease",
         "metadata": {
             "name": host,
             "namespace": settings.lease_namespace,

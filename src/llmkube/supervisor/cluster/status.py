@@ -77,7 +77,7 @@ def service_status(service: InferenceService, conditions: Conditions, view: Serv
     engine = {"runtime": view.engine, "build": view.build, "weightsFormat": view.weights_format}
     if view.ready and (known := {name: value for name, value in engine.items() if value}):
         status["engine"] = known
-    return _patch(InferenceService, service.key, status)
+    return _patch(service.key, status)
 
 
 def _unknown_conditions(service: InferenceService, conditions: Conditions) -> list[dict[str, Any]]:
@@ -105,7 +105,7 @@ def model_status(
             status["sha256"] = weights.sha256
     if isinstance(facts, GGUFFacts):
         status["gguf"] = gguf_status(facts)
-    return _patch(Model, model.key, status)
+    return _patch(model.key, status)
 
 
 def gguf_status(facts: GGUFFacts) -> dict[str, Any]:
@@ -131,10 +131,5 @@ def fetch_reason(error: LLMKubeError) -> str:
     return getattr(error, "reason", "") or kind
 
 
-def _patch(kind: type[Any], key: Key, status: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "apiVersion": kind.RESOURCE.api_version,
-        "kind": kind.RESOURCE.kind,
-        "metadata": {"name": key.name, "namespace": key.namespace},
-        "status": status,
-    }
+def _patch(key: Key, status: dict[str, Any]) -> dict[str, Any]:
+    return {"metadata": {"name": key.name, "namespace": key.namespace}, "status": status}

@@ -131,9 +131,13 @@ class OwnedProcess:
         """Return how many processes the kernel has killed for lack of memory since this engine is watched."""
         return self._oom_killed + oom_kills() - self._kills_before
 
-    def record_exit(self, exit_event: ExitEvent) -> None:
-        """Record whether the kernel killed it for lack of memory; macOS has no counter, but reports it at the exit."""
+    def record_exit(self, exit_event: ExitEvent, code: int | None) -> Exit:
+        """Return its exit, and record whether the kernel killed it for lack of memory.
+
+        On Linux a counter has the latter; macOS has no counter, but reports it at the exit.
+        """
         self._oom_killed = int(exit_event.for_memory)
+        return Exit(code, for_signature=exit_event.for_signature)
 
 
 @attrs.frozen
@@ -204,8 +208,7 @@ async def open_child(
 
     async def wait() -> Exit:
         code, exit_event = await processes.wait_child(process)
-        child.record_exit(exit_event)
-        return Exit(code, for_signature=exit_event.for_signature)
+        return child.record_exit(exit_event, code)
 
     started = processes.start_of(process.pid)
     child = OwnedProcess(process.pid, started, offset, command.log_path, wait, log_cap_bytes, sampler or Sampler())
@@ -244,8 +247,7 @@ async def adopt_child(
 
         async def wait() -> Exit:
             exit_event = await wait_exit()
-            child.record_exit(exit_event)
-            return Exit(exit_event.code, for_signature=exit_event.for_signature)
+            return child.record_exit(exit_event, exit_event.code)
 
         child = OwnedProcess(
             record.pid, record.started, record.log_offset, log_path, wait, log_cap_bytes, sampler or Sampler()

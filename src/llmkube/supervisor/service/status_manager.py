@@ -54,8 +54,6 @@ def service_manifest(service: InferenceService) -> dict[str, Any]:
     """Return the Service, without a selector, in front of one InferenceService."""
     # No `targetPort`: for a Service without a selector, kube-proxy takes the port from the slice.
     return {
-        "apiVersion": "v1",
-        "kind": "Service",
         "metadata": _metadata(service, service_name(service.key.name)),
         "spec": {"type": "ClusterIP", "ports": [{"name": "http", "port": SERVICE_PORT, "protocol": "TCP"}]},
     }
@@ -70,8 +68,6 @@ def slice_manifest(service: InferenceService, host: str, address: str, port: int
     metadata = _metadata(service, slice_name(name, host, family(address)))
     metadata["labels"] |= {SERVICE_NAME_LABEL: name, MANAGED_BY_LABEL: AGENT_MANAGER, HOST_LABEL: host_id(host)}
     return {
-        "apiVersion": "discovery.k8s.io/v1",
-        "kind": "EndpointSlice",
         "metadata": metadata,
         "addressType": family(address),
         "endpoints": [{"addresses": [address], "conditions": {"ready": ready}}] if port else [],
@@ -91,8 +87,6 @@ def endpoints_manifest(service: InferenceService, address: str, port: int, *, re
     """
     field = "addresses" if ready else "notReadyAddresses"
     return {
-        "apiVersion": "v1",
-        "kind": "Endpoints",
         "metadata": _metadata(service, service_name(service.key.name)),
         "subsets": [{field: [{"ip": address}], "ports": [{"name": "http", "port": port, "protocol": "TCP"}]}]
         if port

@@ -18,6 +18,7 @@ from llmkube.base.http.message import Response
 from llmkube.base.http.server import run_server
 from llmkube.cli.commands.doctor.cluster import REVIEWS
 from llmkube.k8s.crd.definitions import all_crds
+from memory_api_server import EVERY_KIND
 
 TOKEN = "limited-token-that-no-report-may-print"
 
@@ -40,7 +41,7 @@ def allowed_by(refused):
 @asynccontextmanager
 async def open_limited_api(folder, *, refused=(), ahead_seconds=0.0, installed=True):
     """Serve until the block ends; yield a kubeconfig with a token."""
-    server = ApiServer(Store(), workloads=True, utcnow=utcnow, rng=random.Random(7))
+    server = ApiServer(Store(), kinds=EVERY_KIND, utcnow=utcnow, rng=random.Random(7))
     await server.ensure_namespaces()
     if installed:
         await server.ensure(all_crds())

@@ -39,6 +39,7 @@ from llmkube.k8s.exchange import TransportSender
 from llmkube.programs.config import AgentConfig, UpConfig
 from llmkube.programs.state_location import SERVER_LOCK, hold_lock
 from llmkube.supervisor import rights
+from memory_api_server import EVERY_KIND
 
 NOON = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 EVERYTHING = [(need, verb) for need in rights.PROGRAM.needs if not need.opt_in for verb in sorted(need.verbs)]
@@ -83,7 +84,7 @@ class Reviews(httpx.AsyncBaseTransport):
 
 
 async def lacking(refused, config=None, *, silent=False):
-    server = ApiServer(Store(), workloads=True, utcnow=lambda: NOON, rng=random.Random(7))
+    server = ApiServer(Store(), kinds=EVERY_KIND, utcnow=lambda: NOON, rng=random.Random(7))
     async with open_transport(server.handle) as transport:
         reviews = Reviews(transport, refused)
         if silent:

@@ -34,6 +34,7 @@ from llmkube.k8s.exchange import TransportSender
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import Job, Pod
 from llmkube.programs.fetch_job.reach import try_connect
+from memory_api_server import EVERY_KIND
 
 IMAGE = "registry.example/llmkube@sha256:0"
 JOBS = "/apis/batch/v1/namespaces/default/jobs"
@@ -43,7 +44,7 @@ KEY = Key("default", "llmkube-doctor-1")
 @asynccontextmanager
 async def cluster(refused=frozenset()):
     """Open a client of the embedded API server whose user lacks these rights."""
-    server = ApiServer(Store(), workloads=True, utcnow=lambda: datetime(2026, 1, 1, tzinfo=UTC), rng=random.Random(7))
+    server = ApiServer(Store(), kinds=EVERY_KIND, utcnow=lambda: datetime(2026, 1, 1, tzinfo=UTC), rng=random.Random(7))
     await server.ensure_namespaces()
     async with open_transport(server.handle) as transport:
         reviews = Reviews(transport, refused)

@@ -12,12 +12,12 @@ import attrs
 import httpx  # noqa: ASYNC127 (the project's settled choice)
 import trio
 
-from llmkube.apiserver.server import open_memory_api_server
 from llmkube.apiserver.storage.revisions import Store
 from llmkube.base.errors import LLMKubeError
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.errors import TransportError
+from memory_api_server import open_memory_api_server
 
 ADMIN_TOKEN = "shown-by-the-administrator"
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)

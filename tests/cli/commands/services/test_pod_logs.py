@@ -21,6 +21,7 @@ from llmkube.k8s.exchange import TransportSender
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import Pod
 from llmkube.programs.failures import CommandError, errors_as_messages
+from memory_api_server import EVERY_KIND
 
 CHAT = Key("default", "chat")
 RUNNING = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
@@ -62,7 +63,7 @@ class Shown:
 @asynccontextmanager
 async def logs_of(options=None, **answers):
     """Open logs of the service chat with these responses by pod; `make_pod` creates the pods."""
-    server = ApiServer(Store(), workloads=True, utcnow=lambda: NOW, rng=random.Random(7))
+    server = ApiServer(Store(), kinds=EVERY_KIND, utcnow=lambda: NOW, rng=random.Random(7))
     await server.ensure_namespaces()
     async with open_transport(server.handle) as transport:
         kubelets = Kubelets(transport, {name.replace("_", "-"): each for name, each in answers.items()})
