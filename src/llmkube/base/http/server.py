@@ -14,6 +14,7 @@ the most of them, oldest first. A running handler is never interrupted for anoth
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final, NoReturn
 
 import attrs
@@ -109,6 +110,7 @@ class _Connections:
     context: ServerContext
     capacity: trio.Semaphore = attrs.field(init=False)
     _live: dict[Connection, str] = attrs.field(factory=dict)  # with its owner, the oldest first
+    _owned: Counter[str] = attrs.field(factory=Counter)
 
     def __attrs_post_init__(self) -> None:
         self.capacity = trio.Semaphore(self.context.limits.max_connections)
@@ -121,7 +123,9 @@ class _Connections:
         if self.capacity.value == 0:
             for waiting in self._longest_waiting(max(1, self.context.limits.max_connections // CLOSE_ONE_IN)):
                 waiting.close_waiting()
-        await self.capacity.acquire()
+            await self.capacity.acquire()
+        else:
+            self.capacity.acquire_nowait()
 
     async def run(self, arrivals: trio.MemoryReceiveChannel[trio.abc.Stream]) -> None:
         """Serve connections as they arrive; after the last one, let requests in flight drain."""
@@ -130,13 +134,10 @@ class _Connections:
         with trio.CancelScope(shield=True) as shield:
             async with trio.open_nursery() as nursery:
                 async for stream in arrivals:
-                    connection = Connection(self.context, stream)
-                    if self._exceeds_share(connection.owner):
-                        await trio.aclose_forcefully(stream)
-                        self.capacity.release()
-                        continue
-                    self._live[connection] = connection.owner
-                    nursery.start_soon(self._serve, connection)
+                    await self._begin(stream, nursery)
+                    with suppress(trio.WouldBlock, trio.EndOfChannel):  # further ones in the same round
+                        while True:
+                            await self._begin(arrivals.receive_nowait(), nursery)
                 shield.deadline = trio.current_time() + limits.drain_seconds
                 for connection in self._live:
                     connection.stop_nowait()
@@ -144,16 +145,26 @@ class _Connections:
         if shield.cancelled_caught:
             _log.warning("requests cut off after the drain time", connections=in_flight, seconds=limits.drain_seconds)
 
+    async def _begin(self, stream: trio.abc.Stream, nursery: trio.Nursery) -> None:
+        connection, share = Connection(self.context, stream), self.context.limits.max_connections_per_peer
+        owner = connection.owner
+        if share is not None and self._owned[owner] >= share:
+            await trio.aclose_forcefully(stream)
+            self.capacity.release()
+        else:
+            self._live[connection] = owner
+            self._owned[owner] += 1
+            nursery.start_soon(self._serve, connection)
+
     async def _serve(self, connection: Connection) -> None:
         try:
             await connection.run()
         finally:
-            del self._live[connection]
+            owner = self._live.pop(connection)
+            self._owned[owner] -= 1
+            if not self._owned[owner]:
+                del self._owned[owner]
             self.capacity.release()
-
-    def _exceeds_share(self, peer: str) -> bool:
-        share = self.context.limits.max_connections_per_peer
-        return share is not None and sum(each == peer for each in self._live.values()) >= share
 
     def _longest_waiting(self, count: int) -> Sequence[Connection]:
         """Return connections to close: idle ones before half-read requests, of the peer with the most, oldest first."""
