@@ -59,18 +59,20 @@ class HubStream(BulkReceiveStream, trio.abc.HalfCloseableStream):
         on_end: Called once, from the hub's task, when the peer has closed its side or the connection is lost.
         ended: Whether that has happened.
         client: Client on whose behalf a task waits for data; "" for the program itself.
+        is_watched: Whether the hub reports data and the end.
     """
 
-    def __init__(self, hub: "Hub", sock: socket.socket, *, is_accepted: bool = False) -> None:
+    def __init__(self, hub: "Hub", sock: socket.socket) -> None:
         self.on_end: Callable[[], object] | None = None
         self.ended = False
         self._hub = hub
         self._sock = sock
-        self._ready = not is_accepted  # an accepted one is woken in turn with others, even for its first data
+        self._ready = False
         self._reads = 0
         self._reader: Task | None = None
         self._closed = False
         self.client = ""
+        self.is_watched = False
 
     @property
     def sock(self) -> socket.socket:
@@ -197,6 +199,8 @@ class HubStream(BulkReceiveStream, trio.abc.HalfCloseableStream):
         if not self._closed:
             self.client = current_client.get()
             self._reader = current_task()
+            if not self.is_watched:
+                self._hub.watch(self)
             await wait_task_rescheduled(self._abort)
         if self._closed:
             raise trio.ClosedResourceError("this stream is closed")
@@ -227,10 +231,17 @@ class Hub:
     def add_socket(self, sock: socket.socket, *, is_accepted: bool) -> HubStream:
         """Take over a socket."""
         sock.setblocking(False)
-        stream = self._streams[sock.fileno()] = HubStream(self, sock, is_accepted=is_accepted)
-        if sys.platform == "linux":
-            self._epoll.register(sock.fileno(), select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
+        stream = HubStream(self, sock)
+        if not is_accepted:  # one that is accepted waits for its turn even with its first data
+            self.watch(stream)
         return stream
+
+    def watch(self, stream: HubStream) -> None:
+        """Begin to report what happens to a connection, and what has happened."""
+        stream.is_watched = True
+        self._streams[stream.sock.fileno()] = stream
+        if sys.platform == "linux":
+            self._epoll.register(stream.sock.fileno(), select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
 
     async def connect(self, host: str, port: int) -> trio.abc.Stream:
         """Open a connection; raises OSError."""

@@ -39,6 +39,9 @@ from llmkube.base.http.limits import Limits
 CLOSE_ONE_IN: Final = 64
 """At the limit, one in this many connections is closed at once."""
 
+ALMOST_FULL: Final = 16
+"""With no more connections left, further ones are accepted in different rounds, so that clients have time to ask."""
+
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
@@ -120,12 +123,13 @@ class _Connections:
 
         It closes several at once: going through all connections for each new one would let a flood block the loop.
         """
+        if self.capacity.value > ALMOST_FULL:  # without a checkpoint: the next connection may be another client's
+            self.capacity.acquire_nowait()
+            return
         if self.capacity.value == 0:
             for waiting in self._longest_waiting(max(1, self.context.limits.max_connections // CLOSE_ONE_IN)):
                 waiting.close_waiting()
-            await self.capacity.acquire()
-        else:
-            self.capacity.acquire_nowait()
+        await self.capacity.acquire()
 
     async def run(self, arrivals: trio.MemoryReceiveChannel[trio.abc.Stream]) -> None:
         """Serve connections as they arrive; after the last one, let requests in flight drain."""

@@ -22,7 +22,7 @@ import trio
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Response
-from llmkube.base.loop_shares import long_step
+from llmkube.base.loop_shares import current_client, long_step
 from llmkube.router.auth.principals import principal_of
 from llmkube.router.budget_store.router_budgets import RouterBudgets
 from llmkube.router.budgets.meter import (
@@ -242,6 +242,8 @@ class ListedFields:
         if principal is None:  # admitted by its head, but the token has expired since, or the keys have changed
             raise refused(401, "this key or token is no longer valid", "invalid_api_key")
         record.decided.principal = principal
+        if routing.clients is not None:
+            current_client.set(record.decided.tenant)
         size = len(exchange.body)
         if size > MAX_BODY_BYTES:  # the listener of a route that forwards any field accepts longer ones
             message = f"the body has {size} bytes; the limit for this path is {MAX_BODY_BYTES}"
