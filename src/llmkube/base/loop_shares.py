@@ -5,11 +5,11 @@ Sockets (`base/http/hub`) wake few tasks in a round, of one client after the oth
 run one at a time, of one client after the other, and after each the loop is free of them for as long as it took.
 """
 
-from collections.abc import Hashable
-from contextlib import AbstractAsyncContextManager, nullcontext
+import math
+from collections.abc import AsyncIterator, Hashable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from itertools import islice
-from types import TracebackType
 from typing import Final, Generic, TypeVar
 
 import attrs
@@ -44,11 +44,10 @@ class ClientQueues(Generic[Item]):
     def remove(self, client: str, item: Item) -> bool:
         """Remove an item, and return whether it was waiting."""
         queue = self._queues.get(client, {})
-        is_waiting = item in queue
-        queue.pop(item, None)
+        was_waiting = queue.pop(item, item) is None
         if not queue:
             self._queues.pop(client, None)
-        return is_waiting
+        return was_waiting
 
     def take(self, most: int, of_each: int) -> list[Item]:
         """Remove and return the next items, at most so many in all and of each client."""
@@ -73,41 +72,35 @@ class _LongSteps:
     waiting: ClientQueues[trio.Event] = attrs.field(factory=ClientQueues)
     is_taken: bool = False
     last: trio.lowlevel.Task | None = None
-    began_at: float = 0.0
     free_at: float = 0.0
 
-    async def __aenter__(self) -> None:
-        task, has_begun = trio.lowlevel.current_task(), False
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait for a turn, a round of the event loop at least, and for the end of the pause after the last step."""
+        task, began_at = trio.lowlevel.current_task(), math.inf
         if self.is_taken:
             await self._wait_turn()
         elif task is self.last:  # no other task has waited
             self.free_at = 0.0
-        self.is_taken = True
+        self.is_taken, self.last = True, task
         try:
-            await trio.lowlevel.checkpoint()
             await trio.sleep_until(self.free_at)
-            has_begun = True
+            began_at = trio.current_time()
+            yield
         finally:
-            if not has_begun:
-                self._pass_on()
-        self.last, self.began_at = task, trio.current_time()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        now = trio.current_time()
-        self.free_at = now + min(now - self.began_at, MAX_PAUSE_SECONDS)
-        self._pass_on()
+            now = trio.current_time()
+            self.free_at = max(self.free_at, now + min(now - began_at, MAX_PAUSE_SECONDS))
+            self._pass_on()
 
     async def _wait_turn(self) -> None:
-        client, turn, is_next = current_client.get(), trio.Event(), False
+        client, turn = current_client.get(), trio.Event()
         self.waiting.add(client, turn)
         try:
             await turn.wait()
-            is_next = True
-        finally:
-            if not is_next and not self.waiting.remove(client, turn):
-                self._pass_on()  # cancelled just as its turn came
+        except trio.Cancelled:
+            if not self.waiting.remove(client, turn):
+                self._pass_on()  # its turn came at the same time
+            raise
 
     def _pass_on(self) -> None:
         following = self.waiting.take(1, 1)
@@ -128,7 +121,7 @@ def long_step(size: int) -> AbstractAsyncContextManager[None]:
     if size <= LONG_BYTES:
         return _SHORT
     try:
-        return _steps.get()
+        return _steps.get().turn()
     except LookupError:
         _steps.set(steps := _LongSteps())
-        return steps
+        return steps.turn()

@@ -59,6 +59,7 @@ class HubStream(BulkReceiveStream, trio.abc.HalfCloseableStream):
         on_end: Called once, from the hub's task, when the peer has closed its side or the connection is lost.
         ended: Whether that has happened.
         client: Client on whose behalf a task waits for data; "" for the program itself.
+        reader: Task that waits for data.
         is_watched: Whether the hub reports data and the end.
     """
 
@@ -69,7 +70,7 @@ class HubStream(BulkReceiveStream, trio.abc.HalfCloseableStream):
         self._sock = sock
         self._ready = False
         self._reads = 0
-        self._reader: Task | None = None
+        self.reader: Task | None = None
         self._closed = False
         self.client = ""
         self.is_watched = False
@@ -83,11 +84,6 @@ class HubStream(BulkReceiveStream, trio.abc.HalfCloseableStream):
     def is_idle(self) -> bool:
         """Whether nothing has arrived that was not read, not even an end."""
         return not (self._ready or self.ended)
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether a task waits for data."""
-        return self._reader is not None
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Return received data, or b"" at the end of the stream."""
@@ -189,24 +185,24 @@ class HubStream(BulkReceiveStream, trio.abc.HalfCloseableStream):
 
     def wake(self) -> None:
         """Wake the task that waits for data."""
-        if self._reader is not None:
-            reschedule(self._reader)
-            self._reader = None
+        if self.reader is not None:
+            reschedule(self.reader)
+            self.reader = None
 
     async def _wait_ready(self) -> None:
-        if self._reader is not None:
+        if self.reader is not None:
             raise trio.BusyResourceError("another task reads from this stream")
         if not self._closed:
             self.client = current_client.get()
-            self._reader = current_task()
             if not self.is_watched:
                 self._hub.watch(self)
+            self.reader = current_task()
             await wait_task_rescheduled(self._abort)
         if self._closed:
             raise trio.ClosedResourceError("this stream is closed")
 
     def _abort(self, _: object) -> Abort:
-        self._reader = None
+        self.reader = None
         return Abort.SUCCEEDED
 
     def _broken(self, error: OSError) -> trio.BrokenResourceError | trio.ClosedResourceError:
@@ -226,15 +222,12 @@ class Hub:
 
     def add(self, stream: trio.SocketStream, *, is_accepted: bool = False) -> HubStream:
         """Take over a connection; its old object is closed, its socket stays open."""
-        return self.add_socket(socket.socket(fileno=stream.socket.detach()), is_accepted=is_accepted)
-
-    def add_socket(self, sock: socket.socket, *, is_accepted: bool) -> HubStream:
-        """Take over a socket."""
+        sock = socket.socket(fileno=stream.socket.detach())
         sock.setblocking(False)
-        stream = HubStream(self, sock)
+        hub_stream = HubStream(self, sock)
         if not is_accepted:  # one that is accepted waits for its turn even with its first data
-            self.watch(stream)
-        return stream
+            self.watch(hub_stream)
+        return hub_stream
 
     def watch(self, stream: HubStream) -> None:
         """Begin to report what happens to a connection, and what has happened."""
@@ -280,7 +273,7 @@ class Hub:
                     stream.handle_event(ended=bool(events & ends))
                     if not stream.client:
                         stream.wake()
-                    elif stream.is_awaited:
+                    elif stream.reader is not None:
                         ready.add(stream.client, stream)
                 for stream in ready.take(WAKES, WAKES_PER_CLIENT):
                     stream.wake()
@@ -292,9 +285,8 @@ class HubListener(trio.abc.Listener[trio.abc.Stream]):
     def __init__(self, hub: Hub, listener: trio.SocketListener) -> None:
         self._hub = hub
         self._listener = listener
-        self._sock = socket.socket(fileno=os.dup(listener.socket.fileno()))
+        self._sock = socket.socket(fileno=os.dup(listener.socket.fileno()))  # Trio accepts one in a round
         self._sock.setblocking(False)
-        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted sockets have it, too
         self._accepts = 0
 
     async def accept(self) -> HubStream:
@@ -302,7 +294,8 @@ class HubListener(trio.abc.Listener[trio.abc.Stream]):
         self._accepts += 1
         if self._accepts < ACCEPTS_PER_CHECKPOINT:
             with suppress(OSError):  # there is none now, or Trio handles the error
-                return self._hub.add_socket(self._sock.accept()[0], is_accepted=True)
+                accepted = trio.socket.from_stdlib_socket(self._sock.accept()[0])
+                return self._hub.add(trio.SocketStream(accepted), is_accepted=True)
         self._accepts = 0
         return self._hub.add(await self._listener.accept(), is_accepted=True)
 

@@ -14,7 +14,6 @@ the most of them, oldest first. A running handler is never interrupted for anoth
 
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Final, NoReturn
 
 import attrs
@@ -113,7 +112,6 @@ class _Connections:
     context: ServerContext
     capacity: trio.Semaphore = attrs.field(init=False)
     _live: dict[Connection, str] = attrs.field(factory=dict)  # with its owner, the oldest first
-    _owned: Counter[str] = attrs.field(factory=Counter)
 
     def __attrs_post_init__(self) -> None:
         self.capacity = trio.Semaphore(self.context.limits.max_connections)
@@ -139,9 +137,8 @@ class _Connections:
             async with trio.open_nursery() as nursery:
                 async for stream in arrivals:
                     await self._begin(stream, nursery)
-                    with suppress(trio.WouldBlock, trio.EndOfChannel):  # further ones in the same round
-                        while True:
-                            await self._begin(arrivals.receive_nowait(), nursery)
+                    while arrivals.statistics().current_buffer_used:  # further ones in the same round
+                        await self._begin(arrivals.receive_nowait(), nursery)
                 shield.deadline = trio.current_time() + limits.drain_seconds
                 for connection in self._live:
                     connection.stop_nowait()
@@ -150,25 +147,24 @@ class _Connections:
             _log.warning("requests cut off after the drain time", connections=in_flight, seconds=limits.drain_seconds)
 
     async def _begin(self, stream: trio.abc.Stream, nursery: trio.Nursery) -> None:
-        connection, share = Connection(self.context, stream), self.context.limits.max_connections_per_peer
-        owner = connection.owner
-        if share is not None and self._owned[owner] >= share:
+        connection = Connection(self.context, stream)
+        if self._exceeds_share(connection.owner):
             await trio.aclose_forcefully(stream)
             self.capacity.release()
         else:
-            self._live[connection] = owner
-            self._owned[owner] += 1
+            self._live[connection] = connection.owner
             nursery.start_soon(self._serve, connection)
 
     async def _serve(self, connection: Connection) -> None:
         try:
             await connection.run()
         finally:
-            owner = self._live.pop(connection)
-            self._owned[owner] -= 1
-            if not self._owned[owner]:
-                del self._owned[owner]
+            del self._live[connection]
             self.capacity.release()
+
+    def _exceeds_share(self, peer: str) -> bool:
+        share = self.context.limits.max_connections_per_peer
+        return share is not None and sum(each == peer for each in self._live.values()) >= share
 
     def _longest_waiting(self, count: int) -> Sequence[Connection]:
         """Return connections to close: idle ones before half-read requests, of the peer with the most, oldest first."""
