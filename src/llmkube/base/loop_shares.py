@@ -41,14 +41,6 @@ class ClientQueues(Generic[Item]):
         """Append an item, unless it waits already."""
         self._queues.setdefault(client, {})[item] = None
 
-    def remove(self, client: str, item: Item) -> bool:
-        """Remove an item, and return whether it was waiting."""
-        queue = self._queues.get(client, {})
-        was_waiting = queue.pop(item, item) is None
-        if not queue:
-            self._queues.pop(client, None)
-        return was_waiting
-
     def take(self, most: int, of_each: int) -> list[Item]:
         """Remove and return the next items, at most so many in all and of each client."""
         taken: list[Item] = []
@@ -98,14 +90,16 @@ class _LongSteps:
         try:
             await turn.wait()
         except trio.Cancelled:
-            if not self.waiting.remove(client, turn):
-                self._pass_on()  # its turn came at the same time
+            if turn.is_set():  # its turn came at the same time
+                self._pass_on()
+            turn.set()
             raise
 
     def _pass_on(self) -> None:
-        following = self.waiting.take(1, 1)
-        self.is_taken = bool(following)
-        for turn in following:
+        self.is_taken = False
+        while self.waiting and not self.is_taken:
+            [turn] = self.waiting.take(1, 1)
+            self.is_taken = not turn.is_set()  # those that were cancelled are set
             turn.set()
 
 

@@ -195,7 +195,10 @@ class HubStream(BulkReceiveStream, trio.abc.HalfCloseableStream):
         if not self._closed:
             self.client = current_client.get()
             if not self.is_watched:
-                self._hub.watch(self)
+                try:
+                    self._hub.watch(self)
+                except OSError as error:  # the kernel has no memory for it
+                    raise self._broken(error) from error
             self.reader = current_task()
             await wait_task_rescheduled(self._abort)
         if self._closed:

@@ -135,25 +135,22 @@ class _Connections:
         # The shield outlives the server's cancellation until its deadline, which is set as soon as arrivals end.
         with trio.CancelScope(shield=True) as shield:
             async with trio.open_nursery() as nursery:
-                async for stream in arrivals:
-                    await self._begin(stream, nursery)
-                    while arrivals.statistics().current_buffer_used:  # further ones in the same round
-                        await self._begin(arrivals.receive_nowait(), nursery)
+                async for first in arrivals:
+                    waiting = arrivals.statistics().current_buffer_used
+                    for stream in (first, *[arrivals.receive_nowait() for _ in range(waiting)]):  # in one round
+                        connection = Connection(self.context, stream)
+                        if self._exceeds_share(connection.owner):
+                            await trio.aclose_forcefully(stream)
+                            self.capacity.release()
+                            continue
+                        self._live[connection] = connection.owner
+                        nursery.start_soon(self._serve, connection)
                 shield.deadline = trio.current_time() + limits.drain_seconds
                 for connection in self._live:
                     connection.stop_nowait()
                 in_flight = len(self._live)
         if shield.cancelled_caught:
             _log.warning("requests cut off after the drain time", connections=in_flight, seconds=limits.drain_seconds)
-
-    async def _begin(self, stream: trio.abc.Stream, nursery: trio.Nursery) -> None:
-        connection = Connection(self.context, stream)
-        if self._exceeds_share(connection.owner):
-            await trio.aclose_forcefully(stream)
-            self.capacity.release()
-        else:
-            self._live[connection] = connection.owner
-            nursery.start_soon(self._serve, connection)
 
     async def _serve(self, connection: Connection) -> None:
         try:
