@@ -308,7 +308,7 @@ async def test_a_client_with_many_connections_delays_others_by_a_few_requests(se
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no second loopback address")
 async def test_a_client_with_many_streams_delays_others_by_a_few_pieces(serve, sockets, nursery):
-    """In each round few of its streams are passed on, and none in most; the rest gathers, and all of it arrives."""
+    """In each round few of its streams are passed on, and none in most; the rest gathers, and everything arrives."""
     if not isinstance(sockets, Hub):
         return
     order, engines = [], []
