@@ -2,6 +2,9 @@
 
 import datetime
 import json
+import os
+import sys
+from contextlib import AsyncExitStack
 from functools import partial
 from types import SimpleNamespace
 
@@ -14,9 +17,12 @@ from http_lab import MemoryListener, always, converse, receive_until, serve_conn
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import ConnectionLostError
 from llmkube.base.http.heads import read_request
+from llmkube.base.http.hub import open_sockets
 from llmkube.base.http.limits import Limits
+from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server
+from llmkube.router import front_door, model_field
 from llmkube.router.backends import Backend, State, UnavailableModel
 from llmkube.router.front_door import PassThrough, passing_door
 from llmkube.router.origin_policy import cors_lines, refuse_foreign_pages
@@ -595,3 +601,54 @@ async def test_slots_do_not_show_what_clients_have_sent(nursery):
         async with open_http_client(front.connect) as client:
             answer = await client.request("GET", f"{GATEWAY}/slots?model=only")
     assert json.loads(answer.body) == [{"id": 0, "is_processing": True, "n_ctx": 512}]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no second loopback address")
+async def test_large_chats_of_one_client_delay_a_small_one_of_another_by_a_few_steps(nursery, mock_clock, monkeypatch):
+    """Ten bodies of 400 KB and a small one have arrived: few of the steps that take long come before it."""
+    order = []
+
+    def note(function, *args, **kwargs):
+        if len(args[0]) > 100_000:
+            order.append("step")
+            mock_clock.jump(0.002)
+        return function(*args, **kwargs)
+
+    async def engine(exchange):
+        order.append(len(exchange.body))
+        await exchange.respond(Response(200))
+
+    async def serve(handler):
+        listeners = await open_listeners("127.0.0.1", 0)
+        await nursery.start(run_server, handler, sockets.listen(listeners))
+        return listeners[0].socket.getsockname()[1]
+
+    finder = SimpleNamespace(finditer=partial(note, model_field._TEXT_MEMBER.finditer))
+    monkeypatch.setattr(model_field, "_TEXT_MEMBER", finder)
+    monkeypatch.setattr(model_field, "_parsed", partial(note, model_field._parsed))
+    monkeypatch.setattr(front_door, "encoded_for_engine", partial(note, front_door.encoded_for_engine))
+    turn = {"role": "user", "content": [{"type": "text", "text": 'a "word" ' * 32}]}
+    bodies = [json.dumps({"model": "only", "messages": [turn] * count}).encode() for count in (*[1000] * 10, 1)]
+    async with open_sockets() as sockets, open_http_client(sockets.connect) as upstream, AsyncExitStack() as stack:
+        directory = Models(only=Backend("127.0.0.1", await serve(engine), "only"))
+        port = await serve(passing_door(PassThrough(directory, upstream), lambda: BORN))
+        clients = []
+        for body in bodies:
+            host = "127.0.0.1" if body is bodies[-1] else "127.0.0.2"
+            clients.append(await trio.open_tcp_stream("127.0.0.1", port, local_address=host))
+            await stack.enter_async_context(clients[-1])
+            head = b"POST %b HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % (CHAT.encode(), len(body))
+            await clients[-1].send_all(head + body[:-1])
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        for client in clients:
+            os.write(client.socket.fileno(), b"}")
+        with trio.fail_after(60):
+            while order.count(len(bodies[0])) < 10 or len(bodies[-1]) not in order:
+                order.append("round")
+                mock_clock.jump(0.0005)
+                await trio.lowlevel.checkpoint()
+        assert order[: order.index(len(bodies[-1]))].count("step") <= 4
+        assert order.count("step") == 30
+        steps = "".join(each[0] if isinstance(each, str) else "" for each in order)
+        assert "ss" not in steps
+        nursery.cancel_scope.cancel()

@@ -13,5 +13,6 @@ trusted_paths           which users can change where a path leads
 json_text               JSON as bytes
 package_data            tables and texts packaged with a module
 full_disk               detection of a full disk, and the message for it
+loop_shares             shares of the event loop for clients and for steps on large bodies
 loop_watchdog           detection of a stalled event loop
 """

@@ -30,6 +30,7 @@ from llmkube.base.http.forward import BodyEditor, forward
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Response
 from llmkube.base.json_text import well_formed
+from llmkube.base.loop_shares import long_step
 from llmkube.router.backends import Backend, ModelDirectory, engine_of
 from llmkube.router.budgets.meter import LIMIT_FIELDS
 from llmkube.router.dialects.dialect import DialectError, dumped
@@ -207,7 +208,8 @@ class PassThrough:
         try:
             with self.begin(engine.service, path not in _WITHOUT_SLOT) as passage:
                 if path.endswith("/chat/completions"):
-                    body.content = encoded_for_engine(body.content, is_llama_cpp=passage.is_llama_cpp)
+                    async with long_step(len(body.content)):
+                        body.content = encoded_for_engine(body.content, is_llama_cpp=passage.is_llama_cpp)
                 if passage.max_answer_tokens and body.is_json:
                     body.content = await limit_numbers(body.content, LIMIT_FIELDS, passage.max_answer_tokens)
                 is_renamed = isinstance(body.model, str) and body.model != engine.alias

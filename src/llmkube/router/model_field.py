@@ -17,6 +17,7 @@ import orjson
 import trio
 
 from llmkube.base.json_text import loads_well_formed
+from llmkube.base.loop_shares import long_step
 from llmkube.router.dispatch.request_body import MAX_NAME_BYTES
 
 PARSE_BYTES, PARSE_MARKS = 1 << 20, 40_000
@@ -68,11 +69,11 @@ async def check_grammars(body: bytes) -> None:
         BodyError: One is too long or too deeply nested; the message names its field.
     """
     for start in range(0, len(body), SLICE_BYTES):
-        for found in _TEXT_MEMBER.finditer(body, start, start + SLICE_BYTES + _LONGEST_MEMBER):
-            if (name := orjson.loads(b'"%b"' % found[1])) in _GRAMMARS:
-                _check_grammar(name, body, found.end())
-                await trio.lowlevel.checkpoint()
-        await trio.lowlevel.checkpoint()
+        async with long_step(len(body)):
+            for found in _TEXT_MEMBER.finditer(body, start, start + SLICE_BYTES + _LONGEST_MEMBER):
+                if (name := orjson.loads(b'"%b"' % found[1])) in _GRAMMARS:
+                    _check_grammar(name, body, found.end())
+                    await trio.lowlevel.checkpoint()
 
 
 def _check_grammar(name: str, body: bytes, start: int) -> None:
@@ -116,7 +117,8 @@ async def read_model(body: bytes) -> tuple[object, tuple[Span, ...] | None]:
     """
     await check_grammars(body)
     if is_parsed(body):
-        payload = _parsed(body)
+        async with long_step(len(body)):
+            payload = _parsed(body)
         if not isinstance(payload, dict):
             raise BodyError("the body must be a JSON object")
         model = payload.get("model")
@@ -157,8 +159,10 @@ async def limit_numbers(body: bytes, names: tuple[str, ...], most: int) -> bytes
     Raises:
         BodyError: The body is visibly not a JSON object, or has too many parts.
     """
-    is_unique = all(body.count(b'"%b"' % name.encode()) < 2 for name in names) and not _ESCAPED_LETTER.search(body)
-    if is_unique and is_parsed(body) and isinstance(payload := _parsed(body), dict):
+    async with long_step(len(body)):
+        is_unique = all(body.count(b'"%b"' % name.encode()) < 2 for name in names) and not _ESCAPED_LETTER.search(body)
+        payload = _parsed(body) if is_unique and is_parsed(body) else None
+    if isinstance(payload, dict):
         numbers = [each for name in names if isinstance(each := payload.get(name), int | float)]
         if max(numbers, default=most) <= most:
             return body
@@ -174,8 +178,10 @@ async def limit_numbers(body: bytes, names: tuple[str, ...], most: int) -> bytes
 async def _find_members(body: bytes, names: tuple[str, ...]) -> list[tuple[int, int]]:
     """Return start and end of the value of each such member."""
     scanner = _Scanner(body, names)
-    for _ in scanner.scan():
-        await trio.lowlevel.checkpoint()
+    slices, has_more = scanner.scan(), True
+    while has_more:
+        async with long_step(len(body)):
+            has_more = next(slices, False) is None
     return scanner.found
 
 

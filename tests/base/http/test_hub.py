@@ -1,11 +1,11 @@
 """Real sockets in a hub, and the same with Trio's own: servers and clients see no difference."""
 
-import itertools
 import os
 import socket
 import sys
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from functools import partial
+from itertools import groupby
 
 import pytest
 import structlog.testing
@@ -14,10 +14,9 @@ import trio.testing
 
 from http_lab import echo, receive_all, receive_until
 from llmkube.base.http.client import open_http_client
-from llmkube.base.http.connection import LARGE_BYTES
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.forward import forward
-from llmkube.base.http.hub import WAKES_PER_CLIENT, Hub, open_sockets
+from llmkube.base.http.hub import FREE_ROUNDS, WAKES_PER_CLIENT, Hub, open_sockets
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.message import Headers, Response
@@ -260,52 +259,99 @@ async def test_clients_that_connect_and_close_are_not_logged(serve):
     assert logs == []
 
 
-async def _answered_order(serve, connections, large=False):
-    """Have a client of many connections and one of a single connection ask at once; return who is answered when."""
-    order, body = [], b"x" * (LARGE_BYTES + 1 if large else 1)
-    head = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(body)
+NOISY = "127.0.0.2"
+POST = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\n"
+
+
+async def _run_rounds(order, until):
+    """Note each round of the event loop until this is so."""
+    with trio.fail_after(60):
+        while not until():
+            order.append("round")
+            await trio.lowlevel.checkpoint()
+
+
+async def _ask_at_once(serve, connections, order, *, are_accepted):
+    """Have a client of many connections and one of a single connection ask at once; note who is answered when."""
 
     async def note(exchange):
         order.append(exchange.peer)
         await exchange.respond(Response(200))
 
-    async def tick():
-        while order.count("127.0.0.2") < connections:
-            order.append("round")
-            await trio.lowlevel.checkpoint()
-
     port = await serve(note)
-    async with AsyncExitStack() as stack:
+    with ExitStack() as stack:
         clients = []
-        half = ["127.0.0.2"] * (connections // 2)  # Trio runs tasks that are ready in their order or in reverse
+        half = [NOISY] * (connections // 2)  # Trio runs tasks that are ready in their order or in reverse
         for host in (*half, LOOPBACK, *half):
-            opened = await trio.open_tcp_stream(LOOPBACK, port, local_address=host)
-            clients.append(await stack.enter_async_context(opened))
-            await clients[-1].send_all((head + body)[:-1])
-        await trio.testing.wait_all_tasks_blocked(0.01)
+            client = socket.create_connection((LOOPBACK, port), source_address=(host, 0))
+            clients.append(stack.enter_context(client))
+            client.send(POST)
+        if are_accepted:
+            await trio.testing.wait_all_tasks_blocked(0.01)
         for client in clients:
-            os.write(client.socket.fileno(), body[-1:])
-        await tick()
+            client.send(b"x")
+        await _run_rounds(order, lambda: order.count(NOISY) == connections)
         await trio.testing.wait_all_tasks_blocked()
-    return order
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no second loopback address")
-async def test_a_client_with_many_connections_delays_others_by_a_few_requests(serve, sockets):
-    """All of its connections are ready when a client with one connection asks, which is served in the next round."""
+@pytest.mark.parametrize("are_accepted", [True, False])
+async def test_a_client_with_many_connections_delays_others_by_a_few_requests(serve, sockets, are_accepted):
+    """All of its connections are ready, or not accepted yet, when a client with one connection asks."""
     if isinstance(sockets, Hub):
-        order = [each for each in await _answered_order(serve, 100) if each != "round"]
-        assert order.count("127.0.0.2") == 100
-        assert order.index(LOOPBACK) <= WAKES_PER_CLIENT
+        order = []
+        await _ask_at_once(serve, 100, order, are_accepted=are_accepted)
+        before = order[: order.index(LOOPBACK)]
+        assert before.count(NOISY) <= WAKES_PER_CLIENT * (1 if are_accepted else 3)
+        assert before.count("round") <= 15
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no second loopback address")
-async def test_requests_with_large_bodies_are_handled_in_different_rounds(serve):
-    """Parsing one takes milliseconds: other tasks run before the next."""
-    order = await _answered_order(serve, 6, large=True)
-    handled = [at for at, each in enumerate(order) if each != "round"]
-    assert len(handled) == 7
-    assert all("round" in order[at:then] for at, then in itertools.pairwise(handled))
+async def test_a_client_with_many_streams_delays_others_by_a_few_pieces(serve, sockets, nursery):
+    """In each round few of its streams are passed on, and none in most; the rest gathers, and everything arrives."""
+    if not isinstance(sockets, Hub):
+        return
+    order, engines = [], []
+
+    async def engine(connection):
+        engines.append(connection.socket)
+        await connection.receive_some()
+        await connection.send_all(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n.")
+        await trio.sleep_forever()
+
+    def note(piece):
+        order.append(piece)
+        return piece
+
+    async def proxy(exchange):
+        if exchange.peer == LOOPBACK:
+            order.append("quiet")
+            await exchange.respond(Response(200))
+        else:
+            await forward(exchange, upstream, (LOOPBACK, back), exchange.body, editor=note)
+
+    back = (await nursery.start(partial(trio.serve_tcp, engine, 0, host=LOOPBACK)))[0].socket.getsockname()[1]
+    async with open_http_client(sockets.connect) as upstream, AsyncExitStack() as stack:
+        port = await serve(proxy)
+        for host in (*[NOISY] * 40, LOOPBACK):
+            client = await trio.open_tcp_stream(LOOPBACK, port, local_address=host)
+            await stack.enter_async_context(client)
+            await client.send_all(POST + (b"x" if host == NOISY else b""))
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert order == [b"."] * 40
+        order.clear()
+        for each in engines:
+            os.write(each.fileno(), b"1")
+        os.write(client.socket.fileno(), b"x")
+        await _run_rounds(order, lambda: "quiet" in order)
+        assert order.count(b"1") <= 2 * WAKES_PER_CLIENT
+        for each in engines:
+            os.write(each.fileno(), b"23")
+        await _run_rounds(order, lambda: order.count(b"") == 40)
+        assert order.count(b"123") >= 20
+        rounds = [list(each) for is_round, each in groupby(order, lambda each: each == "round") if not is_round]
+        assert max(len([piece for piece in each if piece]) for each in rounds) <= 2 * WAKES_PER_CLIENT
+        assert order.count("round") >= 40 / WAKES_PER_CLIENT * FREE_ROUNDS
 
 
 async def test_requests_sent_ahead_are_handled_in_different_rounds(serve):

@@ -12,7 +12,7 @@ A `HubStream` reports the client's disconnect. With any other stream a task read
 
 from collections.abc import Awaitable, Callable
 from enum import Enum
-from typing import Final, NoReturn
+from typing import NoReturn
 
 import attrs
 import structlog
@@ -28,6 +28,7 @@ from llmkube.base.http.limits import PROBE_PATHS, Limits
 from llmkube.base.http.listen import peer_uid
 from llmkube.base.http.message import Response, encode_lines, status_line
 from llmkube.base.http.tls import RECEIVE_BYTES
+from llmkube.base.loop_shares import current_client
 
 StreamHandler = Callable[[StreamExchange], Awaitable[None]]
 """A `Handler` that may use features of a real connection."""
@@ -43,9 +44,6 @@ MalformedHandler = Callable[[RequestHead | None, str, int, str], Awaitable[Respo
 
 Its arguments are the head (None if it is malformed itself), the peer's address, the status and the message.
 """
-
-LARGE_BYTES: Final = 128 << 10
-"""Above this, requests are handled in turn, each in another round of the event loop."""
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -114,7 +112,6 @@ class ServerContext:
         idle: Closes idle connections; the owner of the connections runs it as a task.
         body_bytes: Bytes of request bodies in memory.
         answering: Number of requests that handlers answer.
-        large_turn: Held by one request with a large body at a time, for one round of the event loop.
     """
 
     handler: StreamHandler
@@ -126,7 +123,6 @@ class ServerContext:
     idle: IdleConnections = attrs.field(init=False)
     body_bytes: int = 0
     answering: int = 0
-    large_turn: trio.Lock = attrs.field(factory=trio.Lock, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.heads = HeadCache(self.limits, read_request)
@@ -147,7 +143,7 @@ class Connection:
     Attributes:
         phase: The event that it waits for.
         peer_host: Address of the peer; "" if it has none, or is disconnected.
-        owner: The same with the peer's user, for the limit of connections per peer.
+        owner: The same with the peer's user, for the limit of connections per peer and its share of the event loop.
     """
 
     def __init__(self, context: ServerContext, stream: trio.abc.Stream) -> None:
@@ -181,6 +177,7 @@ class Connection:
         """Serve until either side closes the connection; no client can make this raise, and the stream ends closed."""
         if isinstance(connection := below_tls(self._stream), HubStream):
             connection.on_end = self._scope.cancel
+        current_client.set(self.owner)
         linger = False
         try:
             with self._scope:
@@ -210,9 +207,6 @@ class Connection:
                     raise MalformedError(503, f"{self._context.answering} requests are being answered; try again")
                 try:
                     body = await self._receive_body(head)
-                    if len(body) > LARGE_BYTES:
-                        async with self._context.large_turn:  # parsing takes milliseconds, in which nothing else runs
-                            await trio.lowlevel.checkpoint()
                     if self._stopping and self._scope.cancel_called:
                         return False  # closed just as the request arrived: its handler has not started
                     answer = await self._serve(head, body)

@@ -8,15 +8,17 @@
 
 Trio registers a socket for every wait, and does not report that a peer has disconnected: a server would need a second
 task that reads ahead. Here a wait costs two thirds, and the disconnect is an event. No client delays others by the
-number of its connections: in each round of the event loop, few of them are woken (`WAKES_PER_CLIENT`). Elsewhere
-(macOS has no epoll) programs use Trio's own streams; callers accept both.
+number of its connections or streams: in each round of the event loop, few tasks are woken on its behalf, and data of
+the others gathers in their sockets (`WAKES_PER_CLIENT`). Elsewhere (macOS has no epoll) programs use Trio's own
+streams; callers accept both.
 """
 
+import os
 import select
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 import trio
@@ -24,6 +26,7 @@ from trio.lowlevel import Abort, Task, current_task, reschedule, wait_readable, 
 
 from llmkube.base.http.dial import dial
 from llmkube.base.http.tls import RECEIVE_BYTES, BulkReceiveStream, TlsStream
+from llmkube.base.loop_shares import ClientQueues, current_client
 
 BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
 """Errors of a stream whose connection is gone."""
@@ -32,7 +35,16 @@ READS_PER_CHECKPOINT: Final = 16
 """Reads of available data after which a task yields, so that a peer that sends all the time does not starve others."""
 
 WAKES_PER_CLIENT: Final = 4
-"""Connections of one client to one listener that are woken in one round of the event loop."""
+"""Connections, to and on behalf of one client, that are woken in one round of the event loop."""
+
+WAKES: Final = 16
+"""The same for all clients together; those that wait for the program itself are woken at once."""
+
+FREE_ROUNDS: Final = 4
+"""Rounds in which none is woken while more are ready: work for no client takes many short rounds."""
+
+ACCEPTS_PER_CHECKPOINT: Final = 16
+"""Connections that are accepted in one round: one that waits in the kernel is in no client's turn."""
 
 MAX_READ_BYTES: Final = 1 << 20
 """Maximum size of one read: the kernel takes a tenth of a millisecond to copy it."""
@@ -46,25 +58,22 @@ class HubStream(BulkReceiveStream, trio.abc.HalfCloseableStream):
     Attributes:
         on_end: Called once, from the hub's task, when the peer has closed its side or the connection is lost.
         ended: Whether that has happened.
-        client: Listener and address of an accepted connection; None for one to a server.
+        client: Client on whose behalf a task waits for data; "" for the program itself.
+        reader: Task that waits for data.
+        is_watched: Whether the hub reports data and the end.
     """
 
-    def __init__(self, hub: "Hub", sock: socket.socket, listener: object = None) -> None:
+    def __init__(self, hub: "Hub", sock: socket.socket) -> None:
         self.on_end: Callable[[], object] | None = None
         self.ended = False
         self._hub = hub
         self._sock = sock
-        self._ready = listener is None  # an accepted one is woken in turn with others, even for its first data
+        self._ready = False
         self._reads = 0
-        self._reader: Task | None = None
+        self.reader: Task | None = None
         self._closed = False
-        self.client = None if listener is None else (listener, self._peer_host())
-
-    def _peer_host(self) -> str:
-        try:
-            return str(self._sock.getpeername()[0])
-        except OSError:
-            return ""  # it has disconnected
+        self.client = ""
+        self.is_watched = False
 
     @property
     def sock(self) -> socket.socket:
@@ -176,21 +185,27 @@ class HubStream(BulkReceiveStream, trio.abc.HalfCloseableStream):
 
     def wake(self) -> None:
         """Wake the task that waits for data."""
-        if self._reader is not None:
-            reschedule(self._reader)
-            self._reader = None
+        if self.reader is not None:
+            reschedule(self.reader)
+            self.reader = None
 
     async def _wait_ready(self) -> None:
-        if self._reader is not None:
+        if self.reader is not None:
             raise trio.BusyResourceError("another task reads from this stream")
         if not self._closed:
-            self._reader = current_task()
+            self.client = current_client.get()
+            if not self.is_watched:
+                try:
+                    self._hub.watch(self)
+                except OSError as error:  # the kernel has no memory for it
+                    raise self._broken(error) from error
+            self.reader = current_task()
             await wait_task_rescheduled(self._abort)
         if self._closed:
             raise trio.ClosedResourceError("this stream is closed")
 
     def _abort(self, _: object) -> Abort:
-        self._reader = None
+        self.reader = None
         return Abort.SUCCEEDED
 
     def _broken(self, error: OSError) -> trio.BrokenResourceError | trio.ClosedResourceError:
@@ -208,14 +223,21 @@ class Hub:
         self._epoll = select.epoll()
         self._streams: dict[int, HubStream] = {}
 
-    def add(self, stream: trio.SocketStream, listener: object = None) -> HubStream:
-        """Take over a connection, accepted by a listener if given; its old object is closed, its socket stays open."""
+    def add(self, stream: trio.SocketStream, *, is_accepted: bool = False) -> HubStream:
+        """Take over a connection; its old object is closed, its socket stays open."""
         sock = socket.socket(fileno=stream.socket.detach())
         sock.setblocking(False)
-        hub_stream = self._streams[sock.fileno()] = HubStream(self, sock, listener)
-        if sys.platform == "linux":
-            self._epoll.register(sock.fileno(), select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
+        hub_stream = HubStream(self, sock)
+        if not is_accepted:  # one that is accepted waits for its turn even with its first data
+            self.watch(hub_stream)
         return hub_stream
+
+    def watch(self, stream: HubStream) -> None:
+        """Begin to report what happens to a connection, and what has happened."""
+        stream.is_watched = True
+        self._streams[stream.sock.fileno()] = stream
+        if sys.platform == "linux":
+            self._epoll.register(stream.sock.fileno(), select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
 
     async def connect(self, host: str, port: int) -> trio.abc.Stream:
         """Open a connection; raises OSError."""
@@ -239,32 +261,25 @@ class Hub:
         if sys.platform != "linux":
             return
         ends = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
-        ready: list[HubStream] = []
+        ready = ClientQueues[HubStream]()
         with scope:
             while True:
                 if ready:
-                    await trio.lowlevel.checkpoint()
+                    for _ in range(FREE_ROUNDS + 1):
+                        await trio.lowlevel.checkpoint()
                 else:
                     await wait_readable(self._epoll.fileno())
                 for descriptor, events in self._epoll.poll(0):
                     stream = self._streams.get(descriptor)
-                    if stream is not None:
-                        stream.handle_event(ended=bool(events & ends))
-                        ready.append(stream)
-                ready = _wake_some(ready)
-
-
-def _wake_some(ready: Sequence[HubStream]) -> list[HubStream]:
-    """Wake streams, few of each client, in order; return those that remain for the next round."""
-    woken: dict[object, int] = {}
-    rest = []
-    for stream in ready:
-        count = woken[stream.client] = woken.get(stream.client, 0) + 1
-        if count <= WAKES_PER_CLIENT or stream.client is None:
-            stream.wake()
-        else:
-            rest.append(stream)
-    return rest
+                    if stream is None:
+                        continue
+                    stream.handle_event(ended=bool(events & ends))
+                    if not stream.client:
+                        stream.wake()
+                    elif stream.reader is not None:
+                        ready.add(stream.client, stream)
+                for stream in ready.take(WAKES, WAKES_PER_CLIENT):
+                    stream.wake()
 
 
 class HubListener(trio.abc.Listener[trio.abc.Stream]):
@@ -273,13 +288,23 @@ class HubListener(trio.abc.Listener[trio.abc.Stream]):
     def __init__(self, hub: Hub, listener: trio.SocketListener) -> None:
         self._hub = hub
         self._listener = listener
+        self._sock = socket.socket(fileno=os.dup(listener.socket.fileno()))  # Trio accepts one in a round
+        self._sock.setblocking(False)
+        self._accepts = 0
 
     async def accept(self) -> HubStream:
         """Return the next connection."""
-        return self._hub.add(await self._listener.accept(), self)
+        self._accepts += 1
+        if self._accepts < ACCEPTS_PER_CHECKPOINT:
+            with suppress(OSError):  # there is none now, or Trio handles the error
+                accepted = trio.socket.from_stdlib_socket(self._sock.accept()[0])
+                return self._hub.add(trio.SocketStream(accepted), is_accepted=True)
+        self._accepts = 0
+        return self._hub.add(await self._listener.accept(), is_accepted=True)
 
     async def aclose(self) -> None:
         """Close the listener; its connections stay open."""
+        self._sock.close()
         await self._listener.aclose()
 
 

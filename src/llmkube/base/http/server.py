@@ -38,6 +38,9 @@ from llmkube.base.http.limits import Limits
 CLOSE_ONE_IN: Final = 64
 """At the limit, one in this many connections is closed at once."""
 
+ALMOST_FULL: Final = 16
+"""With no more connections left, further ones are accepted in different rounds, so that clients have time to ask."""
+
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
@@ -118,6 +121,9 @@ class _Connections:
 
         It closes several at once: going through all connections for each new one would let a flood block the loop.
         """
+        if self.capacity.value > ALMOST_FULL:  # without a checkpoint: the next connection may be another client's
+            self.capacity.acquire_nowait()
+            return
         if self.capacity.value == 0:
             for waiting in self._longest_waiting(max(1, self.context.limits.max_connections // CLOSE_ONE_IN)):
                 waiting.close_waiting()
@@ -129,14 +135,16 @@ class _Connections:
         # The shield outlives the server's cancellation until its deadline, which is set as soon as arrivals end.
         with trio.CancelScope(shield=True) as shield:
             async with trio.open_nursery() as nursery:
-                async for stream in arrivals:
-                    connection = Connection(self.context, stream)
-                    if self._exceeds_share(connection.owner):
-                        await trio.aclose_forcefully(stream)
-                        self.capacity.release()
-                        continue
-                    self._live[connection] = connection.owner
-                    nursery.start_soon(self._serve, connection)
+                async for first in arrivals:
+                    waiting = arrivals.statistics().current_buffer_used
+                    for stream in (first, *[arrivals.receive_nowait() for _ in range(waiting)]):  # in one round
+                        connection = Connection(self.context, stream)
+                        if self._exceeds_share(connection.owner):
+                            await trio.aclose_forcefully(stream)
+                            self.capacity.release()
+                            continue
+                        self._live[connection] = connection.owner
+                        nursery.start_soon(self._serve, connection)
                 shield.deadline = trio.current_time() + limits.drain_seconds
                 for connection in self._live:
                     connection.stop_nowait()

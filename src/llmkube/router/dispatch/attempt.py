@@ -17,6 +17,7 @@ from llmkube.base.http.errors import ConnectError, HttpError
 from llmkube.base.http.message import Headers
 from llmkube.base.http.streamed_response import StreamedResponse
 from llmkube.base.json_text import loads_well_formed
+from llmkube.base.loop_shares import long_step
 from llmkube.router.auth.key_files import BackendKeys
 from llmkube.router.backends import UnavailableModel, engine_of
 from llmkube.router.budgets.usage import Usage, usage_of_answer
@@ -208,7 +209,8 @@ class Attempts:
             return resolved
         backend, credentials = resolved
         try:
-            rebuilt = rebuild(inbound.path, inbound.body, backend, inbound.cache_salt)
+            async with long_step(inbound.size):
+                rebuilt = rebuild(inbound.path, inbound.body, backend, inbound.cache_salt)
         except DialectError as exc:
             return Failure(Cause.UNSUPPORTED, str(exc))
         lines = request_lines(backend, key, inbound.request_id, inbound.trace) + credentials

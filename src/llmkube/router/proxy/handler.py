@@ -22,6 +22,7 @@ import trio
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Response
+from llmkube.base.loop_shares import current_client, long_step
 from llmkube.router.auth.principals import principal_of
 from llmkube.router.budget_store.router_budgets import RouterBudgets
 from llmkube.router.budgets.meter import (
@@ -205,7 +206,8 @@ class ListedFields:
             await self._end(record, routing, exchange.body)  # noqa: ASYNC102 (it shields itself, with a deadline)
 
     async def _answer(self, exchange: StreamExchange, path: str, routing: Routing, record: Record) -> None:
-        inbound, facts, decision = self._decide(exchange, path, routing, record)
+        async with long_step(len(exchange.body)):
+            inbound, facts, decision = self._decide(exchange, path, routing, record)
         if not inbound.path:
             record.update(status=200, outcome="ok")
             await exchange.respond(_with_request_id(self._loaded(inbound, decision), record))
@@ -240,6 +242,8 @@ class ListedFields:
         if principal is None:  # admitted by its head, but the token has expired since, or the keys have changed
             raise refused(401, "this key or token is no longer valid", "invalid_api_key")
         record.decided.principal = principal
+        if routing.clients is not None:
+            current_client.set(record.decided.tenant)
         size = len(exchange.body)
         if size > MAX_BODY_BYTES:  # the listener of a route that forwards any field accepts longer ones
             message = f"the body has {size} bytes; the limit for this path is {MAX_BODY_BYTES}"
