@@ -497,6 +497,26 @@ async def test_an_engine_that_dies_before_its_answer_is_a_502(nursery, answer):
     assert [log["event"] for log in logs] == ["engine request failed"]
 
 
+async def test_a_stream_that_ends_its_engine_twice_is_refused(nursery):
+    """The engine is restarted; a client that repeats the request once more gets the cause."""
+    listener, asked = MemoryListener(), []
+
+    async def accept():
+        while True:
+            stream = await listener.accept()
+            asked.append(stream)
+            await dying(stream, b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n")
+
+    nursery.start_soon(accept)
+    body = b'{"model": "only"}'
+    wire = b"POST /v1/x HTTP/1.1\r\nHost: g\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    async with open_http_client(listener.connect) as upstream:
+        door = passing_door(PassThrough(ONE, upstream), lambda: BORN)
+        received = [await converse(door, wire) for _ in range(3)]
+    assert [each[9:12] for each in received] == [b"200", b"200", b"400"]
+    assert (len(asked), json.loads(received[2].partition(b"\r\n\r\n")[2])["error"]["code"]) == (2, "ended_engines")
+
+
 @pytest.mark.parametrize(
     "answer",
     [

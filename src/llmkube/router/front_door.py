@@ -233,8 +233,10 @@ class PassThrough:
         sent = trio.Event()
         try:
             found = await forward_body(on_sent=sent.set)
-        except RefusedError as exc:
-            if sent.is_set() and exc.code == ENGINE_FAILED and self.suspects.died(service, request):
+        except (RefusedError, HttpError) as exc:
+            has_failed = sent.is_set() and getattr(exc, "code", ENGINE_FAILED) == ENGINE_FAILED
+            is_culprit = has_failed and self.suspects.died(service, request)
+            if is_culprit and isinstance(exc, RefusedError):  # otherwise the client has a part of the answer
                 raise refused(400, CULPRIT.detail, CULPRIT.cause.value) from exc
             raise
         self.suspects.answered(request)

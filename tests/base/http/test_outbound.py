@@ -1,6 +1,8 @@
 """Certificates that add to the system's list, and requests through a real proxy."""
 
+import os
 import ssl
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -12,11 +14,15 @@ from base.http.certificates import make_pair
 from forward_proxy import open_forward_proxy
 from llmkube.base.http import outbound
 from llmkube.base.http.client import HttpClient
-from llmkube.base.http.dial import TlsDialer, dial
+from llmkube.base.http.dial import ProxyDialer, TlsDialer, dial
 from llmkube.base.http.egress import Egress
 from llmkube.base.http.errors import ConnectError
 from llmkube.base.http.message import Headers, encode_request_head
 from llmkube.base.http.outbound import OutboundClient, OutboundDialer, trusted_context
+from llmkube.router.dispatch.transport import open_transport
+from llmkube.weights.address_policy import AddressPolicy
+from llmkube.weights.download.guarded_transport import open_transport_with
+from llmkube.weights.urls import parse_url
 
 
 def subjects(context):
@@ -55,6 +61,37 @@ def test_a_missing_file_of_the_variable_is_logged(system, monkeypatch):
     with structlog.testing.capture_logs() as logs:
         assert subjects(trusted_context()) == {"system"}
     assert "SSL_CERT_FILE: cannot read certificates from /no/ca.crt" in logs[0]["error"]
+
+
+async def test_certificates_are_read_in_a_thread_and_once(system, monkeypatch, autojump_clock):
+    """By a router that opens, by a download, and at each connection to a proxy; changed files are read again."""
+    threads = []
+    trust_system = outbound.trust_system
+    monkeypatch.setattr(
+        outbound, "trust_system", lambda context: (threads.append(threading.get_ident()), trust_system(context))
+    )
+    make_pair(system / "own.pem", "own", is_authority=True)
+
+    async def refuse(host, port):
+        raise OSError("refused")
+
+    egress = Egress(ca_file=system / "own.pem")
+    async with open_transport(egress=egress):
+        pass
+    downloads = open_transport_with(dial=refuse, egress=egress)(AddressPolicy(from_operator=True))
+    with pytest.raises(ConnectError):
+        await downloads.get(parse_url("https://127.0.0.1:1/x")[0], {})
+    to_proxy = ProxyDialer("https://127.0.0.1:1", refuse, partial(trusted_context, egress.ca_file))
+    for _ in range(2):
+        with pytest.raises(OSError, match="refused"):
+            await to_proxy("host", 443)
+    assert len(threads) == 1
+    make_pair(system / "own.pem", "other", is_authority=True)
+    os.utime(system / "own.pem", ns=(0, 1))
+    with pytest.raises(OSError, match="refused"):
+        await to_proxy("host", 443)
+    assert len(threads) == 2
+    assert threading.get_ident() not in threads
 
 
 async def serve(stream):

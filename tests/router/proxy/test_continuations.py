@@ -1,5 +1,8 @@
 """An answer whose engine dies is continued by another in the same stream, or ends with an error."""
 
+from functools import partial
+
+import attrs
 import pytest
 import trio
 import trio.testing
@@ -244,8 +247,8 @@ async def test_an_engine_that_does_not_restart_ends_the_answer(autojump_clock):
 
 
 @pytest.mark.parametrize("is_counted", [True, False])
-async def test_an_engine_that_takes_requests_and_breaks_off_is_paid_three_times_at_most(autojump_clock, is_counted):
-    """Each attempt may have been computed, and costs its reservation; without a budget the limit is time."""
+async def test_an_engine_that_takes_requests_and_breaks_off_gets_two_at_most(autojump_clock, is_counted):
+    """The request may have ended it twice, with a budget or without."""
     budget = Budget(name="all", scope="router", window_seconds=600, max_tokens=100_000)
 
     async def script(connection):
@@ -255,9 +258,8 @@ async def test_an_engine_that_takes_requests_and_breaks_off_is_paid_three_times_
     player = rl.Player((script,))
     config = rl.config_of(TWINS[0], budgets=(budget,) if is_counted else ())
     _, _, data, whole = await stream_of(config, {"a": player})
-    assert (whole, rl.events_of(data)[-1]["error"]["code"]) == (False, "stream_broken_off")
-    assert (len(player.asked) == 1 + 3) is is_counted
-    assert len(player.asked) >= 1 + 3
+    assert (whole, rl.events_of(data)[-1]["error"]["code"]) == (False, "ended_engines")
+    assert len(player.asked) == 1 + 1
 
 
 async def test_it_continues_only_at_permitted_backends(autojump_clock):
@@ -272,14 +274,94 @@ async def test_it_continues_only_at_permitted_backends(autojump_clock):
 
 
 async def test_an_answer_is_continued_three_times_at_most(autojump_clock):
-    """Engines that die one after another end it; the bytes so far are those of the answer."""
+    """Engines that are silent one after another end it; the bytes so far are those of the answer."""
     cuts = [place_of("a", 3)] * 9
-    players = {"a": dying("a", *cuts), "b": dying("b", *cuts)}
+    players = {name: dying(name, *cuts, then=rl.until_gone) for name in "ab"}
     lab, _, data, whole = await stream_of(rl.config_of(*TWINS), players)
     assert sum(len(each.asked) for each in players.values()) == 4
     assert (TEXT.startswith(text_in(data)), text_in(data) != "", whole) == (True, True, False)
-    assert rl.events_of(data)[-1]["error"]["code"] == "stream_broken_off"
+    assert rl.events_of(data)[-1]["error"]["code"] == "stream_backend_silent"
     assert lab.audit[0]["notContinued"] == "the answer was already continued 3 times"
+
+
+THREE = (*TWINS, rl.local("c", model_digest="x", first_byte_seconds=20))
+AGAIN = ASKED | {"tools": [{"type": "function", "function": {"name": "f"}}]}
+LIMITED = ASKED | {"max_tokens": 1}
+
+
+@pytest.mark.parametrize("event", [2, 3])
+async def test_a_stream_that_ends_its_engines_is_tried_at_one_further_engine(event, autojump_clock):
+    """Its client gets the cause, and it is then refused; other requests are not."""
+    players = {name: dying(name, place_of("a", event)) for name in "abc"}
+    async with rl.open_lab(rl.config_of(*THREE), players) as lab:
+        _, data, whole = await lab.read(ASKED)
+        assert (whole, rl.events_of(data)[-1]["error"]["code"]) == (False, "ended_engines")
+        assert TEXT.startswith(text_in(data))
+        assert lab.audit[0]["outcome"] == "ended_engines"
+        response = await lab.ask(ASKED)
+        assert (response.status, b"ended_engines" in response.body) == (400, True)
+        assert [len(each.asked) for each in players.values()] == [1, 1, 0]
+        assert (await lab.read(ASKED | {"user": "x"}))[2]
+    assert lab.metric("llmkube_router_continuations_total", outcome="no_engine") == 1
+
+
+@pytest.mark.parametrize(("body", "event", "wholes"), [(AGAIN, 3, [False, False]), (LIMITED, 2, [True, True])])
+async def test_a_stream_that_cannot_be_continued_is_refused_after_two_engines(body, event, wholes, autojump_clock):
+    """A client that repeats it ends no third engine, also if the answers had all their tokens."""
+    cut = place_of("a", event, body=body)
+    players = {name: dying(name, *[cut] * 9) for name in "abc"}
+    async with rl.open_lab(rl.config_of(*THREE), players) as lab:
+        assert [(await lab.read(body))[2] for _ in range(2)] == wholes
+        assert (await lab.ask(body)).status == 400
+        assert sum(len(each.asked) for each in players.values()) == 2
+        assert lab.audit[-1]["outcome"] == "ended_engines"
+
+
+async def test_streams_of_a_dead_engine_are_continued_one_at_a_time(autojump_clock):
+    """None of them is blamed, and each is continued to its end; the next one waits a few seconds at most."""
+    died = trio.Event()
+    began = []
+
+    async def wait(connection):
+        await died.wait()
+
+    async def script(connection, seconds):
+        began.append(trio.current_time())
+        wire = rl.SSE + b"".join(map(rl.chunk, answer(CHAT, players["b"].bodies[len(began) - 1], "b"))) + END
+        await connection.send_all(wire[: place_of("b", 2)])
+        await trio.sleep(seconds)
+        await connection.send_all(wire[place_of("b", 2) :])
+
+    wholes = []
+    for seconds, starts in ((1, [0, 1, 2]), (9, [0, 5, 10])):
+        players = {
+            "a": dying("a", *[place_of("a", 3)] * 3, then=wait),
+            "b": rl.Player((partial(script, seconds=seconds),)),
+        }
+        async with rl.open_lab(rl.config_of(*TWINS), players) as lab, trio.open_nursery() as nursery:
+
+            async def ask(user):
+                wholes.append((await lab.read(ASKED | {"user": user}))[2])
+
+            for user in "xyz":
+                nursery.start_soon(ask, user)
+            await trio.testing.wait_all_tasks_blocked()
+            died.set()
+        assert [at - began[0] for at in began] == pytest.approx(starts, abs=0.1)
+        assert [line["outcome"] for line in lab.audit] == ["ok"] * 3
+        died, began = trio.Event(), []
+    assert wholes == [True] * 6
+
+
+@pytest.mark.parametrize(("limits", "most"), [({}, 5), ({"max_tokens": 50}, 5), ({"max_tokens": 3}, 3)])
+async def test_a_continued_answer_has_at_most_the_tokens_of_the_service(limits, most, autojump_clock):
+    """The next engine gets what is left of them; without a limit of the request, too."""
+    backends = [attrs.evolve(each, max_answer_tokens=5) for each in TWINS]
+    players = {"a": dying("a", place_of("a", 3)), "b": engine_at("b")}
+    lab, _, _, whole = await stream_of(rl.config_of(*backends), players, ASKED | limits)
+    written = sum(tokens for _, tokens in PIECES[:2])
+    assert (players["b"].bodies[0]["max_tokens"], whole) == (most - written, True)
+    assert lab.audit[0]["completionTokens"] <= most
 
 
 async def test_an_engine_that_refuses_is_not_asked_again(autojump_clock):
@@ -350,8 +432,9 @@ async def test_a_backend_with_only_an_address_continues_its_own_answer(autojump_
 
 async def test_a_client_that_leaves_ends_everything(autojump_clock):
     """The client may leave while the answer is continued, or while an engine is waited for."""
-    silent = rl.Player((rl.until_gone,))
-    for players in ({"a": dying("a", place_of("a", 4)), "b": silent}, {"a": dying("a", place_of("a", 4), 0, 0, 0, 0)}):
+    silent, loading = rl.Player((rl.until_gone,)), dying("a", place_of("a", 4))
+    loading.scripts += (rl.error(503, "Loading model"),)
+    for players in ({"a": dying("a", place_of("a", 4)), "b": silent}, {"a": loading}):
         async with rl.open_lab(rl.config_of(*TWINS[: len(players)]), players) as lab:
             with trio.move_on_after(2.5):
                 await lab.read(ASKED)
@@ -372,7 +455,7 @@ async def _play():
     assert (text_in(data), whole, data.count(b'"role"')) == (TEXT, True, 1)
     assert [len(each.asked) for each in players.values()] == [1, 1]
     backends = (*TWINS[:1], rl.local("other", model_digest="y"))
-    players = {"a": dying("a", *[place_of("a", 2)] * 9), "other": engine_at("other")}
+    players = {"a": dying("a", *[place_of("a", 2)] * 9, then=rl.until_gone), "other": engine_at("other")}
     lab, _, data, whole = await stream_of(rl.config_of(*backends), players)
     assert (players["other"].asked, whole) == ([], False)
     assert lab.audit[0]["notContinued"] == "the answer was already continued 3 times"

@@ -281,6 +281,18 @@ async def test_a_strict_schema_that_llama_cpp_would_not_enforce_is_refused(patte
         assert is_known or repr(pattern) in json.loads(at_gateway.body)["error"]["message"]
 
 
+@pytest.mark.parametrize("name", ["default", "enum", "const", "examples", "properties", "items"])
+@pytest.mark.parametrize("inside", ["properties", "$defs", "patternProperties"])
+async def test_a_pattern_is_found_below_any_name(inside, name):
+    """A member of a map of schemas is a schema; data with a pattern are none."""
+    one = {"type": "string", "pattern": r"^\w$", "default": {"properties": {"x": {"pattern": "free"}}}}
+    for pattern, status in ((r"^\w$", 400), ("^a$", 200)):
+        schema = {"type": "object", inside: {name: one | {"pattern": pattern}}}
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+        async with rl.open_lab(rl.config_of(LLAMA), mac=rl.answer()) as lab:
+            assert (await lab.ask(rl.ASKED | {"response_format": form})).status == status
+
+
 async def test_another_engine_gets_the_schema():
     """Only llama.cpp is known to ignore it; without strict, it may."""
     loose = wanted(r"^\w+$")

@@ -115,7 +115,7 @@ class ProxyDialer:
     Attributes:
         url: URL of the proxy, `http://` or `https://`; a user and a password in it are sent to the proxy only.
         connect: Opens the connection to the proxy.
-        context: Returns the certificates to trust for an `https` proxy.
+        context: Returns the certificates to trust for an `https` proxy; may block.
     """
 
     url: str = attrs.field(repr=False)
@@ -138,7 +138,8 @@ class ProxyDialer:
         """Open a connection to the proxy itself; raises OSError."""
         proxy = urlsplit(self.url)
         secure = proxy.scheme == "https"
-        dialer = TlsDialer(self.context(), connect=self.connect) if secure else self.connect
+        context = await trio.to_thread.run_sync(self.context) if secure else None
+        dialer = TlsDialer(context, connect=self.connect) if context else self.connect
         return await dialer(proxy.hostname or "", proxy.port or (443 if secure else 80))
 
 

@@ -1,5 +1,6 @@
 """Connections to servers outside, as an `Egress` defines them: through proxies, with additional certificates."""
 
+import functools
 import os
 import ssl
 from collections.abc import Callable
@@ -36,9 +37,18 @@ class CertificateFileError(UserError):
 def trusted_context(ca_file: Path | None = None) -> ssl.SSLContext:
     """Return a client's TLS context that trusts the system's authorities and those in a file; see `trust_system`.
 
+    Blocks, for a second on a busy machine: call it in a thread. Callers share the context of unchanged files.
+
     Raises:
         CertificateFileError: The file has no readable certificates.
     """
+    names = (str(ca_file or ""), system_bundle(), *map(os.environ.get, ("SSL_CERT_FILE", "SSL_CERT_DIR")))
+    files = [Path(name) for name in names if name]
+    return _trusted_context(ca_file, *((each, each.stat().st_mtime_ns if each.exists() else 0) for each in files))
+
+
+@functools.lru_cache(maxsize=8)
+def _trusted_context(ca_file: Path | None, *_files: object) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     # X.509 strict mode, on by default since Python 3.13, rejects many companies' CAs; Go and curl accept them
     context.verify_flags = (context.verify_flags | ssl.VERIFY_X509_PARTIAL_CHAIN) & ~ssl.VERIFY_X509_STRICT

@@ -253,7 +253,7 @@ class RedisBudgets:
             store.database,
             username=store.username or None,
             password=self.read_password(store.password_file) or None if store.password_file else None,
-            ssl_context=self.tls() if store.tls else None,
+            ssl_context=await trio.to_thread.run_sync(self.tls) if store.tls else None,
             ssl=store.tls,
             connect_timeout=TIMEOUT_SECONDS,
             decode_responses=True,

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import attrs
 
+from llmkube.router.budgets.meter import with_max_tokens, with_most_tokens
 from llmkube.router.budgets.usage import Usage
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.continuation.continuable import CHAT, LIMITS, is_limit, obstacle
@@ -181,7 +182,10 @@ class JoinedAnswer:
     # -- output of one engine ----------------------------------------------------------------------------------------
 
     def begin(self, backend: Backend, model: str) -> None:
-        """Start to process the events of this backend, which reports this model."""
+        """Start to process the events of this backend, which reports this model; the first one limits the answer."""
+        if not self.continuations and (most := backend.max_answer_tokens):
+            self._body = (with_most_tokens if self._limit else with_max_tokens)(self._body, most)
+            self._limit = min(self._limit or most, most)
         self._piece = _Piece(backend, model)
         self._tokens.begin_engine()
 
@@ -247,7 +251,7 @@ class JoinedAnswer:
         if self.continuations >= MAX_CONTINUATIONS:
             self.obstacle = self.obstacle or f"the answer was already continued {MAX_CONTINUATIONS} times"
         if self._limit is not None and self._text and not self._tokens.is_counted:
-            self.obstacle = self.obstacle or "the request limits tokens, but the engine has not counted them"
+            self.obstacle = self.obstacle or "its tokens are limited, but the engine has not counted them"
         return self.obstacle
 
     def closing_events(self) -> bytes:

@@ -25,6 +25,8 @@ _KNOWN_PATTERN: Final = re.compile(
 """Patterns that llama.cpp's converter from JSON schemas knows, found by experiment; others allow any string."""
 _FIX: Final = "which llama.cpp does not enforce; write ^…$ without \\w, \\d, \\s, \\b and lookarounds, or omit strict"
 _DATA: Final = frozenset({"const", "default", "enum", "examples"})
+_MAPS: Final = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+"""Members of a schema with schemas by name, whatever their names are."""
 
 
 def encoded_for_engine(body: bytes, *, is_llama_cpp: bool) -> bytes:
@@ -138,6 +140,7 @@ def _patterns(schema: object) -> Iterator[str]:
         if isinstance(value, list):
             left += value
         elif isinstance(value, dict):
-            left += (each for name, each in value.items() if name not in _DATA)
+            for name, each in value.items():
+                left += each.values() if name in _MAPS and isinstance(each, dict) else [each] * (name not in _DATA)
             if isinstance(pattern := value.get("pattern"), str):
                 yield pattern

@@ -29,7 +29,7 @@ from llmkube.router.dispatch.relay import (
 )
 from llmkube.router.dispatch.request_body import COUNT_TOKENS, STREAMING
 from llmkube.router.dispatch.suspects import CULPRIT, Suspects
-from llmkube.router.dispatch.verdicts import Cause, Failure
+from llmkube.router.dispatch.verdicts import INTERRUPTED, Cause, Failure
 from llmkube.router.health.engine_watch import EngineWatch, WaitingRequest
 from llmkube.router.policy.permits import Permit
 from llmkube.router.prefix_cache.tenant_prompts import TenantPrompts
@@ -139,8 +139,8 @@ class BackendCalls:
             answer.backend, answer.dropped = name, found.dropped
             if answer.first_byte_seconds is None:
                 answer.first_byte_seconds = now - record.request.started_at
-            self.suspects.answered(request.suspect)
             if isinstance(found, Answer):
+                self.suspects.answered(request.suspect)
                 await self._respond(found, permit, request, now)
                 return None
             return await self._relay(found, permit, request)
@@ -159,9 +159,7 @@ class BackendCalls:
         charges.failed(failure.status)
         if failure.cause is Cause.SERVER_ERROR and failure.status != 503 and not backend.provider:
             self.on_error(backend.model)
-        if has_died and self.suspects.died(backend.name, request.suspect):
-            return CULPRIT
-        return attrs.evolve(failure, has_died=has_died)
+        return CULPRIT if has_died and self.suspects.died(backend.name, request.suspect) else failure
 
     async def _attempt(
         self, permit: Permit, request: RoutedRequest, waiting: WaitingRequest
@@ -254,21 +252,22 @@ class BackendCalls:
             await client.respond(502, lines, orjson.dumps({"error": error}))
 
     async def _relay(self, stream: Stream, permit: Permit, request: RoutedRequest) -> Failure | None:
-        """Relay a stream to the client; return a failure if it broke off and another engine can continue it."""
-        client, record = request.client, request.record
+        """Relay a stream to the client; return a failure if it broke off, unless the client has the error already."""
+        client, record, suspect, deaths = request.client, request.record, request.suspect, request.suspect.deaths
+        died = bool if permit.backend.provider else partial(self.suspects.died, permit.backend.name, suspect)
         record.update(status=200, streamed=True)
         more = f"Server-Timing: {server_timing(record, trio.current_time())}\r\n"
         lines = answer_lines(stream.answer.head.lines, request.inbound.request_id, permit.backend.name, more)
         name, joined = permit.backend.name, client.joined
-        if joined is not None:
-            joined.begin(permit.backend, stream.state.model)
-            if joined.continuations:
-                record.update(continuations=record.answer.continuations + 1)
-                self.on_continuation("continued")
+        assert joined is not None, "a client that gets a stream has requested one"
+        joined.begin(permit.backend, stream.state.model)
+        if joined.continuations:
+            record.update(continuations=record.answer.continuations + 1)
+            self.on_continuation("continued")
 
         def update() -> None:
             last = usage_of_all_answers(stream.state.usage, request.inbound.body)
-            usage = joined.usage if joined is not None and joined.continuations else last
+            usage = joined.usage if joined.continuations else last
             record.update(usage=usage, last_usage=last, model=record.answer.model or stream.state.model)
 
         def timing() -> str:
@@ -280,18 +279,23 @@ class BackendCalls:
             await client.begin(lines)
             waiting = WaitingRequest(extends=False, began_at=trio.current_time())
             with self.watch.watching(permit, waiting):
-                ending = await relay(stream, client, waiting, timing)
+                ending = await relay(stream, client, waiting, timing, died)
             record.update(outcome=ending.value if ending is Ending.COMPLETE else f"stream_{ending.value}")
         finally:
             update()
         if ending is Ending.COMPLETE:
             self.circuits.apply(name, record.decided.tenant, Circuit.succeeded)
+            if suspect.deaths == deaths:
+                self.suspects.answered(suspect)
         elif ending not in (Ending.ERROR, Ending.UNTRANSLATABLE, Ending.UNJOINED):
             self.circuits.failed(name, record.decided.tenant, trio.current_time(), is_own=True)
-        if joined is not None and (ending in BREAKS or ending is Ending.UNJOINED):
+        if ending is Ending.CULPRIT:
+            record.update(not_continued=CULPRIT.detail)
+            return CULPRIT
+        if ending in BREAKS or ending is Ending.UNJOINED:
             if not joined.obstacle:
                 record.charges.mark_interrupted()
-                return Failure(Cause.INTERRUPTED, "it broke off", 200)
+                return INTERRUPTED
             record.update(not_continued=joined.obstacle)
             self.on_continuation("not_continuable")
         return None

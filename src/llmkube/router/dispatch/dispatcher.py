@@ -22,8 +22,8 @@ from llmkube.router.dispatch.circuits import Circuits
 from llmkube.router.dispatch.forwarded_headers import answer_lines
 from llmkube.router.dispatch.record import AttemptRecord, Record, RoutedRequest, server_timing
 from llmkube.router.dispatch.relay import COMMENT_SECONDS, LOADING_COMMENT, ClientStream, Ending, fail
-from llmkube.router.dispatch.suspects import CULPRIT, Suspect
-from llmkube.router.dispatch.verdicts import FINAL, Cause, Failure
+from llmkube.router.dispatch.suspects import CULPRIT, MAX_DEATHS, Suspect
+from llmkube.router.dispatch.verdicts import FINAL, INTERRUPTED, Cause, Failure
 from llmkube.router.policy.decision import Decision
 from llmkube.router.policy.permits import Permit
 from llmkube.router.refusals import RefusedError, queue_refusal, refused
@@ -112,11 +112,13 @@ class Dispatcher:
             if failure is None:
                 return
             if failure.cause is Cause.INTERRUPTED:
-                if not await _continue_answer(permit, request, self.calls.call):
+                failure = await _continue_answer(permit, request, self.calls.call)
+                if failure is not None:
                     self.on_continuation("no_engine")
-                return
+                if failure is None or failure.cause is not Cause.CULPRIT:
+                    return
             failures.append(failure)
-            if failure.cause in FINAL or sum(each.has_died for each in failures) > 1:
+            if failure.cause in FINAL or suspect.deaths >= MAX_DEATHS:
                 break
         await self._refuse(request, failures)
 
@@ -175,8 +177,10 @@ def _left_out(permit: Permit, order: Sequence[Permit], failures: Sequence[Failur
     return next(same, None)
 
 
-async def _continue_answer(broken: Permit, request: RoutedRequest, call: Call) -> bool:
-    """Have other engines continue an answer to its end; if none does, send the client an error and return False.
+async def _continue_answer(broken: Permit, request: RoutedRequest, call: Call) -> Failure | None:
+    """Have other engines continue an answer to its end; if none does, send the client an error and return the failure.
+
+    The caller sends the error of a request that has ended engines.
 
     Args:
         broken: Permit of the backend whose engine failed.
@@ -185,18 +189,18 @@ async def _continue_answer(broken: Permit, request: RoutedRequest, call: Call) -
     """
     joined, record, at = request.client.joined, request.record, broken
     assert joined is not None, "only a JoinedAnswer can be continued"
-    while True:
-        ended = record.answer.outcome
+    failure, ended = INTERRUPTED, record.answer.outcome
+    while failure.cause is Cause.INTERRUPTED and request.suspect.deaths < MAX_DEATHS:
         record.update(outcome="client_gone")
         continuation = attrs.evolve(request, inbound=attrs.evolve(request.inbound, body=joined.next_body()))
-        at, failure = await _try_to_continue(at, continuation, call)
-        if failure is None:
-            return True
-        if failure.cause is not Cause.INTERRUPTED:
-            break
+        at, found = await _try_to_continue(at, continuation, call)
+        if found is None:
+            return None
+        failure, ended = found, record.answer.outcome if found.cause is Cause.INTERRUPTED else ended
     record.update(outcome=ended, not_continued=f"no engine of its model continued it: {failure.detail}")
-    await fail(request.client, Ending(ended.removeprefix("stream_")))
-    return False
+    if failure.cause is not Cause.CULPRIT:
+        await fail(request.client, Ending(ended.removeprefix("stream_")))
+    return failure
 
 
 async def _try_to_continue(broken: Permit, continuation: RoutedRequest, call: Call) -> tuple[Permit, Failure | None]:
@@ -211,7 +215,8 @@ async def _try_to_continue(broken: Permit, continuation: RoutedRequest, call: Ca
         failures = []
         for permit in continuation_targets(continuation.decision.order, broken):
             failure = await call(permit, continuation)
-            if failure is None or failure.cause is Cause.INTERRUPTED:
+            is_over = continuation.suspect.deaths >= MAX_DEATHS
+            if failure is None or failure.cause is Cause.INTERRUPTED or is_over:
                 return permit, failure
             failures.append(failure)
         kept = len(attempts) if kept < 0 else kept

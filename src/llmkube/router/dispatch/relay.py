@@ -164,10 +164,14 @@ class Ending(enum.Enum):
     CUT = "cut_short"
     UNTRANSLATABLE = "untranslatable"
     UNJOINED = "not_joined"
+    CULPRIT = "ended_engines"
 
 
 BREAKS: Final = frozenset({Ending.SILENT, Ending.BROKEN, Ending.CUT})
 """Endings of a stream whose engine failed."""
+
+_DEATHS: Final = frozenset({Ending.BROKEN, Ending.CUT})
+"""Those whose engine may have exited."""
 
 _MESSAGES: Final = {
     Ending.SILENT: "the backend stopped sending before the end of its answer",
@@ -178,26 +182,36 @@ _MESSAGES: Final = {
 }
 
 
-async def relay(stream: Stream, client: ClientStream, waiting: WaitingRequest, timing: Callable[[], str]) -> Ending:
-    """Relay a stream to its end; send an error event unless it is complete or can be continued by another engine.
+async def relay(
+    stream: Stream,
+    client: ClientStream,
+    waiting: WaitingRequest,
+    timing: Callable[[], str],
+    died: Callable[[], bool] = bool,
+) -> Ending:
+    """Relay a stream to its end.
+
+    Send an error event unless it is complete, can be continued by another engine, or has ended engines.
 
     Args:
         stream: Stream of the backend.
         client: Receiver.
         waiting: Shared with the engine watch: gets the time of the last data, and is marked if the engine is frozen.
         timing: Returns the `Server-Timing` value; called once the answer is complete.
+        died: Records that the engine died, and returns whether the request is the cause.
     """
     joined = client.joined
     try:
         ending = await _pass_events(stream, client, waiting)
+        is_culprit = ending in _DEATHS and died()
         if joined is not None and ending in BREAKS:
             closing_events = joined.release() if joined.is_finished else joined.closing_events()
             if closing_events:
                 await client.send(closing_events)
                 await client.end(timing())
                 return Ending.COMPLETE
-            if not joined.mark_interrupted():
-                return ending
+            if is_culprit or not joined.mark_interrupted():
+                return Ending.CULPRIT if is_culprit else ending
         if ending is Ending.COMPLETE:
             await client.send(joined.release() if joined is not None else b"")
             await client.end(timing())

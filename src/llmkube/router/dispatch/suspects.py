@@ -1,11 +1,12 @@
 """Requests that were in an engine when it died, and those that are refused because they end engines.
 
-Any request in an engine that dies may be the cause. Each of them is a suspect: it is tried at one further engine, while
-no other suspect is. If that engine dies too, the request is the cause, unless another one was in both engines. It is
-then refused to its tenant for a while.
+Any request in an engine that dies may be the cause, before the first token of its answer or after. Each of them is a
+suspect: it is tried at one further engine, while no other suspect is. If that engine dies too, the request is the
+cause, unless another one was in both engines. It is then refused to its tenant for a while.
 """
 
 import hashlib
+import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from functools import cached_property
@@ -21,6 +22,12 @@ REFUSED_SECONDS: Final = 600.0
 
 MAX_ENTRIES: Final = 1000
 """Limit for suspects, and for refused requests; the oldest is dropped."""
+
+ALONE_SECONDS: Final = 5.0
+"""Time after the first token of a suspect's answer during which no other suspect is tried: a cause shows soon."""
+
+MAX_DEATHS: Final = 2
+"""Engines that may die while they compute one request: it is tried at one further engine after the first."""
 
 _HASHED_BYTES: Final = 1 << 20
 """A longer body is identified by its length, beginning and end, since hashing blocks all other tasks."""
@@ -39,11 +46,16 @@ T = TypeVar("T")
 
 @attrs.define(eq=False)
 class Suspect:
-    """One request, which may be the cause of an engine's exit."""
+    """One request, which may be the cause of an engine's exit.
+
+    Attributes:
+        deaths: Number of engines that died while they computed it.
+    """
 
     tenant: str
     path: str
     body: bytes = attrs.field(repr=False)
+    deaths: int = 0
 
     @cached_property
     def key(self) -> Key:
@@ -60,10 +72,14 @@ class Suspects:
     """Requests in engines, suspects and refused requests, of all routes of a router."""
 
     _running: dict[str, set[Suspect]] = attrs.field(factory=dict)
-    _deaths: dict[str, frozenset[Suspect]] = attrs.field(factory=dict)  # requests in the engine that died last
+    _deaths: dict[str, tuple[frozenset[Key], set[Suspect]]] = attrs.field(factory=dict)
+    """Requests in the engine that died last, and those of them that have not reported it yet."""
     _suspected: "OrderedDict[Key, tuple[float, frozenset[Key]]]" = attrs.field(factory=OrderedDict)
     _refused: "OrderedDict[Key, float]" = attrs.field(factory=OrderedDict)
     _lock: trio.Lock = attrs.field(factory=trio.Lock)
+    _alone: Suspect | None = None  # the last suspect that was tried
+    _alone_until: float = -math.inf
+    _alone_changed: trio.Event = attrs.field(factory=trio.Event)
 
     def is_refused(self, request: Suspect) -> bool:
         """Return whether a request has ended two engines lately."""
@@ -78,15 +94,20 @@ class Suspects:
         running.discard(request)
         if not running:
             self._running.pop(engine, None)
+        self._end_alone(request, -math.inf)
 
     def died(self, engine: str, request: Suspect) -> bool:
         """Record that an engine died with a request; return whether the request is the cause, and refused from now."""
-        died = self._deaths.get(engine)
-        if died is None or request not in died:  # the first request that notices
-            died = self._deaths[engine] = frozenset(self._running.get(engine, ()))
-        now, keys = trio.current_time(), frozenset(each.key for each in died) | {request.key}
-        for each in died:
-            each.body = b""  # the digest is enough; `_deaths` keeps these requests
+        keys, unreported = self._deaths.get(engine, (frozenset(), set()))
+        if request not in unreported:  # the first request that notices
+            unreported = self._running.get(engine, set()) | {request}
+            keys = frozenset(each.key for each in unreported)
+            self._deaths[engine] = keys, unreported
+            for each in unreported:
+                each.body = b""  # the digest is enough; `_deaths` keeps these requests
+        unreported.discard(request)
+        request.deaths += 1
+        now = trio.current_time()
         until, before = self._suspected.pop(request.key, (0.0, keys))
         if until > now and before & keys == {request.key}:
             _remember(self._refused, request.key, now + REFUSED_SECONDS)
@@ -102,7 +123,10 @@ class Suspects:
     def attempt(
         self, engine: str, request: Suspect, seconds: float, send: Callable[[], Awaitable[T]]
     ) -> Awaitable[T | Failure]:
-        """Send a request to an engine, until `leave`; a suspect waits for others at most some seconds."""
+        """Send a request to an engine, until `leave`; a suspect waits for others at most some seconds.
+
+        Others wait until `leave`, or for `ALONE_SECONDS` after `send` has returned.
+        """
         if self._suspected and request.key in self._suspected:
             return self._attempt_alone(engine, request, seconds, send)
         self._enter(engine, request)
@@ -113,10 +137,22 @@ class Suspects:
     ) -> T | Failure:
         with trio.move_on_after(seconds) as wait:
             async with self._lock:
-                wait.deadline = float("inf")
-                self._enter(engine, request)
-                return await send()
+                while (left := self._alone_until - trio.current_time()) > 0:
+                    with trio.move_on_after(left):
+                        await self._alone_changed.wait()
+                wait.deadline = self._alone_until = math.inf
+                self._alone = request
+            self._enter(engine, request)
+            found = await send()
+            self._end_alone(request, trio.current_time() + ALONE_SECONDS)
+            return found
         return Failure(Cause.TIMEOUT, "the wait for other requests that were in an engine when it exited took too long")
+
+    def _end_alone(self, request: Suspect, at: float) -> None:
+        if self._alone is request:
+            self._alone_until = at
+            self._alone_changed.set()
+            self._alone_changed = trio.Event()
 
 
 def _remember(entries: "OrderedDict[Key, T]", key: Key, value: T) -> None:

@@ -170,7 +170,7 @@ async def open_transport(
     Raises:
         CertificateFileError: The file of certificates is unusable.
     """
-    context = trusted_context(egress.ca_file)
+    context = await trio.to_thread.run_sync(trusted_context, egress.ca_file)
     limits = {"max_idle_per_origin": MAX_IDLE_PER_ORIGIN, "max_idle": MAX_IDLE}
     plain = HttpClient(_with_timeout(connect), **limits)
     secure = HttpClient(_with_timeout(TlsDialer(context, connect=connect)), **limits)

@@ -63,7 +63,6 @@ class Failure:
         has_siblings: For `QUEUE`: whether more requests of the same tenant wait.
         reason: Reason of the condition of a service that is not ready; "" for other failures.
         is_stuck: Whether such a service stays unready until a person acts.
-        has_died: Whether the backend had the whole request when its connection ended, as if its engine had exited.
     """
 
     cause: Cause
@@ -73,7 +72,6 @@ class Failure:
     has_siblings: bool = False
     reason: str = ""
     is_stuck: bool = False
-    has_died: bool = False
 
     @property
     def is_fault(self) -> bool:
@@ -85,6 +83,9 @@ class Failure:
         """Whether the request itself may have caused it; other failures are evidence for all requests."""
         return self.cause not in _INDEPENDENT
 
+
+INTERRUPTED: Final = Failure(Cause.INTERRUPTED, "it broke off, and is tried at one further engine only", 200)
+"""Failure after which another engine can continue the answer."""
 
 FINAL: Final = frozenset({Cause.BUDGET, Cause.BUDGET_STORE, Cause.CULPRIT})
 """Causes after which no other backend is tried."""

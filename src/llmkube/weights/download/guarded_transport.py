@@ -56,7 +56,7 @@ class GuardedTransport:
     policy: AddressPolicy
     resolve: Resolve
     dial: Connect
-    tls: Callable[[], TlsDialer]
+    tls: Callable[[], Awaitable[TlsDialer]]
     egress: Egress = DIRECTLY
     reached_public: bool = False
 
@@ -74,9 +74,10 @@ class GuardedTransport:
         return await client.start((url.host, url.port), "GET", head, b"")
 
     async def _connect_tls(self, host: str, port: int) -> trio.abc.Stream:
+        tls = await self.tls()
         stream = await self._connect("https", host, port)
         try:
-            return await self.tls().wrap(stream, host, port)
+            return await tls.wrap(stream, host, port)
         except (ssl.SSLError, trio.BrokenResourceError) as exc:
             raise ConnectError(f"TLS handshake with {host} failed: {_describe(exc)}") from exc
 
@@ -89,7 +90,8 @@ class GuardedTransport:
         self.reached_public = self.reached_public or public
         if not behind_proxy:
             return await self._dial_first_reachable(host, port, addresses)
-        return await OutboundDialer(self.egress, scheme, self._dial_proxy, lambda: self.tls().context)(host, port)
+        context = (await self.tls()).context
+        return await OutboundDialer(self.egress, scheme, self._dial_proxy, lambda: context)(host, port)
 
     async def _dial_proxy(self, host: str, port: int) -> trio.abc.Stream:
         return await self._dial_first_reachable(f"the proxy {host}", port, await self._addresses(host, port))
@@ -157,11 +159,12 @@ def open_transport_with(
 
     `dial` receives addresses, never names. Without `ssl_context`, the certificates are the system's and the egress's.
     """
+    shared = [TlsDialer(ssl_context)] if ssl_context else []
 
-    @functools.cache
-    def tls() -> TlsDialer:
-        # The certificates are read on first use, since that takes long.
-        return TlsDialer(ssl_context or trusted_context(egress.ca_file))
+    async def tls() -> TlsDialer:
+        if not shared:  # the certificates are read on first use, since that takes long
+            shared.append(TlsDialer(await trio.to_thread.run_sync(trusted_context, egress.ca_file)))
+        return shared[0]
 
     return lambda policy: GuardedTransport(policy, resolve, dial, tls, egress)
 
