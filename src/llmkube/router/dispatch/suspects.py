@@ -2,7 +2,8 @@
 
 Any request in an engine that dies may be the cause. Each of them is a suspect: it is tried at one further engine, while
 no other suspect is. If that engine dies too, the request is the cause, unless another one was in both engines. It is
-then refused to its tenant for a while.
+then refused to its tenant for a while. In this time that tenant's other requests wait for the suspects of others, and
+are the likely cause of exits: no other tenant's request that was in an engine with one of them is refused.
 """
 
 import hashlib
@@ -35,6 +36,7 @@ Key = tuple[str, bytes]
 """Tenant, and digest of path and body."""
 
 T = TypeVar("T")
+K = TypeVar("K")
 
 
 @attrs.define(eq=False)
@@ -63,6 +65,7 @@ class Suspects:
     _deaths: dict[str, frozenset[Suspect]] = attrs.field(factory=dict)  # requests in the engine that died last
     _suspected: "OrderedDict[Key, tuple[float, frozenset[Key]]]" = attrs.field(factory=OrderedDict)
     _refused: "OrderedDict[Key, float]" = attrs.field(factory=OrderedDict)
+    _blamed: "OrderedDict[str, float]" = attrs.field(factory=OrderedDict)  # tenants with a refused request
     _lock: trio.Lock = attrs.field(factory=trio.Lock)
 
     def is_refused(self, request: Suspect) -> bool:
@@ -88,11 +91,22 @@ class Suspects:
         for each in died:
             each.body = b""  # the digest is enough; `_deaths` keeps these requests
         until, before = self._suspected.pop(request.key, (0.0, keys))
-        if until > now and before & keys == {request.key}:
+        others = {tenant for tenant, _ in keys} - {request.tenant}
+        if until > now and before & keys == {request.key} and not any(map(self._is_blamed, others)):
             _remember(self._refused, request.key, now + REFUSED_SECONDS)
+            _remember(self._blamed, request.tenant, now + REFUSED_SECONDS)
             return True
         _remember(self._suspected, request.key, (now + REFUSED_SECONDS, before & keys if until > now else keys))
         return False
+
+    def is_shared(self, engine: str, request: Suspect) -> bool:
+        """Return whether an engine has requests of other tenants, or had when it died with this one."""
+        died = self._deaths.get(engine, frozenset())
+        there = self._running.get(engine, set()) | (died if request in died else frozenset())
+        return any(each.tenant != request.tenant for each in there)
+
+    def _is_blamed(self, tenant: str) -> bool:
+        return self._blamed.get(tenant, 0.0) > trio.current_time()
 
     def answered(self, request: Suspect) -> None:
         """Record that a request was answered, and so did not end its engine."""
@@ -103,23 +117,26 @@ class Suspects:
         self, engine: str, request: Suspect, seconds: float, send: Callable[[], Awaitable[T]]
     ) -> Awaitable[T | Failure]:
         """Send a request to an engine, until `leave`; a suspect waits for others at most some seconds."""
-        if self._suspected and request.key in self._suspected:
-            return self._attempt_alone(engine, request, seconds, send)
+        is_suspect = bool(self._suspected) and request.key in self._suspected
+        if is_suspect or (self._lock.locked() and self._is_blamed(request.tenant)):
+            return self._attempt_later(engine, request, seconds, send, alone=is_suspect)
         self._enter(engine, request)
         return send()
 
-    async def _attempt_alone(
-        self, engine: str, request: Suspect, seconds: float, send: Callable[[], Awaitable[T]]
+    async def _attempt_later(
+        self, engine: str, request: Suspect, seconds: float, send: Callable[[], Awaitable[T]], *, alone: bool
     ) -> T | Failure:
         with trio.move_on_after(seconds) as wait:
             async with self._lock:
                 wait.deadline = float("inf")
                 self._enter(engine, request)
-                return await send()
+                if alone:
+                    return await send()
+            return await send()
         return Failure(Cause.TIMEOUT, "the wait for other requests that were in an engine when it exited took too long")
 
 
-def _remember(entries: "OrderedDict[Key, T]", key: Key, value: T) -> None:
+def _remember(entries: "OrderedDict[K, T]", key: K, value: T) -> None:
     entries[key] = value
     entries.move_to_end(key)
     while len(entries) > MAX_ENTRIES:
