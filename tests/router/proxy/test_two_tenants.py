@@ -125,19 +125,24 @@ async def test_no_request_of_the_quiet_tenant_is_refused(auth, flood, autojump_c
 
 
 class Mortal:
-    """The script of an engine that a request with "crash" ends, with all its other requests; it is back at once."""
+    """The script of an engine that a request with "crash" ends, with all its other requests; it is back at once.
 
-    def __init__(self):
+    The quiet tenant's requests take some seconds, others ten minutes.
+    """
+
+    def __init__(self, seconds=SECONDS):
         self.death = trio.Event()
+        self.seconds = seconds
 
     async def __call__(self, connection):
-        if "crash" in self.player.asked[-1][1].decode():
+        body = self.player.asked[-1][1]
+        if b"crash" in body:
             self.death.set()
             self.death = trio.Event()
             return
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.end, self.death, nursery.cancel_scope)
-            await trio.sleep(SECONDS)
+            await trio.sleep(self.seconds if b"quiet" in body else 600)
             await connection.send_all(rl.answer())
             nursery.cancel_scope.cancel()
 
