@@ -180,6 +180,26 @@ async def test_a_tenant_that_ends_engines_ends_no_request_of_another(auth, at_on
         assert longest <= 2 * alone
 
 
+async def test_bodies_of_one_tenant_are_scanned_one_at_a_time(auth, monkeypatch, autojump_clock):
+    """Scanning is work of the one processor that all tenants share."""
+
+    async def scan(_body):
+        await trio.sleep(1)
+        return 1
+
+    async def ask(name, headers):
+        await lab.ask(headers=headers)
+        ended.append((name, round(trio.current_time() - began)))
+
+    monkeypatch.setattr(handler, "parsed_bytes", scan)
+    ended, began = [], trio.current_time()
+    config = rl.config_of(rl.local("mac"), auth=auth)
+    async with rl.open_lab(config, mac=rl.answer()) as lab, trio.open_nursery() as nursery:
+        for name, headers in [("hostile", HOSTILE)] * 3 + [("quiet", QUIET)]:
+            nursery.start_soon(ask, name, headers)
+    assert sorted(ended) == [("hostile", 1), ("hostile", 2), ("hostile", 3), ("quiet", 1)]
+
+
 async def test_bodies_take_no_more_memory_than_a_router_has(auth, monkeypatch):
     """One tenant has half of it at most, and is refused more; the other is not."""
     monkeypatch.setattr(handler, "MEMORY_BYTES", 3 << 20)
