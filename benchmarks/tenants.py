@@ -29,7 +29,7 @@ from http_load.routers import answers, free_port
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from llmkube.router.config.config_json import encode_config
-from llmkube.router.config.routing_config import Auth
+from llmkube.router.config.routing_config import Audit, Auth
 from router.proxy import router_lab as rl
 from router.proxy.test_two_tenants import FLOODS, HOSTILE, NEXT, SLOW, Mortal, big, trickle
 
@@ -111,8 +111,9 @@ async def measure(kind: str, seconds: float) -> list[float]:
     found: list[float] = []
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="llmkube-bench-")))
+        (folder / "keys").mkdir()
         for tenant in ("hostile", "quiet"):
-            (folder / tenant).write_text(f"{tenant}\n")
+            (folder / "keys" / tenant).write_text(f"{tenant}\n")
         port, *engines = (free_port() for _ in range(4))
         await launch(stack, [sys.executable, __file__, "engines", *map(str, engines)], prints_port=False)
         urls = zip(NEXT, engines, strict=True)
@@ -120,7 +121,8 @@ async def measure(kind: str, seconds: float) -> list[float]:
         rules = [rl.Rule(name=each, match=rl.Match(models=(each,)), backends=(each, *NEXT)) for each in NEXT]
         rules = [attrs.evolve(each, backends=tuple(dict.fromkeys(each.backends))) for each in rules]
         rules.append(rl.Rule(name="m", match=rl.Match(models=("m",)), backends=NEXT))
-        config = rl.config_of(*backends, rules=tuple(rules), auth=Auth(keys_folder=str(folder)))
+        auth, audit = Auth(keys_folder=str(folder / "keys")), Audit(sink="file", path=str(folder / "audit.log"))
+        config = rl.config_of(*backends, rules=tuple(rules), auth=auth, audit=audit)
         (folder / "router.json").write_bytes(encode_config(config))
         command = [sys.executable, "-m", "llmkube", "router", "-f", str(folder / "router.json"), "--port", str(port)]
         command += ["--admin-port", "0", "--state-dir", str(folder / "state"), "--log-level", "error"]
