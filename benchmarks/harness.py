@@ -54,6 +54,7 @@ ORDER: Final = (
     "router_faults",
     "killed_engines",
     "fairness",
+    "tenants",
     "flood",
     "floods",
     "cluster",

@@ -100,6 +100,8 @@ def test_engine_options_of_ollama_are_dropped_and_reported():
     """The names are for the audit log."""
     found = read_chat(ASKED | {"keep_alive": "5m", "options": {"num_ctx": 4096, "seed": 1}})
     assert (found.dropped, found.body["seed"]) == (("keep_alive", "options.num_ctx"), 1)
+    assert read_chat(ASKED | {"system": "be brief", "images": []}).dropped == ("system", "images")
+    assert read_generate(PROMPT | {"messages": []}).dropped == ("messages",)
 
 
 def test_a_prompt_is_a_chat_of_one_turn():

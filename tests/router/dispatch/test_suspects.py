@@ -142,6 +142,26 @@ async def test_a_request_is_blamed_only_if_no_other_was_in_both_engines(second, 
     assert not found.is_refused(suspects.Suspect("other", "/v1/x", b"one"))
 
 
+async def test_a_tenant_that_has_ended_engines_is_the_likely_cause():
+    """The other tenant's request was in both engines, but with different requests of that tenant."""
+    found = suspects.Suspects()
+
+    def die(engine, *requests):
+        for each in requests:
+            found._enter(engine, each)
+        results = [found.died(engine, each) for each in requests]
+        for each in requests:
+            found.leave(engine, each)
+        return results
+
+    quiet = suspects.Suspect("quiet", "/v1/x", b"hi")
+    first, second, third = (suspects.Suspect("hostile", "/v1/x", b"%d" % at) for at in range(3))
+    assert [die("a", first), die("b", first)] == [[False], [True]]
+    assert [die("a", quiet, second), die("b", quiet, third)] == [[False, False]] * 2
+    assert not found.is_refused(quiet)
+    assert die("b", second) == [True]
+
+
 async def test_suspects_are_retried_one_at_a_time(autojump_clock):
     """An innocent request that was in the engine with the culprit is answered."""
     died = trio.Event()

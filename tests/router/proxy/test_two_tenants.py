@@ -1,5 +1,6 @@
 """Two tenants with keys: none of the quiet one's requests is refused, whatever the hostile one sends."""
 
+import contextlib
 import json
 
 import pytest
@@ -29,44 +30,174 @@ def big(length, **more):
     return json.dumps(rl.ASKED | {"user": "x" * length} | more).encode()
 
 
+def chats(*bodies):
+    """Return chats of the hostile tenant."""
+    return [("POST", rl.CHAT, HOSTILE, body) for body in bodies]
+
+
+def response(at):
+    """Return a request that continues a response of another tenant, or one that does not exist."""
+    body = json.dumps({"model": "m", "input": "hi", "previous_response_id": f"resp_{at}"}).encode()
+    return "POST", "/v1/responses", HOSTILE, body
+
+
 FLOODS = {
-    "malformed": [b"{", b"[]", b'{"model": 1}', big(9, tools=[1]), big(9, messages=7)] * 20,
-    "values": [big(9, unknown=[{}] * 300_000)] * 5,
-    "oversized": [big(17 << 20)] * 3,
-    "long names": [json.dumps(rl.ASKED | {"model": "m" * 100_000}).encode()] * 20,
-    "large": [big(8 << 20)] * 24,
-    "many": [big(9)] * 400,
-    "streams": [big(9, stream=True)] * 400,
-    "arrays": [big(9, prompt=["a"] * 60, messages=[])] * 20,
+    "malformed": chats(*[b"{", b"[]", b'{"model": 1}', big(9, tools=[1]), big(9, messages=7)] * 20),
+    "values": chats(*[big(9, unknown=[{}] * 300_000)] * 5),
+    "oversized": chats(*[big(17 << 20)] * 3),
+    "long names": chats(*[big(9, model="m" * 100_000)] * 20),
+    "large": chats(*[big(8 << 20)] * 24),
+    "many": chats(*[big(9)] * 400),
+    "streams": chats(*[big(9, stream=True)] * 400),
+    "arrays": chats(*[big(9, prompt=["a"] * 60, messages=[])] * 20),
+    "keys": [("POST", rl.CHAT, {"authorization": f"Bearer {at}"}, big(9)) for at in range(400)],
+    "responses": [("GET", f"/v1/responses/resp_{at}", HOSTILE, b"") for at in range(200)]
+    + [*map(response, range(200))],
+    "models": chats(*[big(9, model=f"m{at}") for at in range(400)]),
 }
+"""Requests, all at the same time."""
+
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: router\r\nAuthorization: Bearer hostile\r\n"
 
 
-@pytest.mark.parametrize("flood", FLOODS)
+async def trickle(lab, begin, each=b""):
+    """Send a beginning, then these bytes every five seconds, and read nothing until the connection ends."""
+    async with await lab.front.connect("router", 80) as connection:
+        with contextlib.suppress(*rl.GONE):
+            await connection.send_all(begin)
+            while True:
+                await trio.sleep(5)
+                await connection.send_all(each)
+
+
+SLOW = {
+    "connections": (700, b"", b""),
+    "heads": (700, HEAD, b"X: y\r\n"),
+    "bodies": (700, HEAD + b"Content-Length: 99999\r\n\r\n", b" "),
+    "answers": (200, HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(big(9, stream=True)), big(9, stream=True)), b""),
+}
+"""Connections, what each sends first, and then now and then."""
+
+SECONDS = 1.0
+"""Time that the engine takes for the quiet tenant."""
+
+
+async def ask_quietly(lab, count):
+    """Send the quiet tenant's requests one after another; return how long the longest took."""
+    longest = 0.0
+    for at in range(count):
+        began = trio.current_time()
+        found = await lab.ask(rl.ASKED | {"user": f"quiet {at} " + "x" * 100_000}, headers=QUIET)
+        assert found.status == 200, found.body
+        longest = max(longest, trio.current_time() - began)
+    return longest
+
+
+@pytest.mark.parametrize("flood", [*FLOODS, *SLOW])
 async def test_no_request_of_the_quiet_tenant_is_refused(auth, flood, autojump_clock):
-    """The engine answers the hostile tenant's requests after ten minutes, and the quiet one's at once."""
+    """The engine answers the hostile tenant after ten minutes; no request of the other takes twice its usual time."""
 
     async def answer(connection):
-        if "quiet" not in lab.players["mac"].asked[-1][1].decode():
-            await trio.sleep(600)
+        is_quiet = "quiet" in lab.players["mac"].asked[-1][1].decode()
+        await trio.sleep(SECONDS if is_quiet else 600)
         await connection.send_all(rl.answer())
 
-    async def attack(body):
+    async def attack(method, path, headers, body):
         try:
-            statuses.append((await lab.ask(body, headers=HOSTILE)).status)
+            statuses.append((await lab.ask(body, path, headers, method)).status)
         except Exception as exc:  # noqa: BLE001 (however its connection ends)
             statuses.append(exc)
 
     statuses = []
-    config = rl.config_of(rl.local("mac"), auth=auth)
+    rule = rl.Rule(name="m", match=rl.Match(models=("m",)), backends=("mac",))
+    config = rl.config_of(rl.local("mac"), rules=(rule,), auth=auth)
     async with rl.open_lab(config, mac=answer) as lab, trio.open_nursery() as nursery:
-        for body in FLOODS[flood]:
-            nursery.start_soon(attack, body)
+        alone = await ask_quietly(lab, 3)
+        for each in FLOODS.get(flood, ()):
+            nursery.start_soon(attack, *each)
+        count, *sent = SLOW.get(flood, (0,))
+        for _ in range(count):
+            nursery.start_soon(trickle, lab, *sent)
         await trio.testing.wait_all_tasks_blocked()
-        for _ in range(20):
-            found = await lab.ask(rl.ASKED | {"user": "quiet" + "x" * 100_000}, headers=QUIET)
-            assert found.status == 200, found.body
+        assert await ask_quietly(lab, 20) <= 2 * alone
         nursery.cancel_scope.cancel()
     assert 200 not in statuses
+
+
+class Mortal:
+    """The script of an engine that a request with "crash" ends, with all its other requests; it is back at once.
+
+    The quiet tenant's requests take some seconds, others ten minutes.
+    """
+
+    def __init__(self, seconds=SECONDS):
+        self.death = trio.Event()
+        self.seconds = seconds
+
+    async def __call__(self, connection):
+        body = self.player.asked[-1][1]
+        if b"crash" in body:
+            self.death.set()
+            self.death = trio.Event()
+            return
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.end, self.death, nursery.cancel_scope)
+            await trio.sleep(self.seconds if b"quiet" in body else 600)
+            await connection.send_all(rl.answer())
+            nursery.cancel_scope.cancel()
+
+    async def end(self, death, scope):
+        await death.wait()
+        scope.cancel()
+
+
+NEXT = ("mac", "pc", "nuc")
+"""The engines; a request for the model of one is tried at it first."""
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 8])
+async def test_a_tenant_that_ends_engines_ends_no_request_of_another(auth, at_once, autojump_clock):
+    """Each of its requests ends two engines; the others are tried again, and none is blamed."""
+
+    async def attack(lab, number):
+        for at in range(10):
+            await lab.ask(big(9, model=NEXT[at % 3], stop=f"crash {number} {at}"), headers=HOSTILE)
+            await trio.sleep(0.3)
+
+    engines = {name: Mortal() for name in NEXT}
+    orders = (NEXT[at:] + NEXT[:at] for at in range(3))
+    rules = tuple(rl.Rule(name=each[0], match=rl.Match(models=each[:1]), backends=each) for each in orders)
+    rules += (rl.Rule(name="all", match=rl.Match(), backends=NEXT),)
+    config = rl.config_of(*map(rl.local, engines), rules=rules, auth=auth)
+    async with rl.open_lab(config, **engines) as lab:
+        for name, engine in engines.items():
+            engine.player = lab.players[name]
+        alone = await ask_quietly(lab, 3)
+        async with trio.open_nursery() as nursery:
+            for number in range(at_once):
+                nursery.start_soon(attack, lab, number)
+            longest = await ask_quietly(lab, 20)
+        assert longest <= 2 * alone
+
+
+async def test_bodies_of_one_tenant_are_scanned_one_at_a_time(auth, monkeypatch, autojump_clock):
+    """Scanning is work of the one processor that all tenants share."""
+
+    async def scan(_body):
+        await trio.sleep(1)
+        return 1
+
+    async def ask(name, headers):
+        await lab.ask(headers=headers)
+        ended.append((name, round(trio.current_time() - began)))
+
+    monkeypatch.setattr(handler, "parsed_bytes", scan)
+    ended, began = [], trio.current_time()
+    config = rl.config_of(rl.local("mac"), auth=auth)
+    async with rl.open_lab(config, mac=rl.answer()) as lab, trio.open_nursery() as nursery:
+        for name, headers in [("hostile", HOSTILE)] * 3 + [("quiet", QUIET)]:
+            nursery.start_soon(ask, name, headers)
+    assert sorted(ended) == [("hostile", 1), ("hostile", 2), ("hostile", 3), ("quiet", 1)]
 
 
 async def test_bodies_take_no_more_memory_than_a_router_has(auth, monkeypatch):

@@ -216,10 +216,9 @@ _OPTIONS: Final[Mapping[str, str]] = {
 }
 _KINDS: Final = {name: int | float for name in _OPTIONS if name != "stop"}
 _REFUSED: Final = ("context", "raw", "suffix", "template")
-_READ: Final = frozenset(
-    {"model", "messages", "prompt", "system", "images", "input", "dimensions", "tools", "format", "options", "stream"}
-    | {"think", MODEL_NAME, *_REFUSED}
-)
+_READ: Final = frozenset({"model", MODEL_NAME, "tools", "format", "options", "stream", "think", *_REFUSED})
+_READ_OF_CHAT: Final = _READ | {"messages"}
+_READ_OF_GENERATE: Final = _READ | {"prompt", "system", "images"}
 _IMAGE_TYPES: Final[Mapping[str, str]] = {"iVBOR": "png", "/9j/": "jpeg", "R0lGOD": "gif", "UklGR": "webp"}
 """Image types by the start of their base64."""
 
@@ -303,7 +302,8 @@ def _translated(body: JsonObject, turns: list[JsonObject], translator: OllamaTra
     if options.get("num_predict") in (-1, -2):  # both mean no limit
         options = {name: each for name, each in options.items() if name != "num_predict"}
     chat |= {_OPTIONS[name]: each for name, each in options.items() if name in _OPTIONS}
-    dropped = [name for name in body if name not in _READ]
+    read = _READ_OF_GENERATE if translator.is_generate else _READ_OF_CHAT
+    dropped = [name for name in body if name not in read]
     dropped += [f"options.{name}" for name in options if name not in _OPTIONS]
     return Translation(path="/chat/completions", body=chat, translator=translator, dropped=tuple(dropped))
 
@@ -323,9 +323,9 @@ def _format(wanted: object) -> JsonObject:
 
 
 def _turns(turns: list[JsonObject]) -> Iterator[JsonObject]:
-    """Yield the messages. Tool calls get IDs, which are assigned to their results in order."""
+    """Yield the messages. Tool calls get IDs, which their results get by the client's ID, by name or in order."""
     calls = 0
-    pending: list[tuple[str, object]] = []
+    pending: list[tuple[str, object, object]] = []
     for at, turn in enumerate(turns):
         where, role = f"messages[{at}]", turn.get("role")
         body: JsonObject = {"role": role, "content": _content(turn.get("content"), turn.get("images"), where)}
@@ -337,22 +337,23 @@ def _turns(turns: list[JsonObject]) -> Iterator[JsonObject]:
                 function = object_in(call.get("function"), f"{where}.tool_calls.function")
                 check_kinds(function, {"name": str, "arguments": dict}, f"{where}.tool_calls.function.")
                 named.append(call_of(f"call_{calls}", function.get("name"), function.get("arguments")))
-                pending.append((f"call_{calls}", function.get("name")))
+                pending.append((f"call_{calls}", function.get("name"), call.get("id")))
                 calls += 1
             if named:
                 body["tool_calls"] = named
         elif role == "tool":
-            body["tool_call_id"] = _pop_call_id(pending, turn.get("tool_name"), where)
+            body["tool_call_id"] = _pop_call_id(pending, turn, where)
         elif role not in ("system", "user"):
             raise DialectError(f"{where}.role is {role!r}; write system, user, assistant or tool")
         yield body
 
 
-def _pop_call_id(pending: list[tuple[str, object]], tool: object, where: str) -> str:
-    at = next((at for at, (_, name) in enumerate(pending) if tool in (None, "", name)), None)
-    if at is None:
+def _pop_call_id(pending: list[tuple[str, object, object]], turn: JsonObject, where: str) -> str:
+    tool, given = turn.get("tool_name"), turn.get("tool_call_id")
+    matches = [at for at, (_, name, _) in enumerate(pending) if tool in (None, "", name)]
+    if not matches:
         raise DialectError(f"{where} is a result of {tool!r}, which no earlier message calls")
-    return pending.pop(at)[0]
+    return pending.pop(next((at for at in matches if given and pending[at][2] == given), matches[0]))[0]
 
 
 def _content(text: object, images: object, where: str) -> str | list[JsonObject]:

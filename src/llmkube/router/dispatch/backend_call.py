@@ -28,7 +28,7 @@ from llmkube.router.dispatch.relay import (
     relay,
 )
 from llmkube.router.dispatch.request_body import COUNT_TOKENS, STREAMING
-from llmkube.router.dispatch.suspects import CULPRIT, Suspects
+from llmkube.router.dispatch.suspects import CULPRIT, Suspect, Suspects
 from llmkube.router.dispatch.verdicts import INTERRUPTED, Cause, Failure
 from llmkube.router.health.engine_watch import EngineWatch, WaitingRequest
 from llmkube.router.policy.permits import Permit
@@ -131,7 +131,9 @@ class BackendCalls:
             if isinstance(found, Answer) and joined is not None and joined.continuations:
                 found = Failure(Cause.UNSUPPORTED, f"it cannot continue an answer: {found.error_code}", found.status)
             now = trio.current_time()
-            self._record(name, found, record, now - started_at, is_fault=joined is None or name not in joined.broken)
+            is_evidence = joined is None or name not in joined.broken
+            is_evidence = is_evidence and not self._is_shared_exit(permit.backend, found, request)
+            self._record(name, found, record, now - started_at, is_fault=is_evidence)
             if isinstance(found, Failure):
                 return self._failed(permit.backend, found, request)
             record.charges.status = found.status if isinstance(found, Answer) else 200
@@ -151,11 +153,14 @@ class BackendCalls:
             if isinstance(found, Stream):
                 await self.attempts.transport.release(permit, found.answer)  # noqa: ASYNC102 (closes at once)
 
+    def _is_shared_exit(self, backend: Backend, found: Answer | Stream | Failure, request: RoutedRequest) -> bool:
+        """Return whether another tenant's request may have ended the engine: that is no evidence against the engine."""
+        has_died = isinstance(found, Failure) and _has_died(found, request) and not backend.provider
+        return has_died and self.suspects.is_shared(backend.name, request.suspect)
+
     def _failed(self, backend: Backend, failure: Failure, request: RoutedRequest) -> Failure:
         """Report a failure that may be evidence against the engine or the request; return the one to continue with."""
-        charges = request.record.charges
-        # on a reused connection an exit shows as a refused connection of the second try
-        has_died = failure.cause in (Cause.BROKEN, Cause.CONNECT) and charges.is_sent
+        charges, has_died = request.record.charges, _has_died(failure, request)
         charges.failed(failure.status)
         if failure.cause is Cause.SERVER_ERROR and failure.status != 503 and not backend.provider:
             self.on_error(backend.model)
@@ -283,12 +288,7 @@ class BackendCalls:
             record.update(outcome=ending.value if ending is Ending.COMPLETE else f"stream_{ending.value}")
         finally:
             update()
-        if ending is Ending.COMPLETE:
-            self.circuits.apply(name, record.decided.tenant, Circuit.succeeded)
-            if suspect.deaths == deaths:
-                self.suspects.answered(suspect)
-        elif ending not in (Ending.ERROR, Ending.UNTRANSLATABLE, Ending.UNJOINED):
-            self.circuits.failed(name, record.decided.tenant, trio.current_time(), is_own=True)
+        self._record_ending(name, ending, suspect, has_died=suspect.deaths > deaths)
         if ending is Ending.CULPRIT:
             record.update(not_continued=CULPRIT.detail)
             return CULPRIT
@@ -299,6 +299,17 @@ class BackendCalls:
             record.update(not_continued=joined.obstacle)
             self.on_continuation("not_continuable")
         return None
+
+    def _record_ending(self, name: str, ending: Ending, suspect: Suspect, *, has_died: bool) -> None:
+        """Report the end of a stream to circuit and suspects."""
+        if ending is Ending.COMPLETE:
+            self.circuits.apply(name, suspect.tenant, Circuit.succeeded)
+            if not has_died:
+                self.suspects.answered(suspect)
+        elif has_died and self.suspects.is_shared(name, suspect):
+            self.circuits.apply(name, suspect.tenant, Circuit.abandoned)
+        elif ending not in (Ending.ERROR, Ending.UNTRANSLATABLE, Ending.UNJOINED):
+            self.circuits.failed(name, suspect.tenant, trio.current_time(), is_own=True)
 
     def _record_divergence(self, request: RoutedRequest) -> None:
         """Record where the prompt diverges from earlier ones, if llama.cpp's server reports how much was cached."""
@@ -317,6 +328,11 @@ _TOO_MANY_PARTS: Final = (
     "the request asks for {parts} answers (prompts by n), and its engine computes {slots} at a time; "
     "send at most {slots} in a request"
 )
+
+
+def _has_died(failure: Failure, request: RoutedRequest) -> bool:
+    """Return whether it is as if the engine had exited; on a reused connection, the second try is refused then."""
+    return failure.cause in (Cause.BROKEN, Cause.CONNECT) and request.record.charges.is_sent
 
 
 def _server(headers: Headers) -> str:

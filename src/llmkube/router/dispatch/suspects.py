@@ -2,7 +2,9 @@
 
 Any request in an engine that dies may be the cause, before the first token of its answer or after. Each of them is a
 suspect: it is tried at one further engine, while no other suspect is. If that engine dies too, the request is the
-cause, unless another one was in both engines. It is then refused to its tenant for a while.
+cause, unless another one was in both engines. It is then refused to its tenant for a while. In this time that tenant's
+other requests wait for the suspects of others, and are the likely cause of exits: no other tenant's request that was in
+an engine with one of them is refused.
 """
 
 import hashlib
@@ -42,6 +44,7 @@ Key = tuple[str, bytes]
 """Tenant, and digest of path and body."""
 
 T = TypeVar("T")
+K = TypeVar("K")
 
 
 @attrs.define(eq=False)
@@ -76,6 +79,7 @@ class Suspects:
     """Requests in the engine that died last, and those of them that have not reported it yet."""
     _suspected: "OrderedDict[Key, tuple[float, frozenset[Key]]]" = attrs.field(factory=OrderedDict)
     _refused: "OrderedDict[Key, float]" = attrs.field(factory=OrderedDict)
+    _blamed: "OrderedDict[str, float]" = attrs.field(factory=OrderedDict)  # tenants with a refused request
     _lock: trio.Lock = attrs.field(factory=trio.Lock)
     _alone: Suspect | None = None  # the last suspect that was tried
     _alone_until: float = -math.inf
@@ -109,11 +113,23 @@ class Suspects:
         request.deaths += 1
         now = trio.current_time()
         until, before = self._suspected.pop(request.key, (0.0, keys))
-        if until > now and before & keys == {request.key}:
+        others = {tenant for tenant, _ in keys} - {request.tenant}
+        if until > now and before & keys == {request.key} and not any(map(self._is_blamed, others)):
             _remember(self._refused, request.key, now + REFUSED_SECONDS)
+            _remember(self._blamed, request.tenant, now + REFUSED_SECONDS)
             return True
         _remember(self._suspected, request.key, (now + REFUSED_SECONDS, before & keys if until > now else keys))
         return False
+
+    def is_shared(self, engine: str, request: Suspect) -> bool:
+        """Return whether an engine has requests of other tenants, or had when it died with this one."""
+        died, _ = self._deaths.get(engine, (frozenset(), set()))
+        there = {each.tenant for each in self._running.get(engine, ())}
+        there |= {tenant for tenant, _ in died} if request.key in died else set()
+        return bool(there - {request.tenant})
+
+    def _is_blamed(self, tenant: str) -> bool:
+        return bool(self._blamed) and self._blamed.get(tenant, 0.0) > trio.current_time()
 
     def answered(self, request: Suspect) -> None:
         """Record that a request was answered, and so did not end its engine."""
@@ -127,21 +143,23 @@ class Suspects:
 
         Others wait until `leave`, or for `ALONE_SECONDS` after `send` has returned.
         """
-        if self._suspected and request.key in self._suspected:
-            return self._attempt_alone(engine, request, seconds, send)
+        is_suspect = bool(self._suspected) and request.key in self._suspected
+        if is_suspect or (self._is_blamed(request.tenant) and self._alone_until > trio.current_time()):
+            return self._attempt_later(engine, request, seconds, send, alone=is_suspect)
         self._enter(engine, request)
         return send()
 
-    async def _attempt_alone(
-        self, engine: str, request: Suspect, seconds: float, send: Callable[[], Awaitable[T]]
+    async def _attempt_later(
+        self, engine: str, request: Suspect, seconds: float, send: Callable[[], Awaitable[T]], *, alone: bool
     ) -> T | Failure:
         with trio.move_on_after(seconds) as wait:
             async with self._lock:
                 while (left := self._alone_until - trio.current_time()) > 0:
                     with trio.move_on_after(left):
                         await self._alone_changed.wait()
-                wait.deadline = self._alone_until = math.inf
-                self._alone = request
+                wait.deadline = math.inf
+                if alone:
+                    self._alone, self._alone_until = request, math.inf
             self._enter(engine, request)
             found = await send()
             self._end_alone(request, trio.current_time() + ALONE_SECONDS)
@@ -155,7 +173,7 @@ class Suspects:
             self._alone_changed = trio.Event()
 
 
-def _remember(entries: "OrderedDict[Key, T]", key: Key, value: T) -> None:
+def _remember(entries: "OrderedDict[K, T]", key: K, value: T) -> None:
     entries[key] = value
     entries.move_to_end(key)
     while len(entries) > MAX_ENTRIES:
