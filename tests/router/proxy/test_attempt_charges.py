@@ -118,7 +118,7 @@ async def a_continued_answer_is_charged_once():
 async def an_engine_that_fails_to_continue_is_charged_as_well():
     """It was sent the whole request without a result, so its reservation is charged besides the answer."""
     twins = (TWINS[0], rl.local("b", model_digest="x", first_byte_seconds=3), rl.local("c", model_digest="x"))
-    players = {"a": dying("a", place_of("a", 5)), "b": SILENT, "c": engine_at("c")}
+    players = {"a": dying("a", place_of("a", 5)), "b": rl.Player((SILENT,)), "c": engine_at("c")}
     async with rl.open_lab(budgeted(*twins), players) as lab:
         _, data, whole = await lab.read(CONTINUED)
         assert (text_in(data), whole) == (TEXT, True)
