@@ -85,8 +85,7 @@ class UnavailableModel:
         failed: Whether waiting is pointless.
         service: Namespace and name of its service; "" if unknown.
         wakes: Whether a request may wait for it: it loads when one needs it, or is loading for one.
-        estimated_seconds: Time that its next load, or the rest of the current one, is expected to take; None if not
-            known.
+        estimated_seconds: Time that its load is expected to take, as its last one did; None if not known.
     """
 
     reason: str
