@@ -478,4 +478,5 @@ class Services:
     def _memory_spec(self, desired: Desired) -> MemorySpec:
         """Return the parts of a service's spec that matter for memory."""
         spec, on_request = desired.service.spec, mode_of(desired, self.settings.activation) == ON_REQUEST
-        return MemorySpec(spec.priority, spec.eviction_protection, desired.model.spec.hardware, on_request)
+        hardware, pinned = desired.model.spec.hardware, spec.activation.pin
+        return MemorySpec(spec.priority, spec.eviction_protection, hardware, on_request, pinned)

@@ -182,6 +182,8 @@ def _described(engine: Reservation, other: Key, now: float) -> str:
 
 def _displacement_message(request: Request, victim: Reservation) -> str:
     winner, needs = relative_name(request.key, victim.key), format_bytes(request.need.total_bytes)
+    if victim.spec.on_request:
+        return f"Unloaded to make room for {winner} (needs {needs}); the next request loads it"
     return (
         f"Evicted to make room for {winner} (priority {request.spec.priority}, needs {needs}); "
         f"this service has priority {victim.spec.priority}"

@@ -29,12 +29,14 @@ class MemorySpec:
         protected: `spec.evictionProtection`: the service is neither evicted nor displaced.
         hardware: That of the Model, for `memoryBudget` and `memoryFraction`.
         on_request: Whether it is loaded when requests need it.
+        pinned: `spec.activation.pin`: the service is not displaced.
     """
 
     priority: str = "normal"
     protected: bool = False
     hardware: Hardware | None = None
     on_request: bool = False
+    pinned: bool = False
 
     @property
     def rank(self) -> int:
@@ -194,7 +196,7 @@ class Reservation:
 
     def gives_way_to(self, request: Request) -> bool:
         """Whether the engine may be displaced for a request: a less important one, or an unused one of equal rank."""
-        if self.spec.protected:
+        if self.spec.protected or self.spec.pinned:
             return False
         if self.spec.on_request:
             return self.is_unused and self.spec.rank < request.spec.rank + request.spec.on_request
