@@ -241,7 +241,7 @@ SLICES = st.lists(st.builds(slice_of, st.sampled_from(["studio", "mini"]), st.sa
 
 @given(SERVICES, MODELS, SLICES, st.sampled_from([NOBODY, STUDIO, TWO_HOSTS]))
 def test_invariants(isvc, its_model, slices, hosts):
-    """Available means exactly that a replica answers or a request loads it, Ready implies it, and without hosts nothing is ready."""
+    """Available means exactly that a replica answers or is loaded on request; without hosts nothing is ready."""
     status = derive_service_status(isvc, its_model, slices, hosts, SETTINGS, now=NOW)
     conditions = {one["type"]: one["status"] == "True" for one in status["conditions"]}
     assert status["phase"] in SERVICE_PHASES
