@@ -1,4 +1,4 @@
-"""Services that are loaded when a request needs them: several, and not enough memory for all of them."""
+"""Services that are loaded when a request needs them: several, and too little memory to load each."""
 
 from contextlib import asynccontextmanager
 from functools import partial

@@ -116,7 +116,7 @@ def test_requests_and_failures():
 
 
 def test_what_stays_wanted_after_an_eviction():
-    """What requests use, a user waits for, or is pinned returns; the rest is idle."""
+    """A service returns if requests use it, a user waits for it, or it is pinned; otherwise it is idle."""
     assert not LOADED.displace().wanted
     for used in (LOADED.begin(0.0), LOADED.load(), LOADED.keep(None), attrs.evolve(LOADED, pinned=True), Activation()):
         assert used.displace().wanted

@@ -58,7 +58,7 @@ class Activation:
         idle_seconds: `spec.activation.idleTimeout`; None if it is unloaded only for memory.
         pinned: `spec.activation.pin`.
         wanted: Whether it is, or should be, loaded.
-        awaited: Whether a user waits for its load: it displaces others, and needs no request to go on.
+        awaited: Whether a user waits for its load: it displaces others, and continues without a request.
         requests: Number of requests that wait for it or run.
         used_at: When the last of them ended, or it was loaded.
         kept_seconds: Time without requests after which a client wants it unloaded; infinite if it must stay loaded.
