@@ -37,6 +37,7 @@ ELSEWHERE: Final = frozenset(
         *("Model.spec.source", "Model.spec.format", "Model.spec.quantization", "Model.spec.sha256"),
         *("Model.spec.files", "Model.spec.sourceSecretRef.name", "Model.spec.hardware.accelerator"),
         *("Model.spec.hardware.gpu.enabled", "spec.resources.gpuSharing.mode"),
+        "spec.activation.mode",  # Always is what pods do anyway
         "Model.spec.hardware.gpu.runtime",  # chooses among our images, where the user names none
     }
 )

@@ -237,8 +237,9 @@ async def test_agent_and_controller_write_one_status_together(
     conditions = settle(statements, (), now=NOW)
     weights = WeightsFile(Path("/models/llama.gguf"), 4_920_000_000, "ab" * 32, "1")
     of_service = set(SERVICE_CONDITIONS)  # always the whole set
+    loading = ServiceView(Reason.LOADING, "40 %\nof it")
     statuses: list[tuple[type[Object], dict[str, Any], set[str]]] = [
-        (InferenceService, service_status(chat, conditions, ServiceView(Reason.LOADING, "40 %\nof it")), of_service),
+        (InferenceService, service_status(chat, conditions, loading, "Always"), of_service),
         (Model, model_status(llama, conditions, weights, FACTS), {"Accepted", "Loaded"}),
     ]
     for kind, manifest, of_agent in statuses:

@@ -75,7 +75,8 @@ def test_retry_after_is_sent_for_a_model_that_will_be_ready(reason):
         patient = reason.meaning in {Meaning.STOPPED, Meaning.USER, Meaning.HOST}
         assert (found.retry_after_seconds is None) == patient
         assert found.failed == reason.meaning.is_failing
-        assert (found.state is State.LOADING) == (reason.meaning in {Meaning.FINE, Meaning.WAITING, Meaning.RECOVERING})
+        is_moving = reason.meaning in {Meaning.FINE, Meaning.WAITING, Meaning.RECOVERING} and reason is not Reason.IDLE
+        assert (found.state is State.LOADING) == is_moving
 
 
 def test_an_alias_leads_to_its_service_unless_it_is_ambiguous():

@@ -12,6 +12,7 @@ from llmkube.supervisor.memory.book import UnreturnedMemory
 from llmkube.supervisor.memory.eviction import Cause, Decision, Eviction, Skip
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.services import RunningService, RunningServices
+from llmkube.supervisor.values.activation import Activation
 
 CHAT, EMBED = Key("ns", "chat"), Key("ns", "embed")
 EVICT = Eviction(CHAT, Cause.WARNING, "memory is short", winner=EMBED)
@@ -45,9 +46,10 @@ class Book:
 
 
 class Runner:
-    """A counter of address changes."""
+    """A counter of address changes, of a service that is always loaded."""
 
     changes = 0
+    context = SimpleNamespace(gate=SimpleNamespace(activation=Activation(), change=lambda after: None))
 
     def address_changed(self):
         self.changes += 1

@@ -12,7 +12,7 @@ import attrs
 from llmkube.base.http.egress import Egress
 from llmkube.base.http.outbound import trust_file
 from llmkube.base.settings import LOG_LEVELS, Config, read_config, removed_setting, resolve, setting
-from llmkube.k8s.crd.placement import ACCELERATORS
+from llmkube.k8s.crd.placement import ACCELERATORS, ACTIVATION_MODES, ALWAYS, ON_REQUEST
 from llmkube.programs.state_location import STATE_DIR, StateDirSetting, check_state_dir, state_dir_of
 from llmkube.weights.download.hugging_face import ENDPOINT
 
@@ -45,6 +45,15 @@ def program_setting(program: str, runtime: str) -> Any:
 def log_level_setting(default: str) -> Any:
     """Return the setting of a program's log level."""
     return setting(default, help="Lowest level of log lines to write.", choices=LOG_LEVELS)
+
+
+def activation_setting(default: str) -> Any:
+    """Return the setting of the default for `spec.activation.mode`."""
+    return setting(
+        default,
+        help="Whether models of services without spec.activation.mode are loaded always, or when a request needs them.",
+        choices=ACTIVATION_MODES,
+    )
 
 
 @attrs.frozen
@@ -167,6 +176,7 @@ class AgentConfig(HostConfig):
         ("metal",), help="Accelerator that this host serves; repeatable.", choices=ACCELERATORS
     )
     insecure_lan: bool = setting(False, help="Admit requests to published engines from any address, without a key.")
+    activation: str = activation_setting(ALWAYS)
     endpoints_api: str = setting(
         "endpointslices",
         help="Publish EndpointSlices, or the older Endpoints for scripts that read them.",
@@ -234,6 +244,7 @@ class UpConfig(HostConfig):
         help="Accelerator that this machine serves; repeatable.",
         choices=ACCELERATORS,
     )
+    activation: str = activation_setting(ON_REQUEST)
     listen: str | None = setting(
         None,
         help="Address of this machine, such as 192.168.1.50 or 192.168.1.50:8080, at which other machines reach the "

@@ -52,6 +52,7 @@ def host_settings(config: AgentConfig | UpConfig, defaults: tuple[Path, ...] = (
     return {
         **engine_settings(config),
         "accelerators": frozenset(config.accelerator),
+        "activation": config.activation,
         "drain_seconds": config.drain_seconds,
         **download_settings(config, defaults),
         "allowances": engine_allowances(config),

@@ -142,13 +142,16 @@ def _lookup_result(key: Key, view: ServiceView) -> LookupResult:
     reason = Reason.of(view.reason)
     meaning = reason.meaning if reason is not None else Meaning.WAITING
     failed = meaning.is_failing
+    stopped = failed or meaning is Meaning.STOPPED
     return UnavailableModel(
         view.reason or Reason.PENDING,
         message,
         _RETRY_SECONDS.get(meaning),
-        State.UNLOADED if failed or meaning is Meaning.STOPPED else State.LOADING,
+        State.UNLOADED if stopped or reason is Reason.IDLE else State.LOADING,
         failed,
         str(key),
+        wakes=view.on_request and (not stopped or reason is Reason.ENGINE_EXITED),
+        estimated_seconds=view.load_seconds or None,
     )
 
 

@@ -2,6 +2,7 @@
 
 import enum
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Final, Protocol
 
 import attrs
@@ -83,6 +84,8 @@ class UnavailableModel:
         state: State in lists of models.
         failed: Whether waiting is pointless.
         service: Namespace and name of its service; "" if unknown.
+        wakes: Whether a request may wait for it: it loads when one needs it, or is loading for one.
+        estimated_seconds: Time that its load is expected to take, as its last one did; None if not known.
     """
 
     reason: str
@@ -91,6 +94,8 @@ class UnavailableModel:
     state: State = State.LOADING
     failed: bool = False
     service: str = attrs.field(default="", eq=False)
+    wakes: bool = False
+    estimated_seconds: float | None = attrs.field(default=None, eq=False)
 
 
 class ModelDirectory(Protocol):
@@ -106,6 +111,46 @@ class ModelDirectory(Protocol):
 
     def lookup(self, model_id: str) -> Backend | UnavailableModel | None:
         """Return the engine of a model or the reason why it is not ready; None if there is no such model."""
+        ...
+
+
+class Activator(Protocol):
+    """Loads and unloads services on request; services are named by namespace and name, as in `Backend.service`.
+
+    No method fails: a service that is unknown, or always loaded, is left as it is. None of them waits, except
+    `wait_changed`.
+    """
+
+    def using(self, service: str) -> AbstractContextManager[None]:
+        """Keep a service loaded while a request of it waits or runs; load it first if it is idle.
+
+        A service whose last load failed is not loaded again before its back-off has ended.
+        """
+        ...
+
+    def load(self, service: str) -> None:
+        """Load a service that is idle, also during the back-off after a failed load."""
+        ...
+
+    def unload(self, service: str) -> bool:
+        """Unload a service once its requests have ended, and end its pin; return whether it was loaded or loading.
+
+        The next request loads it again.
+        """
+        ...
+
+    def pin(self, service: str, seconds: float | None) -> None:
+        """Load a service and keep it loaded, until `unload` or the agent's end.
+
+        Args:
+            service: Namespace and name of the service.
+            seconds: Time without requests after which it is unloaded, in place of `spec.activation.idleTimeout`; other
+                services may displace it then. None: it is never unloaded, and never displaced.
+        """
+        ...
+
+    async def wait_changed(self, service: str) -> None:
+        """Return once the directory's answer for a service may have changed since the call."""
         ...
 
 

@@ -1,6 +1,7 @@
 """The agent: run the engines of InferenceServices on a host as processes, inside a memory budget.
 
     agent, services                  wires everything; one task tree per InferenceService
+    activator                        loads and unloads services on request
     service                          one InferenceService: plan, run, report
     engine                           processes: spawn, watch, stop, find again
     memory                           budget, admission, eviction

@@ -24,6 +24,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.leases.host_monitor import HostMonitor
 from llmkube.k8s.reflector import run_reflector
 from llmkube.k8s.resource import Key
+from llmkube.supervisor.activator import ServiceActivator
 from llmkube.supervisor.cluster.applier import delete_stale_endpoints
 from llmkube.supervisor.cluster.host_lease import HostLease, delete_host_lease
 from llmkube.supervisor.cluster.node_monitor import NodeMonitor
@@ -63,13 +64,18 @@ class AgentView:
         return self._services.cordon
 
     @property
+    def activator(self) -> ServiceActivator:
+        """Loads and unloads services on request."""
+        return self._services.activator
+
+    @property
     def changed(self) -> Mailbox[None]:
         """Mailbox whose version grows whenever the result of a query may have changed."""
         return self._services.changed
 
     def services(self) -> dict[Key, ServiceView]:
         """Return a snapshot of every service that runs on this host."""
-        return {key: running.status_manager.snapshot for key, running in sorted(self._services.running.by_key.items())}
+        return {key: running.snapshot for key, running in sorted(self._services.running.by_key.items())}
 
     def engines(self) -> dict[Key, EngineUse]:
         """Return the engine of every service, with its token count."""

@@ -19,11 +19,13 @@ from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.placement import ON_REQUEST
 from llmkube.k8s.events import EventRecorder
 from llmkube.k8s.leases.host_monitor import HostMonitor
 from llmkube.k8s.reflector import CONFIRM_SECONDS, Cache
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
+from llmkube.supervisor.activator import ServiceActivator
 from llmkube.supervisor.cluster.applier import Applier
 from llmkube.supervisor.cluster.claim_manager import ClaimManager
 from llmkube.supervisor.cluster.drift_repair import DriftRepair
@@ -38,11 +40,14 @@ from llmkube.supervisor.memory.reservation import MemorySpec
 from llmkube.supervisor.service.context import ServiceContext
 from llmkube.supervisor.service.events import Event, displacing_event
 from llmkube.supervisor.service.facts import Facts
+from llmkube.supervisor.service.gate import Gate
 from llmkube.supervisor.service.runner import Runner, run_service
 from llmkube.supervisor.service.status_manager import StatusManager
+from llmkube.supervisor.values.activation import Activation, mode_of
 from llmkube.supervisor.values.desired import Desired, Idle, Target, desired_here, draft_key, model_key
 from llmkube.supervisor.values.host_addresses import HostAddress
 from llmkube.supervisor.values.journal import Entry
+from llmkube.supervisor.values.lifecycle import ServiceView
 from llmkube.supervisor.values.need import need_of
 from llmkube.supervisor.values.ports import Ports, Shutdown
 from llmkube.supervisor.values.settings import AgentSettings
@@ -77,9 +82,25 @@ class RunningService:
         """Its newest desired state."""
         return self.status_manager.facts.desired
 
+    @property
+    def gate(self) -> Gate:
+        """Its activation."""
+        return self.runner.context.gate
+
+    @property
+    def snapshot(self) -> ServiceView:
+        """Its newest snapshot."""
+        view, gate = self.status_manager.snapshot, self.gate
+        if not gate.activation.on_request:
+            return view
+        load_seconds = gate.ledger.book.load_seconds(self.status_manager.key)
+        return attrs.evolve(view, on_request=True, load_seconds=load_seconds)
+
     def set_desired(self, desired: Desired) -> None:
         """Set a newer desired state."""
+        gate, before = self.gate, self.desired
         self.status_manager.set_desired(desired)
+        gate.set_activation(gate.activation.with_spec(before, desired, self.runner.context.settings.activation))
         self.replan.put_nowait(None)
 
 
@@ -129,6 +150,7 @@ class RunningServices:
             winner.status_manager.emit(displacing_event(winner.status_manager.key, evict))
         if evicted is not None:
             evicted.status_manager.update(Facts.with_eviction, evict)
+            evicted.gate.change(evicted.gate.activation.displace())
             self.update_memory_of(evict.key)
 
     def notify_refused(self, key: Key, slot: Slot, error: UserError | None) -> None:
@@ -216,6 +238,7 @@ class Services:
         recorder: Writes Events.
         applier: Writes objects.
         drift_repair: Restores statuses that other clients have overwritten.
+        activator: Loads and unloads services on request.
     """
 
     client: Client
@@ -235,6 +258,7 @@ class Services:
     recorder: EventRecorder = attrs.field(init=False)
     applier: Applier = attrs.field(init=False)
     drift_repair: DriftRepair = attrs.field(init=False)
+    activator: ServiceActivator = attrs.field(init=False)
     _earlier: dict[Key, Entry] = attrs.field(init=False)  # of an earlier agent, for services that have not started yet
 
     def __attrs_post_init__(self) -> None:
@@ -262,6 +286,7 @@ class Services:
         self.recorder = EventRecorder("llmkube-agent", settings.host_name, ports.utcnow, ports.rng)
         self.applier = Applier(ports.rng, self.running.notify_refused)
         self.drift_repair = DriftRepair(self.applier, self.conditions_of, ports.rng)
+        self.activator = ServiceActivator(self._gate_of, self.changed)
         self._earlier = dict(ports.earlier)
 
     def synced(self) -> bool:
@@ -316,6 +341,10 @@ class Services:
         draft = self.models.get(named) if named else None
         return desired_here(service, model, runs.desired if runs else None, self.cordon.serves, draft=draft)
 
+    def _gate_of(self, key: Key) -> Gate | None:
+        running = self.running.by_key.get(key)
+        return None if running is None else running.gate
+
     async def run_address(self) -> Never:
         """Notify all services whenever this host's address changes; never return."""
         version = self.host_address.version
@@ -331,6 +360,7 @@ class Services:
                 if entry.engine is not None:
                     self._start(key, entry.desired, nursery, entry)
             nursery.start_soon(self._start_offline, nursery)
+            nursery.start_soon(self.activator.run, self.running.by_key)
             nursery.start_soon(self._reconcile_all_once_synced)
             while True:
                 keys, every = await self.queue.take()
@@ -388,7 +418,7 @@ class Services:
             self._start(key, desired, nursery)
         elif not running.scope.cancel_called and not desired.has_same_spec(running.desired):
             running.set_desired(desired)
-            self.ledger.set_spec(key, _memory_spec(desired))
+            self.ledger.set_spec(key, self._memory_spec(desired))
         # A service that comes back while its task ends is added again by the end of that task.
 
     def _start(self, key: Key, desired: Desired, nursery: trio.Nursery, resumed: Entry | None = None) -> None:
@@ -404,13 +434,19 @@ class Services:
             reports_status=self.claims.reports(desired),
         )
         adoptable, earlier = resumed.engine if resumed else None, self._earlier.pop(key, None)
-        is_same = earlier is not None and earlier.desired.service.metadata.uid == desired.service.metadata.uid
-        fallback = earlier.fallback if earlier is not None and is_same else None
-        context = ServiceContext(status_manager, self.ports, self.settings, self.shutdown, self.ledger)
+        if earlier is not None and earlier.desired.service.metadata.uid != desired.service.metadata.uid:
+            earlier = None
+        fallback = earlier.fallback if earlier is not None else None
+        activation = Activation(wanted=earlier is None or not earlier.idle).with_spec(
+            earlier.desired if earlier is not None else None, desired, self.settings.activation
+        )
+        gate = Gate(status_manager, self.ledger, self.activator.reschedule, activation)
+        context = ServiceContext(status_manager, self.ports, self.settings, self.shutdown, self.ledger, gate)
         runner = Runner(context, adoptable, fallback)
         # Added before its task runs for the first time, since it may be reconciled again in between.
         self.running.by_key[key] = running = RunningService(Mailbox(None), trio.CancelScope(), status_manager, runner)
-        self.ledger.set_spec(key, _memory_spec(desired))
+        self.ledger.set_spec(key, self._memory_spec(desired))
+        gate.set_activation(activation)
         if resumed is not None and resumed.engine is not None:
             self.ledger.adopt(key, need_of(resumed.launch, None))
         self.running.update_memory_of(key)
@@ -439,8 +475,8 @@ class Services:
             self.changed.put_nowait(None)
             self.queue.add(key)
 
-
-def _memory_spec(desired: Desired) -> MemorySpec:
-    """Return the parts of a service's spec that matter for memory."""
-    spec = desired.service.spec
-    return MemorySpec(spec.priority, spec.eviction_protection, desired.model.spec.hardware)
+    def _memory_spec(self, desired: Desired) -> MemorySpec:
+        """Return the parts of a service's spec that matter for memory."""
+        spec, on_request = desired.service.spec, mode_of(desired, self.settings.activation) == ON_REQUEST
+        hardware, pinned = desired.model.spec.hardware, spec.activation.pin
+        return MemorySpec(spec.priority, spec.eviction_protection, hardware, on_request, pinned)

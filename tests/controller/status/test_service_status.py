@@ -41,6 +41,9 @@ SUSPENDED = service(spec={"suspend": True})
 EXITED = service(loaded("EngineExited", "exit code 1\nerror: out of memory"))
 
 
+IDLE = service(condition("Accepted", True, "Accepted"), loaded("Idle", "not loaded"))
+
+
 def wanting(number):
     return service(spec={"replicas": number})
 
@@ -89,6 +92,14 @@ ROWS = [
     (service(loaded("CrashLoopBackOff")), fetched("Fetching"), [], STUDIO, "Pending", "Fetching"),
     (service(), model(), [], STUDIO, "Pending", "NotClaimed"),
     (service(loaded("Loading")), model(), [], STUDIO, "Pending", "Pending"),
+    # loaded when a request needs it
+    (IDLE, fetched_model(), [], STUDIO, "Idle", "Idle"),
+    (IDLE, fetched_model(), [NOT_READY], STUDIO, "Idle", "Idle"),
+    (IDLE, fetched_model(), [], NOBODY, "Pending", "NoHost"),
+    (IDLE, fetched("Fetching"), [], STUDIO, "Pending", "Fetching"),
+    (IDLE, fetched("DigestMismatch"), [], STUDIO, "Failed", "DigestMismatch"),
+    (service(INVALID, loaded("Idle")), fetched_model(), [], STUDIO, "Failed", "Invalid"),
+    (service(loaded("Idle")), fetched_model(), [], STUDIO, "Creating", "Creating"),
     # the engine
     (service(loaded("CrashLoopBackOff")), fetched_model(), [], STUDIO, "Failed", "CrashLoopBackOff"),
     (service(loaded("CrashLoopBackOff")), model(), [], STUDIO, "Failed", "CrashLoopBackOff"),
@@ -186,6 +197,7 @@ def test_counting(isvc, slices, hosts, replicas):
         (service(), True, [], NOBODY, "False/NoHost True/NoHost False/NoHost"),
         (service(), False, [], STUDIO, "False/ModelNotFound True/ModelNotFound False/ModelNotFound"),
         (service(), False, [READY], STUDIO, "True/InferenceReady True/ModelNotFound False/ModelNotFound"),
+        (IDLE, True, [], STUDIO, "True/Idle False/Idle False/Idle"),
         (EXITED, True, [], STUDIO, "False/EngineExited False/EngineExited True/EngineExited"),
         (service(INVALID), True, [READY], STUDIO, "True/InferenceReady False/InferenceReady True/Invalid"),
         (
@@ -207,11 +219,14 @@ def test_conditions_table(isvc, its_model, slices, hosts, stated):
 
 
 REASONS = st.sampled_from(
-    ["Loaded", "Pending", "Fetching", "Loading", "Restarting", "CrashLoopBackOff", "Stopping", "ScaledToZero", "New"]
+    ["Loaded", "Pending", "Fetching", "Loading", "Restarting", "CrashLoopBackOff", "Stopping", "ScaledToZero", "Idle"]
 )
 SERVICES = st.builds(
     lambda reason, replicas, suspend, generation: service(
-        loaded(reason, generation=1), spec={"replicas": replicas, "suspend": suspend}, generation=generation
+        condition("Accepted", True, "Accepted"),
+        loaded(reason, generation=1),
+        spec={"replicas": replicas, "suspend": suspend},
+        generation=generation,
     ),
     REASONS,
     st.integers(0, 3),
@@ -226,11 +241,12 @@ SLICES = st.lists(st.builds(slice_of, st.sampled_from(["studio", "mini"]), st.sa
 
 @given(SERVICES, MODELS, SLICES, st.sampled_from([NOBODY, STUDIO, TWO_HOSTS]))
 def test_invariants(isvc, its_model, slices, hosts):
-    """Available means exactly that a wanted replica answers, Ready implies it, and without hosts nothing is ready."""
+    """Available means exactly that a replica answers or is loaded on request; without hosts nothing is ready."""
     status = derive_service_status(isvc, its_model, slices, hosts, SETTINGS, now=NOW)
     conditions = {one["type"]: one["status"] == "True" for one in status["conditions"]}
     assert status["phase"] in SERVICE_PHASES
-    assert conditions["Available"] == (status["readyReplicas"] > 0 and status["desiredReplicas"] > 0)
+    is_answering = status["readyReplicas"] > 0 and status["desiredReplicas"] > 0
+    assert conditions["Available"] == (is_answering or status["phase"] == "Idle")
     assert status["phase"] != "Ready" or (conditions["Available"] and not conditions["Progressing"])
     assert conditions["Progressing"] == (status["phase"] in {"Pending", "Creating", "Progressing"})
     assert status["phase"] != "Failed" or conditions["Degraded"]

@@ -49,6 +49,9 @@ def fetched(reason, message=""):
         ),
         (service("chat", ACCEPTED, LOADED, phase="Ready"), HERE, READY, 3, "Loaded"),
         (service("chat", ACCEPTED, LOADED, NEWEST, phase="Ready"), HERE, READY, 3, "Loaded"),
+        (service("chat", ACCEPTED, loaded("Idle"), NEWEST, phase="Idle"), HERE, READY, 3, "Idle"),
+        (service("chat", ACCEPTED, loaded("Idle"), NEWEST, phase="Creating"), HERE, WAITING, 2, "Pending"),
+        (service("chat", ACCEPTED, loaded("Idle"), NEWEST, phase="Idle"), fetched("Fetching"), WAITING, 0, "Fetching"),
         (service("chat", ACCEPTED, LOADED, REPLACING, phase="Ready"), HERE, WAITING, 1, "Replacing"),
         (service("chat", ACCEPTED, LOADED, NOT_REPLACED, phase="Ready"), HERE, FAILING, 1, "CrashLoopBackOff"),
         (

@@ -44,6 +44,8 @@ class View:
     api_key: str = "engine-key"
     mode: str = "chat"
     aliases: tuple[str, ...] = ()
+    on_request: bool = False
+    load_seconds: float = 0.0
 
 
 def service(name, namespace="ml", **spec):

@@ -49,7 +49,9 @@ def test_every_condition_of_a_service_is_always_stated():
     """An unknown condition is Unknown since the object's creation, and no condition is ever left out."""
     conditions = status.settle([loaded(False, "Loading")], (), now=T0)
     metadata = attrs.evolve(CHAT.metadata, creation_timestamp="2025-01-01T00:00:00Z")
-    patch = status.service_status(attrs.evolve(CHAT, metadata=metadata), conditions, ServiceView(Reason.LOADING))
+    patch = status.service_status(
+        attrs.evolve(CHAT, metadata=metadata), conditions, ServiceView(Reason.LOADING), "Always"
+    )
     reported = {one["type"]: (one["status"], one["lastTransitionTime"][:4]) for one in patch["status"]["conditions"]}
     assert reported.keys() == set(status.SERVICE_CONDITIONS)
     assert reported["Loaded"] == ("False", "2026")
@@ -61,14 +63,16 @@ def test_every_condition_of_a_service_is_always_stated():
     [
         (ServiceView(Reason.LOADED, "loaded in 3 s"), ""),
         (ServiceView(Reason.SCALED_TO_ZERO, "replicas=0"), ""),
+        (ServiceView(Reason.IDLE, "not loaded"), ""),
         (ServiceView(Reason.CRASH_LOOP, "exit code 1\nlast words"), "CrashLoopBackOff"),
     ],
 )
 def test_the_scheduling_status_names_the_reason_of_the_wait(view, word):
     """A service that serves, or should not, waits for nothing; the message is one line."""
-    patch = status.service_status(CHAT, (), view)["status"]
+    patch = status.service_status(CHAT, (), view, "OnRequest")["status"]
     assert patch["schedulingStatus"] == word
     assert "\n" not in patch["schedulingMessage"]
+    assert patch["activation"] == "OnRequest"
 
 
 @pytest.mark.parametrize(
@@ -89,7 +93,7 @@ def test_a_model_without_a_file_claims_no_file():
 def test_agents_write_only_fields_that_hosts_may_write():
     """Otherwise the API server refuses it: the policies of hosts are generated from the same list."""
     serving = ServiceView(Reason.LOADED, "loaded", engine="llama-server", build="b1", weights_format="gguf")
-    reported = status.service_status(CHAT, (), serving)["status"]
+    reported = status.service_status(CHAT, (), serving, "Always")["status"]
     assert set(reported) == {*status.SERVICE_FIELDS, "conditions"}
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from llmkube.supervisor.memory.admission import cheapest_set, step
 from llmkube.supervisor.memory.refusal import Block
+from llmkube.supervisor.memory.reservation import MemorySpec
 from supervisor.memory.requests import EMPTY, GIB, PRESSED, busy, holds, waits
 
 
@@ -93,6 +94,36 @@ def test_victims(held, victims):
             "Evicted to make room for chief (priority high, needs 25.0 GiB); this service has priority"
             in outcome.displaced[0].why
         )
+
+
+def on_request(each, *, pinned=False):
+    """The same service, loaded when a request needs it."""
+    return attrs.evolve(each, spec=attrs.evolve(each.spec, on_request=True, pinned=pinned))
+
+
+@pytest.mark.parametrize(
+    ("waiting", "held", "victims"),
+    [
+        (on_request(waits("b", 25)), on_request(holds("a", 30)), ["a"]),
+        (on_request(waits("b", 25)), on_request(holds("a", 30, in_use=True)), []),
+        (on_request(waits("b", 25)), on_request(holds("a", 30, loaded_at=None)), []),  # it would never finish loading
+        (on_request(waits("b", 25)), on_request(holds("a", 30), pinned=True), []),
+        (on_request(waits("b", 25)), on_request(holds("a", 30, protected=True)), []),
+        (on_request(waits("b", 25)), on_request(holds("a", 30, "high")), []),
+        (on_request(waits("b", 25)), holds("a", 30), []),
+        (on_request(waits("b", 25, "high")), holds("a", 30, in_use=True), ["a"]),
+        (on_request(waits("b", 25, "high")), on_request(holds("a", 30, in_use=True)), []),
+        (waits("b", 25), on_request(holds("a", 30)), []),
+        (waits("b", 25, "high"), on_request(holds("a", 30)), ["a"]),
+        (waits("b", 25, "high"), attrs.evolve(holds("a", 30), spec=MemorySpec(pinned=True)), []),
+    ],
+)
+def test_who_makes_room_for_a_model_that_a_request_needs(waiting, held, victims):
+    """Models that no request uses, up to the same priority; those that are always loaded only by priority."""
+    outcome = step([waiting], busy(held))
+    assert [each.victim.name for each in outcome.displaced] == victims
+    refusal = refusals(outcome)["b"].message
+    assert ("starts when `a` has exited" in refusal) == bool(victims)
 
 
 def test_the_cheapest_set_has_no_unneeded_victim():

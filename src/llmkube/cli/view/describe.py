@@ -16,6 +16,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
+from llmkube.k8s.crd.placement import ON_REQUEST
 from llmkube.k8s.wire.conditions import (
     ACCEPTED,
     AVAILABLE,
@@ -85,6 +86,7 @@ def describe_service(view: StatusView, now: datetime.datetime) -> str:
         *(("engine", f"{engine} serves") for engine in filter(None, [status.engine])),
         *(("host", text) for text in host_lines(view)),
         *(("memory", text) for text in filter(None, [view.memory])),
+        *(("loading", "when a request needs it") for mode in [status.activation] if mode == ON_REQUEST),
         ("endpoint", status.endpoint or output.NOTHING),
     ]
     lines = [f"InferenceService {service.key}", *_labelled(rows)]

@@ -15,13 +15,14 @@ The first matching row applies; `ready` is the number of healthy engines on live
 | every host that claims it is gone, or the last one has released it | Pending | NotClaimed |
 | it has `spec.hosts`, and hosts cannot run it | Failed | Invalid |
 | its host reports a failure (`service_health.host_failure`) | Failed | the reason of that condition |
+| its host loads it when a request needs it | Idle | Idle |
 | the Model's file is being fetched | Pending | Fetching |
 | the host will retry the fetch | Pending | FetchFailed, … |
 | no host has claimed it or reports on it | Pending | NotClaimed |
 | the Model's file does not exist yet | Pending | Pending |
 | otherwise | Creating | Creating |
 
-`Available` is independent of the phase: it is True exactly while a desired replica is ready.
+`Available` is independent of the phase: it is True exactly while a desired replica is ready, or the service is Idle.
 
 If hosts serve a service in addition to its pods, they report no conditions: the state of that part follows from their
 slices, their claims and the Model for hosts. Both combined:
@@ -52,6 +53,7 @@ from llmkube.k8s.wire.conditions import (
     ACCEPTED,
     AVAILABLE,
     DEGRADED,
+    FETCHED,
     LOADED,
     PROGRESSING,
     PUBLISHED,
@@ -179,12 +181,13 @@ def phase_statements(
 ) -> list[Statement]:
     """Return the conditions that every service always has: one that is omitted would keep its old value."""
     phase, reason, message = verdict.phase, verdict.reason, verdict.message
-    available = replicas.ready > 0 and replicas.desired > 0
+    idle = phase == "Idle"
+    available = (replicas.ready > 0 and replicas.desired > 0) or idle
     unavailable = Reason.NO_READY_REPLICAS if phase in {"Creating", "Progressing"} else reason
     on = service.spec.suspend
     suspended_for = Reason.SUSPENDED if on else Reason.NOT_SUSPENDED
     return [
-        Statement(AVAILABLE, available, Reason.INFERENCE_READY if available else unavailable, message),
+        Statement(AVAILABLE, available, Reason.INFERENCE_READY if available and not idle else unavailable, message),
         Statement(PROGRESSING, phase in _MOVING, reason, message),
         degraded,
         Statement(SUSPENDED, on, suspended_for, f"spec.suspend is {str(on).lower()}"),
@@ -277,6 +280,8 @@ def _assess_start(service: InferenceService, model: Model, hosts: LiveHosts, hol
         return Verdict("Failed", Reason.INVALID, refusal)
     if (failure := host_failure(service, model)) is not None:
         return Verdict("Failed", failure.reason, failure.message)
+    if (idle := _idle_condition(service, model)) is not None:
+        return Verdict("Idle", Reason.IDLE, idle.message)
     file = assess_model(model, hosts)
     if file.phase in {"Downloading", "Copying"}:
         return Verdict("Pending", Reason.FETCHING, file.message)
@@ -292,6 +297,15 @@ def _assess_start(service: InferenceService, model: Model, hosts: LiveHosts, hol
     loaded = current(service.status.conditions, LOADED, service.metadata.generation)
     message = loaded.message if loaded else ""
     return Verdict("Creating", Reason.CREATING, message or "waiting for the engine to start")
+
+
+def _idle_condition(service: InferenceService, model: Model) -> Condition | None:
+    """Return the condition of an agent that can load the newest spec when a request needs it; None if none has it."""
+    loaded = find_condition(service.status.conditions, LOADED)  # an edit changes nothing in it
+    accepted = current(service.status.conditions, ACCEPTED, service.metadata.generation)
+    fetched = current(model.status.conditions, FETCHED, model.metadata.generation)
+    planned = all(each is not None and each.status == "True" for each in (accepted, fetched))
+    return loaded if planned and loaded is not None and loaded.reason == Reason.IDLE else None
 
 
 def _lost_host_message(service: InferenceService, holders: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ from llmkube.k8s.crd.meta import GROUP, NAMED, VERSION, APIKeySecretRef, Conditi
 from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, RUNTIME_NAMES
 from llmkube.k8s.crd.placement import (
     SLO,
+    Activation,
     Autoscaling,
     Disruption,
     EndpointSpec,
@@ -35,7 +36,7 @@ from llmkube.k8s.resource import Object, Resource
 PRIORITIES: Final = ("batch", "low", "normal", "high", "critical")  # lowest first
 MODES: Final = ("chat", "embedding", "rerank")
 SERVICE_PHASES: Final = (
-    "Pending", "Creating", "Progressing", "Ready", "WaitingForGPU", "Stopped", "Suspended", "Failed"
+    "Pending", "Creating", "Progressing", "Ready", "Idle", "WaitingForGPU", "Stopped", "Suspended", "Failed"
 )  # fmt: skip
 MODEL_ID: Final = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$"
 """A model id from clients: `qwen3.5-4b`, `org/name`, `llama3:8b`. No comma: llama.cpp separates ids by commas."""
@@ -80,6 +81,7 @@ class InferenceServiceSpec(Wired):
     priority_class_name: str | None = field(
         "PriorityClass of the pods, one that the operator allows; overrides priority for them.", rendered=True
     )
+    activation: Activation = field("Loading on request.", Activation)
     eviction_protection: bool = field("Whether the service is exempt from eviction under memory pressure.", False)
 
     # llama.cpp: context and slots
@@ -259,6 +261,7 @@ class InferenceServiceStatus(Wired):
     waiting_for: str = field("Resource that the service waits for.", "")
     scheduling_status: str = field("Reason why the service does not run, as one word.", "")
     scheduling_message: str = field("Reason why the service does not run, as a sentence.", "")
+    activation: str = field("Activation mode in effect on the host that reports.", "")
     runtime: str = field("Runtime that serves or will serve; unset until a host has chosen one.", "")
     acceleration: AccelerationStatus | None = field("Share of the model on the accelerator; never set.")
     engine: ServingEngine | None = field("Engine that serves on a host, from its agent; unset while none serves.")

@@ -5,17 +5,26 @@ from typing import Any, ClassVar, Final
 
 import attrs
 
-from llmkube.k8s.crd.meta import DECIMAL, NAME_BYTES, NAMED, POSITIVE, QUANTITY
+from llmkube.k8s.crd.meta import DECIMAL, DURATION, NAME_BYTES, NAMED, POSITIVE, QUANTITY
 from llmkube.k8s.fields import REQUIRED, Rule, Wired, field
 
 ACCELERATORS: Final = ("cpu", "metal", "cuda", "rocm", "intel", "vulkan")
 GPU_VENDORS: Final = ("nvidia", "amd", "intel")
 SPLIT_STRATEGIES: Final = ("layer", "tensor", "row", "pipeline", "none")
 GPU_SHARING_MODES: Final = ("exclusive", "shared", "partitioned")
+ALWAYS: Final = "Always"
+ON_REQUEST: Final = "OnRequest"
+ACTIVATION_MODES: Final = (ALWAYS, ON_REQUEST)
 SERVICE_TYPES: Final = ("ClusterIP", "NodePort", "LoadBalancer")
 
 _EXTENDED_RESOURCE: Final = r"^[a-z0-9.\-]+/[a-z0-9._\-]+$"
 _QUANTITY_CHARACTERS: Final = 64  # more than any quantity needs; a rule's cost is estimated with the longest string
+
+_TIME: Final[Mapping[str, Any]] = {
+    "pattern": DURATION,
+    "max_length": 32,
+    "rules": (Rule(f"!self.matches('{DURATION}') || duration(self) >= duration('1s')", "must be at least 1s"),),
+}
 
 # -- of a Model -------------------------------------------------------------------------------------------------------
 
@@ -224,6 +233,24 @@ class Autoscaling(Wired):
     metrics: tuple[ScalingMetric, ...] = field(
         "Metrics to scale on; defaults to the runtime's queue metric.", (), max_items=16
     )
+
+
+@attrs.frozen(kw_only=True)
+class Activation(Wired):
+    """When the model is loaded, and when it is unloaded; only on hosts."""
+
+    mode: str | None = field(
+        "Whether the model is loaded always, or when a request needs it; defaults to the host's setting.",
+        enum=ACTIVATION_MODES,
+    )
+    idle_timeout: str | None = field(
+        "Time without requests after which the model is unloaded, such as 10m; unset unloads it only for memory.",
+        **_TIME,
+    )
+    max_hold: str | None = field(
+        "Longest wait of a request for the model to be loaded, such as 90s; defaults to 10m.", **_TIME
+    )
+    pin: bool = field("Whether the model stays loaded, and is not displaced by other models.", False)
 
 
 @attrs.frozen(kw_only=True)

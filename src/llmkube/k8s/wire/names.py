@@ -32,6 +32,9 @@ HOST_LABEL: Final = "inference.llmkube.dev/host"
 RESTARTED_AT: Final = "kubectl.kubernetes.io/restartedAt"
 """Annotation on pods, in `spec.podAnnotations`: a new value restarts them, as `kubectl rollout restart` does."""
 
+LOAD_REQUESTED_AT: Final = "inference.llmkube.dev/load-requested-at"
+"""Annotation on an InferenceService: a new value loads its model once if it is not loaded (`spec.activation`)."""
+
 ACCELERATORS_ANNOTATION: Final = "inference.llmkube.dev/accelerators"
 """Annotation on a host's Lease: the accelerators that it serves, comma-separated."""
 

@@ -65,6 +65,7 @@ class Reason(enum.StrEnum):
     RESTARTING = "Restarting", Meaning.RECOVERING
     STOPPING = "Stopping", Meaning.WAITING
     RELEASED = "Released", Meaning.WAITING
+    IDLE = "Idle", Meaning.FINE
     SCALED_TO_ZERO = "ScaledToZero", Meaning.STOPPED
     ENGINE_EXITED = "EngineExited", Meaning.RETRIED
     CRASH_LOOP = "CrashLoopBackOff", Meaning.RETRIED

@@ -45,7 +45,7 @@ class State(enum.Enum):
     """The state of a service, and what the reader should do."""
 
     READY = enum.auto()
-    """It serves requests."""
+    """It serves requests; an idle one loads its model for the next."""
 
     STOPPED = enum.auto()
     """Nothing runs, as its spec requests: start it."""
@@ -220,7 +220,7 @@ def _host_health(service: InferenceService, model: Model, *, is_accepted: bool) 
     loaded = find_condition(service.status.conditions, LOADED)  # may be about an older spec, which still runs
     if loaded is None or not (is_accepted if loaded.status == "True" else _is_up_to_date(loaded, service, model)):
         return Health(State.WAITING, done, Reason.PENDING, "waiting for the agent to process it")
-    if loaded.status == "True":
+    if loaded.status == "True" or loaded.reason == Reason.IDLE:
         return _update_health(service) or _replica_health(service, loaded)
     if done and loaded.reason == Reason.FETCHING:  # the Model was written first; the service is not up to date yet
         return Health(State.WAITING, done, Reason.FETCHING)
@@ -228,7 +228,7 @@ def _host_health(service: InferenceService, model: Model, *, is_accepted: bool) 
 
 
 def _replica_health(service: InferenceService, loaded: Condition) -> Health:
-    if service.status.phase == "Ready":
+    if service.status.phase in {"Ready", "Idle"}:
         return _health(loaded, State.READY, len(STEPS))
     progressing = find_condition(service.status.conditions, PROGRESSING)
     if service.status.phase == "Progressing" and progressing is not None:  # other replicas are missing

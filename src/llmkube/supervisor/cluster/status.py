@@ -23,7 +23,7 @@ from llmkube.weights.store.blobs import WeightsFile
 Conditions = tuple[dict[str, Any], ...]
 """Conditions that one writer reports of one object."""
 
-SERVICE_FIELDS = ("engine", "schedulingStatus", "schedulingMessage")
+SERVICE_FIELDS = ("activation", "engine", "schedulingStatus", "schedulingMessage")
 """Status fields of a service that agents write besides conditions; the host policies refuse others."""
 
 MODEL_FIELDS = ("path", "size", "sha256", "gguf")
@@ -64,12 +64,16 @@ def settle(statements: Iterable[Statement], before: Conditions, *, now: datetime
     return tuple(settled(each, since.get(each.type), generation=0, now=now) for each in in_order)
 
 
-def service_status(service: InferenceService, conditions: Conditions, view: ServiceView) -> dict[str, Any]:
-    """Return the status patch of one InferenceService: conditions, and the engine that serves or why none does."""
-    waiting = not view.ready and view.reason is not Reason.SCALED_TO_ZERO
+def service_status(service: InferenceService, conditions: Conditions, view: ServiceView, mode: str) -> dict[str, Any]:
+    """Return the status patch of one InferenceService: conditions, and the engine that serves or why none does.
+
+    `mode` is its activation mode.
+    """
+    waiting = not view.ready and view.reason not in {Reason.SCALED_TO_ZERO, Reason.IDLE}
     # Clients of the Go implementation know only its one word for both, temporary and permanent.
     reason = Reason.INSUFFICIENT_MEMORY if view.reason == Reason.EXCEEDS_MEMORY else view.reason
     status: dict[str, Any] = {
+        "activation": mode,
         "schedulingStatus": str(reason) if waiting else "",
         "schedulingMessage": view.message.partition("\n")[0] if waiting else "",
         "conditions": [*conditions, *_unknown_conditions(service, conditions)],

@@ -21,10 +21,8 @@ BUSY_SECONDS: Final = 300.0
 
 
 def victims_of(request: Request, host: Capacity) -> tuple[Reservation, ...]:
-    """Return the less important engines to displace for a request; none if that would not be enough."""
-    rank = request.spec.rank
-    lower = [each for each in _stoppable(host) if each.spec.rank < rank and not each.spec.protected]
-    return _cheapest_for(request, host, lower)
+    """Return the engines to displace for a request; none if that would not be enough."""
+    return _cheapest_for(request, host, [each for each in _stoppable(host) if each.gives_way_to(request)])
 
 
 def stoppable_for(request: Request, host: Capacity) -> tuple[Reservation, ...]:
@@ -37,8 +35,8 @@ def cheapest_set(
 ) -> tuple[Reservation, ...]:
     """Return the cheapest set of engines that is enough; none if all candidates together are not enough.
 
-    Candidates are added in ascending order of cost: priority, idle before busy, load time, size. Then every engine
-    without which the set is still enough is removed again, the most expensive first.
+    Candidates are added in ascending order of cost: unused ones, priority, idle before busy, load time, size. Then
+    every engine without which the set is still enough is removed again, the most expensive first.
     """
     chosen: list[Reservation] = []
     for each in sorted(candidates, key=lambda one: _cost(one, now)):
@@ -65,9 +63,17 @@ def _stoppable(host: Capacity) -> list[Reservation]:
     return [each for each in staying if each.role is not Role.SUCCESSOR]
 
 
-def _cost(engine: Reservation, now: float) -> tuple[bool, int, bool, float, int, Key]:
+def _cost(engine: Reservation, now: float) -> tuple[bool, bool, int, bool, float, int, Key]:
     busy = engine.idle_seconds(now) < BUSY_SECONDS
-    return engine.spec.protected, engine.spec.rank, busy, engine.load_seconds, engine.total_bytes, engine.key
+    return (
+        engine.spec.protected,
+        not engine.is_unused,
+        engine.spec.rank,
+        busy,
+        engine.load_seconds,
+        engine.total_bytes,
+        engine.key,
+    )
 
 
 class Strategy(enum.Enum):
@@ -176,6 +182,8 @@ def _described(engine: Reservation, other: Key, now: float) -> str:
 
 def _displacement_message(request: Request, victim: Reservation) -> str:
     winner, needs = relative_name(request.key, victim.key), format_bytes(request.need.total_bytes)
+    if victim.spec.on_request:
+        return f"Unloaded to make room for {winner} (needs {needs}); the next request loads it"
     return (
         f"Evicted to make room for {winner} (priority {request.spec.priority}, needs {needs}); "
         f"this service has priority {victim.spec.priority}"

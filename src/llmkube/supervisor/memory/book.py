@@ -175,6 +175,10 @@ class Book:
         """Update the spec of a service from its objects."""
         return self.admit(now) if self.records[key].set_spec(spec) else ()
 
+    def set_in_use(self, key: Key, now: float, *, yes: bool) -> Orders:
+        """Update whether a service is in use: it may displace others then, and is not displaced by equals."""
+        return self.admit(now) if self.records[key].set_in_use(yes) else ()
+
     def adopt(self, key: Key, need: Need, now: float) -> None:
         """Reserve at once the memory of a running engine that an earlier agent started."""
         self.records.reserve(key, need, now, held=False)
@@ -307,13 +311,14 @@ class Book:
             return orders
         if evict.cause is not Cause.DISPLACED:
             record.record_pressure(engine, self.rules.policy, self._capacity_bytes(), self._reclaim_bytes, now)
-        record.record_eviction(evict, engine)
+        if evict.cause is not Cause.DISPLACED or not engine.spec.on_request:  # otherwise it does not wait to return
+            record.record_eviction(evict, engine)
         self.evictions[evict.cause] += 1
         return orders + self._stop_engine(engine, evict, now)
 
     def admit(self, now: float) -> Orders:
         """Reserve memory for every service that fits now, displace others for it, and report why the rest wait."""
-        if self.decision is None:
+        if self.decision is None or not self.records.is_awaited:
             return ()
         waiting = [(key, record) for key, record in self.records.items() if record.request is not None]
         queue = {key: self._current_request(record, now) for key, record in waiting}
@@ -355,6 +360,10 @@ class Book:
         )
 
     # -- queries --------------------------------------------------------------------------------------------------
+
+    def load_seconds(self, key: Key) -> float:
+        """Return the duration of a service's last load, 0 if it is not known."""
+        return record.load_seconds if (record := self.records.get(key)) else 0.0
 
     def evicted(self, key: Key) -> Eviction | None:
         """Return why a service was evicted; None once it is loaded again."""

@@ -247,7 +247,9 @@ def _choose_victim(policy: Policy, observed: Observation, cause: Cause, now: flo
     if cause is Cause.IDLE:
         high = rank_of("high")  # requests to high and critical services must not wait for a load
         worthwhile = [
-            each for each in worthwhile if each.idle_seconds(now) >= policy.idle_seconds and each.spec.rank < high
+            each
+            for each in worthwhile
+            if (each.is_unused or each.idle_seconds(now) >= policy.idle_seconds) and each.spec.rank < high
         ]
         if not worthwhile and _is_above_floor(policy, observed.sample):
             note = "no service is evicted: only the kernel reports that memory is short, and busy services are kept"
@@ -282,10 +284,12 @@ def _is_above_floor(policy: Policy, sample: Sample) -> bool:
     return sample.available_bytes >= policy.floor_bytes(sample.total_bytes)
 
 
-def _eviction_order(policy: Policy, enough_bytes: int, now: float, engine: Reservation) -> tuple[int, bool, int, Key]:
-    """Order by priority, then idle engines that each free enough on their own, then the engine that frees most."""
+def _eviction_order(
+    policy: Policy, enough_bytes: int, now: float, engine: Reservation
+) -> tuple[bool, int, bool, int, Key]:
+    """Order by use, priority, then idle engines that each free enough on their own, then the engine that frees most."""
     spared = engine.idle_seconds(now) < policy.idle_seconds or engine.reclaimable_bytes < enough_bytes
-    return engine.spec.rank, spared, -engine.reclaimable_bytes, engine.key
+    return not engine.is_unused, engine.spec.rank, spared, -engine.reclaimable_bytes, engine.key
 
 
 def _missing_bytes(policy: Policy, observed: Observation, cause: Cause) -> int:
@@ -301,7 +305,8 @@ def _message(observed: Observation, cause: Cause, victim: Reservation, now: floa
     """Return the message for the service: what happened, why, and what comes next."""
     sample = observed.sample
     text = sample.why or f"{format_bytes(sample.available_bytes)} of {format_bytes(sample.total_bytes)} left"
-    held = f"this service held {format_bytes(victim.reclaimable_bytes)} and starts again when memory is normal"
+    again = "; the next request loads it" if victim.is_unused else " and starts again when memory is normal"
+    held = f"this service held {format_bytes(victim.reclaimable_bytes)}{again}"
     if cause is Cause.OVER_BUDGET:
         over = f"all engines hold {format_bytes(observed.over_bytes)} more than the memory budget or the device allows"
         return f"Evicted because {over}; {held}"

@@ -142,6 +142,10 @@ class Ledger:
         """Update the spec of a service; an edit may admit a service that waits."""
         self.carry_out(self.book.set_spec(key, spec, trio.current_time()))
 
+    def set_in_use(self, key: Key, *, yes: bool) -> None:
+        """Set whether a service is in use; when it no longer is, another one may displace it at once."""
+        self.carry_out(self.book.set_in_use(key, trio.current_time(), yes=yes))
+
     def adopt(self, key: Key, need: Need) -> None:
         """Reserve at once the memory of a running engine that an earlier agent started; `admitted` uses it."""
         if self.watched:

@@ -40,6 +40,7 @@ class ServiceRecord:
         capacity_bytes: Memory that all engines could have had when it was evicted.
         displaced_at: When others were last displaced for it.
         load_seconds: Duration of its last load.
+        in_use: Whether requests or a user wait for it, requests run, or it is pinned.
     """
 
     spec: MemorySpec = MemorySpec()
@@ -54,6 +55,7 @@ class ServiceRecord:
     capacity_bytes: int = 0
     displaced_at: float = LONG_AGO
     load_seconds: float = 0.0
+    in_use: bool = False
 
     def engine(self, role: Role) -> Reservation | None:
         """Return the reservation of its engine in this role."""
@@ -65,6 +67,14 @@ class ServiceRecord:
             return False
         self.spec, self.displaced_at = spec, LONG_AGO
         self.reservations = {at: attrs.evolve(each, spec=spec) for at, each in self.reservations.items()}
+        return True
+
+    def set_in_use(self, yes: bool) -> bool:
+        """Update whether the service is in use, and return whether that changed."""
+        if yes == self.in_use:
+            return False
+        self.in_use = yes
+        self.reservations = {at: attrs.evolve(each, in_use=yes) for at, each in self.reservations.items()}
         return True
 
     def make_request(self, policy: Policy, request: Request) -> Request:
@@ -80,12 +90,13 @@ class ServiceRecord:
         """Return a request with the newest spec, and its need capped at `max_bytes`."""
         rested = now - self.displaced_at >= policy.displace_seconds
         unused = self.evicted is not None and self.evicted.cause is Cause.IDLE  # displaces nothing: it has no users
-        may_displace = rested and policy.mode is Mode.ON and not unused
+        needed = self.in_use if self.spec.on_request else rested and not unused
+        may_displace = needed and policy.mode is Mode.ON
         return attrs.evolve(request, need=request.need.capped_at(max_bytes), spec=self.spec, may_displace=may_displace)
 
     def reserve(self, reservation: Reservation) -> Reservation:
         """Add a reservation; one for the serving engine ends the wait."""
-        reservation = attrs.evolve(reservation, spec=self.spec, load_seconds=self.load_seconds)
+        reservation = attrs.evolve(reservation, spec=self.spec, load_seconds=self.load_seconds, in_use=self.in_use)
         self.reservations[reservation.number] = reservation
         if reservation.role is Role.SERVING:
             self.request = None

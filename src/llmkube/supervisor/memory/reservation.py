@@ -28,11 +28,15 @@ class MemorySpec:
         priority: `spec.priority`.
         protected: `spec.evictionProtection`: the service is neither evicted nor displaced.
         hardware: That of the Model, for `memoryBudget` and `memoryFraction`.
+        on_request: Whether it is loaded when requests need it.
+        pinned: `spec.activation.pin`: the service is not displaced.
     """
 
     priority: str = "normal"
     protected: bool = False
     hardware: Hardware | None = None
+    on_request: bool = False
+    pinned: bool = False
 
     @property
     def rank(self) -> int:
@@ -129,6 +133,7 @@ class Reservation:
         granted_bytes: The limit for all engines together that this engine's Model set when this was made; 0 where the
             host's budget applied. An edit of the Model stops no engine.
         capacity_bytes: The most that all engines could have had since this was made: held and available bytes.
+        in_use: Whether requests or a user wait for the service, requests run, or it is pinned.
     """
 
     number: int
@@ -152,6 +157,7 @@ class Reservation:
     host_free_bytes: int = 0
     granted_bytes: int = 0
     capacity_bytes: int = 0
+    in_use: bool = False
 
     @property
     def total_bytes(self) -> int:
@@ -182,6 +188,19 @@ class Reservation:
     def is_reloading(self) -> bool:
         """Whether the engine is loading again after an eviction for pressure."""
         return self.returns and self.loaded_at is None
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether no request needs the engine now, and the next one would load it again."""
+        return self.spec.on_request and self.loaded_at is not None and not self.in_use
+
+    def gives_way_to(self, request: Request) -> bool:
+        """Whether the engine may be displaced for a request: a less important one, or an unused one of equal rank."""
+        if self.spec.protected or self.spec.pinned:
+            return False
+        if self.spec.on_request:
+            return self.is_unused and self.spec.rank < request.spec.rank + request.spec.on_request
+        return self.spec.rank < request.spec.rank
 
     def exits_in_time(self, now: float) -> bool:
         """Whether the engine is exiting and has not passed its deadline."""

@@ -435,6 +435,7 @@ class Attempt:
                     message = f"loaded in {outcome.ready_at - started_at:.1f} s by {by}{gpu_warning}"
                     self.status.serve(attrs.evolve(view, reason=Reason.LOADED, message=message))
                     outcome.published = self.serves = True
+                    context.gate.record_loaded()
                     outcome.failure = await self._watch(running, allocation)
             nursery.cancel_scope.cancel(reason="it hangs, has stalled, or does not own its port")
         return failure_of(

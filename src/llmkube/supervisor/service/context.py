@@ -12,6 +12,7 @@ from llmkube.supervisor.engine.logfile import log_path
 from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.memory.reservation import Need
 from llmkube.supervisor.service.engine_status import Leader
+from llmkube.supervisor.service.gate import Gate
 from llmkube.supervisor.service.measurement import key_of
 from llmkube.supervisor.service.status_manager import StatusManager
 from llmkube.supervisor.values.desired import Launch
@@ -30,6 +31,7 @@ class ServiceContext:
         settings: The host's settings.
         shutdown: Whether engines keep running when their tasks are cancelled.
         ledger: Admits engines to this host's memory.
+        gate: Lets a launch pass while the service is wanted.
         leader: The engine that is reported.
     """
 
@@ -38,6 +40,9 @@ class ServiceContext:
     settings: AgentSettings
     shutdown: Shutdown
     ledger: Ledger
+    gate: Gate = attrs.field(
+        default=attrs.Factory(lambda self: Gate(self.status_manager, self.ledger), takes_self=True)
+    )
     leader: Leader = attrs.field(factory=Leader)
 
     @property

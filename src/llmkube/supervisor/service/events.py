@@ -162,6 +162,8 @@ def _up_to_date(facts: Facts) -> Statement | None:
     generation = max(facts.view.generation, facts.outdated.generation)
     if not view.reason:
         return None
+    if view.reason == Reason.IDLE:
+        return Statement(UP_TO_DATE, True, Reason.UP_TO_DATE, "the next load uses the newest spec", generation)
     if not view.ready:
         return Statement(UP_TO_DATE, None, Reason.NOT_SERVING, "no engine serves on this machine", generation)
     if outdated.reason:

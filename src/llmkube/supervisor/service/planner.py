@@ -29,8 +29,9 @@ from llmkube.supervisor.service.context import ServiceContext
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.measurement import explain
 from llmkube.supervisor.service.status_manager import StatusManager
+from llmkube.supervisor.values.activation import NOT_LOADED, mode_of, unused_fields
 from llmkube.supervisor.values.api_keys import digest_of
-from llmkube.supervisor.values.desired import Desired, Idle, Launch, Target
+from llmkube.supervisor.values.desired import Desired, Idle, Launch, Target, launch_of
 from llmkube.supervisor.values.need import need_of
 from llmkube.weights.download.progress import Progress
 from llmkube.weights.errors import DigestMismatchError
@@ -85,8 +86,9 @@ class Planner:
             version = replan.version
             newer = partial(replan.wait_newer, version)
             await self._plan_unless_newer(newer)
-            if isinstance(target.value, Launch) and manager.facts.desired.service.spec.api_key_secret_ref is not None:
-                await wait_any(newer, partial(self._wait_keys_changed, target.value))
+            launch = launch_of(target.value)
+            if launch is not None and manager.facts.desired.service.spec.api_key_secret_ref is not None:
+                await wait_any(newer, partial(self._wait_keys_changed, launch))
             else:
                 await newer()  # the planner of an idle service is one task that waits
 
@@ -160,8 +162,14 @@ class Planner:
             return self._refuse(error)
         except ExternalError as error:
             return self._fail(error, Reason.ENGINE_NOT_FOUND)
-        manager.update(Facts.with_plan, launch.plan.not_honoured)
-        self.target.put_nowait(launch)
+        mode = mode_of(desired, settings.activation)
+        unused = unused_fields(desired.service.spec, mode, holds=not settings.publishes)
+        manager.update(Facts.with_plan, (*launch.plan.not_honoured, *unused))
+        need = await self.context.need(launch)
+        activation = self.context.gate.activation  # read after the last wait
+        refusal = None if activation.wanted else self.context.ledger.permanent_refusal(self.context.key, need)
+        idle = NOT_LOADED if refusal is None else Idle(refusal.reason, explain(refusal, launch))
+        self.target.put_nowait(activation.target(launch, idle))
         return True
 
     async def _fetch_draft(self, desired: Desired, progress: Callable[[Progress], None]) -> _Draft | None:

@@ -29,10 +29,10 @@ import structlog
 import trio
 
 from llmkube.base.backoff import Backoff
-from llmkube.base.errors import first_leaf
+from llmkube.base.errors import ExternalError, first_leaf
 from llmkube.base.mailbox import Mailbox
 from llmkube.base.waiting import wait_any
-from llmkube.k8s.wire.reasons import Reason
+from llmkube.k8s.wire.reasons import Reason, is_failing
 from llmkube.supervisor.memory.admission import Strategy
 from llmkube.supervisor.memory.refusal import Refusal
 from llmkube.supervisor.service.attempt import Attempt
@@ -41,7 +41,7 @@ from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.measurement import explain
 from llmkube.supervisor.service.planner import Planner
 from llmkube.supervisor.values.desired import Idle, Launch, Target
-from llmkube.supervisor.values.journal import EngineRecord
+from llmkube.supervisor.values.journal import EngineRecord, Entry
 from llmkube.supervisor.values.lifecycle import Failure, RestartState, ServiceView, after_failure
 
 log = structlog.get_logger(__name__)
@@ -106,7 +106,7 @@ async def run_service(replan: Mailbox[None], runner: "Runner", first: Target) ->
     backoff, failures, context = Backoff(), 0, runner.context
     manager = context.status_manager
     while True:
-        target: Mailbox[Target] = Mailbox(first)
+        target = context.gate.open(first)
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(runner.run, target)  # first: an engine has to be adopted before it can be stopped
@@ -160,8 +160,9 @@ class Runner:
             version, goal = target.version, target.value
             if isinstance(goal, Idle):
                 await self._stop_all(goal)
-                await target.wait_newer(version)
-                self._state = RestartState()
+                newest = await target.wait_newer(version)
+                if goal.launch is None or newest != goal.launch:  # a failed load that is repeated keeps its back-off
+                    self._state = RestartState()
             elif self._current is None:
                 self._track_newest(goal)
                 await self._launch(engines, await self._choose_launch(goal), goal, target)
@@ -196,6 +197,8 @@ class Runner:
         if goal.reason == Reason.SCALED_TO_ZERO:
             self.fallback = None
         await self._forget_if_unwanted(goal)
+        if goal.launch is not None:
+            self.context.status_manager.update(Facts.with_newest_plan)
         for each in alive:
             each.scope.cancel(reason=goal.message)
         for each in alive:
@@ -347,6 +350,10 @@ class Runner:
         )
         if has_fallback:
             return
+        gate = self.context.gate
+        if delay and gate.activation.on_request and is_failing(manager.view.reason, unknown=False):
+            gate.change(gate.activation.fail(trio.current_time() + delay))
+            return
         version = target.version
         with trio.move_on_after(delay):
             await target.wait_newer(version)
@@ -382,10 +389,16 @@ class Runner:
             engine.scope.cancel(reason="the newest plan can start")
 
     async def _forget_if_unwanted(self, goal: Idle) -> None:
-        """Remove a service that is scaled to zero from the journal."""
+        """Record in the journal that a service is idle, or remove one that is scaled to zero."""
         # Before its engine is stopped: the next agent must not start it again.
+        context = self.context
         if goal.reason == Reason.SCALED_TO_ZERO:
-            await self.context.ports.journal.remove(self.context.key)
+            await context.ports.journal.remove(context.key)
+        elif goal.launch is not None:
+            try:
+                await context.ports.journal.write(Entry(context.status_manager.facts.desired, goal.launch, idle=True))
+            except ExternalError as error:
+                context.log.warning("journal entry not written", error=str(error))
 
 
 async def _lead_after_exit(current: Attempt, successor: Attempt) -> None:

@@ -44,6 +44,7 @@ from llmkube.supervisor.cluster.status import Slot
 from llmkube.supervisor.power.token_energy import TokenCount
 from llmkube.supervisor.service.events import Event, events, model_conditions, service_conditions
 from llmkube.supervisor.service.facts import Facts
+from llmkube.supervisor.values.activation import mode_of
 from llmkube.supervisor.values.desired import Desired
 from llmkube.supervisor.values.host_addresses import HostAddress
 from llmkube.supervisor.values.lifecycle import ServiceView
@@ -204,6 +205,11 @@ class StatusManager:
         return self.facts.view.value
 
     @property
+    def mode(self) -> str:
+        """The activation mode in effect."""
+        return mode_of(self.facts.desired, self.settings.activation)
+
+    @property
     def snapshot(self) -> ServiceView:
         """The newest snapshot, with the additional model ids of the newest spec."""
         aliases = additional_ids(self.key.name, self.facts.desired.service.spec)
@@ -305,7 +311,7 @@ class StatusManager:
         view = ServiceView(Reason.RELEASED, "pods serve it, too; the controller reports its status")
         wanted = service_conditions(self.facts.with_view(view))
         conditions = status.settle(wanted, self._of_service, now=self.utcnow())
-        self.applier.apply_nowait(self._service_slot, status.service_status(service, conditions, view))
+        self.applier.apply_nowait(self._service_slot, status.service_status(service, conditions, view, self.mode))
         self.applier.forget_once_applied(self._service_slot)
         self._written.pop(self._service_slot, None)
 
@@ -339,7 +345,9 @@ class StatusManager:
         unused = (slot for slot in all_endpoint_slots(facts) if slot not in published)
         wanted: dict[Slot, dict[str, Any] | None] = dict.fromkeys(unused)
         if self._reports_service and self.view.reason:
-            wanted[self._service_slot] = status.service_status(facts.desired.service, self._of_service, self.view)
+            wanted[self._service_slot] = status.service_status(
+                facts.desired.service, self._of_service, self.view, self.mode
+            )
         if self.reports_status and facts.fetch is not None:
             fetch = facts.fetch.value
             model = facts.desired.model

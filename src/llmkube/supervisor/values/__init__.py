@@ -1,6 +1,7 @@
 """Values that the packages of the supervisor share.
 
 desired                         desired state of a service, and the target that should run for it
+activation                      whether a service is loaded, and for whom
 journal                         entries on disk from which the next agent adopts engines
 lifecycle, liveness             states of a service; hang detection
 api_keys                        API keys of clients, and their digest

@@ -5,6 +5,7 @@ import attrs
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import LOAD_REQUESTED_AT
 from llmkube.runtimes.llama_fields import draft_of
 from llmkube.runtimes.plan import LaunchPlan, PlanError
 from llmkube.weights.estimate.demand import Estimate
@@ -41,8 +42,13 @@ class Desired:
         """Whether pods serve it, too; then the controller reports its status and owns its Service."""
         return self.service.spec.hosts is not None
 
+    @property
+    def load_requested_at(self) -> str:
+        """When a user last asked for the model to be loaded."""
+        return self.service.metadata.annotations.get(LOAD_REQUESTED_AT, "")
+
     def has_same_spec(self, other: "Desired | None") -> bool:
-        """Whether identities, specs and generations are the same; status and labels are ignored."""
+        """Whether identities, specs, generations and requests to load are the same; status and labels are ignored."""
         # With generations: a spec that was edited and edited back has a new one, which conditions must refer to.
         return other is not None and _identity_and_spec(self) == _identity_and_spec(other)
 
@@ -54,7 +60,8 @@ def slots(desired: Desired) -> int:
 
 def _identity_and_spec(desired: Desired) -> tuple[object, ...]:
     objects = (desired.service, desired.model, desired.draft)
-    return tuple(each and (each.key, each.metadata.uid, each.metadata.generation, each.spec) for each in objects)
+    known = tuple(each and (each.key, each.metadata.uid, each.metadata.generation, each.spec) for each in objects)
+    return (*known, desired.load_requested_at)
 
 
 def model_key(service: InferenceService) -> Key:
@@ -102,10 +109,15 @@ def desired_here(
 
 @attrs.frozen
 class Idle:
-    """No engine should run, for a reason."""
+    """No engine should run, for a reason.
+
+    Attributes:
+        launch: The plan that runs once the service is wanted; None if that would not help.
+    """
 
     reason: str
     message: str = ""
+    launch: "Launch | None" = None
 
 
 @attrs.frozen
@@ -128,3 +140,8 @@ class Launch:
 
 
 Target = Idle | Launch
+
+
+def launch_of(target: Target) -> Launch | None:
+    """Return the plan that runs, or that runs once the service is wanted."""
+    return target.launch if isinstance(target, Idle) else target

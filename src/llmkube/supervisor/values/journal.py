@@ -88,12 +88,14 @@ class Entry:
         launch: The launch that runs.
         engine: Its process.
         fallback: The launch that served last, while a newer one cannot start.
+        idle: Whether nothing runs because no request needs it.
     """
 
     desired: Desired
     launch: Launch
     engine: EngineRecord | None = None
     fallback: Launch | None = None
+    idle: bool = False
 
     @property
     def key(self) -> Key:
@@ -111,6 +113,7 @@ def dump(entry: Entry) -> dict[str, Any]:
         **_dump_launch(entry.launch),
         "engine": attrs.asdict(entry.engine) if entry.engine else None,
         "kept": _dump_launch(entry.fallback) if entry.fallback else None,
+        "idle": entry.idle,
     }
 
 
@@ -137,7 +140,7 @@ def load(data: Mapping[str, Any]) -> Entry:
         draft = decode(Model, data["draft"]) if data.get("draft") else None
         desired = Desired(decode(InferenceService, data["service"]), decode(Model, data["model"]), draft)
         fallback = _launch(data["kept"]) if data.get("kept") else None
-        return Entry(desired, _launch(data), engine, fallback)
+        return Entry(desired, _launch(data), engine, fallback, bool(data.get("idle")))
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise ValueError(f"not an entry of this journal: {error!r}") from error
 

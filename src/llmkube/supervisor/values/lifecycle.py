@@ -100,6 +100,9 @@ class ServiceView:
     `mode`, `engine` (the runtime), `build` and `weights_format` describe the engine that was started, not the newest
     spec, and are empty while none runs. The `build` of a daemon that others may upgrade is the current one. An engine
     that an earlier release started has the runtime only.
+
+    `on_request` is set in snapshots of services that a request loads; `load_seconds` is then the duration of the last
+    load, 0 if it is not known.
     """
 
     reason: str
@@ -115,6 +118,8 @@ class ServiceView:
     engine: str = ""
     build: str = ""
     weights_format: str = ""
+    on_request: bool = False
+    load_seconds: float = 0.0
 
     @property
     def ready(self) -> bool:

@@ -9,6 +9,7 @@ import attrs
 
 from llmkube.base.http.egress import DIRECTLY, Egress
 from llmkube.k8s.crd.pairing import MLX_RUNTIME
+from llmkube.k8s.crd.placement import ALWAYS
 from llmkube.k8s.label_selectors import Selector
 from llmkube.runtimes.allowances import NO_ALLOWANCES, Allowances
 from llmkube.supervisor.memory.policy import Policy, Rules
@@ -79,6 +80,7 @@ class AgentSettings:
         log_cap_bytes: Size beyond which an engine's log file is rotated.
         metal: Whether engines of this host compute on Metal by default.
         keep_awake: Whether this Mac is kept awake while an engine runs, not only while one works.
+        activation: Activation mode of services that set none.
         memory_fraction: Share of the host's memory that models may use; None for the default for its size.
         memory_guesses: Whether a model may start if its memory need is not known.
         memory_policy: Thresholds for admission, eviction and return.
@@ -115,6 +117,7 @@ class AgentSettings:
     log_cap_bytes: int = 16 * 1024 * 1024
     metal: bool = sys.platform == "darwin"
     keep_awake: bool = False
+    activation: str = ALWAYS
     memory_fraction: float | None = None
     memory_guesses: bool = False
     memory_policy: Policy = Policy()

@@ -7,6 +7,7 @@ from llmkube.cli.commands.services.deploy import absolute_source, choose_acceler
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import LOAD_REQUESTED_AT
 
 CHAT = Key("default", "chat")
 BASE = ("deploy", "chat", "--source", "builtin://demo", "--no-wait")
@@ -89,6 +90,23 @@ def test_the_same_again_changes_nothing(deploy):
     done, found = deploy(*BASE, "--accelerator", "cpu", prepare=earlier)
     assert done.output == "Model default/chat unchanged\nInferenceService default/chat configured\n"
     assert found["InferenceService", "default/chat"].spec.context_size is None
+
+
+@pytest.mark.parametrize("phase", ["Idle", "Failed", "Ready"])
+def test_a_model_that_is_not_loaded_is_loaded_once(deploy, phase):
+    """The command would not show the errors of a load that waits for the first request."""
+
+    async def earlier(client):
+        request = deploy_module._read("chat", flags_of())
+        for kind, manifest in zip(request.kinds, request.manifests("default", {"cpu"}), strict=True):
+            manifest["metadata"]["annotations"] = {LOAD_REQUESTED_AT: "earlier"}
+            await client.apply(kind, manifest, field_manager=deploy_module.FIELD_MANAGER)
+        body = {"status": {"activation": "OnRequest", "phase": phase}}
+        await client.patch(InferenceService, CHAT, body, subresource="status")
+
+    _, found = deploy(*BASE, "--accelerator", "cpu", prepare=earlier)
+    requested = found["InferenceService", "default/chat"].metadata.annotations[LOAD_REQUESTED_AT]
+    assert (requested == "earlier") == (phase == "Ready")
 
 
 def test_scaled_replicas_are_kept(deploy):

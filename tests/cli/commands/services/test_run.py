@@ -6,6 +6,7 @@ from llmkube.cli.commands.services import run as run_module
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import LOAD_REQUESTED_AT
 
 DEMO = Key("default", "demo")
 
@@ -39,6 +40,23 @@ def test_stopped_service_is_started(run, steps):
         await client.patch(InferenceService, DEMO, {"spec": {"replicas": 0}})
 
     assert run("run", "demo", "Hello?", prepare=stop).exit_code == 0
+    assert steps == [("wait", "demo", 1), ("chat", "demo", "Hello?")]
+
+
+@pytest.mark.parametrize(("phase", "asked"), [("Failed", True), ("Idle", False), ("Ready", False)])
+def test_a_model_that_failed_to_load_is_tried_again(run, steps, phase, asked):
+    """A user ends the back-off of a service that requests load; the prompt itself loads an idle one."""
+    found = []
+
+    async def set_status(client):
+        body = {"status": {"activation": "OnRequest", "phase": phase}}
+        await client.patch(InferenceService, DEMO, body, subresource="status")
+
+    async def get(client):
+        found.append(await client.get(InferenceService, DEMO))
+
+    assert run("run", "demo", "Hello?", prepare=set_status, after=get).exit_code == 0
+    assert (LOAD_REQUESTED_AT in found[0].metadata.annotations) == asked
     assert steps == [("wait", "demo", 1), ("chat", "demo", "Hello?")]
 
 

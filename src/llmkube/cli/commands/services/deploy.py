@@ -28,9 +28,11 @@ from llmkube.cli.view.output import wrapped
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.pairing import RUNTIMES
-from llmkube.k8s.crd.placement import ACCELERATORS
+from llmkube.k8s.crd.placement import ACCELERATORS, ON_REQUEST
 from llmkube.k8s.request import APPLY_PATCH
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import LOAD_REQUESTED_AT
+from llmkube.k8s.wire.times import micro_timestamp
 from llmkube.programs.failures import CommandError
 from llmkube.programs.options import NumberRange, command, complete_paths
 from llmkube.weights.source import parse_source
@@ -293,6 +295,11 @@ async def _dry_run_apply(cluster: Cluster, kind: type[Any], manifest: dict[str, 
 async def _apply(cluster: Cluster, kind: type[Any], manifest: dict[str, Any]) -> ApplyResult:
     key = Key.of(manifest)
     before = await find_object(cluster.client, kind, key)
+    if isinstance(before, InferenceService) and before.status.activation == ON_REQUEST:
+        requested = before.metadata.annotations.get(LOAD_REQUESTED_AT, "")
+        if before.status.phase != "Ready":  # loaded once, so that an error is seen here
+            requested = micro_timestamp(utcnow())
+        manifest["metadata"]["annotations"] = {LOAD_REQUESTED_AT: requested} if requested else {}
     after = await cluster.client.apply(kind, manifest, field_manager=FIELD_MANAGER)
     if before is None or before.metadata.uid != after.metadata.uid:
         return ApplyResult(kind.RESOURCE.kind, key, "created")
@@ -314,7 +321,7 @@ async def _wait(
             return
         fix = "set spec.suspend to false" if service.spec.suspend else f"`{typed_command('scale', key)} 1`"
         raise CommandError(f"{message}, as set in its spec; start it: {fix}")
-    click.echo(wrapped(f"InferenceService {key} is Ready at {service.status.endpoint}"))
+    click.echo(wrapped(f"InferenceService {key} is {service.status.phase} at {service.status.endpoint}"))
     for message in ignored_fields(service):
         click.echo(wrapped(f"Note: {message}", err=True), err=True)
     click.echo(next_step(service), err=True)

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from llmkube.base.times import utcnow
 from llmkube.cli.commands.inference.chat import chat
 from llmkube.cli.commands.models.catalog import require_entry
 from llmkube.cli.commands.services.deploy import absolute_source, deploy
@@ -16,7 +17,10 @@ from llmkube.cli.target_cluster import Cluster, ClusterFlags, answer_deadline, r
 from llmkube.cli.view.output import shown_source
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.placement import ON_REQUEST
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import LOAD_REQUESTED_AT
+from llmkube.k8s.wire.times import micro_timestamp
 from llmkube.programs.failures import CommandError
 from llmkube.programs.options import NumberRange, command
 
@@ -72,10 +76,14 @@ def _start_existing(where: ClusterFlags, name: str, source: str | None, seconds:
                 return False
             if source is not None:
                 await _check_source(cluster, found, source)
+            patch: dict[str, Any] = {}
             if is_stopped(found):
+                patch = {"spec": {"suspend": False} if found.spec.suspend else {"replicas": 1}}
+            elif found.status.activation == ON_REQUEST and found.status.phase == "Failed":
+                patch = {"metadata": {"annotations": {LOAD_REQUESTED_AT: micro_timestamp(utcnow())}}}
+            if patch:
                 if cluster.note:
                     click.echo(cluster.note, err=True)
-                patch = {"spec": {"suspend": False} if found.spec.suspend else {"replicas": 1}}
                 await cluster.client.patch(InferenceService, key, patch, field_manager="llmkube-scale")
         interrupt.note = "The start continues without this command"
         await wait_until_ready(cluster, key, seconds)

@@ -1,0 +1,83 @@
+"""The gate between planner and runner of one service: a launch passes while the service is wanted."""
+
+import math
+from collections.abc import Callable
+
+import attrs
+import trio
+
+from llmkube.base.mailbox import Mailbox
+from llmkube.k8s.wire.reasons import Reason, is_failing
+from llmkube.supervisor.memory.ledger import Ledger
+from llmkube.supervisor.service.facts import Facts
+from llmkube.supervisor.service.status_manager import StatusManager
+from llmkube.supervisor.values.activation import NOT_LOADED, Activation
+from llmkube.supervisor.values.desired import Idle, Launch, Target, launch_of
+from llmkube.supervisor.values.lifecycle import ServiceView
+
+WOKEN = ServiceView(Reason.PENDING, "a request needs it")
+
+
+@attrs.define(eq=False)
+class Gate:
+    """Activation of one service, and its effect on the target.
+
+    Attributes:
+        manager: Reports the service.
+        ledger: Admits its engines.
+        changed: Called when the time of an unload may have changed.
+        activation: Whether the service is wanted, and by whom.
+    """
+
+    manager: StatusManager
+    ledger: Ledger
+    changed: Callable[[], None] = lambda: None
+    activation: Activation = Activation()
+    _target: Mailbox[Target] | None = None
+
+    def open(self, first: Target) -> Mailbox[Target]:
+        """Return a new mailbox for the targets of the service."""
+        self._target = Mailbox(self.activation.target(first))
+        return self._target
+
+    @property
+    def is_active(self) -> bool:
+        """Whether an engine runs or is to run."""
+        return self._target is not None and isinstance(self._target.value, Launch)
+
+    @property
+    def unload_at(self) -> float:
+        """When it is unloaded if no request comes."""
+        serving = self.ledger.book.records.serving(self.manager.key)
+        busy_at = serving.busy_at if serving is not None else -math.inf
+        return self.activation.due_at(busy_at if self.manager.view.ready else None)
+
+    def set_activation(self, after: Activation) -> None:
+        """Set the activation; the planner's next target follows it."""
+        self.activation = after
+        self.ledger.set_in_use(self.manager.key, yes=after.in_use)
+        if after.limit_seconds < math.inf and not after.requests:
+            self.changed()
+
+    def change(self, after: Activation) -> None:
+        """Set the activation, and start or stop the engine accordingly."""
+        was_wanted = self.activation.wanted
+        self.set_activation(after)
+        launch = launch_of(self._target.value) if self._target is not None else None
+        if self._target is None or launch is None or after.wanted == was_wanted:
+            return
+        view, idle = self.manager.view, NOT_LOADED
+        if is_failing(view.reason, unknown=False):
+            idle = Idle(view.reason, view.message)
+            if after.wanted:  # requests fail at once as long as a failure is reported
+                self.manager.update(Facts.with_view, WOKEN)
+        self._target.put_nowait(after.target(launch, idle))
+
+    def end_request(self) -> None:
+        """Record that a request has ended, or its client has left."""
+        has_memory = not self.ledger.watched or self.ledger.book.records.serving(self.manager.key) is not None
+        self.change(self.activation.end(trio.current_time(), has_memory=has_memory))
+
+    def record_loaded(self) -> None:
+        """Record that the engine answers."""
+        self.change(self.activation.loaded(trio.current_time()))

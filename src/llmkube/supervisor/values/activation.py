@@ -1,0 +1,178 @@
+"""Whether a service is loaded, and for whom: a value per service, and its changes. Pure.
+
+```
+             a request, a user                              a user, an edit
+   idle ────────────────────────▶ wanted ◀──────────────────────────────── failed
+    ▲                               │  │  its load failed                     │ a request, once the back-off has ended
+    └───────────────────────────────┘  └──────────────────────────────────▶   └───▶ wanted
+      idleTimeout over, unloaded, displaced
+```
+
+Times are those of the monotonic clock, in seconds.
+"""
+
+import math
+from typing import Final
+
+import attrs
+
+from llmkube.base.errors import UserError
+from llmkube.base.units import parse_duration
+from llmkube.k8s.crd.inferenceservice import InferenceServiceSpec
+from llmkube.k8s.crd.placement import ALWAYS, ON_REQUEST
+from llmkube.k8s.wire.conditions import LOADED, find_condition
+from llmkube.k8s.wire.reasons import Reason
+from llmkube.supervisor.values.desired import Desired, Idle, Launch, Target
+
+NOT_LOADED: Final = Idle(Reason.IDLE, "not loaded; the next request loads it")
+
+
+def mode_of(desired: Desired, default: str) -> str:
+    """Return the activation mode in effect; a service with pods, which hold no requests, is always loaded on hosts."""
+    return ALWAYS if desired.has_pods else desired.service.spec.activation.mode or default
+
+
+def unused_fields(spec: InferenceServiceSpec, mode: str, *, holds: bool) -> tuple[str, ...]:
+    """Return the paths of fields of `spec.activation` that have no effect on this host.
+
+    Args:
+        spec: The spec of the service.
+        mode: The mode in effect.
+        holds: Whether a program of this host holds requests for the service.
+    """
+    given, waits = spec.activation, mode == ON_REQUEST
+    effects = {
+        "mode": (given.mode is not None, given.mode == mode),
+        "idleTimeout": (given.idle_timeout is not None, waits and not given.pin),
+        "maxHold": (given.max_hold is not None, waits and holds),
+    }
+    return tuple(f"spec.activation.{name}" for name, (is_given, works) in effects.items() if is_given and not works)
+
+
+@attrs.frozen
+class Activation:
+    """The activation of one service.
+
+    Attributes:
+        on_request: Whether it is loaded only while it is wanted.
+        idle_seconds: `spec.activation.idleTimeout`; None if it is unloaded only for memory.
+        pinned: `spec.activation.pin`.
+        wanted: Whether it is, or should be, loaded.
+        awaited: Whether a user waits for its load: it displaces others, and continues without a request.
+        requests: Number of requests that wait for it or run.
+        used_at: When the last of them ended, or it was loaded.
+        kept_seconds: Time without requests after which a client wants it unloaded; infinite if it must stay loaded.
+            None if no client has set one.
+        retry_at: When a request may load it again after a failed load.
+    """
+
+    on_request: bool = False
+    idle_seconds: float | None = None
+    pinned: bool = False
+    wanted: bool = True
+    awaited: bool = False
+    requests: int = 0
+    used_at: float = 0.0
+    kept_seconds: float | None = None
+    retry_at: float = -math.inf
+
+    @property
+    def in_use(self) -> bool:
+        """Whether it is not displaced: requests or a user wait for it, requests run, or it is pinned."""
+        return self.requests > 0 or self.awaited or self.pinned or self.kept_seconds == math.inf
+
+    @property
+    def limit_seconds(self) -> float:
+        """Time without requests after which it is unloaded."""
+        if not (self.on_request and self.wanted) or (self.pinned and self.kept_seconds != 0):
+            return math.inf
+        limit = self.idle_seconds if self.kept_seconds is None else self.kept_seconds
+        return math.inf if limit is None else limit
+
+    def due_at(self, busy_at: float | None) -> float:
+        """Return when it is unloaded if no request comes; infinite if it is not.
+
+        Args:
+            busy_at: When its engine last worked; None if it is not loaded, when only a user's unload ends the load.
+        """
+        limit = self.limit_seconds
+        if self.requests or (busy_at is None and limit):
+            return math.inf
+        return max(self.used_at, busy_at or 0.0) + limit if limit else self.used_at
+
+    def target(self, planned: Target, idle: Idle = NOT_LOADED) -> Target:
+        """Return the target of a service: what is planned, or nothing as long as it is not wanted.
+
+        Args:
+            planned: Target of its spec.
+            idle: Why nothing runs, if it is not wanted and `planned` is a launch.
+        """
+        if isinstance(planned, Launch) and self.on_request and not self.wanted:
+            return attrs.evolve(idle, launch=planned)
+        return planned
+
+    # -- changes --------------------------------------------------------------------------------------------------
+
+    def with_spec(self, before: Desired | None, desired: Desired, default: str) -> "Activation":
+        """Return the activation under another desired state; a new, failed or started service is loaded once.
+
+        Args:
+            before: The previous desired state; None if this host did not serve the service.
+            desired: The newest one.
+            default: The host's mode.
+        """
+        given, on_request = desired.service.spec.activation, mode_of(desired, default) == ON_REQUEST
+        after = attrs.evolve(
+            self, on_request=on_request, idle_seconds=_seconds(given.idle_timeout), pinned=on_request and given.pin
+        )
+        if before is None:
+            is_awaited = find_condition(desired.service.status.conditions, LOADED) is None
+        else:
+            is_awaited = (
+                before.service.metadata.uid != desired.service.metadata.uid
+                or desired.load_requested_at not in {"", before.load_requested_at}
+                or (desired.running and not before.running)
+                or self.retry_at > -math.inf
+            )
+        return after.load() if is_awaited or after.pinned > self.pinned or not on_request else after
+
+    def load(self) -> "Activation":
+        """A user wants it loaded."""
+        return attrs.evolve(self, wanted=True, awaited=True, retry_at=-math.inf)
+
+    def begin(self, now: float) -> "Activation":
+        """A request needs it, which does not load it during the back-off after a failed load."""
+        return attrs.evolve(self, requests=self.requests + 1, wanted=self.wanted or now >= self.retry_at)
+
+    def end(self, now: float, *, has_memory: bool) -> "Activation":
+        """A request has ended or its client has left; without any, a load that still waits for memory is withdrawn."""
+        left = self.requests - 1
+        wanted = self.wanted and (left > 0 or has_memory or self.awaited or not self.on_request)
+        return attrs.evolve(self, requests=left, used_at=now, wanted=wanted)
+
+    def loaded(self, now: float) -> "Activation":
+        """It has been loaded."""
+        return attrs.evolve(self, awaited=False, used_at=now, retry_at=-math.inf)
+
+    def keep(self, seconds: float | None) -> "Activation":
+        """A client wants it loaded until `seconds` after the last request; without end if None."""
+        return attrs.evolve(self, kept_seconds=math.inf if seconds is None else seconds)
+
+    def fail(self, retry_at: float) -> "Activation":
+        """Its load has failed, and is not repeated before `retry_at`."""
+        return attrs.evolve(self, wanted=False, awaited=False, retry_at=retry_at) if self.on_request else self
+
+    def displace(self) -> "Activation":
+        """Its engine is stopped for memory; it returns if it is in use."""
+        return attrs.evolve(self, wanted=self.in_use) if self.on_request else self
+
+    def unload(self) -> "Activation":
+        """It is unloaded, by a user or because its time without requests is over."""
+        return attrs.evolve(self, wanted=False, awaited=False, kept_seconds=None)
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        return None if text is None else parse_duration(text)
+    except UserError:  # the schema admits durations only
+        return None

@@ -1,0 +1,205 @@
+"""Services that are loaded when a request needs them: several, and too little memory to load each."""
+
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+import trio
+
+from llmkube.programs.one_machine import AgentDirectory
+from llmkube.router.backends import Backend
+from sim.machine import Script
+from sim.memory import SimMemory, shape_of
+from sim.world import agent_settings, open_world
+
+pytestmark = pytest.mark.ci
+
+FIVE = ("a", "b", "c", "d", "e")
+SETTINGS = agent_settings(advertise_address=None, activation="OnRequest")
+
+
+@asynccontextmanager
+async def activating(*names, gib=20, **spec):
+    """Run a host like that of `llmkube up`, on which two of these services fit at a time."""
+    memory = partial(SimMemory, sizes=dict.fromkeys(FIVE, gib))
+    async with open_world(settings=SETTINGS, memory=memory) as world:
+        world.machine.shapes |= {f"builtin://{name}": shape_of(gib) for name in FIVE}
+        for name in names:
+            await deploy(world, name, **spec)
+        yield world
+
+
+async def deploy(world, name, **spec):
+    await world.apply(name, source=f"builtin://{name}", **spec)
+    await world.until(loads, lambda count: count > 0, world, name, seconds=60)
+    await world.until(world.phase, lambda phase: phase in {"Ready", "Idle"}, name, seconds=60)
+
+
+def loads(world, name):
+    return len(world.machine.starts(name))
+
+
+def resident(world):
+    return sorted(name for name in FIVE if world.machine.live(name))
+
+
+def directory(world):
+    return AgentDirectory(world.agent.services, lambda: world.agent.changed.version)
+
+
+async def answered(world, name, *, seconds=0.0, limit=120.0):
+    """Send a request as the gateway does; return its answer, the obstacle, or None if it has waited too long."""
+    service, models = f"default/{name}", directory(world)
+    await world.until(models.lookup, lambda found: found is not None, name)
+    with trio.move_on_after(limit), world.agent.activator.using(service):
+        while not isinstance(found := models.lookup(name), Backend) and found.wakes:
+            await world.agent.activator.wait_changed(service)
+        if isinstance(found, Backend):
+            (engine,) = world.machine.live(name)
+            engine.in_flight += 1
+            await trio.sleep(seconds)
+            engine.in_flight -= 1
+            assert engine.ready, "the answer was cut"
+        return found
+    return None
+
+
+async def is_idle(world, name):
+    available, loaded = await world.condition("Available", name), await world.condition("Loaded", name)
+    model = directory(world).lookup(name)
+    shown = not isinstance(model, Backend) and (model.reason, model.state.value, model.wakes)
+    found = (available[:2], loaded[:2], await world.phase(name), shown)
+    return found == (("True", "Idle"), ("False", "Idle"), "Idle", ("Idle", "unloaded", True))
+
+
+async def test_five_models_and_memory_for_two(autojump_clock):
+    """Each loads once when it is deployed, then requests to each in turn are answered; the others are idle."""
+    async with activating(*FIVE) as world:
+        assert [loads(world, name) for name in FIVE] == [1] * 5
+        for name in FIVE + FIVE:
+            assert isinstance(await answered(world, name, seconds=3), Backend)
+        assert len(resident(world)) == 2
+        assert world.machine.memory.lowest_bytes >= 0
+        for name in set(FIVE) - set(resident(world)):
+            await world.until(is_idle, True, world, name, seconds=10)
+            status = (await world.service(name))["status"]
+            assert (status["activation"], status["readyReplicas"]) == ("OnRequest", 0)
+            assert directory(world).lookup(name).estimated_seconds >= 5
+
+
+async def test_no_model_with_a_request_is_displaced(autojump_clock):
+    """A third model waits until a request of the first two has ended; a client that leaves withdraws its request."""
+    async with activating(*FIVE[:3]) as world, trio.open_nursery() as nursery:
+        ends = {}
+
+        async def ask(name, seconds):
+            assert isinstance(await answered(world, name, seconds=seconds), Backend)
+            ends[name] = trio.current_time()
+
+        await answered(world, "a")
+        nursery.start_soon(ask, "a", 60)
+        nursery.start_soon(ask, "b", 100)
+        await world.until(resident, ["a", "b"], world)
+        before = loads(world, "c")
+        assert await answered(world, "c", limit=20) is None
+        await trio.sleep(1)
+        await world.until(is_idle, True, world, "c", seconds=10)
+        await ask("c", 0)
+        assert (resident(world), loads(world, "c")) == (["b", "c"], before + 1)
+        assert ends["a"] < ends["c"] < ends["a"] + 15
+
+
+async def test_idle_timeout_pin_and_unload(autojump_clock):
+    """A model is unloaded after its timeout, never while it is in use; a pinned one stays; `unload` ends a pin."""
+    async with activating("a", activation={"idleTimeout": "30s"}) as world:
+        activator = world.agent.activator
+        await trio.sleep(20)
+        await answered(world, "a", seconds=60)
+        await trio.sleep(25)
+        assert resident(world) == ["a"]
+        await world.until(is_idle, True, world, "a", seconds=10)
+        activator.pin("default/a", None)
+        await world.until(resident, ["a"], world)
+        await trio.sleep(600)
+        assert resident(world) == ["a"]
+        for name in ("b", "c"):
+            await world.apply(name, source=f"builtin://{name}", activation={"pin": name == "b"})
+        await world.until(world.phase, "Ready", "b")
+        assert await answered(world, "c") is None
+        assert resident(world) == ["a", "b"]
+        assert activator.unload("default/a")
+        assert isinstance(await answered(world, "c"), Backend)
+        assert resident(world) == ["b", "c"]
+        assert not activator.unload("default/a")
+        assert not activator.unload("default/none")
+
+
+async def test_a_failed_load_is_not_repeated_by_itself(autojump_clock):
+    """Requests fail at once with the engine's reason until the back-off has ended; an edit tries again."""
+    async with activating("a") as world:
+        activator = world.agent.activator
+        activator.unload("default/a")
+        await world.until(is_idle, True, world, "a", seconds=30)
+        world.machine.scripts["a"] = Script(life_seconds=2)
+        for _ in range(4):
+            assert (await answered(world, "a")).reason == "CrashLoopBackOff"
+            await trio.sleep(15)
+        started = loads(world, "a")
+        await world.until(world.phase, "Failed", "a")
+        assert (await world.condition("Available", "a"))[:2] == ("False", "CrashLoopBackOff")
+        await trio.sleep(600)
+        assert loads(world, "a") == started
+        world.machine.scripts["a"] = Script()
+        await world.apply("a", source="builtin://a", priority="high")
+        await world.until(world.phase, "Ready", "a")
+
+
+async def test_a_restart_keeps_what_is_resident_and_idle(autojump_clock):
+    """The next agent adopts what was loaded, and loads nothing else, even without the API server."""
+    async with activating(*FIVE[:3]) as world:
+        before = resident(world), len(world.machine.spawned)
+        await world.kill_agent()
+        world.faults.down = True
+        await world.start_agent()
+        await trio.sleep(60)
+        assert (resident(world), len(world.machine.spawned)) == before
+        assert isinstance(await answered(world, "a"), Backend)
+        world.faults.down = False
+        await trio.sleep(60)
+        assert "a" in resident(world)
+        before = resident(world), len(world.machine.spawned)
+        await world.stop_agent()
+        await world.start_agent()
+        await world.until(resident, before[0], world)
+        await trio.sleep(60)
+        assert (resident(world), len(world.machine.spawned)) == (before[0], before[1] + 2)
+
+
+async def test_what_does_not_wake(autojump_clock):
+    """A stopped service is not loaded by a request, nor an idle one by an edit; a start loads it."""
+    async with activating("a") as world:
+        world.agent.activator.unload("default/a")
+        await world.until(is_idle, True, world, "a", seconds=30)
+        await world.apply("a", source="builtin://a", contextSize=2048)
+        await trio.sleep(30)
+        assert (await world.condition("UpToDate", "a"))[0] == "True"
+        assert (loads(world, "a"), await is_idle(world, "a")) == (1, True)
+        await world.apply("a", source="builtin://a", contextSize=2048, replicas=0)
+        await world.until(world.phase, "Stopped", "a")
+        assert (await answered(world, "a")).reason == "ScaledToZero"
+        assert not resident(world)
+        await world.apply("a", source="builtin://a", contextSize=2048)
+        await world.until(world.phase, "Ready", "a")
+
+
+async def test_a_service_that_is_always_loaded(autojump_clock):
+    """It is displaced by no equal, and displaces no equal; a more important one of either mode displaces it."""
+    async with activating("a", "b", activation={"mode": "Always"}) as world:
+        await world.apply("c", source="builtin://c")
+        assert await answered(world, "c") is None
+        assert resident(world) == ["a", "b"]
+        assert directory(world).lookup("c").reason == "InsufficientMemory"
+        await world.apply("d", source="builtin://d", priority="high")
+        assert isinstance(await answered(world, "d"), Backend)
+        assert len(resident(world)) == 2
+        assert "d" in resident(world)

@@ -1,0 +1,122 @@
+import math
+
+import attrs
+import pytest
+
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.supervisor.values.activation import Activation, mode_of, unused_fields
+from llmkube.supervisor.values.desired import Desired
+
+MODEL = decode(Model, {"metadata": {"name": "m", "namespace": "ns"}, "spec": {"source": "builtin://demo"}})
+IDLE = Activation(on_request=True, wanted=False)
+LOADED = Activation(on_request=True, used_at=100.0)
+
+
+def desired(uid="u", annotations=None, conditions=(), **spec):
+    metadata = {"name": "chat", "namespace": "ns", "uid": uid, "annotations": annotations or {}}
+    status = {"conditions": [{"type": each, "status": "False", "reason": "Idle"} for each in conditions]}
+    return Desired(
+        decode(InferenceService, {"metadata": metadata, "spec": {"modelRef": "m"} | spec, "status": status}), MODEL
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "default", "mode"),
+    [
+        ({}, "Always", "Always"),
+        ({}, "OnRequest", "OnRequest"),
+        ({"activation": {"mode": "Always"}}, "OnRequest", "Always"),
+        ({"activation": {"mode": "OnRequest"}}, "Always", "OnRequest"),
+        ({"activation": {"mode": "OnRequest"}, "hosts": {"modelRef": "m", "replicas": 1}}, "Always", "Always"),
+    ],
+)
+def test_the_spec_overrides_the_host(spec, default, mode):
+    assert mode_of(desired(**spec), default) == mode
+
+
+@pytest.mark.parametrize(
+    ("mode", "given", "holds", "unused"),
+    [
+        ("OnRequest", {"mode": "OnRequest", "idleTimeout": "9s", "maxHold": "9s"}, True, ()),
+        ("OnRequest", {"maxHold": "9s"}, False, ("spec.activation.maxHold",)),
+        ("OnRequest", {"idleTimeout": "9s", "pin": True}, True, ("spec.activation.idleTimeout",)),
+        (
+            "Always",
+            {"idleTimeout": "9s", "maxHold": "9s"},
+            True,
+            ("spec.activation.idleTimeout", "spec.activation.maxHold"),
+        ),
+        ("Always", {"mode": "OnRequest", "pin": True}, True, ("spec.activation.mode",)),
+        ("Always", {"mode": "Always"}, True, ()),
+    ],
+)
+def test_fields_without_effect_are_named(mode, given, holds, unused):
+    assert unused_fields(desired(activation=given).service.spec, mode, holds=holds) == unused
+
+
+@pytest.mark.parametrize(
+    ("activation", "busy_at", "due"),
+    [
+        (LOADED, 90.0, math.inf),
+        (attrs.evolve(LOADED, idle_seconds=30.0), 90.0, 130.0),
+        (attrs.evolve(LOADED, idle_seconds=30.0), 120.0, 150.0),  # it has worked for a client of its own endpoint
+        (attrs.evolve(LOADED, idle_seconds=30.0, requests=1), 90.0, math.inf),
+        (attrs.evolve(LOADED, idle_seconds=30.0), None, math.inf),  # it is loading
+        (attrs.evolve(LOADED, idle_seconds=30.0, pinned=True), 90.0, math.inf),
+        (attrs.evolve(LOADED, idle_seconds=30.0, wanted=False), 90.0, math.inf),
+        (attrs.evolve(LOADED, idle_seconds=30.0, on_request=False), 90.0, math.inf),
+        (LOADED.keep(5.0), 90.0, 105.0),
+        (attrs.evolve(LOADED, idle_seconds=30.0).keep(None), 90.0, math.inf),
+        (attrs.evolve(LOADED, pinned=True).keep(5.0), 90.0, math.inf),
+        (attrs.evolve(LOADED, pinned=True).keep(0.0), 90.0, 100.0),
+        (LOADED.keep(0.0), None, 100.0),  # a user's unload ends a load
+        (attrs.evolve(LOADED, requests=1).keep(0.0), 90.0, math.inf),
+    ],
+)
+def test_when_a_model_is_unloaded(activation, busy_at, due):
+    assert activation.due_at(busy_at) == due
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "awaited"),
+    [
+        (None, desired(), True),
+        (None, desired(conditions=["Loaded"]), False),  # an agent without its journal: others may be resident
+        (desired(), desired(contextSize=512), False),
+        (desired(), desired(uid="v"), True),
+        (desired(replicas=0), desired(), True),
+        (desired(), desired(annotations={"inference.llmkube.dev/load-requested-at": "now"}), True),
+        (desired(annotations={"inference.llmkube.dev/load-requested-at": "then"}), desired(), False),
+        (desired(), desired(activation={"pin": True}), True),
+        (desired(), desired(activation={"mode": "Always"}), True),
+    ],
+)
+def test_what_loads_a_model_without_a_request(before, after, awaited):
+    """A new service, a start, a request to load, a pin and the other mode; no mere edit."""
+    found = IDLE.with_spec(before, after, "OnRequest")
+    assert (found.awaited, found.wanted) == (awaited, awaited)
+
+
+def test_requests_and_failures():
+    """A request loads it, but not during the back-off, and a load that waits for memory ends with its requests."""
+    asked = IDLE.begin(1.0)
+    assert (asked.wanted, asked.in_use) == (True, True)
+    assert not asked.end(2.0, has_memory=False).wanted
+    assert asked.end(2.0, has_memory=True).wanted
+    assert asked.begin(1.5).end(2.0, has_memory=False).wanted
+    assert asked.load().end(2.0, has_memory=False).wanted
+    failed = asked.fail(retry_at=60.0)
+    assert not failed.begin(59.0).wanted
+    assert failed.begin(60.0).wanted
+    assert failed.load().wanted
+    assert failed.with_spec(desired(), desired(contextSize=512), "OnRequest").wanted
+    assert Activation().fail(60.0).wanted
+
+
+def test_what_stays_wanted_after_an_eviction():
+    """A service returns if requests use it, a user waits for it, or it is pinned; otherwise it is idle."""
+    assert not LOADED.displace().wanted
+    for used in (LOADED.begin(0.0), LOADED.load(), LOADED.keep(None), attrs.evolve(LOADED, pinned=True), Activation()):
+        assert used.displace().wanted
