@@ -46,6 +46,7 @@ class View:
     aliases: tuple[str, ...] = ()
     on_request: bool = False
     load_seconds: float = 0.0
+    hold_seconds: float | None = None
 
 
 def service(name, namespace="ml", **spec):

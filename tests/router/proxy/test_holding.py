@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from llmkube.base.http.message import Headers, Response
+from llmkube.base.http.message import Response
 from llmkube.router.backends import Backend, State, UnavailableModel
 from llmkube.router.config.routing_config import Auth, Match, Probe, Rule
 from llmkube.router.dispatch import holds
@@ -31,7 +31,7 @@ class Host:
         self.nursery = nursery
         self.engine = Backend(host, 1, "engine-alias", mode="chat")
         self.states = {name: attrs.evolve(IDLE, service=f"ml/{name}") for name in names or ("chat",)}
-        self.seconds, self.failure = LOAD_SECONDS, None
+        self.seconds, self.failure, self.retried = LOAD_SECONDS, None, None
         self.uses, self.calls = dict.fromkeys(self.states, 0), []
         self.changed = trio.Event()
 
@@ -56,7 +56,8 @@ class Host:
 
     @contextmanager
     def using(self, service):
-        if isinstance(self.lookup(service), UnavailableModel):
+        found = self.lookup(service)
+        if isinstance(found, UnavailableModel) and (found.wakes or found is self.retried):
             self.load(service)
         name = service.removeprefix("ml/")
         self.uses[name] += 1
@@ -69,7 +70,7 @@ class Host:
         self.calls.append(("load", service))
         name = service.removeprefix("ml/")
         if self.states[name].state is State.UNLOADED:
-            self.states[name] = attrs.evolve(self.states[name], state=State.LOADING)
+            self.states[name] = attrs.evolve(self.states[name], state=State.LOADING, wakes=True)
             self.nursery.start_soon(self._load, name)
 
     def unload(self, service):
@@ -198,6 +199,15 @@ async def test_a_load_that_fails_ends_the_request_at_once(autojump_clock, gatewa
     assert gateway.host.uses == {"chat": 0, "other": 0}
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/api/chat"])
+async def test_a_request_repeats_a_failed_load_once_its_back_off_has_ended(autojump_clock, gateway, path):
+    """Only the activator knows when; before, the request fails at once."""
+    gateway.host.put("chat", FAILED)
+    assert ((await gateway.ask(path, MESSAGE)).status, gateway.host.calls) == (503, [])
+    gateway.host.retried = gateway.host.lookup("chat")
+    assert ((await gateway.ask(path, MESSAGE)).status, gateway.host.calls[:1]) == (200, [("load", "ml/chat")])
+
+
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
 @pytest.mark.parametrize(
     ("most", "headers", "seconds"),
@@ -210,7 +220,9 @@ async def test_a_load_that_fails_ends_the_request_at_once(autojump_clock, gatewa
         (None, {"x-stainless-timeout": "soon", "x-stainless-read-timeout": "-1"}, 600),
     ],
 )
-async def test_the_wait_is_bounded_by_service_and_client(autojump_clock, gateway, path, most, headers, seconds):
+async def test_the_wait_is_bounded_by_service_and_client(  # noqa: PLR0917 (a table's columns, not an interface)
+    autojump_clock, gateway, path, most, headers, seconds
+):
     """The error has the expected time of the load, and reaches the client before it stops waiting."""
     gateway.host.seconds, begun = 10_000.0, trio.current_time()
     if most is not None:
@@ -289,7 +301,9 @@ async def test_an_engine_that_fails_after_the_head_is_an_error_event(autojump_cl
         ("GET", CHAT, None, 405),
     ],
 )
-async def test_what_computes_nothing_loads_nothing(autojump_clock, gateway, method, path, body, status):
+async def test_what_computes_nothing_loads_nothing(  # noqa: PLR0917 (as above)
+    autojump_clock, gateway, method, path, body, status
+):
     """It is answered at once."""
     begun = trio.current_time()
     answer = await gateway.ask(path, body, method=method, host="localhost")

@@ -14,7 +14,6 @@ import trio
 
 from llmkube.base.http.message import Headers
 from llmkube.router.backends import Activator, Found, ModelDirectory, UnavailableModel, not_ready
-from llmkube.router.backends import Backend as Engine
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.dispatch.relay import COMMENT_SECONDS, LOADING_COMMENT, ClientStream
 from llmkube.router.fair_queue import Shares
@@ -76,8 +75,8 @@ class Holds:
         return None if self.directory is None or backend.provider else self.directory.lookup(backend.model)
 
     def using(self, found: Found | None) -> AbstractContextManager[None]:
-        """Keep a model loaded, or load it, in this context; a model that no request loads is left as it is."""
-        if self.activator is None or found is None or not (isinstance(found, Engine) or found.wakes):
+        """Keep a model loaded, or load it, in this context: look it up again, since a failed load may be repeated."""
+        if self.activator is None or found is None or not found.service:
             return nullcontext()
         return self.activator.using(found.service)
 

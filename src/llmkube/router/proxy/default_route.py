@@ -137,16 +137,21 @@ def _listed_fields(services: Services, router: Router) -> StreamHandler:
     async def answer(exchange: StreamExchange) -> None:
         head = exchange.head
         path = route_of(head.path)
+        model_id, found = "", None
         if path in DIALECTS and head.method == "POST":
             with contextlib.suppress(BodyError):  # the router reports it
                 named, _ = await read_model(exchange.body)
                 if named is None and path.startswith(OLLAMA) and is_parsed(exchange.body):
                     named = orjson.loads(exchange.body).get(MODEL_NAME)
                 model_id, found = find_model(services.directory, named, path)
-                if isinstance(found, UnavailableModel) and not found.wakes:
-                    raise not_ready(model_id, found)  # at once, while the model loads
-        await router.live.reload_if_changed()  # so that the router has every model of the directory
-        await router.listed_fields(exchange)
+        is_unready = isinstance(found, UnavailableModel) and not found.wakes
+        with services.holds.using(found if is_unready else None):
+            if is_unready:
+                found = services.directory.lookup(model_id)
+            if isinstance(found, UnavailableModel) and not found.wakes:
+                raise not_ready(model_id, found)  # at once, while the model loads
+            await router.live.reload_if_changed()  # so that the router has every model of the directory
+            await router.listed_fields(exchange)
 
     return answer
 

@@ -359,7 +359,7 @@ class ListedFields:
                 raise refused(400, _STAYS_LOADED, "invalid_value")
             return Response.json(200, inbound.translator.answer({}))
         found = holds.state_of(backend)
-        if isinstance(found, UnavailableModel) and found.wakes and not decided.principal.is_owner:
+        if isinstance(found, UnavailableModel) and holds.activator and not decided.principal.is_owner:
             raise refused(403, f"a request without a prompt loads the model, which {_FOR_OWNER}", "owner_only")
         with holds.using(found):
             client, began_at = ClientStream(exchange), record.request.started_at
