@@ -323,7 +323,7 @@ class ListedFields:
         """Return the time for which a request keeps its model loaded; None if it has no effect.
 
         Raises:
-            RefusedError: Only the owner may unload or pin it, or nobody may.
+            RefusedError: Only the owner may unload or pin it, or it is always loaded.
         """
         seconds = translated.keep_seconds
         if self._holds.activator is None:
