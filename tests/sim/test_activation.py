@@ -111,13 +111,14 @@ async def test_no_model_with_a_request_is_displaced(autojump_clock):
 
 async def test_idle_timeout_pin_and_unload(autojump_clock):
     """A model is unloaded after its timeout, never while it is in use; a pinned one stays; `unload` ends a pin."""
-    async with activating("a", activation={"idleTimeout": "30s"}) as world:
+    async with activating("a", activation={"idleTimeout": "30s", "maxHold": "90s"}) as world:
         activator = world.agent.activator
         await trio.sleep(20)
         await answered(world, "a", seconds=60)
         await trio.sleep(25)
         assert resident(world) == ["a"]
         await world.until(is_idle, True, world, "a", seconds=10)
+        assert directory(world).lookup("a").hold_seconds == 90
         activator.pin("default/a", None)
         await world.until(resident, ["a"], world)
         await trio.sleep(600)

@@ -52,7 +52,7 @@ from llmkube.programs.program import (
 from llmkube.programs.router_host.router_host import RouterHost
 from llmkube.programs.router_host.router_paths import ROUTERS, refuse_models, routers_handler
 from llmkube.programs.server_side_apply import Applier, ApplyResult, Manifest
-from llmkube.router.backends import Backend, State, UnavailableModel
+from llmkube.router.backends import HOLD_SECONDS, Backend, State, UnavailableModel
 from llmkube.router.dialects.inbound import in_dialect, unread_refusal
 from llmkube.router.origin_policy import cors_lines, refuse_foreign_pages
 from llmkube.router.proxy.default_route import Services, run_default_route
@@ -152,6 +152,7 @@ def _lookup_result(key: Key, view: ServiceView) -> LookupResult:
         str(key),
         wakes=view.on_request and (not stopped or reason is Reason.ENGINE_EXITED),
         estimated_seconds=view.load_seconds or None,
+        hold_seconds=HOLD_SECONDS if view.hold_seconds is None else view.hold_seconds,
     )
 
 
@@ -314,6 +315,7 @@ class _Up(Generic[T]):
                         has_open_route=not addresses.routers_only,
                         egress=settings.egress,
                         on_error=lambda name: view.record_error(Key.parse(name)),
+                        activator=view.activator,
                     )
                     routers = RouterHost(services, server.client, self.plan.state_dir / "routers")
                     registry.register(routers)

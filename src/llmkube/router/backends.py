@@ -1,6 +1,7 @@
 """Directory of services: the engine of each model, or the reason why it is not ready and the error that clients get."""
 
 import enum
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Final, Protocol
@@ -14,6 +15,9 @@ from llmkube.router.refusals import RefusedError, refused
 
 NOT_READY: Final = "model_not_ready"
 """Error code of the gateway for a model that is not ready; the error also has its `reason`."""
+
+HOLD_SECONDS: Final = 600.0
+"""Longest time for which a request waits for a model that is loaded on request, unless its service has another one."""
 
 NOT_FOUND: Final = "model_not_found"
 """Error code of the gateway for an unknown model."""
@@ -86,6 +90,7 @@ class UnavailableModel:
         service: Namespace and name of its service; "" if unknown.
         wakes: Whether a request may wait for it: it loads when one needs it, or is loading for one.
         estimated_seconds: Time that its load is expected to take, as its last one did; None if not known.
+        hold_seconds: Longest wait of a request.
     """
 
     reason: str
@@ -96,6 +101,16 @@ class UnavailableModel:
     service: str = attrs.field(default="", eq=False)
     wakes: bool = False
     estimated_seconds: float | None = attrs.field(default=None, eq=False)
+    hold_seconds: float = attrs.field(default=HOLD_SECONDS, eq=False)
+
+    @property
+    def retry_seconds(self) -> int | None:
+        """`retry_after_seconds`, or the expected time of the load."""
+        known = self.estimated_seconds if self.wakes else None
+        return self.retry_after_seconds if known is None else max(1, math.ceil(known))
+
+
+Found = Backend | UnavailableModel
 
 
 class ModelDirectory(Protocol):
@@ -109,7 +124,7 @@ class ModelDirectory(Protocol):
         """Return the additional ids of models, in order."""
         ...
 
-    def lookup(self, model_id: str) -> Backend | UnavailableModel | None:
+    def lookup(self, model_id: str) -> Found | None:
         """Return the engine of a model or the reason why it is not ready; None if there is no such model."""
         ...
 
@@ -165,19 +180,31 @@ def engine_of(directory: ModelDirectory, named: object, path: str) -> Backend:
     Raises:
         RefusedError: The model does not exist, is not ready, or does not serve this path.
     """
+    model_id, found = find_model(directory, named, path)
+    if isinstance(found, UnavailableModel):
+        raise not_ready(model_id, found)
+    return found
+
+
+def find_model(directory: ModelDirectory, named: object, path: str) -> tuple[str, Found]:
+    """Return the id and the state of the model that a request names, or of the only model; arguments as `engine_of`.
+
+    Raises:
+        RefusedError: The model does not exist, or does not serve this path.
+    """
     model_id = _only_model(directory) if named is None else named
     if not isinstance(model_id, str):
         raise refused(400, '"model" must be a string', "invalid_model")
-    found = directory.lookup(known_name(model_id, lambda name: directory.lookup(name) is not None))
+    known = known_name(model_id, lambda name: directory.lookup(name) is not None)
+    found = directory.lookup(known)
     if found is None:
         raise no_such_model(model_id, directory.model_ids())
-    if isinstance(found, UnavailableModel):
-        raise _not_ready(model_id, found)
     wanted = _MODE_OF_PATH.get(path.rstrip("/").rpartition("/")[2])
-    if wanted is not None and found.mode == "chat":  # the engine's own error names a flag that users cannot set
+    if wanted is not None and isinstance(found, Backend) and found.mode == "chat":
+        # the engine's own error names a flag that users cannot set
         message = f"model {model_id!r} is served for chat; for {path} its InferenceService needs spec.mode: {wanted}"
         raise refused(501, message, "mode_not_served")
-    return found
+    return known, found
 
 
 def no_such_model(model_id: str, model_ids: Sequence[str]) -> RefusedError:
@@ -196,9 +223,10 @@ def _models_hint(model_ids: Sequence[str]) -> str:
     return f"available: {', '.join(map(repr, model_ids))}" if model_ids else "no model is served yet"
 
 
-def _not_ready(model_id: str, state: UnavailableModel) -> RefusedError:
-    message = f"model {model_id!r} is not ready ({state.reason}): {state.message}"
-    seconds = state.retry_after_seconds
+def not_ready(model_id: str, state: UnavailableModel, why: str = "is not ready") -> RefusedError:
+    """Return the error for a model that is not ready."""
+    message = f"model {model_id!r} {why} ({state.reason}): {state.message}"
+    seconds = state.retry_seconds
     # OpenAI's and Anthropic's clients honor the second header: a retry would fail again.
     retry_headers = {"Retry-After": str(seconds)} if seconds is not None else {"X-Should-Retry": "false"}
     return refused(503, message, NOT_READY, retry_headers, reason=state.reason)

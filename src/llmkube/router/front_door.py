@@ -26,23 +26,28 @@ from llmkube.base.http.client import HttpClient, OnSent
 from llmkube.base.http.connection import StreamHandler
 from llmkube.base.http.errors import HttpError
 from llmkube.base.http.exchange import StreamExchange
-from llmkube.base.http.forward import BodyEditor, forward
+from llmkube.base.http.forward import BodyEditor, ErrorEditor, forward, whole_error
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Response
+from llmkube.base.http.streamed_response import StreamedResponse
 from llmkube.base.json_text import well_formed
 from llmkube.base.loop_shares import long_step
-from llmkube.router.backends import Backend, ModelDirectory, engine_of
+from llmkube.router.backends import Backend, ModelDirectory, UnavailableModel, engine_of, find_model
 from llmkube.router.budgets.meter import LIMIT_FIELDS
-from llmkube.router.dialects.dialect import DialectError, dumped
+from llmkube.router.dialects.dialect import EVENT_STREAM, DialectError, dumped
 from llmkube.router.dialects.engine_form import encoded_for_engine
 from llmkube.router.dialects.error_shapes import CONTEXT_FULL, parsed_refusal
 from llmkube.router.dialects.inbound import DIALECTS, OLLAMA, refusal_at
 from llmkube.router.dialects.ollama_models import LIST_PATHS, ModelFacts
+from llmkube.router.dispatch.holds import HeldRequest, Holds
+from llmkube.router.dispatch.relay import ClientStream, refuse
+from llmkube.router.dispatch.request_body import STREAMING
 from llmkube.router.dispatch.suspects import CULPRIT, Suspect, Suspects
 from llmkube.router.dispatch.verdicts import Failure, error_in, is_request_error
 from llmkube.router.model_field import (
     BodyError,
     ModelNameRewriter,
+    asks_for_stream,
     boundary_of,
     limit_numbers,
     read_form_model,
@@ -52,7 +57,7 @@ from llmkube.router.model_field import (
 )
 from llmkube.router.model_list import DescribeService, ModelEntry, ModelList, models_in
 from llmkube.router.origin_policy import is_loopback, is_preflight, names_near_host, preflight_answer
-from llmkube.router.refusals import RefusedError, kind_of, refused
+from llmkube.router.refusals import RefusedError, error_object, kind_of, refused
 from llmkube.router.responses.store import PREFIX as RESPONSES
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
@@ -77,16 +82,18 @@ _WITHOUT_SLOT: Final = frozenset(
 )
 """Paths that an engine serves without a slot."""
 
+_STREAMS: Final = frozenset((*STREAMING, *(f"/v1{each}" for each in STREAMING), "/completion", "/infill"))
+"""Paths where an engine streams its answer if the client requests it."""
+
 _ROUTER_PROPS: Final[Mapping[str, Any]] = {
     "role": "router",
     "max_instances": 0,
-    "models_autoload": False,
     "model_alias": "llmkube",
     "model_path": "none",
     "default_generation_settings": {"params": {}, "n_ctx": 0},
     "build_info": f"llmkube {__version__}",
 }
-"""Properties of llama.cpp's server with several models: no fixed number of them, and none is loaded on request."""
+"""Properties of llama.cpp's server with several models: no fixed number of them."""
 
 _HINT: Final = """LLMKube gateway: an OpenAI-compatible API; set your client's base URL to this address and /v1.
 
@@ -172,6 +179,7 @@ class PassThrough:
         begin: Counts requests.
         suspects: Requests that were in engines when these died.
         on_error: Called with the service of an engine that answers with 500 or higher for no fault of the request.
+        holds: Requests that wait until their model is loaded.
     """
 
     directory: ModelDirectory
@@ -179,6 +187,7 @@ class PassThrough:
     begin: Begin = _uncounted
     suspects: Suspects = attrs.field(factory=Suspects)
     on_error: Callable[[str], None] = lambda _: None
+    holds: Holds = attrs.field(factory=Holds)
 
     async def __call__(self, exchange: StreamExchange, *, excluding: Collection[int] = ()) -> bool:
         """Forward a request and stream the response back; return False, without responding, at an excluded status.
@@ -199,7 +208,19 @@ class PassThrough:
         if head.method != "POST":
             raise refused(405, f"{head.method} is not allowed on {path}", "method_not_allowed", {"Allow": "POST"})
         body = await _read(head, exchange.body)
-        engine = engine_of(self.directory, body.model, head.path)
+        model_id, found = find_model(self.directory, body.model, head.path)
+        with self.holds.using(found):
+            if isinstance(found, UnavailableModel):
+                streams = path in _STREAMS and body.is_json and await asks_for_stream(body.content)
+                client, lines = ClientStream(exchange), b"" if streams else None
+                await self.holds.wait(model_id, HeldRequest(exchange.peer, trio.current_time(), client, lines))
+            engine = engine_of(self.directory, model_id, head.path)
+            return await self._compute(exchange, path, body, engine, excluding)
+
+    async def _compute(
+        self, exchange: StreamExchange, path: str, body: Body, engine: Backend, excluding: Collection[int]
+    ) -> bool:
+        """Forward a request to its engine."""
         for correct in CORRECTIONS.values():
             await correct(body, engine)
         request = Suspect("", path, body.content)
@@ -256,7 +277,8 @@ class PassThrough:
             raise refused(403, message, "slots_closed")
         named = parse_qs(head.target.partition("?")[2]).get("model", [None])[-1]
         if named is None and path == "/props":
-            await exchange.respond(Response.json(200, _ROUTER_PROPS))
+            loads = {"models_autoload": self.holds.activator is not None}
+            await exchange.respond(Response.json(200, {**_ROUTER_PROPS, **loads}))
             return
         editor = _slots_editor() if path == _SLOTS else None
         await self._forward(exchange, engine_of(self.directory, named, path), b"", editor=editor)
@@ -280,6 +302,7 @@ class PassThrough:
                 self.on_error(engine.service)
             return own or response
 
+        late = _LateRelay(ClientStream(exchange), editor, edit_error) if exchange.begun else None
         try:
             return await forward(
                 exchange,
@@ -292,12 +315,41 @@ class PassThrough:
                 editor=editor,
                 edit_error=None if on_sent is None else edit_error,
                 on_sent=on_sent,
+                relay=late,
             )
         except HttpError as exc:
-            if exchange.begun:
+            if exchange.begun and (late is None or late.has_begun):
                 raise  # the server closes the connection, so that no client takes a partial response for a complete one
             _log.warning("engine request failed", model=engine.alias, error=str(exc))
             raise refused(502, f"the engine of {engine.alias!r} did not answer: {exc}", ENGINE_FAILED) from exc
+
+
+@attrs.define(eq=False)
+class _LateRelay:
+    """Relays a response to a client whose stream has begun while the model was loaded.
+
+    Attributes:
+        has_begun: Whether the client has a part of the response.
+    """
+
+    client: ClientStream
+    editor: BodyEditor | None
+    edit_error: ErrorEditor
+    has_begun: bool = False
+
+    async def __call__(self, answer: StreamedResponse) -> None:
+        if answer.status == 200 and (answer.headers.get("content-type") or "").startswith(EVENT_STREAM):
+            edit = self.editor or bytes
+            while piece := await answer.receive_some():
+                self.has_begun = True
+                await self.client.send(edit(piece))
+            await self.client.send(edit(b""))
+            await self.client.finish()
+            return
+        response = self.edit_error(await whole_error(answer))
+        error = error_in(parsed_refusal(response.body), refused=response.status >= 400)
+        error = error or error_object(502, "the engine did not stream its answer", ENGINE_FAILED)
+        await self.client.fail(dict(error), is_whole=True)
 
 
 def request_error(response: Response) -> Response | None:
@@ -381,6 +433,7 @@ class FrontDoor:
     async def __call__(self, exchange: StreamExchange) -> None:
         """Answer one request."""
         path = exchange.head.path.rstrip("/") or "/"
+        error: dict[str, str] = {}
         try:
             answer = await self._answer(exchange, path)
             if answer is None:
@@ -393,8 +446,8 @@ class FrontDoor:
                 await listed(exchange)
                 return
         except RefusedError as refusal:
-            answer = refusal_at(path, refusal.response)
-        await exchange.respond(answer)
+            answer, error = refusal_at(path, refusal.response), refusal.error
+        await refuse(exchange, answer, error)
 
     async def _answer(self, exchange: StreamExchange, path: str) -> Response | None:
         """Return the response to a request that needs no engine; None for one that does."""
@@ -452,6 +505,7 @@ def passing_door(
             lambda _: [*models_in(proxy.directory, proxy.client, describe), *further()],
             int(utcnow().timestamp()),
             proxy.client,
+            proxy.holds.activator,
         ),
         any_field=proxy,
         listed_fields=listed,

@@ -175,6 +175,16 @@ async def limit_numbers(body: bytes, names: tuple[str, ...], most: int) -> bytes
     return b"".join([*pieces, body[at:]])
 
 
+async def asks_for_stream(body: bytes) -> bool:
+    """Return whether the last top-level member `stream` of a body is true.
+
+    Raises:
+        BodyError: The body is visibly not a JSON object, or has too many parts.
+    """
+    found = await _find_members(body, ("stream",))
+    return bool(found) and body[slice(*found[-1])] == b"true"
+
+
 async def _find_members(body: bytes, names: tuple[str, ...]) -> list[tuple[int, int]]:
     """Return start and end of the value of each such member."""
     scanner = _Scanner(body, names)

@@ -17,7 +17,7 @@ from llmkube.base.http.client import HttpClient
 from llmkube.base.http.errors import HttpError
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.message import Headers, Response, netloc
-from llmkube.router.backends import Backend, ModelDirectory, State, no_such_model
+from llmkube.router.backends import Activator, Backend, ModelDirectory, State, no_such_model
 from llmkube.router.dialects.dialect import LINES
 from llmkube.router.dialects.ollama_models import (
     MODEL_NAME,
@@ -62,6 +62,8 @@ class ModelEntry:
         engine: Engine that is queried for more members; None for none.
         facts: Facts that are known without its engine.
         ask: Queries its engine for details; None for none.
+        service: Namespace and name of its service; "" for none.
+        loads: Whether it is loaded on request.
     """
 
     name: str
@@ -73,6 +75,8 @@ class ModelEntry:
     engine: Backend | None = None
     facts: ModelFacts = _NO_FACTS
     ask: AskEngine | None = None
+    service: str = ""
+    loads: bool = False
 
 
 def models_in(
@@ -92,7 +96,7 @@ def models_in(
         if state is None:
             continue
         facts = describe(state.service)
-        entry = partial(ModelEntry, name=name, is_alias=is_alias, facts=facts)
+        entry = partial(ModelEntry, name=name, is_alias=is_alias, facts=facts, service=state.service)
         if isinstance(state, Backend):
             uses = {"capabilities": [_CAPABILITIES[state.mode]]} if state.mode in _CAPABILITIES else {}
             fields = {**uses, "status": {"value": State.LOADED.value}}
@@ -101,7 +105,7 @@ def models_in(
         else:
             status: dict[str, Any] = {"value": state.state.value, "reason": state.reason, "message": state.message}
             fields = {"status": status | ({"failed": True} if state.failed else {})}
-            found.append(entry(tags={facts.mode}, members=fields))
+            found.append(entry(tags={facts.mode}, members=fields, loads=state.wakes or state.failed))
     return found
 
 
@@ -113,11 +117,13 @@ class ModelList:
         listed: Returns the models that the client of a request may use.
         created: Unix time for `created`, which is mandatory in OpenAI's objects.
         client: HTTP client for queries to engines; None queries none.
+        activator: Loads and unloads services; None if all are always loaded.
     """
 
     listed: Callable[[StreamExchange], Sequence[ModelEntry]]
     created: int
     client: HttpClient | None = None
+    activator: Activator | None = None
     _fields: dict[Backend, Mapping[str, Any]] = attrs.field(factory=dict)
 
     async def openai(self, exchange: StreamExchange, path: str) -> Response:
@@ -139,10 +145,11 @@ class ModelList:
         return Response.json(200, objects[models.index(one)])
 
     def switch(self, exchange: StreamExchange, command: str) -> Response:
-        """Serve `/models/load` and `/models/unload` of llama.cpp's server: models are loaded by their owner only.
+        """Serve `/models/load` and `/models/unload` of llama.cpp's server, which do not wait.
 
         Raises:
-            RefusedError: Always, with the state of the model and the command for its owner.
+            RefusedError: There is no such model, it has that state already, or only the command in the message changes
+                it.
         """
         if exchange.head.method != "POST":
             message = f"{exchange.head.method} is not allowed on /models/{command}"
@@ -159,6 +166,10 @@ class ModelList:
         if loads == (value != State.UNLOADED.value):
             message = f"model {wanted!r} is {value}; it is {'already' if loads else 'not'} running"
             raise refused(400, message, "already_running" if loads else "not_running")
+        if self.activator is not None and (one.loads if loads else self.activator.unload(one.service)):
+            if loads:
+                self.activator.load(one.service)
+            return Response.json(200, {"success": True})
         fix = f"run `llmkube scale {wanted} {int(loads)}`"
         message = f"model {wanted!r} is {value}: this gateway does not {command} models on request; {fix}"
         raise refused(501, message, "not_supported")

@@ -94,7 +94,8 @@ class RunningService:
         if not gate.activation.on_request:
             return view
         load_seconds = gate.ledger.book.load_seconds(self.status_manager.key)
-        return attrs.evolve(view, on_request=True, load_seconds=load_seconds)
+        hold_seconds = gate.activation.hold_seconds
+        return attrs.evolve(view, on_request=True, load_seconds=load_seconds, hold_seconds=hold_seconds)
 
     def set_desired(self, desired: Desired) -> None:
         """Set a newer desired state."""

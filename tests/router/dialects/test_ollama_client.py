@@ -72,9 +72,7 @@ def test_results_belong_to_the_calls_before_them():
 @pytest.mark.parametrize(
     ("read", "body", "words"),
     [
-        (read_chat, ASKED | {"messages": [], "keep_alive": 0}, "keep_alive is 0 without a prompt"),
-        (read_generate, {"model": "m", "keep_alive": "0s"}, "stays loaded until `llmkube scale NAME 0`"),
-        (read_embed, {"model": "m", "keep_alive": 0}, "keep_alive is 0"),
+        (read_generate, {"model": "m", "keep_alive": "soon"}, "keep_alive is 'soon'; write seconds"),
         (read_chat, ASKED | {"messages": [{"role": "robot"}]}, "'robot'; write system"),
         (read_chat, ASKED | {"messages": [{"role": "tool", "tool_name": "f"}]}, "which no earlier message calls"),
         (read_chat, ASKED | {"messages": [{"role": "user", "content": [1]}]}, "must be a string"),
@@ -124,6 +122,7 @@ def test_texts_are_asked_for_vectors():
         (read_chat, {"messages": [], "keep_alive": -1}, {"done_reason": "load"}),
         (read_generate, {}, {"response": "", "done": True, "done_reason": "load"}),
         (read_generate, {"prompt": "", "keep_alive": "10m"}, {"done_reason": "load"}),
+        (read_generate, {"prompt": "", "keep_alive": "0s"}, {"done_reason": "unload"}),
         (read_embed, {"input": []}, {"embeddings": []}),
         (read_embed, {"input": ""}, {"embeddings": []}),
         (read_embeddings, {"prompt": ""}, {"embedding": []}),
@@ -142,9 +141,7 @@ def test_every_line_has_a_time():
     """A backend that sends none gets that of the request; clients in Rust refuse a line without it."""
     translator = OllamaTranslator(model="m")
     translator.begin(1_700_000_000)
-    assert {line["created_at"] for line in lines_of(translator.waiting() + translator.end())} == {
-        "2023-11-14T22:13:20Z"
-    }
+    assert {line["created_at"] for line in lines_of(translator.end())} == {"2023-11-14T22:13:20Z"}
 
 
 def test_the_older_path_for_embeddings_has_one_text():
@@ -226,11 +223,10 @@ def test_odd_numbers_of_a_backend_are_left_out(changes):
     assert OllamaTranslator(model="m").complete(200, changes)["total_duration"] == 0
 
 
-def test_a_waiting_client_gets_a_line_without_text():
-    """A failed request ends with an error line."""
+def test_a_waiting_client_gets_no_line():
+    """Its format has no comments; a failed request ends with an error line."""
     translator = OllamaTranslator(model="m")
-    (line,) = lines_of(translator.waiting())
-    assert (line["message"]["content"], line["done"]) == ("", False)
+    assert translator.waiting() == b""
     assert lines_of(translator.failed({"message": "gone"})) == [{"error": "gone"}]
 
 

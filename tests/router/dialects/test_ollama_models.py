@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmkube.router.dialects.ollama_models import ModelFacts, is_unload, known_name, listed, running, shown
+from llmkube.router.dialects.ollama_models import ModelFacts, known_name, listed, running, shown
 
 META = {
     "n_ctx": 8192,
@@ -93,15 +93,3 @@ def test_odd_properties_leave_the_facts_unchanged(props):
 def test_the_default_tag_names_the_same_model(name, known, expected):
     """A model whose id has the tag is preferred."""
     assert known_name(name, known.__contains__) == expected
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        *((each, True) for each in (0, 0.0, "0", "0s", "0m", "-0ms")),
-        *((each, False) for each in (None, -1, 5, "5m", "10", False, [])),
-    ],
-)
-def test_a_duration_of_zero_unloads(value, expected):
-    """It is a number of seconds or a text of Go's durations."""
-    assert is_unload(value) is expected

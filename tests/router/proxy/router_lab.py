@@ -258,6 +258,7 @@ async def open_lab(
     limits=LIMITS,
     budgets_folder=None,
     make_pair=trio.testing.memory_stream_pair,
+    holds=None,
     **scripts,
 ):
     """Run a router over backends: `name=script` or `name=(script, script)`, by the host in their URL."""
@@ -290,6 +291,7 @@ async def open_lab(
             egress=egress,
             write=write,
             budgets_folder=budgets_folder,
+            holds=holds,
         ) as router,
     ):
         lab.router = router

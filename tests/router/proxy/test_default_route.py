@@ -46,6 +46,7 @@ class View:
     aliases: tuple[str, ...] = ()
     on_request: bool = False
     load_seconds: float = 0.0
+    hold_seconds: float | None = None
 
 
 def service(name, namespace="ml", **spec):
@@ -76,6 +77,7 @@ class Engine:
         self.more = more
         self.at_once = self.most_at_once = 0
         self.pause = 0.0
+        self.handle_chat = None
 
     async def handle(self, exchange):
         request = exchange.request
@@ -85,6 +87,9 @@ class Engine:
             self.most_at_once = max(self.most_at_once, self.at_once)
             await trio.sleep(self.pause)
             self.at_once -= 1
+        if request.path == CHAT and self.handle_chat is not None:
+            await self.handle_chat(exchange)
+            return
         if request.path == CHAT and json.loads(exchange.body).get("stream"):
             async with exchange.stream(200, Headers.of({"Content-Type": "text/event-stream"})) as send:
                 await send(pieces("yes", " indeed"))
@@ -170,6 +175,13 @@ async def open_world(*engines):
     """Run a gateway with its router and the service `chat`."""
     world = World(engines or (Engine(),))
     world.serve("chat")
+    async with run_world(world):
+        yield world
+
+
+@asynccontextmanager
+async def run_world(world):
+    """Run the gateway of a world."""
     async with open_http_client(world.connect) as client, trio.open_nursery() as nursery:
         handler = await nursery.start(run_default_route, world.there, client)
         for engine in world.engines.values():
@@ -177,7 +189,7 @@ async def open_world(*engines):
         await nursery.start(
             partial(run_server, handler, [world.front], judge=in_dialect(refuse_foreign_pages), stamp=cors_lines)
         )
-        yield world
+        yield
         nursery.cancel_scope.cancel()
 
 

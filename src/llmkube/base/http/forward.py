@@ -4,7 +4,7 @@ Header lines are relayed as they were parsed, and a body in its own framing, whi
 other server's CORS headers are left out if this one adds its own (`stamp`): a browser rejects duplicates.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import nullcontext
 from typing import Final
 
@@ -41,6 +41,7 @@ async def forward(
     editor: BodyEditor | None = None,
     edit_error: ErrorEditor | None = None,
     on_sent: OnSent | None = None,
+    relay: Callable[[StreamedResponse], Awaitable[None]] | None = None,
 ) -> bool:
     """Forward a request with this body to another server; return whether its response was relayed.
 
@@ -57,6 +58,7 @@ async def forward(
         editor: Edits the body of the response; None relays it unchanged.
         edit_error: Edits errors; None relays them like other responses.
         on_sent: Called once the whole request has been sent.
+        relay: Relays the response; None relays it as it is, or edited.
 
     Raises:
         ConnectError: No connection.
@@ -76,12 +78,10 @@ async def forward(
     try:
         if answer.head.status in excluding:
             return False
-        if edit_error is not None and (answer.status == 400 or answer.status >= 500):
-            received = bytearray()
-            while len(received) < MAX_ERROR_BYTES and (piece := await answer.receive_some()):
-                received += piece
-            headers = answer.headers.end_to_end().without("content-length")
-            await exchange.respond(edit_error(Response(answer.status, headers, bytes(received))))
+        if relay is not None:
+            await relay(answer)
+        elif edit_error is not None and (answer.status == 400 or answer.status >= 500):
+            await exchange.respond(edit_error(await whole_error(answer)))
         elif editor is None:
             await _relay(answer, exchange)
         else:
@@ -90,6 +90,14 @@ async def forward(
     finally:
         if not client.release_nowait(answer):
             await trio.aclose_forcefully(answer.stream)
+
+
+async def whole_error(answer: StreamedResponse) -> Response:
+    """Return an error with its body, up to `MAX_ERROR_BYTES`."""
+    received = bytearray()
+    while len(received) < MAX_ERROR_BYTES and (piece := await answer.receive_some()):
+        received += piece
+    return Response(answer.status, answer.headers.end_to_end().without("content-length"), bytes(received))
 
 
 async def _relay(answer: StreamedResponse, exchange: StreamExchange) -> None:

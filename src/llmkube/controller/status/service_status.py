@@ -46,6 +46,7 @@ from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.status.model_status import accelerator_of, assess_model, no_host_message
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec, InferenceServiceStatus
+from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, HOST_ENGINES, resolve_runtime
 from llmkube.k8s.leases.live_hosts import LiveHosts

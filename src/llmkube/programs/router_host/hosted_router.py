@@ -80,7 +80,7 @@ class HostedRouter:
             connect=services.connect,
             egress=services.egress,
             budgets_folder=self.folder / _BUDGETS,
-            directory=services.directory,
+            holds=services.holds,
             turns=services.turns,
             on_error=services.on_error,
         ) as self.router:

@@ -17,6 +17,9 @@ MAX_KEY_BYTES: Final = 16 * 1024
 _NO_FILE: Final = (0, 0, 0)
 _TENANT_DIGITS: Final = 16
 
+OWNER: Final = "owner"
+"""Team whose keys may load, unload and pin models."""
+
 Stamp = tuple[int, int, int]
 
 
@@ -80,7 +83,8 @@ class ClientKeys:
             for line in file.read_text(encoding="ascii", errors="replace").splitlines():
                 if key := line.strip():
                     digest = digest_of_key(key)
-                    holders[digest] = Principal(team=file.name, tenant=digest.hex()[:_TENANT_DIGITS])
+                    tenant, is_owner = digest.hex()[:_TENANT_DIGITS], file.name == OWNER
+                    holders[digest] = Principal(team=file.name, tenant=tenant, is_owner=is_owner)
         self._holders, self._stamps = holders, stamps
 
     def holder_of(self, digest: bytes) -> Principal | None:

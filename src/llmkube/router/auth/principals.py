@@ -44,7 +44,7 @@ def identify(headers: Headers, peer: str, clients: ClientAuth | None) -> Princip
         clients: None if the router needs no authentication.
     """
     if clients is None:
-        return Principal(tenant=peer)
+        return Principal(tenant=peer, is_owner=True)
     credential, digest = headers.derived(_credential)
     if not credential:
         return None

@@ -85,12 +85,15 @@ class Translation:
         body: Body of the backend's request.
         translator: Translates the answers; None forwards them.
         dropped: Fields without a counterpart that do not change the meaning of an answer, for the audit log.
+        keep_seconds: Time for which the model stays loaded after the request: 0 unloads it, infinite keeps it; None if
+            the client does not set it.
     """
 
     path: str
     body: JsonObject = attrs.field(repr=False)
     translator: AnswerTranslator | None = None
     dropped: tuple[str, ...] = ()
+    keep_seconds: float | None = None
 
 
 @attrs.frozen

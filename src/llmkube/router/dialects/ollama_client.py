@@ -1,17 +1,20 @@
 """Translates requests of clients of Ollama's API to chat completions and embeddings, and their answers. Pure.
 
 https://github.com/ollama/ollama/blob/main/docs/api.md. An answer is a stream unless the request disables it; an event
-is a line of JSON. A request without a prompt loads the model: it is answered without a backend, since the model of a
-backend that gets requests is loaded. Features of Ollama's own server (a template, raw prompts, a context of token IDs)
-are refused; settings of its engine (`keep_alive`, `options.num_ctx`) are left out, and logged in the audit log.
+is a line of JSON. A request without a prompt loads or unloads the model, and has no answer of a backend. Features of
+Ollama's own server (a template, raw prompts, a context of token IDs) are refused; settings of its engine
+(`options.num_ctx`) are left out, and logged in the audit log, and so is `keep_alive` where it has no effect.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import attrs
 import orjson
 
+from llmkube.base.errors import UserError
+from llmkube.base.units import parse_duration
 from llmkube.router.dialects.dialect import (
     LINES,
     AnswerTranslator,
@@ -29,7 +32,7 @@ from llmkube.router.dialects.dialect import (
     objects_in,
     text_in,
 )
-from llmkube.router.dialects.ollama_models import MODEL_NAME, is_unload, time_of
+from llmkube.router.dialects.ollama_models import MODEL_NAME, time_of
 
 MAX_CALLS: Final = 256
 MAX_CALL_CHARACTERS: Final = 4 << 20
@@ -118,10 +121,6 @@ class OllamaTranslator(AnswerTranslator):
             message["tool_calls"] = calls
         return line | {"message": message}
 
-    def waiting(self) -> bytes:
-        """Return a line with an empty text."""
-        return orjson.dumps(self._line({}, "") | {"done": False}) + b"\n"
-
     def end(self) -> bytes:
         """Return the last line, with tool calls, reason and usage."""
         calls = _calls_of([self._calls[at] for at in sorted(self._calls)])
@@ -134,11 +133,17 @@ class OllamaTranslator(AnswerTranslator):
 
 @attrs.define(eq=False, kw_only=True)
 class LoadTranslator(OllamaTranslator):
-    """Answers a request without a prompt, which loads the model."""
+    """Answers a request without a prompt, which loads the model, or unloads it.
+
+    Attributes:
+        done: `load` or `unload`.
+    """
+
+    done: str = "load"
 
     def answer(self, body: Mapping[str, Any]) -> JsonObject:
         """Return the only line."""
-        return self._line(body, "") | {"done": True, "done_reason": "load"}
+        return self._line(body, "") | {"done": True, "done_reason": self.done}
 
 
 def _calls_of(calls: list[JsonObject]) -> list[JsonObject]:
@@ -266,17 +271,32 @@ def _embedding(body: JsonObject, texts: list[str], field: str, translator: Embed
     if "dimensions" in names and "dimensions" in body:
         embeddings["dimensions"] = body["dimensions"]
     left_out = tuple(name for name in body if name not in names)
-    return Translation(path="/embeddings", body=embeddings, translator=translator, dropped=left_out)
+    return Translation(
+        path="/embeddings", body=embeddings, translator=translator, dropped=left_out, keep_seconds=_keep_seconds(body)
+    )
 
 
 def _load(body: JsonObject, translator: AnswerTranslator) -> Translation:
-    """Return a request to load a model, which does nothing: the model of a backend that gets requests is loaded."""
-    if is_unload(body.get("keep_alive")):
-        raise DialectError(
-            "keep_alive is 0 without a prompt, which unloads a model in Ollama; here a model stays loaded until "
-            "`llmkube scale NAME 0`"
-        )
-    return Translation(path="", body={"model": body.get("model")}, translator=translator)
+    """Return a request to load or unload a model."""
+    seconds = _keep_seconds(body)
+    if seconds == 0 and isinstance(translator, LoadTranslator):
+        translator.done = "unload"
+    return Translation(path="", body={"model": body.get("model")}, translator=translator, keep_seconds=seconds)
+
+
+def _keep_seconds(body: Mapping[str, Any]) -> float | None:
+    """Return the seconds of `keep_alive`, a number or one of Go's durations; infinite if negative, None if absent."""
+    value = body.get("keep_alive")
+    if value is None:
+        return None
+    text = str(value).strip()
+    try:
+        if not isinstance(value, str | int | float) or isinstance(value, bool):
+            raise UserError("it is neither a number nor a text")
+        seconds = parse_duration(text.removeprefix("-"))
+    except UserError as exc:
+        raise DialectError(f'keep_alive is {value!r:.80}; write seconds, "5m", 0 to unload or -1 for ever') from exc
+    return math.inf if seconds and text.startswith("-") else seconds
 
 
 def _translated(body: JsonObject, turns: list[JsonObject], translator: OllamaTranslator) -> Translation:
@@ -305,7 +325,13 @@ def _translated(body: JsonObject, turns: list[JsonObject], translator: OllamaTra
     read = _READ_OF_GENERATE if translator.is_generate else _READ_OF_CHAT
     dropped = [name for name in body if name not in read]
     dropped += [f"options.{name}" for name in options if name not in _OPTIONS]
-    return Translation(path="/chat/completions", body=chat, translator=translator, dropped=tuple(dropped))
+    return Translation(
+        path="/chat/completions",
+        body=chat,
+        translator=translator,
+        dropped=tuple(dropped),
+        keep_seconds=_keep_seconds(body),
+    )
 
 
 def _refuse_ollama_only(body: JsonObject) -> None:

@@ -5,7 +5,6 @@ makes it stable. Facts: https://github.com/ollama/ollama, docs/api.md, `server/r
 """
 
 import hashlib
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -35,7 +34,6 @@ _CAPABILITIES: Final[Mapping[str, str]] = {
     "embedding": "embedding",
     "embeddings": "embedding",
 }
-_ZERO: Final = re.compile(r"-?0+(\.0+)?[a-zµ]*")
 _UNITS: Final = ((1e9, "{:.1f}B"), (1e6, "{:.2f}M"), (1e3, "{:.0f}K"))
 
 
@@ -106,13 +104,6 @@ def known_name(name: str, is_known: Callable[[str], bool]) -> str:
     """Return a model's id without Ollama's default tag, unless there is a model with that id."""
     short = name.removesuffix(_DEFAULT_TAG)
     return short if short != name and not is_known(name) and is_known(short) else name
-
-
-def is_unload(keep_alive: object) -> bool:
-    """Return whether a value of `keep_alive`, a number of seconds or a duration as text, unloads the model at once."""
-    if isinstance(keep_alive, str):
-        return _ZERO.fullmatch(keep_alive) is not None
-    return isinstance(keep_alive, int | float) and not isinstance(keep_alive, bool) and keep_alive == 0
 
 
 def listed(models: Sequence[tuple[str, ModelFacts]], created: int) -> Mapping[str, Any]:

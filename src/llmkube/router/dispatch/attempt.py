@@ -61,6 +61,7 @@ class ClientRequest:
         translator: Translates the answer to the client's dialect; None forwards it.
         dropped: Fields of the client's request that were lost in translation.
         cache_salt: Separates the prompt caches of tenants; "" if they share them.
+        keep_seconds: As `Translation.keep_seconds`; None if it has no effect.
     """
 
     path: str
@@ -71,6 +72,7 @@ class ClientRequest:
     translator: AnswerTranslator | None = attrs.field(default=None, repr=False)
     dropped: tuple[str, ...] = ()
     cache_salt: str = ""
+    keep_seconds: float | None = None
 
     @property
     def streams(self) -> bool:

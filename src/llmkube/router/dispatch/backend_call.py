@@ -9,12 +9,14 @@ import orjson
 import trio
 
 from llmkube.base.http.message import NO_HEADERS, Headers
+from llmkube.router.backends import NOT_READY, UnavailableModel
 from llmkube.router.budgets.meter import answer_count, prompt_bytes, requested_tokens, usage_of_all_answers
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.dialects.dialect import DialectError, error_in_answer
 from llmkube.router.dispatch.attempt import Answer, Attempts, ClientRequest, Stream, without_unseen_pictures
 from llmkube.router.dispatch.circuits import BackendStats, Circuit, Circuits
 from llmkube.router.dispatch.forwarded_headers import answer_lines
+from llmkube.router.dispatch.holds import HeldRequest, Holds
 from llmkube.router.dispatch.record import Record, RoutedRequest, server_timing
 from llmkube.router.dispatch.relay import (
     BREAKS,
@@ -29,12 +31,12 @@ from llmkube.router.dispatch.relay import (
 )
 from llmkube.router.dispatch.request_body import COUNT_TOKENS, STREAMING
 from llmkube.router.dispatch.suspects import CULPRIT, Suspect, Suspects
-from llmkube.router.dispatch.verdicts import INTERRUPTED, Cause, Failure
+from llmkube.router.dispatch.verdicts import INTERRUPTED, Cause, Failure, retry_after
 from llmkube.router.health.engine_watch import EngineWatch, WaitingRequest
 from llmkube.router.policy.permits import Permit
 from llmkube.router.prefix_cache.tenant_prompts import TenantPrompts
 from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
-from llmkube.router.refusals import error_object
+from llmkube.router.refusals import RefusedError, error_object
 from llmkube.router.turns import EngineQueue, Turn, Turns
 
 
@@ -54,6 +56,7 @@ class BackendCalls:
         on_error: Called with the model of an engine of ours that answers with status 500 or higher.
         prefixes: Marks prompts.
         own_prompts: Answered prompts of each tenant.
+        holds: Requests that wait until their model is loaded.
     """
 
     attempts: Attempts
@@ -67,6 +70,7 @@ class BackendCalls:
     on_error: Callable[[str], None]
     prefixes: WarmPrefixes
     own_prompts: TenantPrompts = attrs.field(factory=TenantPrompts)
+    holds: Holds = attrs.field(factory=Holds)
 
     async def call(self, permit: Permit, request: RoutedRequest) -> Failure | None:
         """Return why the backend failed; None if the client has its answer.
@@ -75,12 +79,38 @@ class BackendCalls:
         """
         name = permit.backend.name
         self.stats.in_flight[name] += 1
+        found = self.holds.state_of(permit.backend)
         try:
-            if not permit.backend.slots or request.inbound.path == COUNT_TOKENS or self._is_open(name, request):
-                return await self._call(permit, request)
-            return await self._call_in_turn(permit, request)
+            with self.holds.using(found):
+                failure = await self._hold(permit.backend, request) if isinstance(found, UnavailableModel) else None
+                return failure or await self._call_loaded(permit, request)
         finally:
             self.stats.in_flight[name] -= 1
+
+    async def _hold(self, backend: Backend, request: RoutedRequest) -> Failure | None:
+        """Wait until the model of a backend is loaded; return a failure if it takes too long."""
+        record, began_at, lines = request.record, trio.current_time(), None
+        if request.inbound.streams:
+            lines = answer_lines(NO_HEADERS, request.inbound.request_id, backend.name)
+        held = HeldRequest(record.decided.tenant, record.request.started_at, request.client, lines)
+        try:
+            await self.holds.wait(backend.model, held)
+        except RefusedError as refusal:
+            cause = Cause.NOT_LOADED if refusal.code == NOT_READY else Cause.QUEUE
+            seconds, words = retry_after(refusal.response.headers), refusal.error["message"]
+            failure = Failure(cause, words, 503, seconds, has_siblings=True, reason=refusal.error.get("reason", ""))
+            self._record_attempt(record, backend.name, failure, trio.current_time() - began_at)
+            return failure
+        if waited := trio.current_time() - began_at:
+            record.update(load_seconds=(record.answer.load_seconds or 0.0) + waited)
+            self.circuits.apply(backend.name, record.decided.tenant, Circuit.succeeded)  # its engine is a new one
+        return None
+
+    async def _call_loaded(self, permit: Permit, request: RoutedRequest) -> Failure | None:
+        name = permit.backend.name
+        if not permit.backend.slots or request.inbound.path == COUNT_TOKENS or self._is_open(name, request):
+            return await self._call(permit, request)
+        return await self._call_in_turn(permit, request)
 
     def _is_open(self, name: str, request: RoutedRequest) -> bool:
         return self.circuits.is_open(name, request.record.decided.tenant, trio.current_time())

@@ -15,6 +15,7 @@ import trio
 
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.message import NO_HEADERS, encode_lines
+from llmkube.router.backends import NOT_READY
 from llmkube.router.continuation.joined_answer import JoinedAnswer, continuation_targets, is_twin
 from llmkube.router.dispatch.attempt import ClientRequest
 from llmkube.router.dispatch.backend_call import BackendCalls
@@ -29,6 +30,14 @@ from llmkube.router.policy.permits import Permit
 from llmkube.router.refusals import RefusedError, queue_refusal, refused
 
 LOADING_RETRY_SECONDS: Final = 5
+
+_CODES: Final = {
+    Cause.TIMEOUT: (504, "backend_timeout"),
+    Cause.FROZEN: (504, "backend_timeout"),
+    Cause.RATE_LIMITED: (429, "rate_limited"),
+    **dict.fromkeys((Cause.CIRCUIT, Cause.KEY, Cause.MISSING, Cause.NOT_READY), (503, "no_backend_available")),
+}
+"""Status and code of the error, by the cause of the last failure."""
 
 
 def no_answer(
@@ -46,7 +55,8 @@ def no_answer(
     blamed = failures[-1] if failures[-1].cause is Cause.CULPRIT else failures[0]
     if blamed.cause is Cause.CULPRIT or all(each.cause is Cause.UNSUPPORTED for each in failures):
         return refused(400, blamed.detail, blamed.cause.value)
-    seconds, is_stuck = max(1, math.ceil(wait_seconds)), all(each.is_stuck for each in failures)
+    loads = [each.retry_after_seconds or 0.0 for each in failures if each.cause is Cause.NOT_LOADED]
+    seconds, is_stuck = max(1, math.ceil(max(wait_seconds, *loads, 0.0))), all(each.is_stuck for each in failures)
     headers = {"X-Should-Retry": "false"} if is_stuck else {"Retry-After": str(seconds)}
     if closed_by:
         return refused(503, f"{message}, and rule {closed_by!r} fails closed", "fail_closed_runtime", headers)
@@ -60,16 +70,13 @@ def no_answer(
             return refused(429, f"{message}: {last.detail}", last.cause.value, headers)
         case Cause.BUDGET_STORE:
             return refused(503, f"{message}: {last.detail}", last.cause.value, {"Retry-After": "5"})
-        case Cause.TIMEOUT | Cause.FROZEN:
-            return refused(504, message, "backend_timeout")
-        case Cause.RATE_LIMITED:
-            return refused(429, message, "rate_limited", headers)
+        case Cause.NOT_LOADED:
+            return refused(503, f"{message}: {last.detail}", NOT_READY, headers, reason=last.reason)
         case Cause.LOADING:
             return refused(503, message, "model_loading", {"Retry-After": str(LOADING_RETRY_SECONDS)})
-        case Cause.CIRCUIT | Cause.KEY | Cause.MISSING | Cause.NOT_READY:
-            return refused(503, message, "no_backend_available", headers)
         case _:
-            return refused(502, message, "all_backends_failed")
+            status, code = _CODES.get(last.cause, (502, "all_backends_failed"))
+            return refused(status, message, code, headers if status in (429, 503) else {})
 
 
 LOADING_POLL_SECONDS: Final = 1.0
@@ -134,7 +141,8 @@ class Dispatcher:
     async def _call_until_loaded(self, permit: Permit, request: RoutedRequest) -> Failure | None:
         """Retry an engine of ours while it loads its model, up to the first-byte timeout."""
         name, client, record = permit.backend.name, request.client, request.record
-        until = record.request.started_at + request.first_byte_seconds(name)
+        held = record.answer.load_seconds or 0.0
+        until = record.request.started_at + held + request.first_byte_seconds(name)
         silent_since = began_at = trio.current_time()
         queued_before = record.answer.queue_seconds or 0.0
         while trio.current_time() + LOADING_POLL_SECONDS < until:
@@ -144,7 +152,7 @@ class Dispatcher:
                 await client.send(LOADING_COMMENT)
                 silent_since = trio.current_time()
             queued = (record.answer.queue_seconds or 0.0) - queued_before
-            record.update(load_seconds=trio.current_time() - began_at - queued)
+            record.update(load_seconds=held + trio.current_time() - began_at - queued)
             failure = await self.calls.call(permit, request)
             if failure is None or failure.cause is not Cause.LOADING:
                 return failure

@@ -18,6 +18,7 @@ import trio
 from llmkube.base.event_stream import EventParser, OversizedEventError
 from llmkube.base.http.errors import HttpError
 from llmkube.base.http.exchange import StreamExchange
+from llmkube.base.http.message import Response
 from llmkube.router.continuation.joined_answer import JoinedAnswer
 from llmkube.router.continuation.token_count import JoinError
 from llmkube.router.dialects.dialect import AnswerTranslator, DialectError, data_event
@@ -105,6 +106,12 @@ class ClientStream:
         await self._send(events, b"0\r\n\r\n" if is_whole else b"")
         self.exchange.complete, self.exchange.keep_alive = is_whole, False
 
+    async def finish(self) -> None:
+        """Send the clean end of a stream that has its last event."""
+        if self.exchange.chunks_allowed:
+            await self.exchange.send(b"0\r\n\r\n")
+        self.exchange.complete = True
+
     async def respond(self, status: int, lines: bytes, body: bytes) -> None:
         """Send a whole answer: a JSON object, and header lines.
 
@@ -136,6 +143,14 @@ def translated(status: int, body: bytes, translator: AnswerTranslator) -> bytes:
         return orjson.dumps(translator.complete(status, orjson.loads(body)))
     except orjson.JSONEncodeError as exc:
         raise DialectError(f"it is nested too deeply: {exc}") from exc
+
+
+async def refuse(exchange: StreamExchange, response: Response, error: dict[str, Any]) -> None:
+    """Send an error: a whole response, or the last event if a stream in OpenAI's format has begun."""
+    if exchange.begun:
+        await ClientStream(exchange).fail(error, is_whole=True)
+    else:
+        await exchange.respond(response)
 
 
 async def comment_until(done: trio.Event, client: ClientStream, comment: bytes) -> None:

@@ -41,6 +41,7 @@ class Cause(enum.Enum):
     KEY = "no_key"
     MISSING = "not_available"
     NOT_READY = "not_ready"
+    NOT_LOADED = "not_loaded"
     UNSUPPORTED = "unsupported"
     QUEUE = "queue"
     FROZEN = "frozen"
@@ -92,7 +93,7 @@ FINAL: Final = frozenset({Cause.BUDGET, Cause.BUDGET_STORE, Cause.CULPRIT})
 
 _INDEPENDENT: Final = frozenset({Cause.CONNECT, Cause.FROZEN, Cause.REDIRECT})
 _NO_FAULT: Final = FINAL | {
-    *(Cause.CIRCUIT, Cause.KEY, Cause.MISSING, Cause.NOT_READY),
+    *(Cause.CIRCUIT, Cause.KEY, Cause.MISSING, Cause.NOT_READY, Cause.NOT_LOADED),
     *(Cause.LOADING, Cause.RATE_LIMITED, Cause.UNSUPPORTED, Cause.QUEUE),
 }
 _CONTENT_CODES: Final = frozenset(

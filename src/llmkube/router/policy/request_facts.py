@@ -35,10 +35,12 @@ class Principal:
     Attributes:
         team: "" if the router needs no authentication.
         tenant: The unit of fair sharing: a digest of the key or of the token's subject, else the address.
+        is_owner: Whether it may load, unload and pin models: with a key of the team `owner`, or without authentication.
     """
 
     team: str = ""
     tenant: str = ""
+    is_owner: bool = False
 
 
 ANONYMOUS: Final = Principal()

@@ -24,11 +24,12 @@ from llmkube.base.http.exchange import StreamExchange
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import GGUFStatus, Model
 from llmkube.k8s.resource import Key
-from llmkube.router.backends import ModelDirectory, engine_of
+from llmkube.router.backends import Activator, ModelDirectory, UnavailableModel, find_model, not_ready
 from llmkube.router.config.compile_backend import ResolvedService
 from llmkube.router.config.routing_config import Backend, Match, RoutingConfig, Rule
 from llmkube.router.dialects.inbound import DIALECTS, OLLAMA
 from llmkube.router.dialects.ollama_models import MODEL_NAME, ModelFacts
+from llmkube.router.dispatch.holds import Holds
 from llmkube.router.front_door import PassThrough, passing_door
 from llmkube.router.model_field import BodyError, is_parsed, read_model
 from llmkube.router.model_list import ModelEntry
@@ -60,6 +61,8 @@ class Services:
         has_open_route: Whether the services also answer at `url` without a router, and so without its keys.
         egress: Proxies and additional certificates for providers.
         on_error: Called with the service of an engine that answers with status 500 or higher.
+        activator: Loads services on request; None if all are always loaded.
+        holds: Requests that wait until their model is loaded.
     """
 
     directory: ModelDirectory
@@ -74,6 +77,10 @@ class Services:
     has_open_route: bool = True
     egress: Egress = DIRECTLY
     on_error: Callable[[str], None] = lambda _: None
+    activator: Activator | None = None
+    holds: Holds = attrs.field(
+        default=attrs.Factory(lambda self: Holds(self.directory, self.activator), takes_self=True), init=False
+    )
 
 
 async def run_default_route(
@@ -99,11 +106,12 @@ async def run_default_route(
         rng=services.rng,
         connect=services.connect,
         write=_write_nothing,
-        directory=services.directory,
+        holds=services.holds,
         turns=services.turns,
         on_error=services.on_error,
     ) as router:
-        proxy = PassThrough(services.directory, client, router.begin, router.suspects, services.on_error)
+        shared = services.on_error, services.holds
+        proxy = PassThrough(services.directory, client, router.begin, router.suspects, *shared)
         listed = _listed_fields(services, router)
         task_status.started(passing_door(proxy, services.utcnow, listed, partial(_describe, services), further))
         await trio.sleep_forever()
@@ -129,14 +137,21 @@ def _listed_fields(services: Services, router: Router) -> StreamHandler:
     async def answer(exchange: StreamExchange) -> None:
         head = exchange.head
         path = route_of(head.path)
+        model_id, found = "", None
         if path in DIALECTS and head.method == "POST":
             with contextlib.suppress(BodyError):  # the router reports it
                 named, _ = await read_model(exchange.body)
                 if named is None and path.startswith(OLLAMA) and is_parsed(exchange.body):
                     named = orjson.loads(exchange.body).get(MODEL_NAME)
-                engine_of(services.directory, named, path)  # refuses at once while the model loads
-        await router.live.reload_if_changed()  # so that the router has every model of the directory
-        await router.listed_fields(exchange)
+                model_id, found = find_model(services.directory, named, path)
+        is_unready = isinstance(found, UnavailableModel) and not found.wakes
+        with services.holds.using(found if is_unready else None):
+            if is_unready:
+                found = services.directory.lookup(model_id)
+            if isinstance(found, UnavailableModel) and not found.wakes:
+                raise not_ready(model_id, found)  # at once, while the model loads
+            await router.live.reload_if_changed()  # so that the router has every model of the directory
+            await router.listed_fields(exchange)
 
     return answer
 

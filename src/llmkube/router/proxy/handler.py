@@ -11,6 +11,7 @@ that a client without a key cannot make the log grow.
 """
 
 import hashlib
+import math
 import random
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -25,6 +26,7 @@ from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Response
 from llmkube.base.loop_shares import current_client, long_step
 from llmkube.router.auth.principals import principal_of
+from llmkube.router.backends import UnavailableModel
 from llmkube.router.budget_store.router_budgets import RouterBudgets
 from llmkube.router.budgets.meter import (
     BudgetStoreError,
@@ -50,7 +52,9 @@ from llmkube.router.dispatch.attempt import ClientRequest
 from llmkube.router.dispatch.attempt_charges import BUDGET_UNAVAILABLE, AttemptCharges
 from llmkube.router.dispatch.circuits import BackendStats
 from llmkube.router.dispatch.dispatcher import Dispatcher
+from llmkube.router.dispatch.holds import HeldRequest, Holds
 from llmkube.router.dispatch.record import DecisionRecord, Record, record_of
+from llmkube.router.dispatch.relay import ClientStream, refuse
 from llmkube.router.dispatch.request_body import (
     COUNT_TOKENS,
     STREAMING,
@@ -67,7 +71,7 @@ from llmkube.router.model_field import check_grammars, parsed_bytes
 from llmkube.router.model_list import ModelEntry
 from llmkube.router.policy.decision import FAIL_CLOSED, MODEL_NOT_ALLOWED, NO_ROUTE, NOT_PERMITTED, Decision, decide
 from llmkube.router.policy.permits import permits_for
-from llmkube.router.policy.request_facts import ANONYMOUS, RequestFacts, facts_of
+from llmkube.router.policy.request_facts import ANONYMOUS, Principal, RequestFacts, facts_of
 from llmkube.router.prefix_cache.warm_prefixes import Prompt, WarmPrefixes
 from llmkube.router.proxy.audit_log import AuditLog, fields_of
 from llmkube.router.proxy.live_config import Routing
@@ -105,6 +109,11 @@ REQUEST_BYTES: Final = 64 << 10
 DO_NOT_RETRY: Final[Mapping[str, str]] = {"X-Should-Retry": "false"}
 """For clients that retry automatically."""
 
+_FOR_OWNER: Final = "needs a key of the team `owner` at this router"
+_STAYS_LOADED: Final = (
+    "keep_alive is 0 without a prompt, which unloads a model in Ollama; this model stays loaded until "
+    "`llmkube scale NAME 0`"
+)
 _CONNECT_ERROR: Final = Cause.CONNECT.value
 _REFUSALS: Final = {
     NO_ROUTE: (404, "no_route"),
@@ -172,6 +181,7 @@ class ListedFields:
                 permit = decision.order[0]
                 backend = permit.backend
                 runs = not backend.provider and not backend.missing
+                runs = runs and not isinstance(self._holds.state_of(backend), UnavailableModel)
                 ask = partial(self.dispatcher.calls.attempts.ask, permit) if runs and backend.base_url else None
                 found.append(ModelEntry(name=model_id, owner=owner, runs=runs, tags=backend.capabilities, ask=ask))
         return found
@@ -202,7 +212,7 @@ class ListedFields:
                 await self._answer(exchange, path, routing, record)
         except RefusedError as exc:
             record.update(status=exc.response.status, outcome=exc.code)
-            await exchange.respond(refusal_at(path, _with_request_id(exc.response, record)))
+            await refuse(exchange, refusal_at(path, _with_request_id(exc.response, record)), exc.error)
         except Exception:
             record.update(outcome="crashed")  # the server's own broad catch responds and logs it
             raise
@@ -214,7 +224,7 @@ class ListedFields:
             inbound, facts, decision = self._decide(exchange, path, routing, record)
         if not inbound.path:
             record.update(status=200, outcome="ok")
-            await exchange.respond(_with_request_id(self._loaded(inbound, decision), record))
+            await exchange.respond(_with_request_id(await self._loaded(exchange, inbound, decision, record), record))
             return
         body, size, writes = inbound.body, inbound.size, inbound.path in STREAMING
         bound = usage_bound(routing.config, decision, body, size, writes=writes)
@@ -231,6 +241,8 @@ class ListedFields:
             seconds = decision.first_byte_seconds[permit.backend.name]
             self.shadows.offer_nowait(permit, inbound, seconds, inbound.size)
         await self.dispatcher.answer(decision, inbound, exchange, record)
+        if record.answer.status == 200:
+            self._keep(routing.config.backends.get(record.answer.backend), inbound.keep_seconds)
 
     async def _admit_body(self, exchange: StreamExchange, path: str, routing: Routing, record: Record) -> int:
         """Identify the client, and return the most memory that the request takes.
@@ -296,6 +308,10 @@ class ListedFields:
         decision = decided.decision = self._decision(config, facts, decided.prompt)
         if not decision.order:
             raise no_backend_error(config, facts, decision)
+        keep_seconds = self._permitted_keep(translated, principal)
+        if keep_seconds is not None:
+            dropped = tuple(name for name in translated.dropped if name != "keep_alive")
+            translated = attrs.evolve(translated, dropped=dropped)
         inbound = ClientRequest(
             path=translated.path,
             body=body,
@@ -305,20 +321,64 @@ class ListedFields:
             translator=translated.translator,
             dropped=translated.dropped,
             cache_salt="" if routing.clients is None or config.auth.shares_caches else _salt(config, decided.tenant),
+            keep_seconds=keep_seconds,
         )
         return inbound, facts, decision
 
-    def _loaded(self, inbound: ClientRequest, decision: Decision) -> Response:
-        """Return the response to a request to load a model.
+    @property
+    def _holds(self) -> Holds:
+        return self.dispatcher.calls.holds
+
+    def _permitted_keep(self, translated: Translation, principal: Principal) -> float | None:
+        """Return the time for which a request keeps its model loaded; None if it has no effect.
 
         Raises:
-            RefusedError: No backend gets requests now.
+            RefusedError: Only the owner may unload or pin it, or it is always loaded.
         """
+        seconds = translated.keep_seconds
+        if self._holds.activator is None:
+            if seconds == 0 and not translated.path:
+                raise refused(400, _STAYS_LOADED, "invalid_value")
+            return None
+        if seconds in (0, math.inf) and not principal.is_owner:
+            raise refused(403, f"keep_alive 0 and -1 {_FOR_OWNER}; omit it", "owner_only")
+        return seconds if principal.is_owner else None
+
+    def _keep(self, backend: Backend | None, seconds: float | None) -> bool:
+        """Unload the model of a backend, or keep it for some time; return whether it is no longer loaded, or kept."""
+        found, activator = self._holds.state_of(backend) if backend is not None else None, self._holds.activator
+        if found is None or activator is None or seconds is None:
+            return False
+        if seconds == 0:
+            return activator.unload(found.service) or isinstance(found, UnavailableModel)
+        activator.pin(found.service, None if math.isinf(seconds) else seconds)
+        return True
+
+    async def _loaded(
+        self, exchange: StreamExchange, inbound: ClientRequest, decision: Decision, record: Record
+    ) -> Response:
+        """Load the first backend's model, or unload it, and return the response.
+
+        Raises:
+            RefusedError: No backend gets requests now, or the model cannot be loaded or unloaded.
+        """
+        backend, decided, holds = decision.order[0].backend, record.decided, self._holds
+        assert inbound.translator is not None, "it answers a request without a path"
+        if inbound.keep_seconds == 0:
+            if not self._keep(backend, 0):
+                raise refused(400, _STAYS_LOADED, "invalid_value")
+            return Response.json(200, inbound.translator.answer({}))
+        found = holds.state_of(backend)
+        if isinstance(found, UnavailableModel) and holds.activator and not decided.principal.is_owner:
+            raise refused(403, f"a request without a prompt loads the model, which {_FOR_OWNER}", "owner_only")
+        with holds.using(found):
+            client, began_at = ClientStream(exchange), record.request.started_at
+            await holds.wait(backend.model, HeldRequest(decided.tenant, began_at, client, None))
+            self._keep(backend, inbound.keep_seconds)
         obstacles = [self.obstacle(permit.backend.name) for permit in decision.order]
         if all(obstacles):
             message = f"the model is not loaded: {obstacles[0]}; retry later"
             raise refused(503, message, "no_backend_available", {"Retry-After": "5"})
-        assert inbound.translator is not None, "it answers a request without a path"
         return Response.json(200, inbound.translator.answer({}))
 
     async def _admit(self, config: RoutingConfig, claim: UsageBound | None, facts: RequestFacts) -> Reservation:

@@ -47,6 +47,7 @@ from llmkube.router.dispatch.attempt import Attempts
 from llmkube.router.dispatch.backend_call import BackendCalls
 from llmkube.router.dispatch.circuits import BackendStats, CircuitPolicy, Circuits, State
 from llmkube.router.dispatch.dispatcher import Dispatcher
+from llmkube.router.dispatch.holds import Holds
 from llmkube.router.dispatch.suspects import Suspects
 from llmkube.router.dispatch.transport import open_transport
 from llmkube.router.front_door import FrontDoor, Passage
@@ -177,7 +178,7 @@ def _obstacle(directory: ModelDirectory, service: str) -> str:
     found = directory.lookup(service)
     if found is None:
         return f"InferenceService {service} is not served here"
-    if isinstance(found, UnavailableModel) and not will_be_ready(found.reason):
+    if isinstance(found, UnavailableModel) and not found.wakes and not will_be_ready(found.reason):
         return f"InferenceService {service} is not ready ({found.reason})"
     return ""
 
@@ -193,7 +194,7 @@ async def open_router(
     egress: Egress = DIRECTLY,
     write: Write | None = None,
     budgets_folder: Path | None = None,
-    directory: ModelDirectory | None = None,
+    holds: Holds | None = None,
     turns: Turns | None = None,
     https_proxy_pages: bool = True,
     on_error: Callable[[str], None] = lambda _: None,
@@ -209,7 +210,8 @@ async def open_router(
         egress: Proxies, and certificates to trust in addition to the system's.
         write: Writes the audit log; overrides the sink in the config.
         budgets_folder: Folder where budgets are stored; None stores them in this process only.
-        directory: Resolves services to engines; None dials the address of each backend.
+        holds: Resolves and loads services, shared with other routers of this process; None dials the address of each
+            backend.
         turns: Queues of engines, to share them with other routers of this process.
         https_proxy_pages: Whether web pages behind an https proxy may use it.
         on_error: Called with the model of an engine of ours that answers with status 500 or higher.
@@ -225,6 +227,7 @@ async def open_router(
     routing, stamp = load_routing(source, checker_of)
     metrics = RouterMetrics(registry, routing.config.name)
     keys, stats, prefixes = BackendKeys(), BackendStats(), WarmPrefixes(secrets.token_bytes(32))
+    holds = holds or Holds()
     turns, circuits = turns or Turns(), Circuits(CircuitPolicy.of(routing.config.circuit_seconds), rng)
     suspects = Suspects()
     audit = AuditLog(write or writer_of(routing.config.audit), utcnow, 0.0 if write else PAUSE_SECONDS)
@@ -234,7 +237,7 @@ async def open_router(
         shared=RedisBudgets(read_password=keys.key_of, tls=partial(trusted_context, egress.ca_file), rng=rng),
     )
     async with (
-        open_transport(connect, egress=egress, directory=directory) as transport,
+        open_transport(connect, egress=egress, directory=holds.directory) as transport,
         _open_writers(audit, accounts, routing.config),
     ):
         attempts = Attempts(transport, keys)
@@ -270,6 +273,7 @@ async def open_router(
             on_continuation=metrics.count_break,
             on_error=on_error,
             prefixes=prefixes,
+            holds=holds,
         )
         listed_fields = ListedFields(
             routing=lambda: live.routing,
@@ -294,7 +298,7 @@ async def open_router(
             circuits=circuits,
             stats=stats,
             turns=turns,
-            directory=directory,
+            directory=holds.directory,
             audit=audit,
             accounts=accounts,
             suspects=suspects,

@@ -56,6 +56,7 @@ class Activation:
     Attributes:
         on_request: Whether it is loaded only while it is wanted.
         idle_seconds: `spec.activation.idleTimeout`; None if it is unloaded only for memory.
+        hold_seconds: `spec.activation.maxHold`; None if it is not set.
         pinned: `spec.activation.pin`.
         wanted: Whether it is, or should be, loaded.
         awaited: Whether a user waits for its load: it displaces others, and continues without a request.
@@ -68,6 +69,7 @@ class Activation:
 
     on_request: bool = False
     idle_seconds: float | None = None
+    hold_seconds: float | None = None
     pinned: bool = False
     wanted: bool = True
     awaited: bool = False
@@ -123,7 +125,11 @@ class Activation:
         """
         given, on_request = desired.service.spec.activation, mode_of(desired, default) == ON_REQUEST
         after = attrs.evolve(
-            self, on_request=on_request, idle_seconds=_seconds(given.idle_timeout), pinned=on_request and given.pin
+            self,
+            on_request=on_request,
+            idle_seconds=_seconds(given.idle_timeout),
+            hold_seconds=_seconds(given.max_hold),
+            pinned=on_request and given.pin,
         )
         if before is None:
             is_awaited = find_condition(desired.service.status.conditions, LOADED) is None

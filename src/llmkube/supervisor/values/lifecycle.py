@@ -102,7 +102,7 @@ class ServiceView:
     that an earlier release started has the runtime only.
 
     `on_request` is set in snapshots of services that a request loads; `load_seconds` is then the duration of the last
-    load, 0 if it is not known.
+    load, 0 if it is not known, and `hold_seconds` the longest wait of a request, if the spec has one.
     """
 
     reason: str
@@ -120,6 +120,7 @@ class ServiceView:
     weights_format: str = ""
     on_request: bool = False
     load_seconds: float = 0.0
+    hold_seconds: float | None = None
 
     @property
     def ready(self) -> bool:
