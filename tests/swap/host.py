@@ -244,7 +244,14 @@ class Host:
         for each in self._engines.values():
             if each.state == "gone" and (each.held or each.model.always):
                 model, since = each.model, each.held[0].at if each.held else each.gone_at
-                yield Waiting(each.key, model.bytes, since, len(each.held), model.rank, not model.always)
+                yield Waiting(
+                    key=each.key,
+                    bytes=model.bytes,
+                    since=since,
+                    rank=model.rank,
+                    on_request=not model.always,
+                    requests=len(each.held),
+                )
 
     def _load(self, engine: Engine, now: float) -> None:
         assert engine.state == "gone", engine

@@ -78,6 +78,7 @@ class Cost:
 
 
 TERM = 1
+KEY = 0
 UNKNOWN: Final = Cost()
 
 
@@ -208,7 +209,7 @@ def cheapest_set(
         share = sum(min(1.0, each.bytes.get(device, 0) / size) for device, size in lacking.items())
         if share > 0:
             value = costs.get(each.key, UNKNOWN).value(now)
-            rows.append(((_door(each, now), each.rank, each.uses > 0), value, value / share, each.key, each))
+            rows.append(((_door(each, now), each.rank, KEY and each.uses > 0), value, value / share, each.key, each))
     if not _suffice([row[-1] for row in rows], lacking):
         return ()
     sets = []
