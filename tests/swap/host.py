@@ -6,8 +6,9 @@ bytes that others use (the kernel would kill a process), and an unload that cuts
 
 import heapq
 import itertools
+import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 import attrs
@@ -84,7 +85,8 @@ class Result:
     """What a policy made of a workload.
 
     Attributes:
-        load_seconds: The swap cost: the sum of the durations of all loads.
+        load_seconds: The swap cost: the sum over all loads, without noise.
+        loaded_at: When each load began.
         requests: All requests with their arrivals and starts.
         killed: Starts for which the memory was not there.
         cut: Unloads of a model with requests in use, or of a pinned one.
@@ -93,6 +95,7 @@ class Result:
 
     load_seconds: float = 0.0
     loads: int = 0
+    loaded_at: list[float] = attrs.field(factory=list)
     requests: list[Request] = attrs.field(factory=list)
     killed: int = 0
     cut: int = 0
@@ -257,14 +260,17 @@ class Host:
         assert engine.state == "gone", engine
         name = engine.model.name
         noise = random.Random(f"{self.workload.seed} {name} {engine.loads}").gauss(0, LOAD_NOISE)
-        seconds = engine.model.load_seconds * 2.718281828459045**noise
+        seconds = engine.model.load_seconds * math.exp(noise)
         engine.state, engine.loads, engine.loaded_at = "loading", engine.loads + 1, None
         self._take(engine.model, 1)
-        if any(self._used[device] + (self._have if device == "host" else 0) > limit
-               for device, limit in self.workload.limits.items()):
+        if any(
+            self._used[device] + (self._have if device == "host" else 0) > limit
+            for device, limit in self.workload.limits.items()
+        ):
             self.result.killed += 1
         self.result.loads += 1
-        self.result.load_seconds += seconds
+        self.result.loaded_at.append(now)
+        self.result.load_seconds += engine.model.load_seconds
         self._overtaken.pop(name, None)
         for other in self._engines.values():
             if other.state == "gone" and other.held and other.model.rank >= engine.model.rank:

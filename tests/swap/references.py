@@ -1,7 +1,7 @@
 """Reference policies: they load the first request's model at once, and unload by LRU, LFU or GreedyDual-Size-Frequency.
 
-They share everything but the order of the victims: requests are served first come, first served within a priority, a
-request waits while all that could make room is in use, and after `PATIENCE_SECONDS` new requests to those models wait.
+They share everything but the order of the victims: within a priority the longest wait is served first; a request waits
+while all that could make room is in use, and after `PATIENCE_SECONDS` new requests to those models wait.
 """
 
 from collections.abc import Sequence
@@ -9,10 +9,8 @@ from collections.abc import Sequence
 import attrs
 
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.memory.swap import Bytes, Outcome, Resident, Waiting
+from llmkube.supervisor.memory.swap import PATIENCE_SECONDS, Bytes, Outcome, Resident, Waiting
 from swap.workloads import MIB, Workload
-
-PATIENCE_SECONDS = 60.0
 
 
 @attrs.define(eq=False)
@@ -73,7 +71,9 @@ class Reference:
 
     def _first(self, candidates: Sequence[Resident], lacking: Bytes) -> list[Resident]:
         chosen, lacking = [], dict(lacking)
-        for each in sorted(candidates, key=lambda one: (one.closed_at is None, one.rank, self.values.get(one.key, 0.0), one.key)):
+        for each in sorted(
+            candidates, key=lambda one: (one.closed_at is None, one.rank, self.values.get(one.key, 0.0), one.key)
+        ):
             if any(lacking[device] > 0 and each.bytes.get(device, 0) for device in lacking):
                 chosen.append(each)
                 for device in lacking:
@@ -87,6 +87,7 @@ class Lru(Reference):
     """The value is the time of the last use."""
 
     def used(self, key: Key, now: float) -> None:
+        """Record a request."""
         self.values[key] = now
 
 
@@ -94,9 +95,11 @@ class Lfu(Reference):
     """The value is the number of uses since the model was loaded."""
 
     def used(self, key: Key, now: float) -> None:
+        """Record a request."""
         self.values[key] = self.values.get(key, 0.0) + 1
 
     def removed(self, key: Key) -> None:
+        """Record that a model is unloaded."""
         self.values.pop(key, None)
 
 
@@ -109,15 +112,18 @@ class Gdsf(Reference):
     age: float = 0.0
 
     def used(self, key: Key, now: float) -> None:
+        """Record a request."""
         self.uses[key] = self.uses.get(key, 0) + 1
         model = self.workload.models[int(key.name[1:])]
         size = sum(model.bytes.values()) / MIB
         self.values[key] = self.age + self.uses[key] * self.seconds.get(key, model.load_seconds) / size
 
     def loaded(self, key: Key, seconds: float, now: float) -> None:
+        """Record a load."""
         self.seconds[key] = seconds
 
     def removed(self, key: Key) -> None:
+        """Record that a model is unloaded."""
         self.age = max(self.age, self.values.pop(key, 0.0))
         self.uses.pop(key, None)
 

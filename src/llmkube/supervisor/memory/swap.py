@@ -77,8 +77,6 @@ class Cost:
         return 0.5 ** ((now - self.at) / HALF_LIFE_SECONDS)
 
 
-TERM = 1
-KEY = 0
 UNKNOWN: Final = Cost()
 
 
@@ -200,21 +198,21 @@ def cheapest_set(
 ) -> tuple[Resident, ...]:
     """Return the cheapest set of residents whose memory suffices; none if that of all together does not.
 
-    The lowest priority goes first, then those without requests, then the expected cost: once as it is, once for the
-    memory that is lacking; the cheaper of both sets is returned, without those that it does not need. A resident whose
-    door is closed stays in the set, so that no door is closed for nothing.
+    Residents whose doors are closed come first, so that no door is closed in vain, then the lowest priority, then the
+    expected cost: once as it is, once per byte that is lacking. Residents that such a set does not need are left out,
+    and the cheaper set is returned.
     """
-    rows: list[tuple[tuple[int, int, bool], float, float, Key, Resident]] = []
+    rows: list[tuple[tuple[int, int], float, float, Key, Resident]] = []
     for each in candidates:
         share = sum(min(1.0, each.bytes.get(device, 0) / size) for device, size in lacking.items())
         if share > 0:
             value = costs.get(each.key, UNKNOWN).value(now)
-            rows.append(((_door(each, now), each.rank, KEY and each.uses > 0), value, value / share, each.key, each))
+            rows.append(((_door(each, now), each.rank), value, value / share, each.key, each))
     if not _suffice([row[-1] for row in rows], lacking):
         return ()
     sets = []
     for column in (1, 2):
-        ordered = sorted(rows, key=lambda row: (row[0], row[column], row[3]))  # noqa: B023 (used at once)
+        ordered = sorted(rows, key=lambda row: (row[0], row[column], row[3]))
         while _suffice([row[-1] for row in ordered[:-1]], lacking):
             ordered.pop()
         for row in ordered[-2::-1]:
@@ -253,13 +251,14 @@ def _allowed_at(one: Waiting, each: Resident, cost: Cost, now: float) -> float:
     if each.uses:
         if each.loaded_at is None:
             return float("inf")
-        return one.since if each.rank < one.rank else max(patient, each.loaded_at + TERM * cost.load_seconds)
+        return one.since if each.rank < one.rank else max(patient, each.loaded_at + cost.load_seconds)
     if one.first or each.rank < one.rank or each.closed_at is not None:
         return one.since
     return min(patient, each.used_at + cost.hysteresis_seconds(now) / max(1, one.requests))
 
 
 def _door(each: Resident, now: float) -> int:
+    """Return 0 for a closed door, 1 for an open one, 2 for one that has been closed for too long."""
     if each.closed_at is None:
         return 1
     return 0 if now < each.closed_at + DRAIN_SECONDS or not each.uses else 2
