@@ -1,4 +1,4 @@
-"""A host that plays a workload: it holds requests, and loads and unloads models as a policy decides, on a virtual clock.
+"""A host that plays a workload on a virtual clock: it holds requests, and loads and unloads models as a policy decides.
 
 The policy decides after each event. The host checks what must never happen, whatever the policy is: a start that takes
 bytes that others use (the kernel would kill a process), and an unload that cuts a request.
@@ -203,42 +203,43 @@ class Host:
     # -- engines --------------------------------------------------------------------------------------------------
 
     def _decide(self, now: float) -> None:
-        for _ in range(2):
-            engines = self._engines.values()
-            residents = [each.resident() for each in engines if each.state != "gone"]
-            free = {device: limit - self._used[device] for device, limit in self.workload.limits.items()}
-            free["host"] -= self._wanted
-            if free["host"] < 0:
-                coming = sum(each.bytes["host"] for each in residents if each.exiting)
-                idle = [
-                    each
-                    for each in residents
-                    if each.on_request and not (each.uses or each.pinned or each.exiting or each.closed_at is not None)
-                ]
-                if free["host"] + coming < 0 and idle:
-                    for each in self.policy.unload(idle, {"host": -free["host"] - coming}, now):
-                        self._unload(self._engines[each.key.name], now)
-                    residents = [each.resident() for each in engines if each.state != "gone"]
-            outcome = self.policy.step(residents, [*self._waiting()], free, now)
-            self.result.steps += 1
-            for key in outcome.started:
-                self._load(self._engines[key.name], now)
-            for victim in outcome.displaced:
-                self._unload(self._engines[victim.name], now)
-            reopened = False
-            for each in engines:
-                before, each.closed_at = each.closed_at, each.closed_at or now
-                if each.key not in outcome.closed:
-                    each.closed_at = None
-                if before is not None and each.closed_at is None and each.state == "loaded" and each.held:
-                    reopened = True
-                    self._open(each, now)
-            if not (reopened or outcome.started or outcome.displaced):
-                break
+        outcome = self._step(now)
+        while self._carry_out(outcome, now):
+            outcome = self._step(now)
         if outcome.next_at is not None and outcome.next_at != self._wake_at:
             assert outcome.next_at > now, outcome
             self._wake_at = outcome.next_at
             self._at(outcome.next_at, self._wake)
+
+    def _step(self, now: float) -> Outcome:
+        free = {device: limit - self._used[device] for device, limit in self.workload.limits.items()}
+        free["host"] -= self._wanted
+        coming = sum(each.model.bytes["host"] for each in self._engines.values() if each.state == "exiting")
+        if free["host"] + coming < 0:
+            idle = [each for each in self._residents() if each.on_request and not (each.uses or each.pinned)]
+            idle = [each for each in idle if not each.exiting and each.closed_at is None]
+            for each in self.policy.unload(idle, {"host": -free["host"] - coming}, now) if idle else ():
+                self._unload(self._engines[each.key.name], now)
+        self.result.steps += 1
+        return self.policy.step(self._residents(), [*self._waiting()], free, now)
+
+    def _carry_out(self, outcome: Outcome, now: float) -> bool:
+        """Return whether anything has changed, so that another step is due."""
+        for key in outcome.started:
+            self._load(self._engines[key.name], now)
+        for victim in outcome.displaced:
+            self._unload(self._engines[victim.name], now)
+        opened = False
+        for each in self._engines.values():
+            if each.key in outcome.closed:
+                each.closed_at = now if each.closed_at is None else each.closed_at
+            elif each.closed_at is not None:
+                each.closed_at, opened = None, opened or bool(each.held)
+                self._open(each, now)
+        return bool(opened or outcome.started or outcome.displaced)
+
+    def _residents(self) -> list[Resident]:
+        return [each.resident() for each in self._engines.values() if each.state != "gone"]
 
     def _wake(self, now: float) -> None:
         self._wake_at, self._changed = None, True

@@ -47,27 +47,33 @@ class Reference:
         for one in sorted(waiting, key=lambda one: (-one.rank, one.since, one.key)):
             lacking = {device: size - soon[device] for device, size in one.bytes.items() if size > soon[device]}
             allowed = [each for each in staying.values() if _allowed(one, each)]
-            if lacking:
-                chosen = self._first([each for each in allowed if not each.uses], lacking)
+            chosen, in_use = self._room(one, allowed, lacking, now) if lacking else ([], False)
+            if lacking and not chosen:
+                delayed |= {one.key: one.since + PATIENCE_SECONDS} if now < one.since + PATIENCE_SECONDS else {}
+                continue
+            if in_use:
+                closed |= {each.key: one.key for each in chosen if each.uses}
+            else:
                 displaced |= {each.key: one.key for each in chosen}
-                for each in chosen:
-                    self.removed(each.key)
-                if not chosen and now >= one.since + PATIENCE_SECONDS:
-                    loaded = [each for each in allowed if each.loaded_at is not None]
-                    chosen = self._first(loaded, lacking)
-                    closed |= {each.key: one.key for each in chosen if each.uses}
-                elif not chosen:
-                    delayed[one.key] = one.since + PATIENCE_SECONDS
-                if not chosen:
-                    continue
-                for each in chosen:
-                    _add(soon, each.bytes, 1)
-                    del staying[each.key]
+            for each in chosen:
+                _add(soon, each.bytes, 1)
+                del staying[each.key]
             _add(soon, one.bytes, -1)
             if all(size <= free[device] for device, size in one.bytes.items()):
                 _add(free, one.bytes, -1)
                 started.append(one.key)
         return Outcome(tuple(started), displaced, closed, delayed)
+
+    def _room(
+        self, one: Waiting, allowed: Sequence[Resident], lacking: Bytes, now: float
+    ) -> tuple[list[Resident], bool]:
+        """Return the residents that make room, and whether some of them are in use."""
+        if chosen := self._first([each for each in allowed if not each.uses], lacking):
+            for each in chosen:
+                self.removed(each.key)
+            return chosen, False
+        loaded = [each for each in allowed if each.loaded_at is not None and now >= one.since + PATIENCE_SECONDS]
+        return self._first(loaded, lacking), True
 
     def _first(self, candidates: Sequence[Resident], lacking: Bytes) -> list[Resident]:
         chosen, lacking = [], dict(lacking)

@@ -15,6 +15,7 @@ A set is displaced, or its doors are closed, only if the memory of all of it suf
 the waiting service: a younger one gets what is left. Pinned models and models with requests in use are never displaced.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -74,7 +75,7 @@ class Cost:
         return self.load_seconds * min(1.0, max(0.0, self.loads * self._weight(now) - 1))
 
     def _weight(self, now: float) -> float:
-        return 0.5 ** ((now - self.at) / HALF_LIFE_SECONDS)
+        return math.exp2((self.at - now) / HALF_LIFE_SECONDS)
 
 
 UNKNOWN: Final = Cost()
