@@ -178,8 +178,8 @@ THRASHES = Cost(load_seconds=30.0, uses=5.0, loads=4.0, at=NOW)
     ("one", "other", "cost", "seconds"),
     [
         (wants(5), resident("a", 5), Cost(30.0, 5.0, 1.0, NOW), None),  # loaded once: nothing thrashes
-        (wants(5), resident("a", 5), THRASHES, 27.0),  # until it has been idle for as long as it loads
-        (wants(5, requests=3), resident("a", 5), THRASHES, 7.0),  # three share that
+        (wants(5), resident("a", 5), THRASHES, 57.0),  # until it has been idle for as long as two loads take
+        (wants(5, requests=3), resident("a", 5), THRASHES, 17.0),  # three share that
         (wants(5, first=True), resident("a", 5), THRASHES, None),  # a user's own start
         (wants(5, rank=3), resident("a", 5), THRASHES, None),
         (wants(5), resident("a", 5), attrs.evolve(THRASHES, load_seconds=300.0), PATIENCE_SECONDS),

@@ -67,12 +67,12 @@ class Cost:
 
     def value(self, now: float) -> float:
         """Return the expected cost of unloading the model now; only comparable with that of others."""
-        weight = self._weight(now)
-        return self.load_seconds * (self.uses + self.loads) * weight / (RECENT_SECONDS + now - self.at)
+        occasions = math.sqrt((self.uses + self.loads) * self._weight(now))  # a burst of requests is one occasion
+        return self.load_seconds * occasions / (RECENT_SECONDS + now - self.at)
 
     def hysteresis_seconds(self, now: float) -> float:
-        """Return how long a model has to be idle before an equal displaces it: its load time if it is loaded often."""
-        return self.load_seconds * min(1.0, max(0.0, self.loads * self._weight(now) - 1))
+        """Return how long a model has to be idle before an equal displaces it: two load times if it is loaded often."""
+        return 2 * self.load_seconds * min(1.0, max(0.0, self.loads * self._weight(now) - 1))
 
     def _weight(self, now: float) -> float:
         return math.exp2((self.at - now) / HALF_LIFE_SECONDS)
