@@ -213,6 +213,37 @@ def test_the_least_expected_cost_is_displaced(facts, displaced):
     assert [key.name for key in outcome.displaced] == [displaced]
 
 
+@pytest.mark.parametrize(
+    ("sizes", "displaced"),
+    [
+        ({"a": (6, 10), "b": (2, 4), "c": (2, 4), "d": (2, 4)}, "a"),  # one that is dearer than each of three
+        ({"a": (6, 10), "b": (2, 2), "c": (2, 2), "d": (2, 2)}, "bcd"),
+        ({"a": (1, 1), "b": (6, 100)}, "b"),  # a cheap one that does not help
+        ({"a": (6, 1, {"uses": 1}), "b": (6, 100)}, "b"),  # in use
+        ({"a": (6, 100, {"rank": 1}), "b": (6, 1)}, "a"),
+        ({"a": (5, 1), "b": (6, 1, {"pinned": True})}, ""),
+    ],
+)
+def test_the_cheapest_set_is_displaced(sizes, displaced):
+    """The set that costs least in all, of the lowest priority, and before any door is closed an idle one."""
+    there = [resident(name, row[0], used_at=0.0, **(row[2:] or ({},))[0]) for name, row in sizes.items()]
+    costs = {Key("ns", name): Cost(float(row[1]), uses=1.0, at=NOW) for name, row in sizes.items()}
+    outcome = step(there, [wants(6, since=0.0)], {"host": 0}, costs, NOW)
+    assert "".join(sorted(key.name for key in outcome.displaced)) == displaced
+    assert not outcome.closed
+
+
+@pytest.mark.parametrize(
+    ("facts", "winner"), [({}, "new"), ({"first": True}, "other"), ({"rank": 3}, "other"), ({"since": 1.0}, "other")]
+)
+def test_a_model_makes_room_for_one_service(facts, winner):
+    """Of two that want the memory of the same model one gets it: by priority, a user's own start, the longest wait."""
+    there = resident("a", 5, used_at=0.0)
+    other = attrs.evolve(wants(5, since=20.0), key=Key("ns", "other"), **facts)
+    outcome = step([there], [wants(5, since=10.0), other], {"host": 0}, {}, NOW)
+    assert outcome.displaced == {there.key: Key("ns", winner)}
+
+
 def test_the_doors_of_another_set_are_closed_if_requests_do_not_end():
     """A model whose requests wait for the very service that waits for it keeps its door closed for a while only."""
     stuck, other = resident("a", 5, uses=1, closed_at=NOW - DRAIN_SECONDS), resident("b", 5, uses=1)

@@ -253,7 +253,7 @@ def _allowed_at(one: Waiting, each: Resident, cost: Cost, now: float) -> float:
         if each.loaded_at is None:
             return float("inf")
         return one.since if each.rank < one.rank else max(patient, each.loaded_at + cost.load_seconds)
-    if one.first or each.rank < one.rank or each.closed_at is not None:
+    if one.first or each.rank < one.rank:
         return one.since
     return min(patient, each.used_at + cost.hysteresis_seconds(now) / max(1, one.requests))
 
