@@ -55,6 +55,9 @@ RANDOM_HOSTS: Final = _length("RANDOM_HOSTS", 1, 4, 200)
 PRESSURE_SEEDS: Final = _length("PRESSURE_SEEDS", 4, 12, 400)
 """Random timelines of a host's memory (tests/pressure/test_random.py)."""
 
+SWAP_SEEDS: Final = _length("SWAP_SEEDS", 5, 20, 1000)
+"""Random workloads of more models than memory, under four policies (tests/swap)."""
+
 BUSY_HOURS: Final = _length("BUSY_HOURS", 10, 50, 1000)
 """Hours of busy engines, none of which may be called hung (tests/supervisor/values/test_liveness.py)."""
 

@@ -1,0 +1,274 @@
+"""Decide which loaded models make room for models that are waiting for memory. Pure.
+
+```
+ waiting service      what it may displace                               when
+ fits                 nothing                                            at once
+ OnRequest            idle ones of lower priority                        at once
+                      idle OnRequest ones of its own priority            when that is no thrashing, or after PATIENCE
+                      those that are in use: their doors are closed      after PATIENCE; of lower priority at once
+                      to new requests, and they are displaced when
+                      the requests that they have are answered
+ Always               the same of lower priority only
+```
+
+A set is displaced, or its doors are closed, only if the memory of all of it suffices. That memory is then promised to
+the waiting service: a younger one gets what is left. Pinned models and models with requests in use are never displaced.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from llmkube.k8s.resource import Key
+
+Bytes = Mapping[str, int]
+"""Bytes by device: the host's budget, each device's memory, and whatever else is used up and given back."""
+
+PATIENCE_SECONDS: Final = 60.0
+"""Time after which a service is delayed no longer, and doors are closed for it."""
+
+HALF_LIFE_SECONDS: Final = 1800.0
+"""Time after which a use or a load has half its weight."""
+
+DRAIN_SECONDS: Final = 120.0
+"""Time after which another model is preferred to one whose door is closed and whose requests do not end."""
+
+RECENT_SECONDS: Final = 300.0
+"""A model that has been idle for this long is worth half as much as one in use."""
+
+
+@attrs.frozen
+class Cost:
+    """What it costs to load a model on this host, and how much it is used.
+
+    Attributes:
+        load_seconds: Duration of its last load.
+        uses: Number of requests, the earlier ones with less weight.
+        loads: Number of loads, likewise.
+        at: Time of the last of them.
+    """
+
+    load_seconds: float = 10.0
+    uses: float = 0.0
+    loads: float = 0.0
+    at: float = 0.0
+
+    def used(self, now: float) -> "Cost":
+        """Return the cost after another request."""
+        weight = self._weight(now)
+        return attrs.evolve(self, uses=self.uses * weight + 1, loads=self.loads * weight, at=now)
+
+    def loaded(self, seconds: float, now: float) -> "Cost":
+        """Return the cost after another load."""
+        weight = self._weight(now)
+        return Cost(seconds, self.uses * weight, self.loads * weight + 1, now)
+
+    def value(self, now: float) -> float:
+        """Return the expected cost of unloading the model now; only comparable with that of others."""
+        occasions = math.sqrt((self.uses + self.loads) * self._weight(now))  # a burst of requests is one occasion
+        return self.load_seconds * occasions / (RECENT_SECONDS + now - self.at)
+
+    def hysteresis_seconds(self, now: float) -> float:
+        """Return how long a model has to be idle before an equal displaces it: two load times if it is loaded often."""
+        return 2 * self.load_seconds * min(1.0, max(0.0, self.loads * self._weight(now) - 1))
+
+    def _weight(self, now: float) -> float:
+        return math.exp2((self.at - now) / HALF_LIFE_SECONDS)
+
+
+UNKNOWN: Final = Cost()
+
+
+@attrs.frozen
+class Resident:
+    """A model in memory.
+
+    Attributes:
+        bytes: What its exit gives back.
+        pinned: Whether it is never displaced.
+        uses: Requests that wait for its load or run; not those that wait at its closed door.
+        closed_at: Since when new requests wait at its door; None while that is open.
+        exiting: Whether it has been displaced, and its bytes are not free yet.
+        loaded_at: When it first answered; None before.
+        used_at: When it was last used.
+    """
+
+    key: Key
+    bytes: Bytes
+    rank: int
+    on_request: bool = True
+    pinned: bool = False
+    uses: int = 0
+    closed_at: float | None = None
+    exiting: bool = False
+    loaded_at: float | None = None
+    used_at: float = 0.0
+
+
+@attrs.frozen
+class Waiting:
+    """A service that waits for memory.
+
+    Attributes:
+        bytes: What it takes.
+        since: When the oldest of its requests arrived.
+        requests: How many wait; 0 for an Always service.
+        first: Whether its user started it: it is first among equals, and not delayed.
+    """
+
+    key: Key
+    bytes: Bytes
+    since: float
+    rank: int
+    on_request: bool = True
+    requests: int = 1
+    first: bool = False
+
+
+@attrs.frozen
+class Outcome:
+    """What happens now; services that are not mentioned wait.
+
+    Attributes:
+        started: Services whose memory is free.
+        displaced: Idle residents that are unloaded, and for whom.
+        closed: Residents whose doors are closed until the next step, and for whom; all other doors are open.
+        delayed: Services that wait for a time, although others could make room: so that nothing thrashes, or until it
+            is fair.
+    """
+
+    started: tuple[Key, ...] = ()
+    displaced: Mapping[Key, Key] = {}
+    closed: Mapping[Key, Key] = {}
+    delayed: Mapping[Key, float] = {}
+
+    @property
+    def next_at(self) -> float | None:
+        """When to decide again even if nothing has happened."""
+        return min(self.delayed.values(), default=None)
+
+
+def step(
+    residents: Sequence[Resident], waiting: Iterable[Waiting], free: Bytes, costs: Mapping[Key, Cost], now: float
+) -> Outcome:
+    """Decide for each waiting service, by priority, then for those that users start, then for the longest wait.
+
+    Args:
+        residents: All models that hold memory.
+        waiting: The services without an engine that want one.
+        free: Bytes that nobody holds; less than 0 if other programs have taken some.
+        costs: Those of the residents.
+        now: Monotonic time in seconds.
+    """
+    free, soon = dict(free), dict(free)
+    for each in residents:
+        if each.exiting:
+            _add(soon, each.bytes)
+    staying = [each for each in residents if not (each.exiting or each.pinned)]
+    started: list[Key] = []
+    displaced: dict[Key, Key] = {}
+    closed: dict[Key, Key] = {}
+    delayed: dict[Key, float] = {}
+    for one in sorted(waiting, key=lambda one: (-one.rank, not one.first, one.since, one.key)):
+        lacking = {device: size - soon.get(device, 0) for device, size in one.bytes.items()}
+        lacking = {device: size for device, size in lacking.items() if size > 0}
+        chosen: tuple[Resident, ...] = ()
+        if lacking:
+            chosen, at = _choose(one, staying, lacking, costs, now)
+            if at is not None:
+                delayed[one.key] = at
+            if not chosen:
+                continue
+        in_use = [each for each in chosen if each.uses]
+        closed |= dict.fromkeys([each.key for each in in_use], one.key)
+        displaced |= {} if in_use else dict.fromkeys([each.key for each in chosen], one.key)
+        staying = [each for each in staying if each not in chosen]
+        for each in chosen:
+            _add(soon, each.bytes)
+        _add(soon, one.bytes, -1)
+        if all(size <= free.get(device, 0) for device, size in one.bytes.items()):
+            _add(free, one.bytes, -1)
+            started.append(one.key)
+    return Outcome(tuple(started), displaced, closed, delayed)
+
+
+def cheapest_set(
+    candidates: Iterable[Resident], lacking: Bytes, costs: Mapping[Key, Cost], now: float
+) -> tuple[Resident, ...]:
+    """Return the cheapest set of residents whose memory suffices; none if that of all together does not.
+
+    Residents whose doors are closed come first, so that no door is closed in vain, then the lowest priority, then the
+    expected cost: once as it is, once per byte that is lacking. Residents that such a set does not need are left out,
+    and the cheaper set is returned.
+    """
+    rows: list[tuple[tuple[int, int], float, float, Key, Resident]] = []
+    for each in candidates:
+        share = sum(min(1.0, each.bytes.get(device, 0) / size) for device, size in lacking.items())
+        if share > 0:
+            value = costs.get(each.key, UNKNOWN).value(now)
+            rows.append(((_door(each, now), each.rank), value, value / share, each.key, each))
+    if not _suffice([row[-1] for row in rows], lacking):
+        return ()
+    sets = []
+    for column in (1, 2):
+        ordered = sorted(rows, key=lambda row: (row[0], row[column], row[3]))
+        while _suffice([row[-1] for row in ordered[:-1]], lacking):
+            ordered.pop()
+        for row in ordered[-2::-1]:
+            if _suffice([other[-1] for other in ordered if other is not row], lacking):
+                ordered.remove(row)
+        sets.append((max(row[0] for row in ordered), sum(row[1] for row in ordered), [row[-1] for row in ordered]))
+    return tuple(min(sets, key=lambda one: one[:2])[2])
+
+
+def _choose(
+    one: Waiting, staying: Sequence[Resident], lacking: Bytes, costs: Mapping[Key, Cost], now: float
+) -> tuple[tuple[Resident, ...], float | None]:
+    """Return the residents that make room for a service, or from when some would."""
+    allowed = [each for each in staying if _may_displace(one, each)]
+    if not _suffice(allowed, lacking):
+        return (), None
+    times = [(_allowed_at(one, each, costs.get(each.key, UNKNOWN), now), each.key, each) for each in allowed]
+    ready = [each for at, _, each in times if at <= now]
+    idle = [each for each in ready if not each.uses]
+    if chosen := cheapest_set(idle, lacking, costs, now) or cheapest_set(ready, lacking, costs, now):
+        return chosen, None
+    ordered = sorted(times)
+    while _suffice([each for _, _, each in ordered[:-1]], lacking):
+        ordered.pop()
+    return (), ordered[-1][0] if ordered[-1][0] < float("inf") else None
+
+
+def _may_displace(one: Waiting, each: Resident) -> bool:
+    equal = each.rank == one.rank and each.on_request and one.on_request
+    return each.key != one.key and (each.rank < one.rank or equal)
+
+
+def _allowed_at(one: Waiting, each: Resident, cost: Cost, now: float) -> float:
+    """Return from when a resident is displaced for a service, or has its door closed for it if it is in use."""
+    patient = one.since + PATIENCE_SECONDS
+    if each.uses:
+        if each.loaded_at is None:
+            return float("inf")
+        return one.since if each.rank < one.rank else max(patient, each.loaded_at + cost.load_seconds)
+    if one.first or each.rank < one.rank:
+        return one.since
+    return min(patient, each.used_at + cost.hysteresis_seconds(now) / max(1, one.requests))
+
+
+def _door(each: Resident, now: float) -> int:
+    """Return 0 for a closed door, 1 for an open one, 2 for one that has been closed for too long."""
+    if each.closed_at is None:
+        return 1
+    return 0 if now < each.closed_at + DRAIN_SECONDS or not each.uses else 2
+
+
+def _suffice(chosen: Sequence[Resident], lacking: Bytes) -> bool:
+    return all(sum(each.bytes.get(device, 0) for each in chosen) >= size for device, size in lacking.items())
+
+
+def _add(free: dict[str, int], size: Bytes, sign: int = 1) -> None:
+    for device, count in size.items():
+        free[device] = free.get(device, 0) + sign * count
