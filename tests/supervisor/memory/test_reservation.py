@@ -26,7 +26,7 @@ def test_the_size_of_a_reservation(reservation, total, held, frees, unused):
 
 
 def test_an_engine_that_has_just_loaded_may_hold_less_than_is_reserved():
-    """Until its first measurement it counts as one that loads; if there is none in time, it has its full reservation."""
+    """Until its first measurement it counts as one that loads; without one in time, it has its full reservation."""
     unmeasured = attrs.evolve(SERVES, measured=False)
     assert [unmeasured.unused_bytes(now) for now in (5.0, 14.9, 15.0)] == [6, 6, 0]
     assert SERVES.unused_bytes(5.0) == 6
