@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from types import SimpleNamespace
 
+import attrs
 import pytest
 import structlog.testing
 import trio
@@ -113,6 +114,17 @@ OFF = UnavailableModel("ScaledToZero", "it was stopped", None, State.UNLOADED)
 TWO.entries |= {"talk": Backend("127.0.0.1", 3, "talk", mode="chat"), "off": OFF}
 ONE = Models(only=Backend("127.0.0.1", 1, "only"))
 NONE = Models()
+
+
+class RestartingModels(Models):
+    """An engine that has another port at each request, as after a restart."""
+
+    def lookup(self, model_id):
+        found = self.entries["only"] = attrs.evolve(self.entries["only"], port=self.entries["only"].port + 1)
+        return found
+
+
+RESTARTING = RestartingModels(only=Backend("127.0.0.1", 1, "only"))
 
 
 @pytest.mark.parametrize(
@@ -602,6 +614,23 @@ async def test_a_request_that_ends_its_engine_twice_is_refused(nursery):
             found = [(await client.request("POST", GATEWAY + CHAT, body=b'{"x": 1}')).status for _ in range(4)]
             other = await client.request("POST", GATEWAY + CHAT, body=b'{"x": 2}')
     assert (found, other.status, len(requests)) == ([502, 400, 400, 400], 502, 3)
+
+
+async def test_a_connection_to_an_exiting_engine_is_no_second_exit(nursery):
+    """A process that exits may still accept connections; it has not ended twice."""
+    listener = MemoryListener()
+
+    async def accept():
+        while True:
+            await dying(await listener.accept(), b"")
+
+    nursery.start_soon(accept)
+    body = b'{"model": "only"}'
+    wire = b"POST /v1/x HTTP/1.1\r\nHost: g\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    async with open_http_client(listener.connect) as upstream:
+        door = passing_door(PassThrough(ONE, upstream), lambda: BORN)
+        received = [await converse(door, wire) for _ in range(3)]
+    assert [each[9:12] for each in received] == [b"502", b"502", b"502"]
 
 
 async def test_slots_do_not_show_what_clients_have_sent(nursery):

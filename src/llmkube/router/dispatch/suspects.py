@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 import attrs
 import trio
 
+from llmkube.base.http.message import Origin
 from llmkube.router.dispatch.verdicts import Cause, Failure
 
 REFUSED_SECONDS: Final = 600.0
@@ -75,8 +76,8 @@ class Suspects:
     """Requests in engines, suspects and refused requests, of all routes of a router."""
 
     _running: dict[str, set[Suspect]] = attrs.field(factory=dict)
-    _deaths: dict[str, tuple[frozenset[Key], set[Suspect]]] = attrs.field(factory=dict)
-    """Requests in the engine that died last, and those of them that have not reported it yet."""
+    _deaths: dict[str, tuple[frozenset[Key], set[Suspect], Origin | None]] = attrs.field(factory=dict)
+    """Requests in the engine that died last, those of them that have not reported it yet, and its address."""
     _suspected: "OrderedDict[Key, tuple[float, frozenset[Key]]]" = attrs.field(factory=OrderedDict)
     _refused: "OrderedDict[Key, float]" = attrs.field(factory=OrderedDict)
     _blamed: "OrderedDict[str, float]" = attrs.field(factory=OrderedDict)  # tenants with a refused request
@@ -100,13 +101,19 @@ class Suspects:
             self._running.pop(engine, None)
         self._end_alone(request, -math.inf)
 
-    def died(self, engine: str, request: Suspect) -> bool:
-        """Record that an engine died with a request; return whether the request is the cause, and refused from now."""
-        keys, unreported = self._deaths.get(engine, (frozenset(), set()))
+    def died(self, engine: str, request: Suspect, address: Origin | None = None) -> bool:
+        """Record that an engine died with a request; return whether the request is the cause, and refused from now.
+
+        An engine that starts again with another address has one: an exiting process still accepts connections, and
+        these are no second death.
+        """
+        keys, unreported, dead = self._deaths.get(engine, (frozenset(), set(), None))
+        if request not in unreported and address is not None and address == dead:
+            return False
         if request not in unreported:  # the first request that notices
             unreported = self._running.get(engine, set()) | {request}
             keys = frozenset(each.key for each in unreported)
-            self._deaths[engine] = keys, unreported
+            self._deaths[engine] = keys, unreported, address
             for each in unreported:
                 each.body = b""  # the digest is enough; `_deaths` keeps these requests
         unreported.discard(request)
@@ -123,7 +130,7 @@ class Suspects:
 
     def is_shared(self, engine: str, request: Suspect) -> bool:
         """Return whether an engine has requests of other tenants, or had when it died with this one."""
-        died, _ = self._deaths.get(engine, (frozenset(), set()))
+        died, _, _ = self._deaths.get(engine, (frozenset(), set(), None))
         there = {each.tenant for each in self._running.get(engine, ())}
         there |= {tenant for tenant, _ in died} if request.key in died else set()
         return bool(there - {request.tenant})
