@@ -523,7 +523,7 @@ async def test_a_stream_that_ends_its_engine_twice_is_refused(nursery):
     body = b'{"model": "only"}'
     wire = b"POST /v1/x HTTP/1.1\r\nHost: g\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
     async with open_http_client(listener.connect) as upstream:
-        door = passing_door(PassThrough(ONE, upstream), lambda: BORN)
+        door = passing_door(PassThrough(RESTARTING, upstream), lambda: BORN)
         received = [await converse(door, wire) for _ in range(3)]
     assert [each[9:12] for each in received] == [b"200", b"200", b"400"]
     assert (len(asked), json.loads(received[2].partition(b"\r\n\r\n")[2])["error"]["code"]) == (2, "ended_engines")
@@ -609,7 +609,7 @@ async def test_a_request_that_ends_its_engine_twice_is_refused(nursery):
 
     nursery.start_soon(accept)
     async with open_http_client(engine.connect) as upstream:
-        await nursery.start(run_server, passing_door(PassThrough(ONE, upstream), lambda: BORN), [front])
+        await nursery.start(run_server, passing_door(PassThrough(RESTARTING, upstream), lambda: BORN), [front])
         async with open_http_client(front.connect) as client:
             found = [(await client.request("POST", GATEWAY + CHAT, body=b'{"x": 1}')).status for _ in range(4)]
             other = await client.request("POST", GATEWAY + CHAT, body=b'{"x": 2}')
