@@ -672,8 +672,8 @@ async def test_large_chats_of_one_client_delay_a_small_one_of_another_by_a_few_s
         await nursery.start(run_server, handler, sockets.listen(listeners))
         return listeners[0].socket.getsockname()[1]
 
-    finder = SimpleNamespace(finditer=partial(note, model_field._TEXT_MEMBER.finditer))
-    monkeypatch.setattr(model_field, "_TEXT_MEMBER", finder)
+    finder = SimpleNamespace(finditer=partial(note, model_field._MEMBER.finditer))
+    monkeypatch.setattr(model_field, "_MEMBER", finder)
     monkeypatch.setattr(model_field, "_parsed", partial(note, model_field._parsed))
     monkeypatch.setattr(front_door, "encoded_for_engine", partial(note, front_door.encoded_for_engine))
     turn = {"role": "user", "content": [{"type": "text", "text": 'a "word" ' * 32}]}
