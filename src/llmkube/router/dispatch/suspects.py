@@ -29,6 +29,9 @@ MAX_ENTRIES: Final = 1000
 ALONE_SECONDS: Final = 5.0
 """Time after the first token of a suspect's answer during which no other suspect is tried: a cause shows soon."""
 
+MAX_ALONE_SECONDS: Final = 30.0
+"""Limit for the time before it: a long request must not make the suspects of other tenants time out."""
+
 MAX_DEATHS: Final = 2
 """Engines that may die while they compute one request: it is tried at one further engine after the first."""
 
@@ -104,8 +107,8 @@ class Suspects:
     def died(self, engine: str, request: Suspect, address: Origin | None = None) -> bool:
         """Record that an engine died with a request; return whether the request is the cause, and refused from now.
 
-        An engine that starts again with another address has one: an exiting process still accepts connections, and
-        these are no second death.
+        Without `address`, every report after the first is another death. With it, one at the same address is not: an
+        exiting process still accepts connections, and a restarted engine has another port.
         """
         keys, unreported, dead = self._deaths.get(engine, (frozenset(), set(), None))
         if request not in unreported and address is not None and address == dead:
@@ -148,7 +151,7 @@ class Suspects:
     ) -> Awaitable[T | Failure]:
         """Send a request to an engine, until `leave`; a suspect waits for others at most some seconds.
 
-        Others wait until `leave`, or for `ALONE_SECONDS` after `send` has returned.
+        Others wait until `leave`, or for `ALONE_SECONDS` after `send` has returned; at most for `MAX_ALONE_SECONDS`.
         """
         is_suspect = bool(self._suspected) and request.key in self._suspected
         if is_suspect or (self._is_blamed(request.tenant) and self._alone_until > trio.current_time()):
@@ -166,7 +169,7 @@ class Suspects:
                         await self._alone_changed.wait()
                 wait.deadline = math.inf
                 if alone:
-                    self._alone, self._alone_until = request, math.inf
+                    self._alone, self._alone_until = request, trio.current_time() + MAX_ALONE_SECONDS
             self._enter(engine, request)
             found = await send()
             self._end_alone(request, trio.current_time() + ALONE_SECONDS)
@@ -175,7 +178,7 @@ class Suspects:
 
     def _end_alone(self, request: Suspect, at: float) -> None:
         if self._alone is request:
-            self._alone_until = at
+            self._alone_until = min(at, self._alone_until)
             self._alone_changed.set()
             self._alone_changed = trio.Event()
 
