@@ -333,7 +333,7 @@ _TOO_MANY_PARTS: Final = (
 
 
 def _has_died(failure: Failure, request: RoutedRequest) -> bool:
-    """Return whether the engine may have exited: after the request on a reused connection, the second try is refused."""
+    """Return whether the engine may have exited; on a reused connection, the second try is refused then."""
     return failure.cause in (Cause.BROKEN, Cause.CONNECT) and request.record.charges.is_sent
 
 

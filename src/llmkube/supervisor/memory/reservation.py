@@ -175,7 +175,7 @@ class Reservation:
     def unused_bytes(self, now: float) -> int:
         """Return reserved bytes that are not resident yet.
 
-        An engine that has just loaded is treated as loading until it is measured: it may hold less than it has reserved.
+        An engine that has just loaded is treated as loading until it is measured: it may hold less than is reserved.
         """
         has_just_loaded = self.loaded_at is not None and now < self.loaded_at + UNMEASURED_SECONDS
         held_bytes = self.resident_bytes if has_just_loaded else self.held_bytes
