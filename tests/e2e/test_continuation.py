@@ -65,7 +65,8 @@ class Engine:
         async with client:
             try:
                 server = await trio.open_tcp_stream("127.0.0.1", self.port)
-            except OSError:
+            except OSError:  # not the end of the connection: an engine would have exited with the request
+                await client.send_all(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n")
                 return
             async with server, trio.open_nursery() as nursery:
                 nursery.start_soon(self._forth, client, server)

@@ -102,7 +102,8 @@ async def _apply_strictly(
     client: Client, kind: type[Object], manifest: Mapping[str, Any], subresource: str = ""
 ) -> Any:
     key = Key.of(manifest)
-    return await _apply_at(client, kind.RESOURCE.path(key.namespace, key.name, subresource), manifest)
+    path, body = kind.RESOURCE.path(key.namespace, key.name, subresource), {**kind.RESOURCE.type_meta, **manifest}
+    return await _apply_at(client, path, body)
 
 
 async def _apply_at(client: Client, path: str, manifest: Mapping[str, Any]) -> Any:

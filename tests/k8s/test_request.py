@@ -39,7 +39,6 @@ async def sent(ask):
             {"labelSelector": "a=b", "fieldSelector": "x!=y", "limit": "500"},
         ),
         (lambda c: c.create(MODEL, field_manager="me"), "POST", MODELS, {"fieldManager": "me"}),
-        (lambda c: c.update(MODEL, subresource="status"), "PUT", f"{MODELS}/llama/status", {}),
         (lambda c: c.patch(Model, KEY, {}), "PATCH", f"{MODELS}/llama", {}),
         (lambda c: c.delete(Model, KEY), "DELETE", f"{MODELS}/llama", {}),
     ],
@@ -74,7 +73,6 @@ async def test_delete_carries_preconditions_only_when_given():
         lambda c: c.get(Model, Key("team", "")),
         lambda c: c.delete(Model, Key("team", "")),
         lambda c: c.patch(Model, Key("team", ""), {}),
-        lambda c: c.update(decode(Model, {"metadata": {"namespace": "team"}, "spec": {"source": "/m"}})),
         lambda c: c.apply(Model, {"metadata": {"namespace": "team"}}, field_manager="me"),
     ],
 )

@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from llmkube.supervisor.host.sample import Level
-from llmkube.supervisor.memory import admission, eviction, eviction_manager
+from llmkube.supervisor.memory import admission, eviction, eviction_manager, reservation
 from llmkube.supervisor.memory.book import Book
 from llmkube.supervisor.memory.capacity import Capacity
 from llmkube.supervisor.memory.eviction import Skip
@@ -65,6 +65,11 @@ def promised_twice(monkeypatch):
     """Reserve the memory of an engine that loads for the next one as well."""
     monkeypatch.setattr(Capacity, "unused_bytes", 0)
     monkeypatch.setattr(Capacity, "with_reservation", lambda self, request: self)
+
+
+def loaded_is_full(monkeypatch):
+    """Take an engine that has just loaded for one that holds its whole reservation."""
+    monkeypatch.setattr(reservation, "UNMEASURED_SECONDS", 0.0)
 
 
 def never_back(monkeypatch):
@@ -163,6 +168,7 @@ MUTANTS = (
     (protection_ignored, "all are protected"),
     (unknown_is_critical, "readings fail for ten minutes"),
     (promised_twice, "two big models arrive at once"),
+    (loaded_is_full, "a service waits for one that takes less than is reserved"),
     (never_back, "a browser opens and closes"),
     (all_at_once, "several return, the most important one first"),
     (helpless_evictions, "another program eats nearly everything, and ours would not help"),

@@ -90,6 +90,13 @@ TIMELINES = (
         ends="a",
         messages={"b": "needs 30.0 GiB, 18.0 GiB free of 48.0 GiB"},
     ),
+    Timeline(
+        "a service waits for one that takes less than is reserved",
+        engines=(E("a", 24, takes=19.2), E("b", 12)),
+        ends="a",
+        messages={"b": "needs 12.0 GiB, but this machine has only"},
+        other=21,
+    ),
     Timeline("two that fit arrive at once", engines=(E("a", 20), E("b", 20)), ends="a b"),
     Timeline("ten arrive at once", engines=tuple(E(f"m{n}", 10) for n in range(10)), ends="m0 m1 m2 m3"),
     Timeline("warning flaps with every look", "600 flap warning 50"),

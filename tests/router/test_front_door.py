@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from types import SimpleNamespace
 
+import attrs
 import pytest
 import structlog.testing
 import trio
@@ -113,6 +114,14 @@ OFF = UnavailableModel("ScaledToZero", "it was stopped", None, State.UNLOADED)
 TWO.entries |= {"talk": Backend("127.0.0.1", 3, "talk", mode="chat"), "off": OFF}
 ONE = Models(only=Backend("127.0.0.1", 1, "only"))
 NONE = Models()
+
+
+class RestartingModels(Models):
+    """An engine that has another port at each request, as after a restart."""
+
+    def lookup(self, model_id):
+        found = self.entries["only"] = attrs.evolve(self.entries["only"], port=self.entries["only"].port + 1)
+        return found
 
 
 @pytest.mark.parametrize(
@@ -497,24 +506,32 @@ async def test_an_engine_that_dies_before_its_answer_is_a_502(nursery, answer):
     assert [log["event"] for log in logs] == ["engine request failed"]
 
 
-async def test_a_stream_that_ends_its_engine_twice_is_refused(nursery):
-    """The engine is restarted; a client that repeats the request once more gets the cause."""
-    listener, asked = MemoryListener(), []
+async def converse_with_dying(nursery, directory, answer):
+    """Send a request three times to an engine that exits after this answer.
+
+    Return what the client receives, and the number of connections to the engine.
+    """
+    listener, accepted = MemoryListener(), []
 
     async def accept():
         while True:
-            stream = await listener.accept()
-            asked.append(stream)
-            await dying(stream, b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n")
+            accepted.append(await listener.accept())
+            await dying(accepted[-1], answer)
 
     nursery.start_soon(accept)
     body = b'{"model": "only"}'
     wire = b"POST /v1/x HTTP/1.1\r\nHost: g\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
     async with open_http_client(listener.connect) as upstream:
-        door = passing_door(PassThrough(ONE, upstream), lambda: BORN)
-        received = [await converse(door, wire) for _ in range(3)]
-    assert [each[9:12] for each in received] == [b"200", b"200", b"400"]
-    assert (len(asked), json.loads(received[2].partition(b"\r\n\r\n")[2])["error"]["code"]) == (2, "ended_engines")
+        door = passing_door(PassThrough(directory, upstream), lambda: BORN)
+        return [await converse(door, wire) for _ in range(3)], len(accepted)
+
+
+async def test_a_stream_that_ends_its_engine_twice_is_refused(nursery):
+    """The engine is restarted; a client that repeats the request once more gets the cause."""
+    answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n"
+    received, connections = await converse_with_dying(nursery, RestartingModels(**ONE.entries), answer)
+    assert ([each[9:12] for each in received], connections) == ([b"200", b"200", b"400"], 2)
+    assert json.loads(received[2].partition(b"\r\n\r\n")[2])["error"]["code"] == "ended_engines"
 
 
 @pytest.mark.parametrize(
@@ -597,11 +614,19 @@ async def test_a_request_that_ends_its_engine_twice_is_refused(nursery):
 
     nursery.start_soon(accept)
     async with open_http_client(engine.connect) as upstream:
-        await nursery.start(run_server, passing_door(PassThrough(ONE, upstream), lambda: BORN), [front])
+        await nursery.start(
+            run_server, passing_door(PassThrough(RestartingModels(**ONE.entries), upstream), lambda: BORN), [front]
+        )
         async with open_http_client(front.connect) as client:
             found = [(await client.request("POST", GATEWAY + CHAT, body=b'{"x": 1}')).status for _ in range(4)]
             other = await client.request("POST", GATEWAY + CHAT, body=b'{"x": 2}')
     assert (found, other.status, len(requests)) == ([502, 400, 400, 400], 502, 3)
+
+
+async def test_a_connection_to_an_exiting_engine_is_no_second_exit(nursery):
+    """A process that exits may still accept connections; it has not ended twice."""
+    received, connections = await converse_with_dying(nursery, ONE, b"")
+    assert ([each[9:12] for each in received], connections) == ([b"502", b"502", b"502"], 3)
 
 
 async def test_slots_do_not_show_what_clients_have_sent(nursery):
@@ -643,8 +668,8 @@ async def test_large_chats_of_one_client_delay_a_small_one_of_another_by_a_few_s
         await nursery.start(run_server, handler, sockets.listen(listeners))
         return listeners[0].socket.getsockname()[1]
 
-    finder = SimpleNamespace(finditer=partial(note, model_field._TEXT_MEMBER.finditer))
-    monkeypatch.setattr(model_field, "_TEXT_MEMBER", finder)
+    finder = SimpleNamespace(finditer=partial(note, model_field._MEMBER.finditer))
+    monkeypatch.setattr(model_field, "_MEMBER", finder)
     monkeypatch.setattr(model_field, "_parsed", partial(note, model_field._parsed))
     monkeypatch.setattr(front_door, "encoded_for_engine", partial(note, front_door.encoded_for_engine))
     turn = {"role": "user", "content": [{"type": "text", "text": 'a "word" ' * 32}]}

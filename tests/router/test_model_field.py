@@ -321,6 +321,7 @@ async def test_grammars_that_could_end_an_engine_are_refused(body, words):
     """Length and nesting are bounded wherever the field is, and however its name is spelt; text is not bounded."""
     texts = [json.dumps(body).encode(), json.dumps(body, indent=1).encode()]
     texts += [texts[0].replace(b'"pattern"', b'"p\\u0061ttern"').replace(b'"grammar"', b'"gr\\u0061mmar"')]
+    texts += [texts[0].replace(b'":', b'"' + b" " * 5000 + b":\n" + b"\t" * 5000)]
     texts += [texts[0].replace(b"(", b"\\u0028").replace(b"[", b"\\u005B")] if "messages" not in body else []
     for text in texts:
         if words:

@@ -239,7 +239,7 @@ class PassThrough:
                 to_engine = partial(
                     self._forward, exchange, engine, content, excluding=excluding, wait=wait, editor=editor
                 )
-                send = partial(self._send, engine.service, request, to_engine)
+                send = partial(self._send, engine, request, to_engine)
                 found = await self.suspects.attempt(engine.service, request, SUSPECT_SECONDS, send)
                 if isinstance(found, Failure):
                     raise refused(503, found.detail, ENGINE_FAILED, {"Retry-After": "5"})
@@ -249,14 +249,14 @@ class PassThrough:
         finally:
             self.suspects.leave(engine.service, request)
 
-    async def _send(self, service: str, request: Suspect, forward_body: Callable[..., Awaitable[bool]]) -> bool:
+    async def _send(self, engine: Backend, request: Suspect, forward_body: Callable[..., Awaitable[bool]]) -> bool:
         """Forward a request that may end its engine."""
         sent = trio.Event()
         try:
             found = await forward_body(on_sent=sent.set)
         except (RefusedError, HttpError) as exc:
             has_failed = sent.is_set() and getattr(exc, "code", ENGINE_FAILED) == ENGINE_FAILED
-            is_culprit = has_failed and self.suspects.died(service, request)
+            is_culprit = has_failed and self.suspects.died(engine.service, request, (engine.host, engine.port))
             if is_culprit and isinstance(exc, RefusedError):  # otherwise the client has a part of the answer
                 raise refused(400, CULPRIT.detail, CULPRIT.cause.value) from exc
             raise

@@ -45,11 +45,9 @@ MAX_GRAMMAR_DEPTH: Final = 500
 
 _GRAMMARS: Final = frozenset({"pattern", "grammar", "ebnf", "regex", "guided_grammar", "guided_regex"})
 _ESCAPED_NAME: Final = rb"[a-z_]{0,14}+\\u00[4-7][0-9A-Fa-f](?:[a-z_]|\\u00[4-7][0-9A-Fa-f]){0,14}"
-_TEXT_MEMBER: Final = re.compile(
-    rb'"(%b|%b)"\s{0,99}+:\s{0,99}+"' % ("|".join(sorted(_GRAMMARS)).encode(), _ESCAPED_NAME)
-)
-_LONGEST_MEMBER: Final = 300
-"""Bytes of the longest match of `_TEXT_MEMBER`: slices overlap by so many."""
+_MEMBER: Final = re.compile(rb'"(%b|%b)"(?=[ \t\n\r:])' % ("|".join(sorted(_GRAMMARS)).encode(), _ESCAPED_NAME))
+_LONGEST_MEMBER: Final = 200
+"""Bytes of the longest match of `_MEMBER`: slices overlap by so many."""
 
 _BRACKETS: Final = re.compile(r"[(\[{)\]}]")
 _SPACE: Final = re.compile(rb"[ \t\n\r]*")
@@ -70,13 +68,19 @@ async def check_grammars(body: bytes) -> None:
     """
     for start in range(0, len(body), SLICE_BYTES):
         async with long_step(len(body)):
-            for found in _TEXT_MEMBER.finditer(body, start, start + SLICE_BYTES + _LONGEST_MEMBER):
+            for found in _MEMBER.finditer(body, start, start + SLICE_BYTES + _LONGEST_MEMBER):
                 if (name := orjson.loads(b'"%b"' % found[1])) in _GRAMMARS:
                     _check_grammar(name, body, found.end())
                     await trio.lowlevel.checkpoint()
 
 
-def _check_grammar(name: str, body: bytes, start: int) -> None:
+def _check_grammar(name: str, body: bytes, end: int) -> None:
+    """Check the value of a member, if it is a string; its name ends at `end`."""
+    colon = _space_end(body, end)
+    start = _space_end(body, colon + 1)
+    if body[colon : colon + 1] != b":" or body[start : start + 1] != b'"':
+        return
+    start += 1
     text = _TEXT.match(body, start, start + MAX_GRAMMAR_BYTES + 1)
     assert text is not None, "it also matches the empty string"
     if text.end() - start > MAX_GRAMMAR_BYTES or body[text.end() : text.end() + 1] != b'"':
@@ -233,15 +237,27 @@ async def parsed_bytes(body: bytes) -> int:
     """
     marks, found = 0, 0
     for mark, size in _VALUE_BYTES.items():
-        count = body.count(mark)
+        async with long_step(len(body)):
+            count = body.count(mark)
         marks, found = marks + count, found + count * size
-        if len(body) > PARSE_BYTES:
-            await trio.lowlevel.checkpoint()
     if marks > MAX_TOKENS:  # some may be in strings
         await find_model(body)
         found = min(found, MAX_TOKENS * max(_VALUE_BYTES.values()))
     is_narrow = body.isascii() and b"\\u" not in body  # a character outside ASCII makes all of a string wider
     return found + len(body) * (2 if is_narrow else 5)
+
+
+def _space_end(body: bytes, at: int) -> int:
+    """Return the offset after the whitespace at an offset.
+
+    Raises:
+        BodyError: There is too much of it.
+    """
+    space = _SPACE.match(body, at, at + MAX_SPACE_BYTES)
+    assert space is not None, "it also matches the empty string"
+    if space.end() - at == MAX_SPACE_BYTES:
+        raise BodyError(f"the body has {MAX_SPACE_BYTES} consecutive bytes of whitespace")
+    return space.end()
 
 
 class _Scanner:
@@ -352,11 +368,7 @@ class _Scanner:
             yield
 
     def _skip_whitespace(self) -> None:
-        space = _SPACE.match(self._body, self._at, self._at + MAX_SPACE_BYTES)
-        assert space is not None  # it also matches the empty string
-        self._at = space.end()
-        if self._at - space.start() == MAX_SPACE_BYTES:
-            raise BodyError(f"the body has {MAX_SPACE_BYTES} consecutive bytes of whitespace")
+        self._at = _space_end(self._body, self._at)
 
     def _peek(self) -> bytes:
         return self._body[self._at : self._at + 1]

@@ -98,7 +98,8 @@ async def ask(stream: trio.SocketStream, number: int) -> tuple[int, bytes, bool]
 def judge(number: int, status: int, data: bytes, clean: bool) -> str:
     """Return the kind of an answer; a wrong one's starts with `wrong`."""
     answer = "".join(words_of(number))
-    if status >= 429:
+    # A request that was alone in two engines is taken for the cause, although both were killed.
+    if status >= 429 or (status == 400 and b'"ended_engines"' in data):
         return REFUSED if clean and b'"error"' in data else f"wrong: {status} {data!r}"
     if status != 200:
         return f"wrong: status {status} {data[:200]!r}"

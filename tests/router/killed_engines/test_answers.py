@@ -41,6 +41,8 @@ WORDS = words_of(4)
         (200, events(WORDS[1], done=False, error=True), False, "wrong"),  # not the beginning of the answer
         (200, events(*WORDS, *WORDS), True, "wrong"),  # a word twice
         (503, b'{"error": {}}', True, REFUSED),
+        (400, b'{"error": {"code": "ended_engines"}}', True, REFUSED),
+        (400, b'{"error": {}}', True, "wrong"),
         (503, b"", True, "wrong"),
         (404, b'{"error": {}}', True, "wrong"),
         (0, b"", False, "wrong"),

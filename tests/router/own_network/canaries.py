@@ -15,10 +15,15 @@ import trio
 
 PORT: Final = 8080
 NAME: Final = b"\r\nx-request-id: "
+SLOW: Final = (10, 20, 30)
+"""Of all answers, these are late enough for the router to check the health of the backend meanwhile."""
+SLOW_SECONDS: Final = 2.5
+LENGTH: Final = b"\r\ncontent-length: "
 ELSEWHERE: Final = [f"10.{tier}.0.{host}" for tier in (1, 2) for host in range(2, 8)]
 SAID: Final = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}]}
 PIECE: Final = b'data: {"choices": [{"index": 0, "delta": {"content": "yes"}, "finish_reason": "stop"}]}\n\n'
 SSE: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+HEALTHY: Final = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 
 def _answer(status: int, content: object, line: str = "X: y") -> bytes:
@@ -47,12 +52,14 @@ def drawn_answer(dice: random.Random, streams: bool) -> tuple[bytes, bool]:
 
 
 class Canaries:
-    """Received bytes by request and address, and those that belong to no request."""
+    """Received bytes by request and address, whole health checks by address, and bytes that belong to neither."""
 
     def __init__(self) -> None:
         self.seen: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.checks: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.stray: Counter[str] = Counter()
         self.dice = random.Random(3)
+        self.answered = 0
 
     async def serve(self, stream: trio.SocketStream) -> None:
         """Answer requests of one connection."""
@@ -66,7 +73,14 @@ class Canaries:
                     data += some
                 head, _, rest = data.partition(b"\r\n\r\n")
                 lines = head.lower()
-                length = int(lines.partition(b"\r\ncontent-length: ")[2].partition(b"\r\n")[0])
+                if head.startswith(b"GET ") and LENGTH not in lines:  # what it says is compared in the session
+                    self.checks[address][head.decode("latin-1")] += 1
+                    data = rest
+                    await stream.send_all(HEALTHY)
+                    continue
+                if LENGTH not in lines:
+                    return  # all of it is stray
+                length = int(lines.partition(LENGTH)[2].partition(b"\r\n")[0])
                 while len(rest) < length:
                     if not (some := await stream.receive_some()):
                         return
@@ -75,9 +89,7 @@ class Canaries:
                 whole = len(head) + 4 + length
                 self.seen[lines.partition(NAME)[2].partition(b"\r\n")[0].decode()][address] += whole
                 data = data[whole:]
-                answer, goes_on = drawn_answer(self.dice, b'"stream":true' in rest)
-                await stream.send_all(answer)
-                if not goes_on:
+                if not await self._answer(stream, b'"stream":true' in rest):
                     data = b""
                     return
         except trio.BrokenResourceError:
@@ -85,6 +97,15 @@ class Canaries:
         finally:
             self.stray[address] += len(data)
             await trio.aclose_forcefully(stream)
+
+    async def _answer(self, stream: trio.SocketStream, streams: bool) -> bool:
+        """Answer a request; return whether the connection stays open."""
+        self.answered += 1
+        if self.answered in SLOW:
+            await trio.sleep(SLOW_SECONDS)
+        answer, goes_on = drawn_answer(self.dice, streams)
+        await stream.send_all(answer)
+        return goes_on
 
 
 def received() -> dict[str, int]:
@@ -105,7 +126,9 @@ async def main(report: Path) -> None:
             pass
         nursery.cancel_scope.cancel()
     stray = {address: count for address, count in canaries.stray.items() if count}
-    report.write_text(json.dumps({"seen": canaries.seen, "stray": stray, "received": received()}))
+    report.write_text(
+        json.dumps({"seen": canaries.seen, "checks": canaries.checks, "stray": stray, "received": received()})
+    )
 
 
 if __name__ == "__main__":

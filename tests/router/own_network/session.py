@@ -157,6 +157,18 @@ def follow_redirects(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Transport, "start", following)
 
 
+def tell_health_checks(patch: pytest.MonkeyPatch) -> None:
+    """Add a client's header to each health check."""
+    from llmkube.router.dispatch.transport import Transport
+
+    ask = Transport.ask
+
+    async def telling(self: Any, permit: Any, path: str, lines: bytes) -> Any:
+        return await ask(self, permit, path, lines + b"X-App: a\r\n")
+
+    patch.setattr(Transport, "ask", telling)
+
+
 def wait_for_all(patch: pytest.MonkeyPatch) -> None:
     """Make each decision contain the wait of all backends: a bug that adds one would end in a KeyError."""
     decide = decision.decide
@@ -168,7 +180,20 @@ def wait_for_all(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(decision, "decide", decided)
 
 
-BUGS: Final = {"redirects are followed": follow_redirects, **MUTANTS}
+BUGS: Final = {
+    "redirects are followed": follow_redirects,
+    "health checks carry data": tell_health_checks,
+    **MUTANTS,
+}
+
+
+def is_health_check(head: str, address: str) -> bool:
+    """Whether this is the whole head of the router's health check: a client's byte would make it another."""
+    from llmkube.router.dispatch.forwarded_headers import request_lines
+    from router.proxy.router_lab import local
+
+    lines = request_lines(local("none"), "", "health", {}).decode()
+    return head == f"GET /health HTTP/1.1\r\nHost: {address}:{canaries.PORT}\r\n{lines}".removesuffix("\r\n")
 
 
 def main(count: int, seed: int, classes: str, bug: str, seconds: float = math.inf) -> None:
@@ -189,8 +214,15 @@ def main(count: int, seed: int, classes: str, bug: str, seconds: float = math.in
         for address, size in by_address.items()
         if address not in may_reach.get(name, ())
     ]
+    reachable = frozenset().union(*may_reach.values())
+    checks = [(head, address) for address, by_head in found["checks"].items() for head in by_head]
+    leaks += [
+        (head, address, len(head))
+        for head, address in checks
+        if address not in reachable or not is_health_check(head, address)
+    ]
     summary = {"asked": len(may_reach), "reached": len(found["seen"]), "leaks": len(leaks), "examples": leaks[:9]}
-    summary |= {"stray": found["stray"], "received": found["received"]}
+    summary |= {"checks": len(checks), "stray": found["stray"], "received": found["received"]}
     sys.stdout.write(json.dumps(summary) + "\n")
 
 

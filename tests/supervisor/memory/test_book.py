@@ -268,7 +268,7 @@ def test_a_model_that_a_daemon_holds_frees_its_reservation(elsewhere, gone):
     book.record_loaded(loading, 3.0)
     book.observe(Sample(TOTAL, GIB >> 2, Level.CRITICAL), {7: 60 << 20}, 4.0)
     held = book.records.newest(start.reservation)
-    assert (held.reclaimable_bytes, held.unused_bytes) == (
+    assert (held.reclaimable_bytes, held.unused_bytes(4.0)) == (
         (30 * GIB, 0) if elsewhere else (60 << 20, (30 << 30) - (60 << 20))
     )
     two = held, attrs.evolve(held, number=99, key=B)  # a host's last engine is kept

@@ -11,7 +11,7 @@ SERVES = attrs.evolve(LOADS, loaded_at=5.0, busy_at=7.0, measured=True)
 
 
 @pytest.mark.parametrize(
-    ("reservation", "total", "held", "frees", "unused"),
+    ("reservation", "total", "held", "frees", "unused"),  # 20 s after its load
     [
         (LOADS, 10, 4, 10, 6),
         (SERVES, 10, 4, 4, 6),
@@ -22,7 +22,14 @@ SERVES = attrs.evolve(LOADS, loaded_at=5.0, busy_at=7.0, measured=True)
 def test_the_size_of_a_reservation(reservation, total, held, frees, unused):
     """The larger of reserved and peak bytes; a loaded engine that was not measured has its full reservation."""
     assert (reservation.total_bytes, reservation.held_bytes) == (total, held)
-    assert (reservation.reclaimable_bytes, reservation.unused_bytes) == (frees, unused)
+    assert (reservation.reclaimable_bytes, reservation.unused_bytes(25.0)) == (frees, unused)
+
+
+def test_an_engine_that_has_just_loaded_may_hold_less_than_is_reserved():
+    """Until its first measurement it counts as one that loads; without one in time, it has its full reservation."""
+    unmeasured = attrs.evolve(SERVES, measured=False)
+    assert [unmeasured.unused_bytes(now) for now in (5.0, 14.9, 15.0)] == [6, 6, 0]
+    assert SERVES.unused_bytes(5.0) == 6
 
 
 @pytest.mark.parametrize(("estimated", "most", "total"), [(0, 50, 80), (40, 50, 50), (60, 50, 60), (60, 100, 80)])

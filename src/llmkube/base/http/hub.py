@@ -41,10 +41,10 @@ WAKES: Final = 16
 """The same for all clients together; those that wait for the program itself are woken at once."""
 
 FREE_ROUNDS: Final = 4
-"""Rounds in which none is woken while more are ready: work for no client takes many short rounds."""
+"""Rounds without wakes between two with them, while more are ready: the program's own work takes many short rounds."""
 
 ACCEPTS_PER_CHECKPOINT: Final = 16
-"""Connections that are accepted in one round: one that waits in the kernel is in no client's turn."""
+"""Connections that are accepted in one round; the kernel's queue of connections knows no turns of clients."""
 
 MAX_READ_BYTES: Final = 1 << 20
 """Maximum size of one read: the kernel takes a tenth of a millisecond to copy it."""

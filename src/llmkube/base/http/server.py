@@ -39,7 +39,7 @@ CLOSE_ONE_IN: Final = 64
 """At the limit, one in this many connections is closed at once."""
 
 ALMOST_FULL: Final = 16
-"""With no more connections left, further ones are accepted in different rounds, so that clients have time to ask."""
+"""Remaining connections from which on each is accepted in a round of its own, so that clients have time to ask."""
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 

@@ -8,7 +8,7 @@ import attrs
 import orjson
 import trio
 
-from llmkube.base.http.message import NO_HEADERS, Headers
+from llmkube.base.http.message import NO_HEADERS, Headers, Origin
 from llmkube.router.backends import NOT_READY, UnavailableModel
 from llmkube.router.budgets.meter import answer_count, prompt_bytes, requested_tokens, usage_of_all_answers
 from llmkube.router.config.routing_config import Backend
@@ -153,6 +153,7 @@ class BackendCalls:
             return refusal
         found: Answer | Stream | Failure | None = None
         waiting = WaitingRequest(name in request.decision.extends, started_at)
+        address = self.attempts.transport.engine_address(permit.backend)
         try:
             with self.watch.watching(permit, waiting):
                 attempt = self._commented_attempt if request.client.begun else self._attempt
@@ -165,7 +166,7 @@ class BackendCalls:
             is_evidence = is_evidence and not self._is_shared_exit(permit.backend, found, request)
             self._record(name, found, record, now - started_at, is_fault=is_evidence)
             if isinstance(found, Failure):
-                return self._failed(permit.backend, found, request)
+                return self._failed(permit.backend, found, request, address)
             record.charges.status = found.status if isinstance(found, Answer) else 200
             answer = record.answer
             answer.backend, answer.dropped = name, found.dropped
@@ -188,13 +189,13 @@ class BackendCalls:
         has_died = isinstance(found, Failure) and _has_died(found, request) and not backend.provider
         return has_died and self.suspects.is_shared(backend.name, request.suspect)
 
-    def _failed(self, backend: Backend, failure: Failure, request: RoutedRequest) -> Failure:
+    def _failed(self, backend: Backend, failure: Failure, request: RoutedRequest, address: Origin | None) -> Failure:
         """Report a failure that may be evidence against the engine or the request; return the one to continue with."""
         charges, has_died = request.record.charges, _has_died(failure, request)
         charges.failed(failure.status)
         if failure.cause is Cause.SERVER_ERROR and failure.status != 503 and not backend.provider:
             self.on_error(backend.model)
-        return CULPRIT if has_died and self.suspects.died(backend.name, request.suspect) else failure
+        return CULPRIT if has_died and self.suspects.died(backend.name, request.suspect, address) else failure
 
     async def _attempt(
         self, permit: Permit, request: RoutedRequest, waiting: WaitingRequest
@@ -289,7 +290,8 @@ class BackendCalls:
     async def _relay(self, stream: Stream, permit: Permit, request: RoutedRequest) -> Failure | None:
         """Relay a stream to the client; return a failure if it broke off, unless the client has the error already."""
         client, record, suspect, deaths = request.client, request.record, request.suspect, request.suspect.deaths
-        died = bool if permit.backend.provider else partial(self.suspects.died, permit.backend.name, suspect)
+        address = stream.answer.origin if self.attempts.transport.directory_of(permit.backend) is not None else None
+        died = bool if permit.backend.provider else partial(self.suspects.died, permit.backend.name, suspect, address)
         record.update(status=200, streamed=True)
         more = f"Server-Timing: {server_timing(record, trio.current_time())}\r\n"
         lines = answer_lines(stream.answer.head.lines, request.inbound.request_id, permit.backend.name, more)
@@ -361,7 +363,7 @@ _TOO_MANY_PARTS: Final = (
 
 
 def _has_died(failure: Failure, request: RoutedRequest) -> bool:
-    """Return whether it is as if the engine had exited; on a reused connection, the second try is refused then."""
+    """Return whether the engine may have exited; on a reused connection, the second try is refused then."""
     return failure.cause in (Cause.BROKEN, Cause.CONNECT) and request.record.charges.is_sent
 
 

@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 import attrs
 import trio
 
+from llmkube.base.http.message import Origin
 from llmkube.router.dispatch.verdicts import Cause, Failure
 
 REFUSED_SECONDS: Final = 600.0
@@ -27,6 +28,9 @@ MAX_ENTRIES: Final = 1000
 
 ALONE_SECONDS: Final = 5.0
 """Time after the first token of a suspect's answer during which no other suspect is tried: a cause shows soon."""
+
+MAX_ALONE_SECONDS: Final = 30.0
+"""Limit for the time before it: a long request must not make the suspects of other tenants time out."""
 
 MAX_DEATHS: Final = 2
 """Engines that may die while they compute one request: it is tried at one further engine after the first."""
@@ -75,8 +79,8 @@ class Suspects:
     """Requests in engines, suspects and refused requests, of all routes of a router."""
 
     _running: dict[str, set[Suspect]] = attrs.field(factory=dict)
-    _deaths: dict[str, tuple[frozenset[Key], set[Suspect]]] = attrs.field(factory=dict)
-    """Requests in the engine that died last, and those of them that have not reported it yet."""
+    _deaths: dict[str, tuple[frozenset[Key], set[Suspect], Origin | None]] = attrs.field(factory=dict)
+    """Requests in the engine that died last, those of them that have not reported it yet, and its address."""
     _suspected: "OrderedDict[Key, tuple[float, frozenset[Key]]]" = attrs.field(factory=OrderedDict)
     _refused: "OrderedDict[Key, float]" = attrs.field(factory=OrderedDict)
     _blamed: "OrderedDict[str, float]" = attrs.field(factory=OrderedDict)  # tenants with a refused request
@@ -100,13 +104,19 @@ class Suspects:
             self._running.pop(engine, None)
         self._end_alone(request, -math.inf)
 
-    def died(self, engine: str, request: Suspect) -> bool:
-        """Record that an engine died with a request; return whether the request is the cause, and refused from now."""
-        keys, unreported = self._deaths.get(engine, (frozenset(), set()))
+    def died(self, engine: str, request: Suspect, address: Origin | None = None) -> bool:
+        """Record that an engine died with a request; return whether the request is the cause, and refused from now.
+
+        Without `address`, every report after the first is another death. With it, one at the same address is not: an
+        exiting process still accepts connections, and a restarted engine has another port.
+        """
+        keys, unreported, dead = self._deaths.get(engine, (frozenset(), set(), None))
+        if request not in unreported and address is not None and address == dead:
+            return False
         if request not in unreported:  # the first request that notices
             unreported = self._running.get(engine, set()) | {request}
             keys = frozenset(each.key for each in unreported)
-            self._deaths[engine] = keys, unreported
+            self._deaths[engine] = keys, unreported, address
             for each in unreported:
                 each.body = b""  # the digest is enough; `_deaths` keeps these requests
         unreported.discard(request)
@@ -123,7 +133,7 @@ class Suspects:
 
     def is_shared(self, engine: str, request: Suspect) -> bool:
         """Return whether an engine has requests of other tenants, or had when it died with this one."""
-        died, _ = self._deaths.get(engine, (frozenset(), set()))
+        died, _, _ = self._deaths.get(engine, (frozenset(), set(), None))
         there = {each.tenant for each in self._running.get(engine, ())}
         there |= {tenant for tenant, _ in died} if request.key in died else set()
         return bool(there - {request.tenant})
@@ -141,7 +151,7 @@ class Suspects:
     ) -> Awaitable[T | Failure]:
         """Send a request to an engine, until `leave`; a suspect waits for others at most some seconds.
 
-        Others wait until `leave`, or for `ALONE_SECONDS` after `send` has returned.
+        Others wait until `leave`, or for `ALONE_SECONDS` after `send` has returned; at most for `MAX_ALONE_SECONDS`.
         """
         is_suspect = bool(self._suspected) and request.key in self._suspected
         if is_suspect or (self._is_blamed(request.tenant) and self._alone_until > trio.current_time()):
@@ -159,7 +169,7 @@ class Suspects:
                         await self._alone_changed.wait()
                 wait.deadline = math.inf
                 if alone:
-                    self._alone, self._alone_until = request, math.inf
+                    self._alone, self._alone_until = request, trio.current_time() + MAX_ALONE_SECONDS
             self._enter(engine, request)
             found = await send()
             self._end_alone(request, trio.current_time() + ALONE_SECONDS)
@@ -168,7 +178,7 @@ class Suspects:
 
     def _end_alone(self, request: Suspect, at: float) -> None:
         if self._alone is request:
-            self._alone_until = at
+            self._alone_until = min(at, self._alone_until)
             self._alone_changed.set()
             self._alone_changed = trio.Event()
 

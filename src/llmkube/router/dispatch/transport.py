@@ -140,6 +140,12 @@ class Transport:
         """Return the directory that resolves a backend; None if it is dialled at its own address."""
         return None if backend.provider else self.directory
 
+    def engine_address(self, backend: Backend) -> Origin | None:
+        """Return the address of a backend's running engine; None if it does not change when the engine restarts."""
+        directory = self.directory_of(backend)
+        found = directory.lookup(backend.model) if directory is not None else None
+        return (found.host, found.port) if isinstance(found, Engine) else None
+
     async def release(self, permit: Permit, answer: StreamedResponse) -> None:
         """Return the connection of an answer to the pool, or close it, which makes the backend stop generating."""
         backend = permit.backend

@@ -85,7 +85,7 @@ class Failure:
         return self.cause not in _INDEPENDENT
 
 
-INTERRUPTED: Final = Failure(Cause.INTERRUPTED, "it broke off, and is tried at one further engine only", 200)
+INTERRUPTED: Final = Failure(Cause.INTERRUPTED, "its engine stopped before the end of the answer", 200)
 """Failure after which another engine can continue the answer."""
 
 FINAL: Final = frozenset({Cause.BUDGET, Cause.BUDGET_STORE, Cause.CULPRIT})

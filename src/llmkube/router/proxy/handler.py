@@ -16,7 +16,6 @@ import random
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
-from weakref import WeakValueDictionary
 
 import attrs
 import trio
@@ -137,8 +136,6 @@ class ListedFields:
         rng: Source of weighted choices and request IDs.
         obstacle: Returns why a backend gets no requests now; "" if it does.
         memory: Memory for the bodies of requests under way, by tenant.
-
-    Bodies of one tenant are scanned one at a time: those of many connections would delay every other task together.
     """
 
     routing: Callable[[], Routing]
@@ -153,7 +150,6 @@ class ListedFields:
     rng: random.Random
     obstacle: Callable[[str], str]
     memory: Shares = attrs.field(factory=lambda: Shares(MEMORY_BYTES))
-    _scans: WeakValueDictionary[str, trio.Lock] = attrs.field(factory=WeakValueDictionary, init=False)
 
     async def __call__(self, exchange: StreamExchange) -> None:
         """Serve one request.
@@ -264,11 +260,9 @@ class ListedFields:
         if size > MAX_BODY_BYTES:  # the listener of a route that forwards any field accepts longer ones
             message = f"the body has {size} bytes; the limit for this path is {MAX_BODY_BYTES}"
             raise refused(413, message, "body_too_large")
-        lock = self._scans.setdefault(record.decided.tenant, trio.Lock())
         try:
-            async with lock:
-                await check_grammars(exchange.body)
-                return REQUEST_BYTES + await parsed_bytes(exchange.body)
+            await check_grammars(exchange.body)
+            return REQUEST_BYTES + await parsed_bytes(exchange.body)
         except UnboundedError as exc:
             raise refused(400, str(exc), "invalid_json") from exc
 

@@ -57,7 +57,7 @@ class Capacity:
     @property
     def unused_bytes(self) -> int:
         """Reserved bytes that are not resident yet: samples still show them as available."""
-        return sum(each.unused_bytes for each in self.reservations)
+        return sum(each.unused_bytes(self.now) for each in self.reservations)
 
     @property
     def headroom_bytes(self) -> int:
@@ -81,7 +81,7 @@ class Capacity:
 
     def _after_exit_of(self, ended: Iterable[Reservation]) -> "Capacity":
         gone = {id(each) for each in ended}
-        back = sum(each.held_bytes for each in self.reservations if id(each) in gone)
+        back = sum(each.total_bytes - each.unused_bytes(self.now) for each in self.reservations if id(each) in gone)
         stay = tuple(each for each in self.reservations if id(each) not in gone)
         return attrs.evolve(self, reservations=stay, available_bytes=self.available_bytes + back)
 

@@ -7,12 +7,16 @@
 """
 
 import enum
+from typing import Final
 
 import attrs
 
 from llmkube.k8s.crd.inferenceservice import PRIORITIES
 from llmkube.k8s.crd.placement import Hardware
 from llmkube.k8s.resource import Key
+
+UNMEASURED_SECONDS: Final = 10.0
+"""Time after its load in which an engine's first measurement is expected; some processes cannot be measured."""
 
 
 def rank_of(priority: str) -> int:
@@ -174,10 +178,14 @@ class Reservation:
         """Bytes that stopping the engine releases: those that it holds, or will hold once loaded."""
         return self.total_bytes if self.loaded_at is None else self.held_bytes
 
-    @property
-    def unused_bytes(self) -> int:
-        """Reserved bytes that are not resident yet."""
-        return max(0, self.total_bytes - self.held_bytes)
+    def unused_bytes(self, now: float) -> int:
+        """Return reserved bytes that are not resident yet.
+
+        An engine that has just loaded is treated as loading until it is measured: it may hold less than is reserved.
+        """
+        has_just_loaded = self.loaded_at is not None and now < self.loaded_at + UNMEASURED_SECONDS
+        held_bytes = self.resident_bytes if has_just_loaded else self.held_bytes
+        return max(0, self.total_bytes - held_bytes)
 
     @property
     def is_exiting(self) -> bool:
