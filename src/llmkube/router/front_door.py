@@ -38,10 +38,10 @@ from llmkube.router.dialects.engine_form import encoded_for_engine
 from llmkube.router.dialects.error_shapes import CONTEXT_FULL, parsed_refusal
 from llmkube.router.dialects.inbound import DIALECTS, OLLAMA, refusal_at
 from llmkube.router.dialects.ollama_models import LIST_PATHS, ModelFacts
+from llmkube.router.dispatch.request_body import BodyError
 from llmkube.router.dispatch.suspects import CULPRIT, Suspect, Suspects
 from llmkube.router.dispatch.verdicts import Failure, error_in, is_request_error
 from llmkube.router.model_field import (
-    BodyError,
     ModelNameRewriter,
     boundary_of,
     limit_numbers,
@@ -116,12 +116,14 @@ class Body:
         model: Value of `model`; None if it is missing.
         with_model: Returns the body with another `model` and every other byte unchanged.
         is_json: Whether the body is a JSON object, not a form.
+        answers: Number of answers that it asks for.
     """
 
     content: bytes
     model: object
     with_model: Callable[[str], Awaitable[bytes]]
     is_json: bool = True
+    answers: int = 1
 
 
 async def _set_engine_name(body: Body, engine: Backend) -> None:
@@ -151,8 +153,8 @@ class Passage:
     is_llama_cpp: bool = False
 
 
-Begin = Callable[[str, bool], AbstractContextManager[Passage]]
-"""Counts a request of a service, which takes a slot of its engine or none, while it runs."""
+Begin = Callable[[str, int], AbstractContextManager[Passage]]
+"""Counts a request of a service, which takes so many slots of its engine, while it runs."""
 
 
 ENGINE_FAILED: Final = "engine_failed"
@@ -160,7 +162,7 @@ SUSPECT_SECONDS: Final = 600.0
 """Longest wait of a suspect for other suspects."""
 
 
-def _uncounted(_service: str, _takes_slot: bool) -> AbstractContextManager[Passage]:
+def _uncounted(_service: str, _slots: int) -> AbstractContextManager[Passage]:
     return nullcontext(Passage())
 
 
@@ -206,7 +208,7 @@ class PassThrough:
         if self.suspects.is_refused(request):
             raise refused(400, CULPRIT.detail, CULPRIT.cause.value)
         try:
-            with self.begin(engine.service, path not in _WITHOUT_SLOT) as passage:
+            with self.begin(engine.service, 0 if path in _WITHOUT_SLOT else body.answers) as passage:
                 if path.endswith("/chat/completions"):
                     async with long_step(len(body.content)):
                         body.content = encoded_for_engine(body.content, is_llama_cpp=passage.is_llama_cpp)
@@ -224,7 +226,7 @@ class PassThrough:
                     raise refused(503, found.detail, ENGINE_FAILED, {"Retry-After": "5"})
                 return found
         except (BodyError, DialectError) as exc:
-            raise refused(400, str(exc), "invalid_json" if isinstance(exc, BodyError) else "invalid_value") from exc
+            raise refused(400, str(exc), exc.code if isinstance(exc, BodyError) else "invalid_value") from exc
         finally:
             self.suspects.leave(engine.service, request)
 
@@ -345,14 +347,14 @@ async def _read(head: RequestHead, body: bytes) -> Body:
         boundary = boundary_of(media_type) if is_form else None
         if boundary is None:
             try:
-                model, spans = await read_model(body)
+                model, spans, answers = await read_model(body)
             except BodyError:
                 body = well_formed(body)  # no engine reads half a surrogate pair
-                model, spans = await read_model(body)
-            return Body(body, model, lambda name: replace_model(body, name, spans))
+                model, spans, answers = await read_model(body)
+            return Body(body, model, lambda name: replace_model(body, name, spans), answers=answers)
         form = await read_form_model(body, boundary)
     except BodyError as exc:
-        raise refused(400, str(exc), "invalid_form" if is_form else "invalid_json") from exc
+        raise refused(400, str(exc), "invalid_form" if is_form else exc.code) from exc
 
     async def with_model(name: str) -> bytes:  # noqa: ASYNC124 (as for JSON)
         return replace_form_model(body, boundary, form, name)

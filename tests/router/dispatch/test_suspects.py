@@ -191,7 +191,8 @@ async def test_suspects_are_retried_one_at_a_time(autojump_clock):
     assert ([each.status for each in results], most) == ([200] * 3, 1)
 
 
-async def test_a_long_suspect_delays_the_next_one_for_half_a_minute(autojump_clock):
+@pytest.mark.parametrize("number", [1, 4])
+async def test_long_suspects_delay_that_of_another_tenant_for_half_a_minute(number, autojump_clock):
     """Otherwise a tenant could make the requests of others that were in an engine with its own time out."""
     died, results = trio.Event(), []
 
@@ -201,15 +202,16 @@ async def test_a_long_suspect_delays_the_next_one_for_half_a_minute(autojump_clo
     players = {"a": die_together, "b": (rl.saying(b"", then=rl.until_gone), rl.answer())}
     async with rl.open_lab(TWO, **players, c=rl.answer()) as lab, trio.open_nursery() as nursery:
 
-        async def ask(tenant):
-            results.append(((await lab.ask(headers={"x-tenant": tenant})).status, trio.current_time()))
+        async def ask(tenant, user):
+            found = await lab.ask(rl.ASKED | {"user": user}, headers={"x-tenant": tenant})
+            results.append((tenant, found.status, trio.current_time()))
             nursery.cancel_scope.cancel()
 
-        for tenant in ("one", "other"):
-            nursery.start_soon(ask, tenant)
-        await trio.testing.wait_all_tasks_blocked()
+        for tenant, user in (*(("one", str(at)) for at in range(number)), ("other", "")):
+            nursery.start_soon(ask, tenant, user)
+            await trio.testing.wait_all_tasks_blocked()
         died.set()
-    assert results == [(200, suspects.MAX_ALONE_SECONDS)]
+    assert results == [("other", 200, suspects.MAX_ALONE_SECONDS)]
 
 
 async def test_an_answered_request_is_no_suspect(autojump_clock):

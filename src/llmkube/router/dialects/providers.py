@@ -9,6 +9,7 @@ import functools
 import hashlib
 import math
 import re
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -130,7 +131,21 @@ def _without(shape: Any, place: list[str]) -> Any:
     return kept | ({place[0]: _without(shape[place[0]], place[1:])} if place[1:] else {})
 
 
-_OTHERS: Final = ("shapes", "paths", "engine_fields", "writes")
+_OTHERS: Final = ("shapes", "paths", "engine_fields", "engine_limits", "writes")
+ENGINE_LIMITS: Final = _limits(TABLE["engine_limits"])
+"""Fields by whose values engines of ours allocate or loop."""
+
+
+def check_limits(body: Mapping[str, Any]) -> None:
+    """Refuse values that could end an engine of ours, or keep it busy.
+
+    Raises:
+        DialectError: A value is out of its range.
+    """
+    for name in ENGINE_LIMITS.keys() & body.keys():
+        if not ENGINE_LIMITS[name].allows(body[name]):
+            limits = ", ".join(f"{key} {each}" for key, each in TABLE["engine_limits"][name].items())
+            raise DialectError(f"{name} is {reprlib.repr(body[name])}; its limits: {limits}; change or omit it")
 
 
 def _row(name: str) -> dict[str, Any]:
