@@ -409,12 +409,13 @@ async def test_a_request_of_several_parts_takes_a_slot_for_each(autojump_clock):
 async def test_a_slot_without_a_turn_is_taken_only_while_one_is_free():  # noqa: ASYNC124 - a turn reads Trio's clock
     """A waiting request is called when the slot is released; if none is free, none is taken."""
     turns, backend = Turns(), local("mac", slots=1)
-    engine_queue = turns.try_take_slot(backend)
-    assert engine_queue is turns.queue_of(backend)
-    assert turns.try_take_slot(backend) is None
-    with turns.turn(backend, "team", 1) as turn:
-        assert not turn.settled.is_set()
-        engine_queue.return_slot()
-        assert turn.settled.is_set()
-        assert turns.try_take_slot(backend) is None
+    engine_queue = turns.queue_of(backend)
+    with ExitStack() as first:
+        first.enter_context(turns.wait_at_engine(backend, 9))
+        assert not engine_queue.queue.take_slot()
+        with turns.turn(backend, "team", 1) as turn:
+            assert not turn.settled.is_set()
+            first.close()
+            assert turn.settled.is_set()
+            assert not engine_queue.queue.take_slot()
     assert (engine_queue.queue.running, engine_queue.queue.waiting) == (0, 0)

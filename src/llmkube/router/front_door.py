@@ -126,18 +126,6 @@ class Body:
     answers: int = 1
 
 
-async def _set_engine_name(body: Body, engine: Backend) -> None:
-    if body.model != engine.alias:
-        body.content = await body.with_model(engine.alias)
-
-
-CORRECTIONS: Final[Mapping[str, Callable[[Body, Backend], Awaitable[None]]]] = {"model": _set_engine_name}
-"""Changes to a body, by field: `model` becomes the id that the engine uses for itself.
-
-Limits of the answer above that of the service (`Passage`) and the form of a chat (`engine_form`) are the only others.
-"""
-
-
 @attrs.frozen
 class Passage:
     """A request that is passed through.
@@ -168,7 +156,10 @@ def _uncounted(_service: str, _slots: int) -> AbstractContextManager[Passage]:
 
 @attrs.frozen(eq=False)
 class PassThrough:
-    """Forwards requests to engines with their bodies unchanged, except for `CORRECTIONS`.
+    """Forwards requests to engines with their bodies unchanged, with three exceptions.
+
+    `model` becomes the id that the engine uses for itself; limits of the answer do not exceed that of the service
+    (`Passage`); a chat gets the form that the engine needs (`engine_form`).
 
     Attributes:
         begin: Counts requests.
@@ -202,8 +193,8 @@ class PassThrough:
             raise refused(405, f"{head.method} is not allowed on {path}", "method_not_allowed", {"Allow": "POST"})
         body = await _read(head, exchange.body)
         engine = engine_of(self.directory, body.model, head.path)
-        for correct in CORRECTIONS.values():
-            await correct(body, engine)
+        if body.model != engine.alias:
+            body.content = await body.with_model(engine.alias)
         request = Suspect("", path, body.content)
         if self.suspects.is_refused(request):
             raise refused(400, CULPRIT.detail, CULPRIT.cause.value)
@@ -225,8 +216,8 @@ class PassThrough:
                 if isinstance(found, Failure):
                     raise refused(503, found.detail, ENGINE_FAILED, {"Retry-After": "5"})
                 return found
-        except (BodyError, DialectError) as exc:
-            raise refused(400, str(exc), exc.code if isinstance(exc, BodyError) else "invalid_value") from exc
+        except DialectError as exc:
+            raise refused(400, str(exc), exc.code) from exc
         finally:
             self.suspects.leave(engine.service, request)
 
@@ -353,7 +344,7 @@ async def _read(head: RequestHead, body: bytes) -> Body:
                 model, spans, answers = await read_model(body)
             return Body(body, model, lambda name: replace_model(body, name, spans), answers=answers)
         form = await read_form_model(body, boundary)
-    except BodyError as exc:
+    except DialectError as exc:
         raise refused(400, str(exc), "invalid_form" if is_form else exc.code) from exc
 
     async def with_model(name: str) -> bytes:  # noqa: ASYNC124 (as for JSON)

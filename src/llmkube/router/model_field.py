@@ -8,7 +8,7 @@ well; file contents are skipped.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from email.message import Message
 from typing import Any, Final
 
@@ -19,7 +19,6 @@ import trio
 from llmkube.base.json_text import loads_well_formed
 from llmkube.base.loop_shares import long_step
 from llmkube.router.budgets.meter import ANSWER_COUNT_FIELDS, PROMPT_FIELDS, answer_count
-from llmkube.router.dialects.dialect import DialectError
 from llmkube.router.dialects.providers import ENGINE_LIMITS, check_limits
 from llmkube.router.dispatch.request_body import MAX_NAME_BYTES, BodyError
 
@@ -116,7 +115,7 @@ async def read_model(body: bytes) -> tuple[object, tuple[Span, ...] | None, int]
     The last of several wins, as in JSON parsers.
 
     Raises:
-        BodyError: The body is not a JSON object, has too many parts, or a grammar or a value that could end the engine.
+        DialectError: It is not a JSON object, has too many parts, or a grammar or a value that could end the engine.
     """
     await check_grammars(body)
     if is_parsed(body):
@@ -126,27 +125,17 @@ async def read_model(body: bytes) -> tuple[object, tuple[Span, ...] | None, int]
                 raise BodyError("the body must be a JSON object")
             model = payload.get("model")
             _check_name(len(model) if isinstance(model, str) else 0)
-            return model, None, _answers(payload)
+            check_limits(payload)
+            return model, None, answer_count(payload)
     members = await _find_members(body, _READ)
     spans = tuple(Span(start, end, _name_at(body, start, end)) for name, start, end in members if name == "model")
-    fields: dict[str, Any] = {}
-    for name, start, end in members:
-        if name != "model":
-            async with long_step(end - start):
-                fields[name] = _parsed(body[start:end])
-    return (spans[-1].value if spans else None), spans, _answers(fields)
+    async with long_step(len(body)):
+        fields = {name: _parsed(body[start:end]) for name, start, end in members if name != "model"}
+        check_limits(fields)
+        return (spans[-1].value if spans else None), spans, answer_count(fields)
 
 
 _READ: Final = ("model", *ENGINE_LIMITS, *PROMPT_FIELDS, *ANSWER_COUNT_FIELDS)
-
-
-def _answers(fields: Mapping[str, Any]) -> int:
-    """Return the number of answers to a request whose values engines can take."""
-    try:
-        check_limits(fields)
-    except DialectError as exc:
-        raise BodyError(str(exc), "invalid_value") from exc
-    return answer_count(fields)
 
 
 async def replace_model(body: bytes, value: str, spans: tuple[Span, ...] | None) -> bytes:

@@ -113,11 +113,6 @@ class EngineQueue:
             turn.admitted_at = trio.current_time()
             turn.settled.set()
 
-    def return_slot(self) -> None:
-        """Free a slot that was taken without queueing."""
-        self.queue.return_slot()
-        self.pass_on_slot()
-
     def pass_on_slot(self) -> None:
         """Use a slot that was freed: the engine serves the oldest request that waits there.
 
@@ -192,7 +187,7 @@ class Turns:
         if len(engine_queue.at_engine) >= MAX_WAITING:
             raise trio.TooSlowError
         request.scope.deadline = trio.current_time() + seconds
-        while request.missing and self.try_take_slot(backend) is not None:
+        while request.missing and engine_queue.queue.take_slot():
             request.served(takes_slot=True)
         if request.missing:
             engine_queue.at_engine[request] = None
@@ -201,15 +196,8 @@ class Turns:
         finally:
             engine_queue.at_engine.pop(request, None)
             for _ in range(request.held):
-                engine_queue.return_slot()
-
-    def try_take_slot(self, backend: Backend) -> EngineQueue | None:
-        """Take a slot of a backend if one is free: for a request that queues at the engine itself.
-
-        `return_slot` of the result frees it. That admits a request waiting here first, before later such requests.
-        """
-        engine_queue = self.queue_of(backend)
-        return engine_queue if engine_queue.queue.take_slot() else None
+                engine_queue.queue.return_slot()
+                engine_queue.pass_on_slot()
 
 
 def engines_of(backends: Iterable[Backend]) -> frozenset[Engine]:

@@ -596,7 +596,7 @@ async def test_a_direct_request_without_a_slot_in_time_gets_retry_after(autojump
         assert trio.current_time() == pytest.approx(121, abs=1)
         await trio.sleep(370 - trio.current_time())
         assert (await world.ask(CHAT, HELLO)).status == 200  # gets the slot at 400 s, and answers after 120 s
-    assert world.turns.try_take_slot(default_config(world.there).backends["ml/chat"]) is not None
+    assert world.turns.queue_of(default_config(world.there).backends["ml/chat"]).queue.running == 0
 
 
 PADDING = {"x": [[]] * 50_000}

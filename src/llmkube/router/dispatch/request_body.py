@@ -35,12 +35,8 @@ from llmkube.router.dialects.providers import (
 )
 
 
-class BodyError(Exception):
-    """A body is refused; the message is for the client.
-
-    Attributes:
-        code: Error code.
-    """
+class BodyError(DialectError):
+    """A body is refused as a whole."""
 
     def __init__(self, message: str, code: str = "invalid_json") -> None:
         super().__init__(message)

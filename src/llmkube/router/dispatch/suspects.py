@@ -45,6 +45,10 @@ CULPRIT: Final = Failure(
     f"{REFUSED_SECONDS / 60:.0f} minutes; change it, for instance its grammar, its schema or its length",
 )
 
+_WAITED_TOO_LONG: Final = Failure(
+    Cause.TIMEOUT, "the wait for other requests that were in an engine when it exited took too long"
+)
+
 Key = tuple[str, bytes]
 """Tenant, and digest of path and body."""
 
@@ -168,34 +172,33 @@ class Suspects:
         try:
             with trio.move_on_after(seconds):
                 while not turn.is_set():
-                    await self._wait_until_admitted()
-            if turn.is_set() and alone:
+                    with trio.move_on_after(self._admit_next()):
+                        await self._alone_changed.wait()
+            if not turn.is_set():
+                return _WAITED_TOO_LONG
+            if alone:
                 self._alone, self._alone_until = request, trio.current_time() + MAX_ALONE_SECONDS
         finally:
             self._queue.remove(request.tenant, turn)
             if turn.is_set() and self._alone is not request:
                 self._queue.ended(request.tenant, 1, 1)
             self._wake()
-        if not turn.is_set():
-            text = "the wait for other requests that were in an engine when it exited took too long"
-            return Failure(Cause.TIMEOUT, text)
         self._enter(engine, request)
         found = await send()
         self._end_alone(request, trio.current_time() + ALONE_SECONDS)
         return found
 
-    async def _wait_until_admitted(self) -> None:
-        """Admit the next request if no suspect is being tried; wait for a change otherwise."""
-        left = self._alone_until - trio.current_time()
-        if left <= 0 and self._alone is not None:
+    def _admit_next(self) -> float:
+        """Admit the next request if no suspect is being tried; return the time until this may change."""
+        if (left := self._alone_until - trio.current_time()) > 0:
+            return left
+        if self._alone is not None:
             self._queue.ended(self._alone.tenant, 1, 1)
             self._alone = None
-        if left <= 0 and (admitted := self._queue.admit()):
-            admitted[0].set()
+        for turn in (admitted := self._queue.admit()):
+            turn.set()
             self._wake()
-            return
-        with trio.move_on_after(left if left > 0 else math.inf):
-            await self._alone_changed.wait()
+        return 0 if admitted else math.inf
 
     def _wake(self) -> None:
         self._alone_changed.set()

@@ -274,10 +274,8 @@ class ListedFields:
                 translated.translator.begin(self.conversations.now())
             refuse_urls(translated.body)
             check_types(translated.body)
-        except BodyError as exc:
-            raise refused(400, str(exc), exc.code) from exc
         except DialectError as exc:
-            raise refused(400, str(exc), "invalid_value") from exc
+            raise refused(400, str(exc), exc.code) from exc
         joined = self.conversations.join(translated, principal)
         translated, size = joined.translated, size + joined.history_bytes
         body = translated.body
