@@ -160,3 +160,31 @@ def test_a_file_of_certificates_is_read_at_the_start(tmp_path):
     with pytest.raises(UserError, match="--ca-file: cannot read certificates from"):
         download_settings(UpConfig(ca_file=tmp_path / "ca.pem"))
     assert download_settings(UpConfig(proxy=("*=direct",)))["egress"].rules[0][1] == ""
+
+
+@pytest.mark.parametrize(
+    ("program", "flags", "words"),
+    [
+        ("up", {"gateway_port": 7443}, "--gateway-port: 7443 is also the port of --api-port; set one of them to an"),
+        ("up", {"probe_port": 8080}, "--probe-port: 8080 is also the port of --gateway-port"),
+        ("up", {"gateway_port": 8001, "omlx_port": 8001}, "--gateway-port: 8001 is also the port of --omlx-port"),
+        ("agent", {"port": 8001, "omlx_port": 8001}, "--port: 8001 is also the port of --omlx-port"),
+        ("router", {"admin_port": 8080}, "--admin-port: 8080 is also the port of --port"),
+        ("router", {"admin_port": 8080, "host": "::"}, "--admin-port: 8080 is also the port of --port"),
+        ("up", {"gateway_port": 8000, "api_port": 0, "probe_port": 0}, ""),
+        ("router", {"admin_port": 8080, "host": "10.0.0.1"}, ""),
+    ],
+)
+@pytest.mark.parametrize("source", ["flags", "variables", "file"])
+def test_two_equal_ports_are_refused(tmp_path, program, flags, words, source):
+    """Those of other addresses and free ones are not, nor is the default port of an oMLX, which may not run."""
+    environ = {f"LLMKUBE_{name.upper()}": str(each) for name, each in flags.items()} if source == "variables" else {}
+    if source == "file":
+        lines = (f"{name} = {each!r}" for name, each in flags.items())
+        (tmp_path / "config.toml").write_text("\n".join([f"[{program}]", *lines]))
+    given = {"state_dir": tmp_path} | (flags if source == "flags" else {})
+    if words:
+        with pytest.raises(UserError, match=words):
+            load(program, TABLES[program], given, environ)
+    else:
+        load(program, TABLES[program], given, environ)

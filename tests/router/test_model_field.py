@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmkube.router import model_field
+from llmkube.router.dispatch.request_body import BodyError
 from llmkube.router.model_field import (
     MAX_PARTS,
     PARSE_BYTES,
-    BodyError,
     check_grammars,
     find_model,
     read_form_model,
@@ -127,7 +127,7 @@ def test_an_ordinary_long_chat_is_parsed_and_a_dense_one_scanned(monkeypatch):
     assert len(body) > 400_000
     assert not model_field.is_parsed(b'{"x": [%b[]]}' % (b"[]," * 100_000))
     monkeypatch.delattr(model_field, "_Scanner")
-    assert run(model_field.read_model, body) == ("chat", None)
+    assert run(model_field.read_model, body) == ("chat", None, 1)
     assert run(model_field.limit_numbers, body, LIMITED, 100) is body
 
 
@@ -155,7 +155,7 @@ def test_bodies_of_every_kind(monkeypatch, body, model):
 
     def model_in():
         try:
-            value, _ = run(model_field.read_model, body)
+            value, _, _ = run(model_field.read_model, body)
         except BodyError:
             return "refused"
         return value if value is None or isinstance(value, str) else 0

@@ -14,6 +14,7 @@ serve = resolve(Serve, flags={"api_port": None}, environ=os.environ, config=conf
 """
 
 import difflib
+import itertools
 import math
 import re
 import tomllib
@@ -176,9 +177,21 @@ def resolve(
         table: Table of this program in the file.
 
     Raises:
-        SettingError: A value has the wrong type or is out of bounds.
+        SettingError: A value has the wrong type or is out of bounds, or two ports at the same address are equal.
     """
-    return kind(**{option.name: _resolve_option(option, flags, environ, config, table) for option in settings_of(kind)})
+    options = settings_of(kind)
+    found = kind(**{option.name: _resolve_option(option, flags, environ, config, table) for option in options})
+    for one, other in itertools.combinations([each for each in options if each.name.endswith("port")], 2):
+        port, hosts = getattr(found, one.name), {getattr(found, _host_of(each), "") for each in (one, other)}
+        is_unused = one.minimum and port == one.default  # the port of another program, which may not run
+        if port and port == getattr(found, other.name) and not is_unused and (len(hosts) == 1 or "::" in hosts):
+            raise SettingError(f"{other.flag}: {port} is also the port of {one.flag}; set one of them to another port")
+    return found
+
+
+def _host_of(port: Setting) -> str:
+    """Return the name of the setting with the address of a port."""
+    return port.name.replace("port", "host")
 
 
 def _resolve_option(

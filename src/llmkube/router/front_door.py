@@ -41,11 +41,10 @@ from llmkube.router.dialects.inbound import DIALECTS, OLLAMA, refusal_at
 from llmkube.router.dialects.ollama_models import LIST_PATHS, ModelFacts
 from llmkube.router.dispatch.holds import HeldRequest, Holds
 from llmkube.router.dispatch.relay import ClientStream, refuse
-from llmkube.router.dispatch.request_body import STREAMING
+from llmkube.router.dispatch.request_body import STREAMING, BodyError
 from llmkube.router.dispatch.suspects import CULPRIT, Suspect, Suspects
 from llmkube.router.dispatch.verdicts import Failure, error_in, is_request_error
 from llmkube.router.model_field import (
-    BodyError,
     ModelNameRewriter,
     asks_for_stream,
     boundary_of,
@@ -123,24 +122,14 @@ class Body:
         model: Value of `model`; None if it is missing.
         with_model: Returns the body with another `model` and every other byte unchanged.
         is_json: Whether the body is a JSON object, not a form.
+        answers: Number of answers that it asks for.
     """
 
     content: bytes
     model: object
     with_model: Callable[[str], Awaitable[bytes]]
     is_json: bool = True
-
-
-async def _set_engine_name(body: Body, engine: Backend) -> None:
-    if body.model != engine.alias:
-        body.content = await body.with_model(engine.alias)
-
-
-CORRECTIONS: Final[Mapping[str, Callable[[Body, Backend], Awaitable[None]]]] = {"model": _set_engine_name}
-"""Changes to a body, by field: `model` becomes the id that the engine uses for itself.
-
-Limits of the answer above that of the service (`Passage`) and the form of a chat (`engine_form`) are the only others.
-"""
+    answers: int = 1
 
 
 @attrs.frozen
@@ -158,8 +147,8 @@ class Passage:
     is_llama_cpp: bool = False
 
 
-Begin = Callable[[str, bool], AbstractContextManager[Passage]]
-"""Counts a request of a service, which takes a slot of its engine or none, while it runs."""
+Begin = Callable[[str, int], AbstractContextManager[Passage]]
+"""Counts a request of a service, which takes so many slots of its engine, while it runs."""
 
 
 ENGINE_FAILED: Final = "engine_failed"
@@ -167,13 +156,16 @@ SUSPECT_SECONDS: Final = 600.0
 """Longest wait of a suspect for other suspects."""
 
 
-def _uncounted(_service: str, _takes_slot: bool) -> AbstractContextManager[Passage]:
+def _uncounted(_service: str, _slots: int) -> AbstractContextManager[Passage]:
     return nullcontext(Passage())
 
 
 @attrs.frozen(eq=False)
 class PassThrough:
-    """Forwards requests to engines with their bodies unchanged, except for `CORRECTIONS`.
+    """Forwards requests to engines with their bodies unchanged, with three exceptions.
+
+    `model` becomes the id that the engine uses for itself; limits of the answer do not exceed that of the service
+    (`Passage`); a chat gets the form that the engine needs (`engine_form`).
 
     Attributes:
         begin: Counts requests.
@@ -221,13 +213,13 @@ class PassThrough:
         self, exchange: StreamExchange, path: str, body: Body, engine: Backend, excluding: Collection[int]
     ) -> bool:
         """Forward a request to its engine."""
-        for correct in CORRECTIONS.values():
-            await correct(body, engine)
+        if body.model != engine.alias:
+            body.content = await body.with_model(engine.alias)
         request = Suspect("", path, body.content)
         if self.suspects.is_refused(request):
             raise refused(400, CULPRIT.detail, CULPRIT.cause.value)
         try:
-            with self.begin(engine.service, path not in _WITHOUT_SLOT) as passage:
+            with self.begin(engine.service, 0 if path in _WITHOUT_SLOT else body.answers) as passage:
                 if path.endswith("/chat/completions"):
                     async with long_step(len(body.content)):
                         body.content = encoded_for_engine(body.content, is_llama_cpp=passage.is_llama_cpp)
@@ -244,8 +236,8 @@ class PassThrough:
                 if isinstance(found, Failure):
                     raise refused(503, found.detail, ENGINE_FAILED, {"Retry-After": "5"})
                 return found
-        except (BodyError, DialectError) as exc:
-            raise refused(400, str(exc), "invalid_json" if isinstance(exc, BodyError) else "invalid_value") from exc
+        except DialectError as exc:
+            raise refused(400, str(exc), exc.code) from exc
         finally:
             self.suspects.leave(engine.service, request)
 
@@ -397,14 +389,14 @@ async def _read(head: RequestHead, body: bytes) -> Body:
         boundary = boundary_of(media_type) if is_form else None
         if boundary is None:
             try:
-                model, spans = await read_model(body)
+                model, spans, answers = await read_model(body)
             except BodyError:
                 body = well_formed(body)  # no engine reads half a surrogate pair
-                model, spans = await read_model(body)
-            return Body(body, model, lambda name: replace_model(body, name, spans))
+                model, spans, answers = await read_model(body)
+            return Body(body, model, lambda name: replace_model(body, name, spans), answers=answers)
         form = await read_form_model(body, boundary)
-    except BodyError as exc:
-        raise refused(400, str(exc), "invalid_form" if is_form else "invalid_json") from exc
+    except DialectError as exc:
+        raise refused(400, str(exc), "invalid_form" if is_form else exc.code) from exc
 
     async def with_model(name: str) -> bytes:  # noqa: ASYNC124 (as for JSON)
         return replace_form_model(body, boundary, form, name)

@@ -18,7 +18,9 @@ import trio
 
 from llmkube.base.json_text import loads_well_formed
 from llmkube.base.loop_shares import long_step
-from llmkube.router.dispatch.request_body import MAX_NAME_BYTES
+from llmkube.router.budgets.meter import ANSWER_COUNT_FIELDS, PROMPT_FIELDS, answer_count
+from llmkube.router.dialects.providers import ENGINE_LIMITS, check_limits
+from llmkube.router.dispatch.request_body import MAX_NAME_BYTES, BodyError
 
 PARSE_BYTES, PARSE_MARKS = 1 << 20, 40_000
 """Bodies of so many bytes, commas and brackets are parsed, which blocks all other tasks for some milliseconds."""
@@ -54,10 +56,6 @@ _SPACE: Final = re.compile(rb"[ \t\n\r]*")
 _TEXT: Final = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
 _PLAIN: Final = re.compile(rb'[^"{}\[\]]*')
 _SCALAR: Final = re.compile(rb"[-+.0-9A-Za-z]+")
-
-
-class BodyError(Exception):
-    """A body is not a JSON object, or exceeds the scanning limits; the message is for the client."""
 
 
 async def check_grammars(body: bytes) -> None:
@@ -111,25 +109,33 @@ class Span:
     value: str | int | None
 
 
-async def read_model(body: bytes) -> tuple[object, tuple[Span, ...] | None]:
-    """Return the value of `model`, None if missing, and the spans of all such members if the body was scanned.
+async def read_model(body: bytes) -> tuple[object, tuple[Span, ...] | None, int]:
+    """Return the value of `model`, None if missing; the spans of all such members if the body was scanned; its answers.
 
     The last of several wins, as in JSON parsers.
 
     Raises:
-        BodyError: The body is not a JSON object, has too many parts, or a grammar that could end the engine.
+        DialectError: It is not a JSON object, has too many parts, or a grammar or a value that could end the engine.
     """
     await check_grammars(body)
     if is_parsed(body):
         async with long_step(len(body)):
             payload = _parsed(body)
-        if not isinstance(payload, dict):
-            raise BodyError("the body must be a JSON object")
-        model = payload.get("model")
-        _check_name(len(model) if isinstance(model, str) else 0)
-        return model, None
-    spans = await find_model(body)
-    return (spans[-1].value if spans else None), spans
+            if not isinstance(payload, dict):
+                raise BodyError("the body must be a JSON object")
+            model = payload.get("model")
+            _check_name(len(model) if isinstance(model, str) else 0)
+            check_limits(payload)
+            return model, None, answer_count(payload)
+    members = await _find_members(body, _READ)
+    spans = tuple(Span(start, end, _name_at(body, start, end)) for name, start, end in members if name == "model")
+    async with long_step(len(body)):
+        fields = {name: _parsed(body[start:end]) for name, start, end in members if name != "model"}
+        check_limits(fields)
+        return (spans[-1].value if spans else None), spans, answer_count(fields)
+
+
+_READ: Final = ("model", *ENGINE_LIMITS, *PROMPT_FIELDS, *ANSWER_COUNT_FIELDS)
 
 
 async def replace_model(body: bytes, value: str, spans: tuple[Span, ...] | None) -> bytes:
@@ -154,7 +160,8 @@ async def find_model(body: bytes) -> tuple[Span, ...]:
     Raises:
         BodyError: The body is visibly not a JSON object, or has too many parts.
     """
-    return tuple(Span(start, end, _name_at(body, start, end)) for start, end in await _find_members(body, ("model",)))
+    members = await _find_members(body, ("model",))
+    return tuple(Span(start, end, _name_at(body, start, end)) for _, start, end in members)
 
 
 async def limit_numbers(body: bytes, names: tuple[str, ...], most: int) -> bytes:
@@ -171,7 +178,7 @@ async def limit_numbers(body: bytes, names: tuple[str, ...], most: int) -> bytes
         if max(numbers, default=most) <= most:
             return body
     pieces, at = [], 0
-    for start, end in await _find_members(body, names):
+    for _, start, end in await _find_members(body, names):
         number = _parsed(body[start:end]) if end - start <= MAX_NAME_BYTES else None
         if isinstance(number, int | float) and number > most:
             pieces += [body[at:start], b"%d" % most]
@@ -186,11 +193,11 @@ async def asks_for_stream(body: bytes) -> bool:
         BodyError: The body is visibly not a JSON object, or has too many parts.
     """
     found = await _find_members(body, ("stream",))
-    return bool(found) and body[slice(*found[-1])] == b"true"
+    return bool(found) and body[slice(*found[-1][1:])] == b"true"
 
 
-async def _find_members(body: bytes, names: tuple[str, ...]) -> list[tuple[int, int]]:
-    """Return start and end of the value of each such member."""
+async def _find_members(body: bytes, names: tuple[str, ...]) -> list[tuple[str, int, int]]:
+    """Return the name of each such member, and start and end of its value."""
     scanner = _Scanner(body, names)
     slices, has_more = scanner.scan(), True
     while has_more:
@@ -264,7 +271,7 @@ class _Scanner:
     """Scans the members of an object; yields after each slice."""
 
     def __init__(self, body: bytes, names: tuple[str, ...]) -> None:
-        self.found: list[tuple[int, int]] = []
+        self.found: list[tuple[str, int, int]] = []
         self._names = names
         self._max_key_bytes = 2 + _ESCAPED_BYTES * max(map(len, names))
         self._body = body
@@ -303,8 +310,8 @@ class _Scanner:
         self._skip_whitespace()
         start = self._at
         yield from self._value()
-        if len(key) <= self._max_key_bytes and _parsed(key) in self._names:
-            self.found.append((start, self._at))
+        if len(key) <= self._max_key_bytes and (name := _parsed(key)) in self._names:
+            self.found.append((name, start, self._at))
 
     def _value(self) -> Iterator[None]:
         first = self._peek()

@@ -54,12 +54,19 @@ class EngineWait:
     """A request that waits at the engine itself, which serves such requests in order.
 
     Attributes:
+        missing: Parts of it that have no slot yet.
         scope: Limits its wait for the head of the response; without a deadline once it has a slot.
-        holds_slot: Whether one of the slots is taken for it.
+        held: Number of slots that are taken for it.
     """
 
+    missing: int
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
-    holds_slot: bool = True
+    held: int = 0
+
+    def served(self, *, takes_slot: bool) -> None:
+        """Record that the engine serves one more part."""
+        self.missing, self.held = self.missing - 1, self.held + takes_slot
+        self.scope.deadline = math.inf
 
 
 @attrs.define(eq=False)
@@ -106,20 +113,15 @@ class EngineQueue:
             turn.admitted_at = trio.current_time()
             turn.settled.set()
 
-    def return_slot(self) -> None:
-        """Free a slot that was taken without queueing."""
-        self.queue.return_slot()
-        self.pass_on_slot()
-
     def pass_on_slot(self) -> None:
         """Use a slot that was freed: the engine serves the oldest request that waits there.
 
         A request that waits here is admitted as well, before later ones that wait at the engine.
         """
         if (oldest := next(iter(self.at_engine), None)) is not None:
-            del self.at_engine[oldest]
-            oldest.scope.deadline = math.inf
-            oldest.holds_slot = not self.queue.waiting and self.queue.take_slot()
+            oldest.served(takes_slot=not self.queue.waiting and self.queue.take_slot())
+            if not oldest.missing:
+                del self.at_engine[oldest]
         self.admit()
 
     def retry_info(self, turn: Turn) -> tuple[int, bool]:
@@ -173,35 +175,29 @@ class Turns:
                 engine_queue.admit()
 
     @contextmanager
-    def wait_at_engine(self, backend: Backend, seconds: float) -> Iterator[trio.CancelScope]:
-        """Take a slot of a backend if one is free, for a request that is sent to the engine in any case.
+    def wait_at_engine(self, backend: Backend, seconds: float, slots: int = 1) -> Iterator[trio.CancelScope]:
+        """Take as many of some slots of a backend as are free, for a request that is sent to the engine in any case.
 
         The result is cancelled after this time without a slot.
 
         Raises:
             trio.TooSlowError: Too many requests wait there already.
         """
-        engine_queue, request = self.queue_of(backend), EngineWait()
+        engine_queue, request = self.queue_of(backend), EngineWait(min(slots, backend.slots))
         if len(engine_queue.at_engine) >= MAX_WAITING:
             raise trio.TooSlowError
-        if self.try_take_slot(backend) is None:
-            request.holds_slot = False
-            request.scope.deadline = trio.current_time() + seconds
+        request.scope.deadline = trio.current_time() + seconds
+        while request.missing and engine_queue.queue.take_slot():
+            request.served(takes_slot=True)
+        if request.missing:
             engine_queue.at_engine[request] = None
         try:
             yield request.scope
         finally:
             engine_queue.at_engine.pop(request, None)
-            if request.holds_slot:
-                engine_queue.return_slot()
-
-    def try_take_slot(self, backend: Backend) -> EngineQueue | None:
-        """Take a slot of a backend if one is free: for a request that queues at the engine itself.
-
-        `return_slot` of the result frees it. That admits a request waiting here first, before later such requests.
-        """
-        engine_queue = self.queue_of(backend)
-        return engine_queue if engine_queue.queue.take_slot() else None
+            for _ in range(request.held):
+                engine_queue.queue.return_slot()
+                engine_queue.pass_on_slot()
 
 
 def engines_of(backends: Iterable[Backend]) -> frozenset[Engine]:

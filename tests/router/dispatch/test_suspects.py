@@ -212,6 +212,33 @@ async def test_a_long_suspect_delays_the_next_one_for_half_a_minute(autojump_clo
     assert results == [(200, suspects.MAX_ALONE_SECONDS)]
 
 
+async def test_a_suspect_waits_for_one_of_another_tenant_not_for_all(autojump_clock):
+    """Tenants take turns; a request whose client leaves while it waits delays nobody."""
+    found, began, scope = suspects.Suspects(), [], trio.CancelScope()
+    hostile = [suspects.Suspect("hostile", "/v1/x", b"%d" % at) for at in range(4)]
+    quiet = suspects.Suspect("quiet", "/v1/x", b"hi")
+    for each in (*hostile, quiet):
+        found._enter("a", each)
+        found.died("a", each)
+
+    async def attempt(request, seconds, within=None):
+        async def send():
+            began.append((request.tenant, trio.current_time()))
+            await trio.sleep(seconds)
+
+        with within or trio.CancelScope():
+            await found.attempt("b", request, 600, send)
+
+    async with trio.open_nursery() as nursery:
+        for each in hostile:
+            nursery.start_soon(attempt, each, 40, scope if each is hostile[1] else None)
+            await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(attempt, quiet, 1)
+        await trio.sleep(10)
+        scope.cancel()
+    assert began == [("hostile", 0), ("quiet", 30), ("hostile", 36), ("hostile", 66)]
+
+
 async def test_an_answered_request_is_no_suspect(autojump_clock):
     """An engine that is stopped twice, by hand for instance, makes no request suspect that was answered meanwhile."""
     closing = rl.answer(lines=[b"Connection: close"])

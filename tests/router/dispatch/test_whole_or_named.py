@@ -34,6 +34,8 @@ WITH_CUSTOM_TOOLS = ("openai", "azure", "compatible", "openrouter", "litellm")
 WITH_PICTURES_IN_RESULTS = ("anthropic", "mistral", *ENGINES)
 HOTTEST = {"anthropic": 1, "mistral": 1.5, "litellm": 9, "engine": 9, "llama.cpp": 9}
 LONGEST_USER = {"anthropic": 256, "litellm": 999, "engine": 999, "llama.cpp": 999}
+LONGEST_NAME = {"anthropic": 128, "litellm": 999, "engine": 999, "llama.cpp": 999}
+WITHOUT_STRICT = ("gemini", "vertex_ai", "bedrock")
 IDS = {"mistral": r"[A-Za-z0-9]{9}", "anthropic": r"[A-Za-z0-9_-]{1,64}", "openai": r".{1,40}"}
 PATHS = {
     "chat": "/v1/chat/completions",
@@ -115,10 +117,14 @@ def turn(drawn, parts):
     return [{"role": "user", "content": texts} | ({"images": images} if images else {})]
 
 
+def tool_name(drawn, at):
+    return f"tool{at}" + "n" * drawn.rng.choice([1, 1, 70, 140])
+
+
 def called(drawn, at):
     """Return the turns of a tool call and its result."""
     call_id = f"call_{at}" + "y" * drawn.rng.choice([1, 60]) + drawn.rng.choice(["", "|fc.1"])
-    name, value = f"tool{at}", drawn.mark(rf"messages\[\d+\]\.tool_calls.*|{CONTENT}")
+    name, value = tool_name(drawn, at), drawn.mark(rf"messages\[\d+\]\.tool_calls.*|{CONTENT}")
     said, result = drawn.mark(CONTENT), drawn.mark(CONTENT)
     seen = [text_part(drawn, result)] + ([picture(drawn)] if drawn.dialect != "ollama" and drawn.is_drawn() else [])
     if drawn.dialect == "messages":
@@ -153,7 +159,7 @@ def called(drawn, at):
 
 
 def tool(drawn, at):
-    name, words, member = f"tool{at}", drawn.mark(r"tools\[\d+\]"), drawn.mark(r"tools\[\d+\]")
+    name, words, member = tool_name(drawn, at), drawn.mark(r"tools\[\d+\]"), drawn.mark(r"tools\[\d+\]")
     schema = {"type": "object", "properties": {member: {"type": "string"}}}
     if drawn.dialect == "messages":
         return {"name": name, "description": words, "input_schema": schema}
@@ -169,6 +175,8 @@ def tool(drawn, at):
 
 def choice_of(drawn, tools):
     """Return a choice; only chat completions force custom tools and allow a part of the tools."""
+    if re.search("n{60}", json.dumps(tools)):
+        drawn.refusable.add("long name")
     chosen = drawn.rng.choice(tools)
     if drawn.dialect == "messages":
         return drawn.rng.choice([{"type": "auto"}, {"type": "any"}, {"type": "tool", "name": chosen["name"]}])
@@ -225,6 +233,9 @@ def check_taken(sent, name):
     assert not blank or name != "anthropic"
     has_marks = any("cache_control" in each for each in parts_of(sent))
     assert not has_marks or name in ("anthropic", "litellm", "openrouter", *ENGINES)
+    names = [str(each["name"]) for each in parts_of(sent) if "name" in each]
+    assert all(len(each) <= LONGEST_NAME.get(name, 64) for each in names)
+    assert name not in WITHOUT_STRICT or not any("strict" in each for each in parts_of(sent.get("tools", [])))
     kinds = {each.get("type") for each in sent.get("tools", ())}
     assert "custom" not in kinds or name in WITH_CUSTOM_TOOLS
     if name == "llama.cpp":
@@ -244,6 +255,7 @@ def is_refusable(drawn, body, name):
     """Return whether the request depends on what the receiver does not take."""
     has_custom = any(each.get("type") == "custom" for each in body.get("tools", ()))
     needs_tool = "tool" in drawn.refusable and has_custom and name not in WITH_CUSTOM_TOOLS
+    needs_tool = needs_tool or ("long name" in drawn.refusable and LONGEST_NAME.get(name, 64) < 999)
     return needs_tool or ("file" in drawn.refusable and name not in WITH_FILES)
 
 
@@ -266,7 +278,8 @@ def test_a_part_is_whole_or_translated_or_named(dialect, name):
         text, dropped = built.body.decode(), (*translated.dropped, *built.dropped)
         check_taken(json.loads(text), name)
         kind = choice["type"] if isinstance(choice := body.get("tool_choice"), dict) else ""
-        is_allowed = kind == "allowed_tools" and name not in WITH_CUSTOM_TOOLS
+        is_left_out = name not in WITH_CUSTOM_TOOLS or "long name" in drawn.refusable
+        is_allowed = kind == "allowed_tools" and is_left_out
         narrowed = is_allowed or (bool(kind) and name == "llama.cpp")  # other tools may not be called
         lost = [mark for mark in drawn.marks if mark not in text]
         for mark in lost:

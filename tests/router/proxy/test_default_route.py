@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -609,4 +610,65 @@ async def test_a_direct_request_without_a_slot_in_time_gets_retry_after(autojump
         assert trio.current_time() == pytest.approx(121, abs=1)
         await trio.sleep(370 - trio.current_time())
         assert (await world.ask(CHAT, HELLO)).status == 200  # gets the slot at 400 s, and answers after 120 s
-    assert world.turns.try_take_slot(default_config(world.there).backends["ml/chat"]) is not None
+    assert world.turns.queue_of(default_config(world.there).backends["ml/chat"]).queue.running == 0
+
+
+PADDING = {"x": [[]] * 50_000}
+"""Bodies with it are scanned, not parsed."""
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        (CHAT, {"repeat_last_n": 2**31 - 1}),
+        (CHAT, PADDING | {"n_probs": 10**9}),
+        (CHAT, {"stop": ["a"] * 10_000}),
+        (CHAT, {"samplers": "k" * 10_000}),
+        ("/v1/completions", {"prompt": "hi", "logit_bias": {str(at): 1 for at in range(10_001)}}),
+        ("/api/chat", {"options": {"repeat_last_n": 2**31 - 1}}),
+        ("/v1/messages", {"max_tokens": 9, "top_k": 10**9}),
+        ("/v1/messages", {"max_tokens": 9, "stop_sequences": ["a" * 5000]}),
+    ],
+)
+async def test_values_by_which_an_engine_would_allocate_or_loop_are_refused(path, asked):
+    """The error names field, value and limits; the engine gets nothing."""
+    engine = Engine()
+    async with open_world(engine) as world:
+        answer = await world.ask(path, HELLO | asked)
+    assert answer.status == 400, answer.body
+    error = json.loads(answer.body)["error"]
+    message = error if isinstance(error, str) else error["message"]
+    assert re.match(
+        r"(repeat_last_n|n_probs|stop|samplers|logit_bias|top_k) is .*; its limits: .* \d+; change or omit", message
+    )
+    assert "code" not in error or error["code"] == "invalid_value"
+    assert engine.asked == []
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "slots"),
+    [
+        (CHAT, {}, 1),
+        (CHAT, {"n": 2}, 2),
+        ("/v1/completions", {"prompt": ["a", "b", "c"]}, 3),
+        ("/v1/completions", PADDING | {"prompt": ["a", "b", "c"]}, 3),
+        ("/v1/completions", {"prompt": [1, 2, 3]}, 1),
+        ("/v1/completions", {"prompt": ["a"] * 60}, 4),
+        ("/tokenize", {"content": ["a", "b"]}, 0),
+    ],
+)
+async def test_a_request_takes_a_slot_for_each_of_its_parts(path, asked, slots):
+    """A router of the same process sends nothing to slots that are in use."""
+
+    class Counting(Engine):
+        async def handle(self, exchange):
+            self.slots = world.turns.queue_of(default_config(world.there).backends["ml/chat"]).queue.running
+            await super().handle(exchange)
+
+    engine = Counting(completions={"a": 1}, tokenize={"a": 1})
+    async with open_world(engine) as world:
+        world.serve("chat", spec={"parallelSlots": 4})
+        assert (await world.ask("/api/tags", method="GET")).status == 200
+        await world.answer("/api/chat", HELLO | {"stream": False})  # the router reads the new spec
+        await world.answer(path, HELLO | asked)
+    assert engine.slots == slots

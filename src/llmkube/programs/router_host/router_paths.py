@@ -15,9 +15,10 @@ from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Response
 from llmkube.k8s.resource import Key
 from llmkube.router.auth.client_key import is_read_only
+from llmkube.router.dialects.dialect import DialectError
 from llmkube.router.dialects.inbound import refusal_at
 from llmkube.router.front_door import HEALTH_PATHS
-from llmkube.router.model_field import BodyError, read_model
+from llmkube.router.model_field import read_model
 from llmkube.router.origin_policy import is_preflight, preflight_answer
 from llmkube.router.proxy.router import Router
 from llmkube.router.refusals import refused
@@ -50,8 +51,8 @@ async def target_of(exchange: StreamExchange) -> str:
     if head.target.startswith(PREFIX):
         return head.target
     if head.method == "POST" and b"routers" in exchange.body:  # a slash may be escaped
-        with contextlib.suppress(BodyError):  # the gateway reports it
-            model, _ = await read_model(exchange.body)
+        with contextlib.suppress(DialectError):  # the gateway reports it
+            model, _, _ = await read_model(exchange.body)
             if isinstance(model, str) and model.startswith(MODEL):
                 return f"/{model.removesuffix(':latest')}{head.target}"
     return ""

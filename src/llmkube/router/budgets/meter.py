@@ -38,10 +38,10 @@ _OTHER_TEAMS: Final = "\0others"
 _NANO_PER_MILLION: Final = 1000
 _NANO: Final = Decimal(1_000_000_000)
 LIMIT_FIELDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
-_ANSWER_COUNT_FIELDS: Final = frozenset({"n", "n_cmpl", "best_of"})
+ANSWER_COUNT_FIELDS: Final = frozenset({"n", "n_cmpl", "best_of"})
 """Fields with the number of answers; llama.cpp's server prefers `n_cmpl` to `n`."""
 
-_PROMPT_FIELDS: Final = ("prompt", "input", "documents", "texts")
+PROMPT_FIELDS: Final = ("prompt", "input", "documents", "texts", "content")
 
 AccountKey = tuple[str, str]
 """Name of a budget, and the team under scope team, else ""."""
@@ -356,13 +356,13 @@ def _at_least_one(value: object) -> int:
 
 def prompt_count(body: Mapping[str, Any]) -> int:
     """Return the number of prompts, texts or documents of a request; a list of tokens is one prompt."""
-    given: list[Any] = next((body[name] for name in _PROMPT_FIELDS if isinstance(body.get(name), list)), [])
+    given: list[Any] = next((body[name] for name in PROMPT_FIELDS if isinstance(body.get(name), list)), [])
     return max(1, len(given)) if not any(isinstance(each, int | float) for each in given) else 1
 
 
 def answer_count(body: Mapping[str, Any]) -> int:
     """Return the number of answers to a request: to each of its prompts as many as it asks for."""
-    return prompt_count(body) * max([_at_least_one(body.get(name)) for name in _ANSWER_COUNT_FIELDS])
+    return prompt_count(body) * max([_at_least_one(body.get(name)) for name in ANSWER_COUNT_FIELDS])
 
 
 def prompt_bytes(body: Mapping[str, Any], body_bytes: int) -> int:

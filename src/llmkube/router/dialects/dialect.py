@@ -17,7 +17,13 @@ JsonObject = dict[str, Any]
 
 
 class DialectError(Exception):
-    """A request cannot be translated to the other dialect; the message names field, value and fix."""
+    """A request is refused, or cannot be translated to the other dialect; the message names field, value and fix.
+
+    Attributes:
+        code: Error code.
+    """
+
+    code = "invalid_value"
 
 
 class AnswerTranslator(ABC):

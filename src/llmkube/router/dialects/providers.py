@@ -9,6 +9,7 @@ import functools
 import hashlib
 import math
 import re
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -112,6 +113,7 @@ class Provider:
     renames: Mapping[str, str] = attrs.field(factory=dict)
     ids: str = ""
     id_length: int = 40
+    name_length: float = math.inf
     blank: bool = True
     signed: str = ""
 
@@ -130,7 +132,21 @@ def _without(shape: Any, place: list[str]) -> Any:
     return kept | ({place[0]: _without(shape[place[0]], place[1:])} if place[1:] else {})
 
 
-_OTHERS: Final = ("shapes", "paths", "engine_fields", "writes")
+_OTHERS: Final = ("shapes", "paths", "engine_fields", "engine_limits", "writes")
+ENGINE_LIMITS: Final = _limits(TABLE["engine_limits"])
+"""Fields by whose values engines of ours allocate or loop."""
+
+
+def check_limits(body: Mapping[str, Any]) -> None:
+    """Refuse values that could end an engine of ours, or keep it busy.
+
+    Raises:
+        DialectError: A value is out of its range.
+    """
+    for name in ENGINE_LIMITS.keys() & body.keys():
+        if not ENGINE_LIMITS[name].allows(body[name]):
+            limits = ", ".join(f"{key} {each}" for key, each in TABLE["engine_limits"][name].items())
+            raise DialectError(f"{name} is {reprlib.repr(body[name])}; its limits: {limits}; change or omit it")
 
 
 def _row(name: str) -> dict[str, Any]:
@@ -270,6 +286,8 @@ def _identify(turn: JsonObject, provider: Provider, where: str, dropped: list[st
         if kind not in provider.tools:
             dropped.append(f"{where}.tool_calls[{at}]")
             continue
+        for name in _long_names([call], provider):
+            call[kind] = call[kind] | {"name": f"{name[:55]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"}
         call_id, signature = signature_in(str(call.get("id") or ""))
         if provider.signed and (signature or not kept):
             own = object_in(object_in(call.get("extra_content"), "extra_content").get("google"), "google")
@@ -320,7 +338,7 @@ def _choose(body: JsonObject, provider: Provider, dropped: list[str]) -> bool:
         DialectError: The choice forces a tool that is left out.
     """
     tools, choice = objects_in(body.get("tools"), "tools"), body.get("tool_choice")
-    kinds = [_kind(tool, ("function", "custom")) for tool in tools]
+    kinds = ["" if _long_names([tool], provider) else _kind(tool, ("function", "custom")) for tool in tools]
     usable = [tool for tool, kind in zip(tools, kinds, strict=True) if kind in provider.tools]
     dropped += [f"tools[{at}]" for at, kind in enumerate(kinds) if kind not in provider.tools]
     if isinstance(choice, dict):
@@ -336,7 +354,7 @@ def _choose(body: JsonObject, provider: Provider, dropped: list[str]) -> bool:
         if is_forced and is_changed and not chosen:
             forced = ", ".join(sorted(allowed))
             raise DialectError(f"tool_choice forces {forced!r:.80}, which is not a tool that is supported; write auto")
-        if kind not in provider.choices:
+        if kind not in provider.choices or (is_changed and kind == "allowed_tools"):
             usable, body["tool_choice"] = chosen, "required" if is_forced else "auto"
     elif choice == "required" and tools and not usable:
         raise DialectError("tool_choice is required, but none of the tools is supported there; write auto")
@@ -349,6 +367,10 @@ def _without_tools(body: JsonObject, dropped: list[str]) -> None:
     """Leave out what is only allowed next to tools."""
     body.pop("tools", None)
     dropped += [name for name in ("tool_choice", "parallel_tool_calls") if body.pop(name, None) is not None]
+
+
+def _long_names(tools: object, provider: Provider) -> list[str]:
+    return [name for name in _names(tools) if len(name) > provider.name_length]
 
 
 def _names(tools: object) -> set[str]:

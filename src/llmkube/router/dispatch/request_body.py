@@ -28,18 +28,15 @@ from llmkube.router.dialects.providers import (
     STRINGS,
     ListOf,
     Shape,
+    check_limits,
     fitted,
     limited,
     provider_at,
 )
 
 
-class BodyError(Exception):
-    """A body is refused; the message is for the client.
-
-    Attributes:
-        code: Error code.
-    """
+class BodyError(DialectError):
+    """A body is refused as a whole."""
 
     def __init__(self, message: str, code: str = "invalid_json") -> None:
         super().__init__(message)
@@ -85,12 +82,13 @@ _MESSAGE_OBJECTS: Final = frozenset({"content", "tool_calls"})
 
 
 def check_types(body: Mapping[str, Any]) -> None:
-    """Refuse fields of a type that no backend accepts; null is treated as absent.
+    """Refuse fields of a type that no backend accepts, or out of range; null is treated as absent.
 
     Raises:
-        DialectError: A field has the wrong type; the message names it and the right type.
+        DialectError: A field has the wrong type or range; the message names it and the right one.
     """
     check_kinds(body, _FIELD_TYPES)
+    check_limits(body)
     for at, turn in enumerate(objects_in(body.get("messages"), "messages")):
         for name, value in turn.items():
             if type(value) is str and name != "tool_calls":

@@ -1,10 +1,10 @@
 """Requests that were in an engine when it died, and those that are refused because they end engines.
 
 Any request in an engine that dies may be the cause, before the first token of its answer or after. Each of them is a
-suspect: it is tried at one further engine, while no other suspect is. If that engine dies too, the request is the
-cause, unless another one was in both engines. It is then refused to its tenant for a while. In this time that tenant's
-other requests wait for the suspects of others, and are the likely cause of exits: no other tenant's request that was in
-an engine with one of them is refused.
+suspect: it is tried at one further engine, while no other suspect is; tenants take turns. If that engine dies too, the
+request is the cause, unless another one was in both engines. It is then refused to its tenant for a while. In this time
+that tenant's other requests wait for the suspects of others, and are the likely cause of exits: no other tenant's
+request that was in an engine with one of them is refused.
 """
 
 import hashlib
@@ -19,6 +19,7 @@ import trio
 
 from llmkube.base.http.message import Origin
 from llmkube.router.dispatch.verdicts import Cause, Failure
+from llmkube.router.fair_queue import FairQueue
 
 REFUSED_SECONDS: Final = 600.0
 """Time for which a request that ended two engines is refused, and for which a suspect is remembered."""
@@ -42,6 +43,10 @@ CULPRIT: Final = Failure(
     Cause.CULPRIT,
     "two engines exited while they computed this request, and no other request was in both; it is refused for "
     f"{REFUSED_SECONDS / 60:.0f} minutes; change it, for instance its grammar, its schema or its length",
+)
+
+_WAITED_TOO_LONG: Final = Failure(
+    Cause.TIMEOUT, "the wait for other requests that were in an engine when it exited took too long"
 )
 
 Key = tuple[str, bytes]
@@ -84,8 +89,8 @@ class Suspects:
     _suspected: "OrderedDict[Key, tuple[float, frozenset[Key]]]" = attrs.field(factory=OrderedDict)
     _refused: "OrderedDict[Key, float]" = attrs.field(factory=OrderedDict)
     _blamed: "OrderedDict[str, float]" = attrs.field(factory=OrderedDict)  # tenants with a refused request
-    _lock: trio.Lock = attrs.field(factory=trio.Lock)
-    _alone: Suspect | None = None  # the last suspect that was tried
+    _queue: FairQueue[trio.Event] = attrs.field(factory=lambda: FairQueue(1))  # of those that wait, by tenant
+    _alone: Suspect | None = None  # the last suspect that was tried: it has the one slot of the queue
     _alone_until: float = -math.inf
     _alone_changed: trio.Event = attrs.field(factory=trio.Event)
 
@@ -162,25 +167,47 @@ class Suspects:
     async def _attempt_later(
         self, engine: str, request: Suspect, seconds: float, send: Callable[[], Awaitable[T]], *, alone: bool
     ) -> T | Failure:
-        with trio.move_on_after(seconds) as wait:
-            async with self._lock:
-                while (left := self._alone_until - trio.current_time()) > 0:
-                    with trio.move_on_after(left):
+        turn = trio.Event()
+        self._queue.offer(request.tenant, turn, 1)  # one that is dropped waits in vain
+        try:
+            with trio.move_on_after(seconds):
+                while not turn.is_set():
+                    with trio.move_on_after(self._admit_next()):
                         await self._alone_changed.wait()
-                wait.deadline = math.inf
-                if alone:
-                    self._alone, self._alone_until = request, trio.current_time() + MAX_ALONE_SECONDS
-            self._enter(engine, request)
-            found = await send()
-            self._end_alone(request, trio.current_time() + ALONE_SECONDS)
-            return found
-        return Failure(Cause.TIMEOUT, "the wait for other requests that were in an engine when it exited took too long")
+            if not turn.is_set():
+                return _WAITED_TOO_LONG
+            if alone:
+                self._alone, self._alone_until = request, trio.current_time() + MAX_ALONE_SECONDS
+        finally:
+            self._queue.remove(request.tenant, turn)
+            if turn.is_set() and self._alone is not request:
+                self._queue.ended(request.tenant, 1, 1)
+            self._wake()
+        self._enter(engine, request)
+        found = await send()
+        self._end_alone(request, trio.current_time() + ALONE_SECONDS)
+        return found
+
+    def _admit_next(self) -> float:
+        """Admit the next request if no suspect is being tried; return the time until this may change."""
+        if (left := self._alone_until - trio.current_time()) > 0:
+            return left
+        if self._alone is not None:
+            self._queue.ended(self._alone.tenant, 1, 1)
+            self._alone = None
+        for turn in (admitted := self._queue.admit()):
+            turn.set()
+            self._wake()
+        return 0 if admitted else math.inf
+
+    def _wake(self) -> None:
+        self._alone_changed.set()
+        self._alone_changed = trio.Event()
 
     def _end_alone(self, request: Suspect, at: float) -> None:
         if self._alone is request:
             self._alone_until = min(at, self._alone_until)
-            self._alone_changed.set()
-            self._alone_changed = trio.Event()
+            self._wake()
 
 
 def _remember(entries: "OrderedDict[K, T]", key: K, value: T) -> None:

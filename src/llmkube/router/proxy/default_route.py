@@ -27,11 +27,12 @@ from llmkube.k8s.resource import Key
 from llmkube.router.backends import Activator, ModelDirectory, UnavailableModel, find_model, not_ready
 from llmkube.router.config.compile_backend import ResolvedService
 from llmkube.router.config.routing_config import Backend, Match, RoutingConfig, Rule
+from llmkube.router.dialects.dialect import DialectError
 from llmkube.router.dialects.inbound import DIALECTS, OLLAMA
 from llmkube.router.dialects.ollama_models import MODEL_NAME, ModelFacts
 from llmkube.router.dispatch.holds import Holds
 from llmkube.router.front_door import PassThrough, passing_door
-from llmkube.router.model_field import BodyError, is_parsed, read_model
+from llmkube.router.model_field import is_parsed, read_model
 from llmkube.router.model_list import ModelEntry
 from llmkube.router.proxy.handler import route_of
 from llmkube.router.proxy.live_config import Source
@@ -139,8 +140,8 @@ def _listed_fields(services: Services, router: Router) -> StreamHandler:
         path = route_of(head.path)
         model_id, found = "", None
         if path in DIALECTS and head.method == "POST":
-            with contextlib.suppress(BodyError):  # the router reports it
-                named, _ = await read_model(exchange.body)
+            with contextlib.suppress(DialectError):  # the router reports it
+                named, _, _ = await read_model(exchange.body)
                 if named is None and path.startswith(OLLAMA) and is_parsed(exchange.body):
                     named = orjson.loads(exchange.body).get(MODEL_NAME)
                 model_id, found = find_model(services.directory, named, path)

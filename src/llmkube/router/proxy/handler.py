@@ -65,7 +65,6 @@ from llmkube.router.dispatch.request_body import (
 )
 from llmkube.router.dispatch.verdicts import Cause
 from llmkube.router.fair_queue import Shares
-from llmkube.router.model_field import BodyError as UnboundedError
 from llmkube.router.model_field import check_grammars, parsed_bytes
 from llmkube.router.model_list import ModelEntry
 from llmkube.router.policy.decision import FAIL_CLOSED, MODEL_NOT_ALLOWED, NO_ROUTE, NOT_PERMITTED, Decision, decide
@@ -263,8 +262,8 @@ class ListedFields:
         try:
             await check_grammars(exchange.body)
             return REQUEST_BYTES + await parsed_bytes(exchange.body)
-        except UnboundedError as exc:
-            raise refused(400, str(exc), "invalid_json") from exc
+        except BodyError as exc:
+            raise refused(400, str(exc), exc.code) from exc
 
     def _decide(
         self, exchange: StreamExchange, path: str, routing: Routing, record: Record
@@ -287,10 +286,8 @@ class ListedFields:
                 translated.translator.begin(self.conversations.now())
             refuse_urls(translated.body)
             check_types(translated.body)
-        except BodyError as exc:
-            raise refused(400, str(exc), exc.code) from exc
         except DialectError as exc:
-            raise refused(400, str(exc), "invalid_value") from exc
+            raise refused(400, str(exc), exc.code) from exc
         joined = self.conversations.join(translated, principal)
         translated, size = joined.translated, size + joined.history_bytes
         body = translated.body

@@ -115,7 +115,7 @@ class Router:
         return self.accounts.used(self.live.routing.config)
 
     @contextmanager
-    def begin(self, name: str, takes_slot: bool) -> Iterator[Passage]:
+    def begin(self, name: str, slots: int) -> Iterator[Passage]:
         """Count a request to a backend that bypasses the handler, while it runs: a `Begin`.
 
         Raises:
@@ -126,10 +126,10 @@ class Router:
         passage = Passage(backend.max_answer_tokens, None, bool(backend.model_digest)) if backend else Passage()
         in_flight[name] += 1
         try:
-            if backend is None or not (takes_slot and backend.slots):
+            if backend is None or not (slots and backend.slots):
                 yield passage
                 return
-            with self.turns.wait_at_engine(backend, config.first_byte_seconds) as wait:
+            with self.turns.wait_at_engine(backend, config.first_byte_seconds, slots) as wait:
                 yield attrs.evolve(passage, wait=wait)
         except trio.TooSlowError:
             seconds = self.turns.queue_of(config.backends[name]).retry_seconds()
