@@ -38,11 +38,12 @@ def test_help_loads_no_command():
         group.get_command(click.Context(group), "saw")
 
 
-def test_an_agent_loads_neither_controller_nor_api_server():
+def test_an_agent_loads_no_controller_api_server_or_router():
     """Imports cost memory, and time at each start, while engines wait to be adopted."""
     program = (
         "import sys, llmkube.cli.commands.programs.agent; "
-        "print([name for name in sys.modules if name.startswith(('llmkube.controller', 'llmkube.apiserver'))])"
+        "others = ('llmkube.controller', 'llmkube.apiserver', 'llmkube.router'); "
+        "print([name for name in sys.modules if name.startswith(others)])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -14,6 +14,7 @@ from llmkube.programs.host_settings import (
     engine_allowances,
     engine_settings,
     find_llama_server,
+    host_settings,
     memory_settings,
 )
 from llmkube.runtimes.allowances import Allowances
@@ -120,13 +121,15 @@ def test_mlx_is_served_by_omlx_or_else_by_mlx_lm(tmp_path, monkeypatch, installe
     assert (named["mlx_runtime"], named["programs"]) == ("omlx", {"omlx": str(chosen)})
 
 
-def test_the_fronts_of_shared_daemons_are_commands_that_run():
-    """Each runs in this Python; the agent passes it to runtimes, which name no module."""
-    fronts = engine_settings(HostConfig())["fronts"]
+def test_the_programs_that_an_agent_starts_exist():
+    """Each runs in this Python, or is a file; the agent passes it to runtimes, which name no module."""
+    settings = host_settings(AgentConfig())
+    fronts = settings["fronts"]
     assert set(fronts) == {name for name, runtime in HOST_RUNTIMES.items() if runtime.memory_elsewhere}
-    for executable, flag, module in fronts.values():
+    for executable, flag, module in (*fronts.values(), settings["engine_proxy"]):
         assert (executable, flag) == (sys.executable, "-m")
         assert importlib.util.find_spec(module)
+    assert Path(settings["wrappers"]["mlx-lm"]).is_file()
 
 
 def test_engines_get_the_address_of_the_owners_omlx(tmp_path, monkeypatch):

@@ -15,10 +15,8 @@ import structlog
 
 from llmkube.base.errors import UserError
 from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, MLX_RUNTIME, OMLX, mlx_runtime_of
-from llmkube.programs import engine_proxy, mlx_entry
 from llmkube.programs.config import AgentConfig, HostConfig, UpConfig
-from llmkube.programs.daemon_engine import ollama_program, omlx_program
-from llmkube.programs.daemon_engine.omlx_program import KEY_FILE_VARIABLE, PORT_VARIABLE, START_VARIABLE
+from llmkube.programs.daemon_engine.omlx_api import KEY_FILE_VARIABLE, PORT_VARIABLE, START_VARIABLE
 from llmkube.runtimes.allowances import Allowances, parse_allowances
 from llmkube.runtimes.llama_verdicts import OURS
 from llmkube.runtimes.process.host_runtime import Program
@@ -35,7 +33,7 @@ log = structlog.get_logger()
 
 _PROGRAM = "llama-server"
 _BUNDLED = "llmkube-llama-server"
-_FRONTS = {"ollama": ollama_program, OMLX: omlx_program}
+_FRONTS = {"ollama": "daemon_engine.ollama_program", OMLX: "daemon_engine.omlx_program"}
 _HOMEBREW = ("/opt/homebrew/bin", "/usr/local/bin")  # launchd starts agents with neither on PATH
 
 
@@ -57,10 +55,15 @@ def host_settings(config: AgentConfig | UpConfig, defaults: tuple[Path, ...] = (
         **download_settings(config, defaults),
         "allowances": engine_allowances(config),
         **memory_settings(config),
-        "engine_proxy": (sys.executable, "-m", engine_proxy.__name__),
+        "engine_proxy": command_of("engine_proxy"),
         "allow_from": tuple(map(str, parse_networks(config.allow_from, field="--allow-from"))),
         "insecure_lan": config.insecure_lan,
     }
+
+
+def command_of(module: str) -> tuple[str, ...]:
+    """Return the command of a program in this package; importing its module would take the agent some megabytes."""
+    return sys.executable, "-m", f"{__package__}.{module}"
 
 
 def find_llama_server(chosen: Path | None) -> Path:
@@ -113,8 +116,8 @@ def engine_settings(config: HostConfig) -> dict[str, Any]:
         variables[KEY_FILE_VARIABLE] = str(config.omlx_key_file.expanduser().absolute())
     return {
         "programs": programs,
-        "fronts": {name: (sys.executable, "-m", module.__name__) for name, module in _FRONTS.items()},
-        "wrappers": {MLX_RUNTIME: mlx_entry.__file__},
+        "fronts": {name: command_of(module) for name, module in _FRONTS.items()},
+        "wrappers": {MLX_RUNTIME: str(Path(__file__).with_name("mlx_entry.py"))},
         "variables": variables,
         "mlx_runtime": mlx_runtime_of(has_omlx=has_omlx),
     }

@@ -13,8 +13,7 @@ import orjson
 import trio
 
 from llmkube.base.http.client import HttpClient
-from llmkube.programs.daemon_engine.ollama_api import OllamaApi
-from llmkube.programs.daemon_engine.ollama_program import DaemonAddressError, daemon_url, require_local
+from llmkube.programs.daemon_engine.ollama_api import DaemonAddressError, OllamaApi, daemon_url, require_local
 from llmkube.programs.daemon_engine.ollama_weights import (
     FreeSpace,
     check_capacity,

@@ -9,17 +9,8 @@ import trio
 
 from llmkube.base.http.client import open_http_client
 from llmkube.programs.daemon_engine.model_lock import lock_opener
-from llmkube.programs.daemon_engine.ollama_api import OllamaApi
-from llmkube.programs.daemon_engine.ollama_program import (
-    DaemonAddressError,
-    Dependencies,
-    daemon_url,
-    own_server,
-    parse,
-    require_local,
-    serve,
-    store_name,
-)
+from llmkube.programs.daemon_engine.ollama_api import DaemonAddressError, OllamaApi, daemon_url, require_local
+from llmkube.programs.daemon_engine.ollama_program import Dependencies, own_server, parse, serve, store_name
 from llmkube.programs.daemon_engine.server import NoDaemonError
 from llmkube.programs.program import Stop
 from llmkube.runtimes.plan import UNLOAD_LEFT

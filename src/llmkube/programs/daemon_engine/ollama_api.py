@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import attrs
 import trio
@@ -35,6 +36,10 @@ RENEW_SECONDS: Final = 5 * REQUEST_SECONDS
 
 PIECE_BYTES: Final = 4 << 20
 
+DEFAULT_PORT: Final = 11434
+_WILDCARDS: Final = ("", "0.0.0.0", "[::]", "::")  # noqa: S104 - compared, not bound
+_LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+
 _JSON: Final = Headers.of({"Content-Type": "application/json"})
 _SHOW_BYTES: Final = 64 << 20
 _LINE_BYTES: Final = 1 << 20
@@ -43,6 +48,33 @@ _FOLDER: Final = re.compile(r"^FROM\s+(/.*)/blobs/sha256[-:][0-9a-f]{64}", re.MU
 
 ProgressCallback = Callable[[str, int, int], None]
 """Called with a description, the bytes done and the total bytes; 0 if unknown."""
+
+
+class DaemonAddressError(Exception):
+    """OLLAMA_HOST names a server that cannot be used; the message has the reason."""
+
+
+def daemon_url(environ: Mapping[str, str]) -> str:
+    """Return the URL of Ollama's server by its own variable; loopback if it listens on all addresses."""
+    given = environ.get("OLLAMA_HOST", "").strip().removeprefix("http://").rstrip("/")
+    host, colon, port = given.rpartition(":")
+    if not colon or given.endswith("]"):
+        host, port = given, ""
+    host = "127.0.0.1" if host in _WILDCARDS else host
+    return f"http://{host}:{port if port.isdecimal() else DEFAULT_PORT}"
+
+
+def require_local(url: str) -> None:
+    """Check that a server is on this machine.
+
+    Raises:
+        DaemonAddressError: It is not, and so its memory is not this host's.
+    """
+    if urlsplit(url).hostname not in _LOOPBACK:
+        raise DaemonAddressError(
+            f"OLLAMA_HOST names {url}, which is not on this machine: a model there uses the memory of another machine; "
+            "unset it, or name 127.0.0.1:PORT"
+        )
 
 
 @attrs.frozen

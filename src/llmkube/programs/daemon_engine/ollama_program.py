@@ -14,7 +14,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 import attrs
 import trio
@@ -24,7 +23,14 @@ from llmkube.base.http.hub import open_sockets
 from llmkube.programs.daemon_engine.decisions import DaemonSample, DaemonTexts
 from llmkube.programs.daemon_engine.keeper import Adapter
 from llmkube.programs.daemon_engine.model_lock import lock_opener
-from llmkube.programs.daemon_engine.ollama_api import RENEW_SECONDS, OllamaApi
+from llmkube.programs.daemon_engine.ollama_api import (
+    DEFAULT_PORT,
+    RENEW_SECONDS,
+    DaemonAddressError,
+    OllamaApi,
+    daemon_url,
+    require_local,
+)
 from llmkube.programs.daemon_engine.ollama_weights import LibraryModel, ModelFile, Weights
 from llmkube.programs.daemon_engine.processes import Holders, holders_of, ollama_servers_in
 from llmkube.programs.daemon_engine.server import (
@@ -201,14 +207,7 @@ def store_name(namespace: str, name: str, *parts: object) -> str:
     return f"{OWN_NAMESPACE}/{_ALLOWED.sub('-', f'{namespace}_{name}'.lower())[:_LONGEST]}:{tag}"
 
 
-DEFAULT_PORT: Final = 11434
 _SCHEME: Final = "ollama://"
-_WILDCARDS: Final = ("", "0.0.0.0", "[::]", "::")  # noqa: S104 - compared, not bound
-_LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
-
-
-class DaemonAddressError(Exception):
-    """OLLAMA_HOST names a server that cannot be used; the message has the reason."""
 
 
 @attrs.frozen(kw_only=True)
@@ -264,29 +263,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         program=given.ollama,
         daemon=daemon,
     )
-
-
-def daemon_url(environ: Mapping[str, str]) -> str:
-    """Return the URL of Ollama's server by its own variable; loopback if it listens on all addresses."""
-    given = environ.get("OLLAMA_HOST", "").strip().removeprefix("http://").rstrip("/")
-    host, colon, port = given.rpartition(":")
-    if not colon or given.endswith("]"):
-        host, port = given, ""
-    host = "127.0.0.1" if host in _WILDCARDS else host
-    return f"http://{host}:{port if port.isdecimal() else DEFAULT_PORT}"
-
-
-def require_local(url: str) -> None:
-    """Check that a server is on this machine.
-
-    Raises:
-        DaemonAddressError: It is not, and so its memory is not this host's.
-    """
-    if urlsplit(url).hostname not in _LOOPBACK:
-        raise DaemonAddressError(
-            f"OLLAMA_HOST names {url}, which is not on this machine: a model there uses the memory of another machine; "
-            "unset it, or name 127.0.0.1:PORT"
-        )
 
 
 START_SECONDS: Final = 60.0

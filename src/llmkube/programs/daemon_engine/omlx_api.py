@@ -23,6 +23,13 @@ UNLOAD_SECONDS: Final = 3.0
 
 NAME: Final = "oMLX"
 
+DEFAULT_PORT: Final = 8000
+PORT_VARIABLE: Final = "OMLX_PORT"
+"""oMLX's own variable."""
+
+KEY_FILE_VARIABLE: Final = "LLMKUBE_OMLX_KEY_FILE"
+START_VARIABLE: Final = "LLMKUBE_OMLX_STARTUP_SECONDS"
+
 _LIST_BYTES: Final = 8 << 20
 _RETRYABLE: Final = frozenset({408, 409, 429})
 """Statuses after which a retry may succeed, such as while another client loads the model."""

@@ -18,7 +18,13 @@ import trio
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.hub import open_sockets
 from llmkube.programs.daemon_engine.model_lock import lock_opener
-from llmkube.programs.daemon_engine.omlx_api import OmlxApi
+from llmkube.programs.daemon_engine.omlx_api import (
+    DEFAULT_PORT,
+    KEY_FILE_VARIABLE,
+    PORT_VARIABLE,
+    START_VARIABLE,
+    OmlxApi,
+)
 from llmkube.programs.daemon_engine.omlx_model import OmlxModel, resolve_links
 from llmkube.programs.daemon_engine.omlx_server import START_SECONDS, OmlxProgram, remove_abandoned
 from llmkube.programs.daemon_engine.server import DaemonError, NoDaemonError, ProcessTable, Server
@@ -81,13 +87,6 @@ def choose(owner: OwnerServer, folder: str) -> tuple[bool, str]:
     reason = f"the oMLX at {owner.url} does not have the model: to use it, add the parent folder of {folder} to its"
     return False, f"{reason} model folders"
 
-
-DEFAULT_PORT: Final = 8000
-PORT_VARIABLE: Final = "OMLX_PORT"
-"""oMLX's own variable."""
-
-KEY_FILE_VARIABLE: Final = "LLMKUBE_OMLX_KEY_FILE"
-START_VARIABLE: Final = "LLMKUBE_OMLX_STARTUP_SECONDS"
 
 _MAX_PORT: Final = 65535
 

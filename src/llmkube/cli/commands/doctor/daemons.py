@@ -21,8 +21,8 @@ from llmkube.base.http.client import HttpClient, open_http_client
 from llmkube.base.http.message import NO_HEADERS
 from llmkube.base.units import format_bytes
 from llmkube.cli.commands.doctor.findings import Finding, passed, warned
-from llmkube.programs.daemon_engine.ollama_program import daemon_url
-from llmkube.programs.daemon_engine.omlx_program import DEFAULT_PORT, PORT_VARIABLE
+from llmkube.programs.daemon_engine.ollama_api import daemon_url
+from llmkube.programs.daemon_engine.omlx_api import DEFAULT_PORT, PORT_VARIABLE
 from llmkube.programs.daemon_engine.processes import Runners, omlx_servers_in, runners_in
 from llmkube.programs.daemon_engine.server import DaemonError, DaemonHttp, ProcessTable
 
