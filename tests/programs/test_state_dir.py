@@ -53,7 +53,7 @@ def test_s14_a_folder_is_not_made_where_every_user_may_swap_it(tmp_path):
 
 
 def test_users_of_an_earlier_version_learn_once_that_models_are_loaded_on_request(tmp_path):
-    """A new user, and one who has chosen the mode, learn nothing new."""
+    """A new user gets no note, nor does a user that has chosen the mode."""
     old, new, chosen = (tmp_path / name for name in ("old", "new", "chosen"))
     for path in (old, new, chosen):
         path.mkdir()

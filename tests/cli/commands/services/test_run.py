@@ -61,7 +61,7 @@ def test_stopped_service_is_started(run, steps):
     ],
 )
 def test_a_user_goes_first_and_ends_a_back_off(run, steps, status, reason, asked):
-    """What is idle, waits for memory or failed is asked to load now; what loads or serves is left alone."""
+    """A service that is idle, waits for memory or has failed is loaded now; one that loads or serves is not changed."""
     (mode, phase), found = status, []
 
     async def set_status(client):
@@ -112,7 +112,7 @@ def test_a_source_is_deployed_under_its_files_name(run, steps):
 @pytest.mark.parametrize(
     ("available", "suspended", "replaced"),
     [
-        (None, SINCE, True),  # no host has processed it
+        (None, SINCE, True),  # no host has processed it yet
         (("False", SINCE), SINCE, True),
         (("False", LATER), SINCE, False),  # it has been available, and is not any more
         (("True", LATER), SINCE, False),
@@ -120,7 +120,7 @@ def test_a_source_is_deployed_under_its_files_name(run, steps):
     ],
 )
 def test_another_source_of_the_same_name(run, steps, available, suspended, replaced):
-    """What has never been available is replaced; otherwise nothing is asked, and the error names the fix."""
+    """A service that has never been available is replaced; otherwise the error names the fix, and no prompt is sent."""
 
     async def other(client):
         await client.patch(Model, DEMO, {"spec": {"source": "/models/other.gguf", "sha256": None}})
