@@ -2,6 +2,7 @@ import gc
 import http.server
 import importlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -62,6 +63,22 @@ def test_the_overview_lists_every_command():
         command = cli.get_command(click.Context(cli), name)
         assert command is not None
         assert run(name, "--help").exit_code == 0, run(name, "--help").output
+
+
+@pytest.mark.parametrize(("typed", "command"), main.ALIASES.items())
+def test_the_names_of_other_programs_work(typed, command):
+    """`rm` does what `delete` does; the overview and the shell's completion offer it."""
+    assert cli.get_command(click.Context(cli), typed) is cli.get_command(click.Context(cli), command)
+    assert run(typed, "--help").output.startswith(f"Usage: cli {typed} ")
+    assert re.search(rf"^  {typed} +The same as `{command}`.$", run("--help").output, re.MULTILINE)
+    assert typed in [each.value for each in cli.shell_complete(click.Context(cli), typed)]
+
+
+@pytest.mark.parametrize(("typed", "command"), main.OTHER_WORDS.items())
+def test_a_suggestion_is_a_command(typed, command):
+    done = run(typed)
+    assert (done.exit_code, f"unknown command {typed}; did you mean {command}?" in done.output) == (2, True)
+    assert run(*command.split(), "--help").exit_code == 0
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("upp", "up"), ("rnu", "run"), ("stauts", "status"), ("dploy", "deploy")])
@@ -156,7 +173,8 @@ def test_without_any_cluster_the_error_has_the_fix(args, tmp_path):
     env = {"HOME": str(tmp_path), "KUBECONFIG": "", "KUBERNETES_SERVICE_HOST": "", "LLMKUBE_STATE_DIR": str(tmp_path)}
     done = run(*args, env=env)
     assert done.exit_code == 1
-    assert "start `llmkube up`, or name a cluster with --kubeconfig" in done.output
+    fix = "start `llmkube up`" if args[0] in {"agent", "controller"} else "llmkube up start"
+    assert f"{fix}, or name a cluster with --kubeconfig" in done.output
 
 
 def test_a_stopped_up_is_guessed(tmp_path):

@@ -51,6 +51,30 @@ def test_no_cluster_anywhere_is_an_error(tmp_path):
         find_config(None, None, tmp_path / "state", {"HOME": str(tmp_path)})
 
 
+@pytest.mark.parametrize("chosen", ["nothing", "default", "KUBECONFIG", "elsewhere"])
+def test_an_up_that_does_not_run_is_one_line(home, monkeypatch, chosen):
+    """Before the first start, after a stop, and with the kubeconfig that `up` prints: the fix, and no nested errors."""
+    (home / ".kube" / "config").unlink()
+    state = home / ("other" if chosen == "elsewhere" else "state")
+    if chosen != "nothing":
+        with hold_state_dir(state, SERVER_LOCK):
+            kubeconfig(state / "kubeconfig", "http://127.0.0.1:1", "up")
+    if chosen in {"KUBECONFIG", "elsewhere"}:
+        monkeypatch.setenv("KUBECONFIG", str(state / "kubeconfig"))
+    done = CliRunner().invoke(cli, ["list"])
+    fixes = {"nothing": ", or name a cluster with --kubeconfig", "elsewhere": f" --state-dir {state}"}
+    assert done.exit_code == 1
+    assert done.output == f"Error: llmkube up is not running; start it: llmkube up start{fixes.get(chosen, '')}\n"
+
+
+def test_an_up_that_runs_and_does_not_answer_is_named(home):
+    (home / ".kube" / "config").unlink()
+    kubeconfig(home / "state" / "kubeconfig", "http://127.0.0.1:1", "up")
+    with hold_state_dir(home / "state", SERVER_LOCK):
+        done = CliRunner().invoke(cli, ["list"])
+    assert (done.exit_code, "is `llmkube up` running?" in done.output) == (1, True)
+
+
 def test_state_directory_writable_by_others_is_refused(tmp_path):
     state = kubeconfig(tmp_path / "state" / "kubeconfig", "http://evil", "prod").parent
     state.chmod(0o777)

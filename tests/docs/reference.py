@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from llmkube.base.loop_watchdog import LoopWatchdog
 from llmkube.base.settings import Setting, settings_of
-from llmkube.cli.main import SUBJECTS, cli
+from llmkube.cli.main import ALIASES, SUBJECTS, cli
 from llmkube.controller.metrics import Durations, FleetCollector, ReconcileMetrics
 from llmkube.k8s.crd.pairing import RUNTIMES
 from llmkube.k8s.wire import reasons
@@ -149,6 +149,8 @@ def _commands() -> Iterator[str]:
             yield f"\n## {subject}\n"
         text = "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
         yield f"\n### {path}\n\n```text\n{text}\n```\n"
+    yield "\n## Other names\n\n| command | the same as |\n|---|---|\n"
+    yield from (_row((f"`llmkube {alias}`", f"`llmkube {name}`")) for alias, name in ALIASES.items())
 
 
 def _tables() -> Iterator[str]:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from llmkube.base.errors import UserError
 from llmkube.cli.main import cli
 from llmkube.programs.failures import CommandError
-from llmkube.programs.state_dir import FullDiskError, hold_state_dir, temporary_state_dir
+from llmkube.programs.state_dir import FullDiskError, hold_state_dir, loading_note, temporary_state_dir
 from llmkube.programs.state_location import ENGINES_LOCK, SERVER_LOCK, running_up_pid, wait_for_exit
 from llmkube.supervisor.host.processes import find_marked
 
@@ -50,6 +50,19 @@ def test_s14_a_folder_is_not_made_where_every_user_may_swap_it(tmp_path):
     (tmp_path / "open").chmod(0o1777)
     with hold_state_dir(tmp_path / "open" / "state"):
         pass
+
+
+def test_users_of_an_earlier_version_learn_once_that_models_are_loaded_on_request(tmp_path):
+    """A new user gets no note, nor does a user that has chosen the mode."""
+    old, new, chosen = (tmp_path / name for name in ("old", "new", "chosen"))
+    for path in (old, new, chosen):
+        path.mkdir()
+    for path in (old, chosen):
+        (path / "kubeconfig").touch()
+    assert "--activation Always" in loading_note(old, "OnRequest")
+    assert loading_note(new, "OnRequest") == loading_note(chosen, "Always") == ""
+    (new / "kubeconfig").touch()
+    assert [loading_note(path, "OnRequest") for path in (old, new, chosen)] == ["", "", ""]
 
 
 def test_a_second_program_gets_the_pid_of_the_first(tmp_path):

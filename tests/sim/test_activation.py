@@ -6,6 +6,8 @@ from functools import partial
 import pytest
 import trio
 
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.resource import Key
 from llmkube.programs.one_machine import AgentDirectory
 from llmkube.router.backends import Backend
 from sim.machine import Script
@@ -153,6 +155,43 @@ async def test_a_failed_load_is_not_repeated_by_itself(autojump_clock):
         world.machine.scripts["a"] = Script()
         await world.apply("a", source="builtin://a", priority="high")
         await world.until(world.phase, "Ready", "a")
+
+
+async def annotate(world, name, verb):
+    at = f"{trio.current_time():020.6f}"
+    body = {"metadata": {"annotations": {f"inference.llmkube.dev/{verb}-requested-at": at}}}
+    await world.client.patch(InferenceService, Key("default", name), body)
+
+
+async def test_a_user_unloads_a_model_until_the_next_request(autojump_clock):
+    """`llmkube stop` cuts no request, also of a pinned model, and is not repeated by the next agent."""
+    async with activating("a", activation={"pin": True}) as world, trio.open_nursery() as nursery:
+        nursery.start_soon(partial(answered, world, "a", seconds=30))
+        await trio.sleep(10)
+        await annotate(world, "a", "unload")
+        await trio.sleep(15)
+        assert resident(world) == ["a"]
+        await world.until(is_idle, True, world, "a", seconds=30)
+        assert isinstance(await answered(world, "a"), Backend)
+        await world.stop_agent()
+        await world.start_agent()
+        await trio.sleep(60)
+        assert resident(world) == ["a"]
+
+
+@pytest.mark.parametrize("mode", ["Always", "OnRequest"])
+async def test_a_user_ends_a_back_off(autojump_clock, mode):
+    """After several failures the next attempt is minutes away; `deploy` and `run` start it now."""
+    async with activating("a", activation={"mode": mode}) as world:
+        world.machine.scripts["a"] = Script(life_seconds=2)
+        world.machine.kill("a")
+        await trio.sleep(600)
+        await world.until(world.phase, "Failed", "a", seconds=60)
+        world.machine.scripts["a"] = Script()
+        await trio.sleep(10)
+        assert not resident(world)
+        await annotate(world, "a", "load")
+        await world.until(world.phase, "Ready", "a", seconds=10)
 
 
 async def test_a_restart_keeps_what_is_resident_and_idle(autojump_clock):

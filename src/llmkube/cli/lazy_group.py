@@ -19,10 +19,33 @@ class Entry(NamedTuple):  # not attrs, as everywhere else: its import costs more
 class LazyGroup(click.Group):
     """A group that imports a command only to run it."""
 
-    def __init__(self, *args: Any, package: str, entries: Mapping[str, Entry], **kwargs: Any) -> None:
-        """Create the group; `entries` are its commands below `package`, in the order of the overview."""
+    def __init__(
+        self,
+        *args: Any,
+        package: str,
+        entries: Mapping[str, Entry],
+        aliases: Mapping[str, str] | None = None,
+        other_words: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Create the group.
+
+        Args:
+            *args: Arguments of `click.Group`.
+            package: Package of the commands.
+            entries: The commands below it, in the order of the overview.
+            aliases: Other names of commands.
+            other_words: Words for which commands are suggested.
+            **kwargs: Keyword arguments of `click.Group`.
+        """
         super().__init__(*args, **kwargs)
         self.package, self.entries = package, entries
+        self.aliases, self.other_words = aliases or {}, other_words or {}
+
+    @property
+    def alias_summaries(self) -> dict[str, str]:
+        """The line of each alias in the overview."""
+        return {alias: f"The same as `{name}`." for alias, name in self.aliases.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of the overview."""
@@ -30,7 +53,7 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command, or None if there is none of that name."""
-        entry = self.entries.get(cmd_name)
+        entry = self.entries.get(self.aliases.get(cmd_name, cmd_name))
         if entry is None:
             return None
         module, _, name = entry.target.partition(":")
@@ -53,7 +76,8 @@ class LazyGroup(click.Group):
         except click.UsageError as exc:
             import difflib  # noqa: PLC0415 - needed only after a typing error
 
-            like = difflib.get_close_matches(args[0], self.entries, n=3, cutoff=0.6)
+            word = self.other_words.get(args[0])
+            like = [word] if word else difflib.get_close_matches(args[0], (*self.entries, *self.aliases), 3, 0.6)
             if not like:
                 raise
             hint = f"did you mean {' or '.join(like)}?"
@@ -61,11 +85,8 @@ class LazyGroup(click.Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Return the matching names, without importing a command."""
-        offered = [
-            CompletionItem(name, help=entry.summary)
-            for name, entry in self.entries.items()
-            if name.startswith(incomplete)
-        ]
+        summaries = {name: entry.summary for name, entry in self.entries.items()} | self.alias_summaries
+        offered = [CompletionItem(name, help=text) for name, text in summaries.items() if name.startswith(incomplete)]
         return offered or click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -26,6 +26,7 @@ SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
         "pull": Entry("cli.commands.services.pull:pull", "Create a Model and fetch its file."),
         "catalog": Entry("cli.commands.models.catalog:catalog", "Show the models that can be deployed by name."),
         "scale": Entry("cli.commands.services.objects:scale", "Set the number of replicas; 0 stops the service."),
+        "stop": Entry("cli.commands.services.objects:stop", "Unload a model until the next request."),
         "restart": Entry("cli.commands.services.objects:restart", "Restart the engine of a service."),
         "delete": Entry("cli.commands.services.objects:delete", "Delete InferenceServices (or Models)."),
     },
@@ -87,6 +88,27 @@ SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
 }
 """The commands by subject, in the order of the overview."""
 
+ALIASES: Mapping[str, str] = {"ls": "list", "show": "status", "rm": "delete", "serve": "up"}
+"""Names that users of other programs type, with the command's own."""
+
+OTHER_WORDS: Mapping[str, str] = {
+    "apply": "deploy",
+    "ask": "run",
+    "create": "deploy",
+    "describe": "status",
+    "download": "pull",
+    "get": "list",
+    "info": "status",
+    "kill": "stop",
+    "load": "run",
+    "models": "list",
+    "remove": "delete",
+    "search": "catalog list",
+    "start": "up start",
+    "unload": "stop",
+}
+"""Words for which no similar name is meant, and the command to suggest."""
+
 COMMANDS: Mapping[str, Entry] = {name: entry for group in SUBJECTS.values() for name, entry in group.items()}
 
 
@@ -122,10 +144,17 @@ class Overview(LazyGroup):
         for subject, group in SUBJECTS.items():
             with formatter.section(subject):
                 formatter.write_dl([(name, entry.summary) for name, entry in group.items()])
+        with formatter.section("Other names"):
+            formatter.write_dl(list(self.alias_summaries.items()))
 
 
 @click.command(
-    cls=Overview, package="llmkube", entries=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
+    cls=Overview,
+    package="llmkube",
+    entries=COMMANDS,
+    aliases=ALIASES,
+    other_words=OTHER_WORDS,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, "--version", "-V", message=_VERSION_LINE)
 def cli() -> None:

@@ -7,6 +7,7 @@ import contextlib
 import enum
 import math
 import os
+import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +21,7 @@ from llmkube.k8s.auth.config import ClusterConfig
 from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.errors import ApiError, TransportError, UnauthorizedError
-from llmkube.programs.failures import CommandError, ExitCode
+from llmkube.programs.failures import CommandError, ExitCode, program_name
 from llmkube.programs.state_location import SERVER_LOCK, check_state_dir, local_state_dir, lock_holder, state_dir_of
 
 T = TypeVar("T")
@@ -119,6 +120,8 @@ def find_config(
         return load_config(kubeconfig, context, environ=environ), origin
     own = state_dir / "kubeconfig"
     if not own.is_file():
+        if prefer_up:
+            raise UserError(f"{_not_running(state_dir)}, or name a cluster with --kubeconfig")
         raise UserError(
             f"no cluster found: there is no --kubeconfig, KUBECONFIG, {home_kubeconfig(environ)} or {own}; "
             "start `llmkube up`, or name a cluster with --kubeconfig"
@@ -162,7 +165,22 @@ async def open_cluster(kubeconfig: Path | None, context: str | None) -> AsyncIte
         try:
             yield Cluster(client, config.namespace or "default", config.server, _note(config, origin))
         except (TransportError, UnauthorizedError) as exc:
-            raise CommandError(f"{exc}\n{_hint(exc, config, origin)}") from exc
+            where = ClusterFlags(str(kubeconfig) if kubeconfig else None, context)
+            stopped = _stopped_up(where) if isinstance(exc, TransportError) else None
+            message = f"{exc}\n{_hint(exc, config, origin)}" if stopped is None else _not_running(stopped)
+            raise CommandError(message) from exc
+
+
+def _stopped_up(where: ClusterFlags) -> Path | None:
+    """Return the state directory of the chosen `llmkube up` if that is not running."""
+    folders = [path.absolute().parent for path in kubeconfig_files(where)]
+    stopped = (each for each in folders if (each / SERVER_LOCK).is_file() and lock_holder(each, SERVER_LOCK) is None)
+    return next(stopped, None)
+
+
+def _not_running(state_dir: Path) -> str:
+    option = "" if state_dir == local_state_dir() else f" --state-dir {shlex.quote(str(state_dir))}"
+    return f"llmkube up is not running; start it: {shlex.quote(program_name())} up start{option}"
 
 
 def _note(config: ClusterConfig, origin: Origin) -> str:

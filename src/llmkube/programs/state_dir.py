@@ -13,6 +13,7 @@ from typing import Final
 from llmkube.base import full_disk
 from llmkube.base.errors import ExternalError, UserError
 from llmkube.base.units import format_bytes
+from llmkube.k8s.crd.placement import ON_REQUEST
 from llmkube.programs.state_location import ENGINES_LOCK, SERVER_LOCK, check_state_dir, hold_lock
 from llmkube.supervisor.host.processes import OWNER_VARIABLE, end_all, find_marked
 from llmkube.supervisor.values.settings import METAL_GRACE_SECONDS
@@ -22,6 +23,14 @@ FIRST_START_BYTES: Final = 4 << 20
 
 _FOLDERS: Final = ("journal", "keys", "logs", "routers", "work")
 """Folders that earlier versions left open to other users; the state directory itself was closed."""
+
+_KNOWN: Final = "loads-on-request"
+"""File that exists once the user of the state directory knows that models are loaded on request."""
+
+_LOADING_NOTE: Final = (
+    "New: models are loaded when a request needs them, and make room for others when no request uses them. "
+    "To keep each one loaded, as before: --activation Always (docs/memory.md)."
+)
 
 _TEMPORARY: Final = "llmkube-ephemeral-"
 """Prefix of temporary state directories."""
@@ -67,6 +76,19 @@ def hold_state_dir(path: Path, *locks: str) -> Iterator[Path]:
             if is_disk_full(exc):
                 raise _full_disk_error(path) from exc
             raise
+
+
+def loading_note(path: Path, activation: str) -> str:
+    """Return what has changed for the user of a state directory of an earlier version, once; "" for other users.
+
+    Args:
+        path: The state directory; it is recorded there that its user knows.
+        activation: The mode of services that set none.
+    """
+    known = path / _KNOWN
+    is_new = known.exists() or not (path / "kubeconfig").exists()
+    known.touch(mode=0o600)
+    return "" if is_new or activation != ON_REQUEST else _LOADING_NOTE
 
 
 def is_disk_full(error: BaseException) -> bool:

@@ -99,6 +99,32 @@ def test_what_loads_a_model_without_a_request(before, after, awaited):
     assert (found.awaited, found.wanted) == (awaited, awaited)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "due"),
+    [
+        ({}, {"unload": "2"}, 100.0),
+        ({"unload": "2"}, {"unload": "2"}, math.inf),
+        ({"unload": "2"}, {"unload": "3"}, 100.0),
+        ({}, {"load": "2", "unload": "3"}, 100.0),
+        ({}, {"load": "3", "unload": "2"}, math.inf),  # the newest request of the user
+        ({"unload": "2"}, {"load": "3", "unload": "2"}, math.inf),
+    ],
+)
+def test_a_user_unloads_a_model(before, after, due):
+    """It is unloaded once its requests have ended, and the next one loads it again."""
+    old, new = (
+        desired(annotations={f"inference.llmkube.dev/{name}-requested-at": at for name, at in each.items()})
+        for each in (before, after)
+    )
+    assert not new.has_same_spec(old) or before == after
+    asked = LOADED.with_spec(old, new, "OnRequest")
+    assert asked.due_at(90.0) == due
+    assert attrs.evolve(asked, requests=1).due_at(90.0) == math.inf
+    assert asked.unload().begin(200.0).end(210.0, has_memory=True).due_at(205.0) == math.inf
+    assert IDLE.with_spec(old, new, "OnRequest").kept_seconds is None
+    assert LOADED.with_spec(old, new, "Always").due_at(90.0) == math.inf
+
+
 def test_requests_and_failures():
     """A request loads it, but not during the back-off, and a load that waits for memory ends with its requests."""
     asked = IDLE.begin(1.0)

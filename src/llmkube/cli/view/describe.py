@@ -31,7 +31,7 @@ from llmkube.k8s.wire.conditions import (
     UP_TO_DATE,
     find_condition,
 )
-from llmkube.k8s.wire.reasons import Meaning, Reason
+from llmkube.k8s.wire.reasons import Reason
 from llmkube.k8s.wire.service_health import Health, State, model_health, service_health
 
 # `next attempt at 2026-01-01T00:00:05Z`: written by the agent into messages of failures that it retries.
@@ -158,7 +158,7 @@ def waits_for(view: StatusView) -> list[str]:
         return [f"a host that serves {view.model.spec.hardware.accelerator}{served}"]
     if progress(view.model):
         return ["the Model's file"]
-    if health.state is not State.WAITING or _is_recovering(health):
+    if health.state is not State.WAITING or health.recovering:
         return []
     return [health.headline.removeprefix("waiting for ")]
 
@@ -173,7 +173,7 @@ def progress(model: Model | None) -> list[str]:
 def last_error(service: InferenceService, model: Model | None) -> list[str]:
     """Return the failure, if there is one, of the spec, the file, the engine or a pod."""
     health = service_health(service, model)
-    if model is None or health.reason == Reason.NO_HOST or not (health.failing or _is_recovering(health)):
+    if model is None or health.reason == Reason.NO_HOST or not (health.failing or health.recovering):
         return []
     if health.serving:
         return [_RETRY_HEAD.sub("", refusal_text(health))]
@@ -192,12 +192,7 @@ def next_retry(service: InferenceService, model: Model | None, now: datetime.dat
 
 
 def _model_error(health: Health) -> list[str]:
-    return [f"{health.reason}: {health.headline}"] if health.failing or _is_recovering(health) else []
-
-
-def _is_recovering(health: Health) -> bool:
-    reason = Reason.of(health.reason)
-    return reason is not None and reason.meaning is Meaning.RECOVERING
+    return [f"{health.reason}: {health.headline}"] if health.failing or health.recovering else []
 
 
 def since(health: Health, now: datetime.datetime) -> list[str]:

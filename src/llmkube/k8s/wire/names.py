@@ -33,7 +33,10 @@ RESTARTED_AT: Final = "kubectl.kubernetes.io/restartedAt"
 """Annotation on pods, in `spec.podAnnotations`: a new value restarts them, as `kubectl rollout restart` does."""
 
 LOAD_REQUESTED_AT: Final = "inference.llmkube.dev/load-requested-at"
-"""Annotation on an InferenceService: a new value loads its model once if it is not loaded (`spec.activation`)."""
+"""Annotation on an InferenceService: a new value loads its model if it is not loaded, and ends a back-off."""
+
+UNLOAD_REQUESTED_AT: Final = "inference.llmkube.dev/unload-requested-at"
+"""Annotation on an InferenceService: a new value unloads its model until the next request (`spec.activation`)."""
 
 ACCELERATORS_ANNOTATION: Final = "inference.llmkube.dev/accelerators"
 """Annotation on a host's Lease: the accelerators that it serves, comma-separated."""

@@ -28,6 +28,7 @@ from llmkube.k8s.wire.conditions import (
     LOADED,
     PROGRESSING,
     PUBLISHED,
+    SUSPENDED,
     UP_TO_DATE,
     current,
     find_condition,
@@ -83,6 +84,12 @@ class Health:
     def failing(self) -> bool:
         """Whether waiting will not help."""
         return self.state is State.FAILING
+
+    @property
+    def recovering(self) -> bool:
+        """Whether there is a problem that is retried without a user's help."""
+        reason = Reason.of(self.reason)
+        return reason is not None and reason.meaning is Meaning.RECOVERING
 
     @property
     def headline(self) -> str:
@@ -177,6 +184,19 @@ def _is_up_to_date(loaded: Condition, service: InferenceService, model: Model) -
         return True
     is_accepted = current(service.status.conditions, ACCEPTED, generation, "True") is not None
     return is_accepted and not is_failing(loaded.reason, unknown=True) and loaded.reason != Reason.RESTARTING
+
+
+def was_available(service: InferenceService) -> bool:
+    """Return whether a service has ever been available: `Available` has changed since the first status was written.
+
+    `Suspended` is written with it and changes only with the spec; if that has changed, too, the answer is True.
+    """
+    available = find_condition(service.status.conditions, AVAILABLE)
+    suspended = find_condition(service.status.conditions, SUSPENDED, "False")
+    if available is None:
+        return False
+    is_first = suspended is not None and available.last_transition_time == suspended.last_transition_time
+    return available.status == "True" or not is_first
 
 
 def is_reported_by_host(service: InferenceService) -> bool:

@@ -118,6 +118,8 @@ class Activation:
     def with_spec(self, before: Desired | None, desired: Desired, default: str) -> "Activation":
         """Return the activation under another desired state; a new, failed or started service is loaded once.
 
+        A user's request to unload it does not cut requests in flight.
+
         Args:
             before: The previous desired state; None if this host did not serve the service.
             desired: The newest one.
@@ -131,6 +133,9 @@ class Activation:
             hold_seconds=_seconds(given.max_hold),
             pinned=on_request and given.pin,
         )
+        asked = desired.unload_requested_at
+        if before is not None and on_request and max(before.unload_requested_at, desired.load_requested_at) < asked:
+            return after.keep(0.0) if after.wanted else after
         if before is None:
             is_awaited = find_condition(desired.service.status.conditions, LOADED) is None
         else:

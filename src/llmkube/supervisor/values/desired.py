@@ -5,7 +5,7 @@ import attrs
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
-from llmkube.k8s.wire.names import LOAD_REQUESTED_AT
+from llmkube.k8s.wire.names import LOAD_REQUESTED_AT, UNLOAD_REQUESTED_AT
 from llmkube.runtimes.llama_fields import draft_of
 from llmkube.runtimes.plan import LaunchPlan, PlanError
 from llmkube.weights.estimate.demand import Estimate
@@ -47,8 +47,13 @@ class Desired:
         """When a user last asked for the model to be loaded."""
         return self.service.metadata.annotations.get(LOAD_REQUESTED_AT, "")
 
+    @property
+    def unload_requested_at(self) -> str:
+        """When a user last asked for the model to be unloaded."""
+        return self.service.metadata.annotations.get(UNLOAD_REQUESTED_AT, "")
+
     def has_same_spec(self, other: "Desired | None") -> bool:
-        """Whether identities, specs, generations and requests to load are the same; status and labels are ignored."""
+        """Whether identities, specs, generations and requests to load or unload are the same; the rest is ignored."""
         # With generations: a spec that was edited and edited back has a new one, which conditions must refer to.
         return other is not None and _identity_and_spec(self) == _identity_and_spec(other)
 
@@ -61,7 +66,7 @@ def slots(desired: Desired) -> int:
 def _identity_and_spec(desired: Desired) -> tuple[object, ...]:
     objects = (desired.service, desired.model, desired.draft)
     known = tuple(each and (each.key, each.metadata.uid, each.metadata.generation, each.spec) for each in objects)
-    return (*known, desired.load_requested_at)
+    return (*known, desired.load_requested_at, desired.unload_requested_at)
 
 
 def model_key(service: InferenceService) -> Key:

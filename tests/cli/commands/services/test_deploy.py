@@ -92,16 +92,17 @@ def test_the_same_again_changes_nothing(deploy):
     assert found["InferenceService", "default/chat"].spec.context_size is None
 
 
+@pytest.mark.parametrize("mode", ["OnRequest", "Always"])
 @pytest.mark.parametrize("phase", ["Idle", "Failed", "Ready"])
-def test_a_model_that_is_not_loaded_is_loaded_once(deploy, phase):
-    """The command would not show the errors of a load that waits for the first request."""
+def test_a_model_that_is_not_loaded_is_loaded_once(deploy, phase, mode):
+    """The command would not show the errors of a load that waits for the first request, or for a back-off."""
 
     async def earlier(client):
         request = deploy_module._read("chat", flags_of())
         for kind, manifest in zip(request.kinds, request.manifests("default", {"cpu"}), strict=True):
             manifest["metadata"]["annotations"] = {LOAD_REQUESTED_AT: "earlier"}
             await client.apply(kind, manifest, field_manager=deploy_module.FIELD_MANAGER)
-        body = {"status": {"activation": "OnRequest", "phase": phase}}
+        body = {"status": {"activation": mode, "phase": phase}}
         await client.patch(InferenceService, CHAT, body, subresource="status")
 
     _, found = deploy(*BASE, "--accelerator", "cpu", prepare=earlier)

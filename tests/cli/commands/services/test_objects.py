@@ -12,6 +12,7 @@ from llmkube.cli.object_names import parse_target
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import UNLOAD_REQUESTED_AT
 from llmkube.programs.server_side_apply import Applier, Manifest
 
 SINCE = "2026-01-01T00:00:00Z"
@@ -133,8 +134,36 @@ def test_scale_writes_replicas_and_nothing_else(run):
 
 
 @pytest.mark.parametrize(
+    ("mode", "phase", "replicas", "words"),
+    [
+        ("OnRequest", "Ready", 1, "is unloaded once its requests have ended; the next request loads it"),
+        ("OnRequest", "Idle", 1, "is not loaded; the next request loads it"),
+        ("OnRequest", "Stopped", 0, "is already stopped; `llmkube run demo` starts it"),
+        ("Always", "Ready", 2, "scaled from 2 to 0; `llmkube scale demo 2` starts it"),
+        ("", "Ready", 1, "scaled from 1 to 0; `llmkube scale demo 1` starts it"),
+    ],
+)
+def test_stop_unloads_or_scales_to_zero(run, mode, phase, replicas, words):
+    """A service that requests load keeps its replicas; one that is always loaded would be loaded again at once."""
+    seen = []
+
+    async def prepare(client):
+        await client.patch(InferenceService, Key("default", "demo"), {"spec": {"replicas": replicas}})
+        await write_status(client, activation=mode, phase=phase)
+
+    async def collect(client):
+        seen.append(await client.get(InferenceService, Key("default", "demo")))
+
+    done = run("stop", "demo", prepare=prepare, after=collect)
+    assert (done.exit_code, done.output) == (0, f"InferenceService demo {words}\n")
+    assert seen[0].spec.replicas == (replicas if mode == "OnRequest" else 0)
+    assert (UNLOAD_REQUESTED_AT in seen[0].metadata.annotations) == (mode == "OnRequest" and phase == "Ready")
+
+
+@pytest.mark.parametrize(
     ("args", "code", "words"),
     [
+        (["stop", "nope"], 3, "there is no InferenceService nope in namespace default"),
         (["scale", "nope", "1"], 3, "there is no InferenceService nope in namespace default"),
         (["scale", "demo", "-1"], 2, "-1 is not in the range 0<=x<=10"),
         (["scale", "demo", "11"], 2, "11 is not in the range 0<=x<=10"),

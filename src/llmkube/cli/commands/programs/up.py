@@ -27,7 +27,7 @@ from llmkube.programs.one_machine import UpPlan, run_up
 from llmkube.programs.options import HELP, NumberRange, guarded, settings_options
 from llmkube.programs.program import raise_descriptor_limit
 from llmkube.programs.router_host.router_paths import ROUTERS, SETTING
-from llmkube.programs.state_dir import hold_state_dir, temporary_state_dir
+from llmkube.programs.state_dir import hold_state_dir, loading_note, temporary_state_dir
 from llmkube.programs.state_location import ENGINES_LOCK, SERVER_LOCK
 from llmkube.supervisor.network import own_addresses
 
@@ -88,6 +88,8 @@ def up(
             state_dir = stack.enter_context(temporary_state_dir())
         else:
             state_dir = stack.enter_context(hold_state_dir(config.state_dir, ENGINES_LOCK, SERVER_LOCK))
+            if note := loading_note(state_dir, config.activation):
+                click.echo(output.wrapped(note, err=True), err=True)
         console = open_console(stderr=True)
         prepare = partial(
             prepare_session,

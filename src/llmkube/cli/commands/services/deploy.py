@@ -17,7 +17,13 @@ from llmkube.base.errors import UserError
 from llmkube.base.times import utcnow
 from llmkube.cli.catalog.entries import CHECKS, Entry, find, hint_for
 from llmkube.cli.commands.services.field_flags import FLAGS, FieldFlag, field_options, given_fields, put
-from llmkube.cli.commands.services.readiness_wait import is_stopped, print_on_interrupt, typed_command, wait_until_ready
+from llmkube.cli.commands.services.readiness_wait import (
+    is_stopped,
+    load_request,
+    print_on_interrupt,
+    typed_command,
+    wait_until_ready,
+)
 from llmkube.cli.object_names import find as find_object
 from llmkube.cli.options import catalog_or_services, cluster_options, models
 from llmkube.cli.target_cluster import Cluster, ClusterFlags, answer_deadline, run_against
@@ -28,11 +34,10 @@ from llmkube.cli.view.output import wrapped
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.pairing import RUNTIMES
-from llmkube.k8s.crd.placement import ACCELERATORS, ON_REQUEST
+from llmkube.k8s.crd.placement import ACCELERATORS
 from llmkube.k8s.request import APPLY_PATCH
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import LOAD_REQUESTED_AT
-from llmkube.k8s.wire.times import micro_timestamp
 from llmkube.programs.failures import CommandError
 from llmkube.programs.options import NumberRange, command, complete_paths
 from llmkube.weights.source import parse_source
@@ -295,11 +300,10 @@ async def _dry_run_apply(cluster: Cluster, kind: type[Any], manifest: dict[str, 
 async def _apply(cluster: Cluster, kind: type[Any], manifest: dict[str, Any]) -> ApplyResult:
     key = Key.of(manifest)
     before = await find_object(cluster.client, kind, key)
-    if isinstance(before, InferenceService) and before.status.activation == ON_REQUEST:
-        requested = before.metadata.annotations.get(LOAD_REQUESTED_AT, "")
-        if before.status.phase != "Ready":  # loaded once, so that an error is seen here
-            requested = micro_timestamp(utcnow())
-        manifest["metadata"]["annotations"] = {LOAD_REQUESTED_AT: requested} if requested else {}
+    if isinstance(before, InferenceService):  # loaded or retried now, so that an error is seen here
+        model = await find_object(cluster.client, Model, Key(key.namespace, before.spec.model_ref))
+        earlier = {name: text for name, text in before.metadata.annotations.items() if name == LOAD_REQUESTED_AT}
+        manifest["metadata"]["annotations"] = earlier | load_request(before, model)
     after = await cluster.client.apply(kind, manifest, field_manager=FIELD_MANAGER)
     if before is None or before.metadata.uid != after.metadata.uid:
         return ApplyResult(kind.RESOURCE.kind, key, "created")

@@ -1,4 +1,4 @@
-"""`llmkube status`, `scale`, `delete` and `restart` of Models, InferenceServices and ModelRouters."""
+"""`llmkube status`, `scale`, `stop`, `delete` and `restart` of Models, InferenceServices and ModelRouters."""
 
 import contextlib
 from collections.abc import Sequence
@@ -23,10 +23,11 @@ from llmkube.cli.view.live_view import append_lines, is_terminal, show_in_place,
 from llmkube.cli.view.locations import find_engines, find_hosts, reporting_hosts
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.placement import ON_REQUEST
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.request import MERGE_PATCH
 from llmkube.k8s.resource import Key
-from llmkube.k8s.wire.names import RESTARTED_AT
+from llmkube.k8s.wire.names import RESTARTED_AT, UNLOAD_REQUESTED_AT
 from llmkube.k8s.wire.service_health import is_reported_by_host
 from llmkube.k8s.wire.times import micro_timestamp
 from llmkube.programs.failures import CommandError, ExitCode
@@ -37,6 +38,7 @@ _VIEW_SECONDS = 5.0
 _MAX_REPLICAS = 10  # as in the schema; click's message is clearer than the API server's
 
 FIELD_MANAGER = "llmkube-restart"
+SCALE_MANAGER = "llmkube-scale"
 
 
 @command("status")
@@ -95,25 +97,57 @@ def scale(*, name: str, replicas: int, where: ClusterFlags) -> None:
 
     async def action(cluster: Cluster) -> str:
         key = Key(cluster.namespace, target.name)
-        resource = InferenceService.RESOURCE
-
-        async def patch() -> int:
-            path = resource.path(key.namespace, key.name, "scale")
-            before = await cluster.client.get_json(path)
-            await cluster.client.request_json(
-                "PATCH",
-                path,
-                params={"fieldManager": "llmkube-scale"},
-                body={"spec": {"replicas": replicas}},
-                content_type=MERGE_PATCH,
-            )
-            return int((before.get("spec") or {}).get("replicas") or 0)
-
-        before = await with_not_found_error(target, key, patch)
+        before = await _scale(cluster, target, key, replicas)
         if before == replicas:
             return f"{target.title} already has {replicas} replica{'' if replicas == 1 else 's'}"
         reported = f"{target.title} scaled from {before} to {replicas}"
         return "\n".join([reported, *await _too_few_hosts(cluster, key, replicas)])
+
+    click.echo(run_against(where, action, seconds=ANSWER_SECONDS, changes=True))
+
+
+async def _scale(cluster: Cluster, target: Target, key: Key, replicas: int) -> int:
+    """Set the number of replicas; return the previous one."""
+
+    async def patch() -> int:
+        path = InferenceService.RESOURCE.path(key.namespace, key.name, "scale")
+        before = await cluster.client.get_json(path)
+        await cluster.client.request_json(
+            "PATCH",
+            path,
+            params={"fieldManager": SCALE_MANAGER},
+            body={"spec": {"replicas": replicas}},
+            content_type=MERGE_PATCH,
+        )
+        return int((before.get("spec") or {}).get("replicas") or 0)
+
+    return await with_not_found_error(target, key, patch)
+
+
+@command("stop")
+@click.argument("name", shell_complete=services)
+@cluster_options()
+def stop(*, name: str, where: ClusterFlags) -> None:
+    """Unload a model until the next request; set the replicas of a service that is always loaded to 0.
+
+    A model that is loaded on request is unloaded once its requests have ended, and the next request loads it again; to
+    keep it stopped, use `llmkube scale NAME 0`. `llmkube up stop` stops everything on this machine.
+    """
+
+    async def action(cluster: Cluster) -> str:
+        key = Key(cluster.namespace, name)
+        found = await get_service(cluster.client, key)
+        title = f"InferenceService {name}"
+        if is_stopped(found):
+            return f"{title} is already stopped; `{typed_command('run', key)}` starts it"
+        if found.status.activation != ON_REQUEST:
+            before = await _scale(cluster, Target(InferenceService, name), key, 0)
+            return f"{title} scaled from {before} to 0; `{typed_command('scale', key)} {before}` starts it"
+        if found.status.phase == "Idle":
+            return f"{title} is not loaded; the next request loads it"
+        body = {"metadata": {"annotations": {UNLOAD_REQUESTED_AT: micro_timestamp(utcnow())}}}
+        await cluster.client.patch(InferenceService, key, body, field_manager=SCALE_MANAGER)
+        return f"{title} is unloaded once its requests have ended; the next request loads it"
 
     click.echo(run_against(where, action, seconds=ANSWER_SECONDS, changes=True))
 

@@ -19,7 +19,9 @@ from llmkube.cli.view.readiness import Readiness
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import LOAD_REQUESTED_AT
 from llmkube.k8s.wire.service_health import Health, service_health
+from llmkube.k8s.wire.times import micro_timestamp
 from llmkube.programs.failures import CommandError, ExitCode, program_name
 from llmkube.programs.informer import open_object_caches
 from llmkube.programs.program import open_service_nursery
@@ -95,6 +97,13 @@ async def wait_until_ready(
 def is_stopped(service: InferenceService) -> bool:
     """Whether the spec stops the service."""
     return service.spec.suspend or service.spec.replicas == 0
+
+
+def load_request(service: InferenceService, model: Model | None) -> dict[str, str]:
+    """Return the annotation with which hosts load a model, or retry at once what has failed; empty if neither helps."""
+    health = service_health(service, model)
+    helps = service.status.phase in {"Idle", "Failed"} or health.failing or health.recovering
+    return {LOAD_REQUESTED_AT: micro_timestamp(utcnow())} if service.status.activation and helps else {}
 
 
 def typed_command(verb: str, key: Key) -> str:

@@ -19,11 +19,11 @@ from llmkube.cli.commands.programs.background.launchctl import current_user, lau
 from llmkube.cli.commands.programs.background.log_file import last_lines, print_log
 from llmkube.cli.commands.programs.background.systemd import UNIT, systemctl, unit_path, unit_text
 from llmkube.cli.commands.services.tail import POLL_SECONDS
-from llmkube.cli.view.output import printable
+from llmkube.cli.view.output import printable, wrapped
 from llmkube.programs.config import UpConfig, load
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.options import NumberRange, command, settings_options
-from llmkube.programs.state_dir import hold_state_dir
+from llmkube.programs.state_dir import hold_state_dir, loading_note
 from llmkube.programs.state_location import running_up_pid, wait_for_exit
 
 LOG: Final = "up.log"
@@ -45,7 +45,7 @@ def start(*, timeout: float, **flags: Any) -> None:
         click.echo(f"llmkube up is already running (pid {pid})\n{addresses_in(folder / LOG)}".rstrip())
         return
     with hold_state_dir(folder):  # creates it, and checks that it is private and not in use
-        pass
+        note = loading_note(folder, config.activation)
     log = folder / LOG
     with log.open("ab") as file:
         offset = file.tell()
@@ -58,6 +58,8 @@ def start(*, timeout: float, **flags: Any) -> None:
         )
     trio.run(_wait_started, child, folder, offset, timeout)
     click.echo(f"llmkube up is running in the background (pid {child.pid})\n{addresses_in(log, offset)}")
+    if note:
+        click.echo(wrapped(note, err=True), err=True)
 
 
 @command("stop")
@@ -113,7 +115,9 @@ def install(**flags: Any) -> None:
     if launchctl_program() is None:
         systemctl("show-environment")  # fails before anything is written if systemd does not respond
     with hold_state_dir(folder, _INSTALL_LOCK):  # creates and checks it; a running `llmkube up` is replaced below
-        pass
+        note = loading_note(folder, config.activation)
+    if note:
+        click.echo(wrapped(note, err=True), err=True)
     if launchctl_program() is not None:
         job = _launchd_job(current_user(), command_line(flags, folder), folder, stop_seconds)
         trio.run(_load, job)
