@@ -46,6 +46,12 @@ MAC_SEEDS: Final = _length("MAC_SEEDS", 1, 4, 300)
 CORDON_SEEDS: Final = _length("CORDON_SEEDS", 1, 2, 100)
 """The same for two hosts whose owners cordon them repeatedly (tests/sim/test_cordon_seeds.py)."""
 
+MANY_CLIENTS: Final = _length("MANY_CLIENTS", 3, 6, 50)
+"""Clients of eight models with memory for three (tests/e2e/test_many_models.py)."""
+
+MANY_SECONDS: Final = _length("MANY_SECONDS", 20, 20, 1200)
+"""Seconds for which they ask."""
+
 QUIET_MINUTES: Final = _length("QUIET_MINUTES", 6, 11, 30)
 """Minutes without faults after each, in which nothing may change; reports are repeated every 5 minutes."""
 

