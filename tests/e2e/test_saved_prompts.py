@@ -78,16 +78,22 @@ async def test_a_prompt_survives_every_stop_and_ends_with_its_service(tmp_path):
         found["restart of up"] = await cached_share(gateway)
         up.process.send_signal(signal.SIGKILL)
         await up.process.wait()
-        async with open_machine(folder) as (_, gateway):
-            found["kill of up"] = await cached_share(gateway)
-            await unload(folder, gateway)
-            found["unload after it"] = await cached_share(gateway)
+        async with open_machine(folder) as (_, after):
+            found["kill of up"] = await cached_share(after)
+            await unload(folder, after)
+            found["unload after it"] = await cached_share(after)
             home = folder / "home"
             home.mkdir()
             run = lambda *args: run_program(home, *args, kubeconfig=folder / "state" / "kubeconfig")  # noqa: E731
             code, out, err = await run("restart", "chat")
             assert code == 0, out + err
-            found["restart of the service"] = await cached_share(gateway)
+            found["restart of the service"] = await cached_share(after)
+            state = ("--state-dir", str(folder / "state"))
+            code, out, err = await run("cache", "prompts", *state)
+            assert (code, out.split()[:5]) == (0, ["SERVICE", "TOKENS", "SIZE", "SAVED", "default/chat"]), out + err
+            code, out, err = await run("cache", "prompts", "default/chat", "--clear", *state)
+            assert (code, out.split(";")[0]) == (0, "saved prompts removed: 1"), out + err
+            await unload(folder, after)
             assert records(folder)
             code, out, err = await run("delete", "chat")
             assert code == 0, out + err

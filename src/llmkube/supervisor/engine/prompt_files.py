@@ -22,6 +22,7 @@ from llmkube.k8s.resource import Key
 FOLDER: Final = "prompts"
 _RECORD: Final = ".json"
 _REFUSED: Final = ".refused"
+_FLOOR: Final = "floor"
 _HEAD: Final = struct.Struct("<III")  # magic, version, number of words
 _MEDIA_WORDS: Final = 3  # builds with images write -1, a version and the number of tokens before the tokens
 _PRIVATE: Final = 0o600
@@ -76,8 +77,8 @@ def read_all(folder: Path) -> Iterator[tuple[Path, SavedPrompt]]:
 def add(root: Path, folder: Path, prompt: SavedPrompt, limit_bytes: int) -> None:
     """Record a file that an engine has just written, and remove those of the lowest priority beyond the limit.
 
-    The priority of a new prompt starts at the lowest one that is kept, so that old ones lose against it without a clock
-    (as in GreedyDual-Size).
+    The priority of a new prompt starts at that of the last one that was removed, so that old ones lose against it
+    without a clock (as in GreedyDual-Size).
 
     Args:
         root: The folder of all services.
@@ -90,11 +91,9 @@ def add(root: Path, folder: Path, prompt: SavedPrompt, limit_bytes: int) -> None
     """
     path = folder / prompt.name
     path.chmod(_PRIVATE)
-    others = [each for file, each in read_all(root) if file != path]
-    base = min((each.priority for each in others), default=0.0)
     size, digest = _measure(path)
-    value = prompt.priority / max(size, 1)
-    prompt = attrs.evolve(prompt, size_bytes=size, sha256=digest, priority=base + value)
+    priority = _floor(root) + prompt.priority / max(size, 1)
+    prompt = attrs.evolve(prompt, size_bytes=size, sha256=digest, priority=priority)
     write_private(_record_of(path), json.dumps(attrs.asdict(prompt)), durable=False)
     trim(root, limit_bytes)
 
@@ -112,6 +111,7 @@ def trim(root: Path, limit_bytes: int) -> None:
         if total <= limit_bytes:
             return
         remove(path)
+        write_private(root / _FLOOR, repr(prompt.priority), durable=False)
         total -= prompt.size_bytes
 
 
@@ -151,7 +151,8 @@ def read_tokens(path: Path, count: int) -> list[int]:
     with path.open("rb") as file:
         head = file.read(_HEAD.size)
         words = array.array("i")
-        words.frombytes(file.read(4 * (count + _MEDIA_WORDS)))
+        body = file.read(words.itemsize * (count + _MEDIA_WORDS))
+        words.frombytes(body[: len(body) // words.itemsize * words.itemsize])
     total = _HEAD.unpack(head)[2] if len(head) == _HEAD.size else -1
     if total > count and list(words[:1]) == [-1] and list(words[2:3]) == [count]:
         words = words[_MEDIA_WORDS:]
@@ -190,6 +191,14 @@ def refuse(folder: Path, digest: str) -> None:
 def is_refused(folder: Path, digest: str) -> bool:
     """Whether prompts of this digest cannot be restored."""
     return (folder / f"{digest[:16]}{_REFUSED}").exists()
+
+
+def _floor(root: Path) -> float:
+    """Return the priority of the last prompt that was removed for others."""
+    try:
+        return float((root / _FLOOR).read_text("ascii"))
+    except (OSError, ValueError):
+        return 0.0
 
 
 def _record_of(path: Path) -> Path:

@@ -147,7 +147,7 @@ class PromptStore:
         return await trio.to_thread.run_sync(partial(function, *args), limiter=self.limiter, abandon_on_cancel=True)
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class EnginePrompts:
     """The prompts of one engine.
 
@@ -164,6 +164,7 @@ class EnginePrompts:
     key: Key
     owner: str
     log: FilteringBoundLogger
+    _verified: dict[int, int] = attrs.field(factory=dict)  # the request that has verified a slot, by its number
 
     @property
     def digest(self) -> str:
@@ -190,9 +191,11 @@ class EnginePrompts:
             return
         saved = []
         try:
-            for slot in json.loads((await self._request("GET", "/slots")).body):
-                tokens = slot["n_prompt_tokens"]
-                if slot["is_processing"] or not MIN_TOKENS <= tokens < slot["n_ctx"] - 1 or not self._has_space(tokens):
+            for slot in await self._slots():
+                tokens, is_saved = slot["n_prompt_tokens"], self._verified.get(slot["id"]) == slot["id_task"]
+                if slot["is_processing"] or is_saved or not MIN_TOKENS <= tokens < slot["n_ctx"] - 1:
+                    continue
+                if not self._has_space(tokens):
                     continue
                 if (count := await self._save_slot(slot["id"], now)) is None:
                     break
@@ -251,6 +254,7 @@ class EnginePrompts:
                     error = "the engine computes it again"
                     break
                 await self.store.in_thread(prompt_files.put_back, self._folder, prompt)
+                self._verified = {slot["id"]: slot["id_task"] for slot in await self._slots()}
         if bound.cancelled_caught or error:
             raise RestoreError(error or f"not finished within {RESTORE_SECONDS:g} s")
         cached, tokens = (sum(column) for column in zip(*restored, strict=True)) if restored else (0, 0)
@@ -272,6 +276,10 @@ class EnginePrompts:
         if answer.status != 200:
             raise ValueError(f"the engine answers {answer.status} to the first request")
         return int(json.loads(answer.body)["timings"]["cache_n"])
+
+    async def _slots(self) -> list[dict[str, Any]]:
+        slots: list[dict[str, Any]] = json.loads((await self._request("GET", "/slots")).body)
+        return slots
 
     async def _request(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Response:
         engine = self.running.engine
