@@ -364,7 +364,7 @@ class Attempt:
             api_keys=(record.api_key, *launch.client_keys),
             proxy=proxy_of(record, context.settings.keyless_networks, launch.client_keys),
         )
-        saving = context.prompts.flags_for(context.key, launch.plan, engine, record.api_key)
+        saving = await context.prompts.flags_for(context.key, launch.plan, engine, record.api_key)
         command = attrs.evolve(command, argv=(*command.argv, *saving))
         if standalone:
             await self.journal.save(record)

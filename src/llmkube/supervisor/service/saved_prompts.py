@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import attrs
+import structlog
 import trio
 from structlog.typing import FilteringBoundLogger
 
@@ -34,6 +35,8 @@ from llmkube.supervisor.engine.prompt_files import SavedPrompt
 from llmkube.supervisor.service.loading import RunningEngine
 from llmkube.supervisor.values.desired import Launch
 from llmkube.supervisor.values.settings import AgentSettings
+
+log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -118,7 +121,7 @@ class PromptStore:
         """Return the folder of a service."""
         return prompt_files.folder_of(self.root, key)
 
-    def flags_for(self, key: Key, plan: LaunchPlan, engine: EngineInfo, api_key: str) -> tuple[str, ...]:
+    async def flags_for(self, key: Key, plan: LaunchPlan, engine: EngineInfo, api_key: str) -> tuple[str, ...]:
         """Return the flags with which an engine can save prompts, and create its folder; none if it must not.
 
         They are not part of the plan: a setting of the host restarts no engine. An engine without a key gets none,
@@ -127,7 +130,7 @@ class PromptStore:
         if not self.limit_bytes or not api_key or not can_save(plan) or SAVE_FLAG not in engine.flags:
             return ()
         try:
-            make_private_folder(self.folder(key))
+            await self.in_thread(make_private_folder, self.folder(key))
         except OSError:  # the disk is full, and the engine would not start without the folder
             return ()
         return SAVE_FLAG, f"{self.folder(key)}/"  # the engine appends file names to it
@@ -140,7 +143,10 @@ class PromptStore:
     async def keep_services(self, keys: Collection[Key]) -> None:
         """Remove the prompts of services that no longer exist, and those beyond the limit."""
         await self.in_thread(prompt_files.keep_services, self.root, keys)
-        await self.in_thread(prompt_files.trim, self.root, self.limit_bytes)
+        try:
+            await self.in_thread(prompt_files.trim, self.root, self.limit_bytes)
+        except OSError as error:
+            log.warning("saved prompts not removed", path=str(self.root), error=str(error))
 
     async def in_thread(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function that blocks; a cancelled call ends in the background."""
@@ -183,20 +189,21 @@ class EnginePrompts:
     async def save(self, now: str) -> None:
         """Save the slots that have no request; the caller sets the deadline.
 
-        An engine that was started without a folder for its slots answers with an error, and nothing is saved.
+        An engine that was started without this answers with an error, and nothing is saved.
         """
-        if not self._is_on or self.key in self.store.deleted or not self._folder.is_dir():
+        if not self._is_on or self.key in self.store.deleted:
             return
         if await self.store.in_thread(prompt_files.is_refused, self._folder, self.digest):
             return
         saved = []
         try:
+            await self.store.in_thread(make_private_folder, self._folder)  # it may have been cleared
             for slot in await self._slots():
-                tokens, is_saved = slot["n_prompt_tokens"], self._verified.get(slot["id"]) == slot["id_task"]
-                if slot["is_processing"] or is_saved or not MIN_TOKENS <= tokens < slot["n_ctx"] - 1:
+                tokens = slot.get("n_prompt_tokens", 0)  # a slot without a request so far reports none
+                if slot["is_processing"] or not MIN_TOKENS <= tokens < slot["n_ctx"] - 1:
                     continue
-                if not self._has_space(tokens):
-                    continue
+                if self._verified.get(slot["id"]) == slot["id_task"] or not self._has_space(tokens):
+                    continue  # no request since its restore, or no space
                 if (count := await self._save_slot(slot["id"], now)) is None:
                     break
                 saved.append(count)
@@ -242,19 +249,16 @@ class EnginePrompts:
             return "prompts are not saved: this engine computes restored ones of this model again"
         restored, error = [], ""
         with trio.move_on_after(RESTORE_SECONDS) as bound:
-            prompts = await self.store.in_thread(prompt_files.take, self._folder, self.digest, self.owner)
-            for prompt in prompts:
-                try:
+            try:
+                for prompt in await self.store.in_thread(prompt_files.take, self._folder, self.digest, self.owner):
                     restored.append((await self._restore_slot(prompt), prompt.tokens))
-                except (HttpError, OSError, ValueError, KeyError, TypeError) as failure:
-                    error = str(failure)
-                    break
-                if not restored[-1][0]:
-                    await self.store.in_thread(prompt_files.refuse, self._folder, self.digest)
-                    error = "the engine computes it again"
-                    break
-                await self.store.in_thread(prompt_files.put_back, self._folder, prompt)
-                self._verified = {slot["id"]: slot["id_task"] for slot in await self._slots()}
+                    self._verified = {slot["id"]: slot.get("id_task", -1) for slot in await self._slots()}
+                    if not restored[-1][0]:
+                        await self.store.in_thread(prompt_files.refuse, self._folder, self.digest)
+                        raise ValueError("the engine computes it again")
+                    await self.store.in_thread(prompt_files.put_back, self._folder, prompt)
+            except (HttpError, OSError, ValueError, KeyError, TypeError) as failure:
+                error = str(failure)
         if bound.cancelled_caught or error:
             raise RestoreError(error or f"not finished within {RESTORE_SECONDS:g} s")
         cached, tokens = (sum(column) for column in zip(*restored, strict=True)) if restored else (0, 0)
