@@ -56,6 +56,16 @@ def activation_setting(default: str) -> Any:
     )
 
 
+def prompt_cache_setting(default: float) -> Any:
+    """Return the setting of the disk space for saved prompts."""
+    return setting(
+        default,
+        help="Disk space in GiB for what models have computed of conversations when they are unloaded, so that they "
+        "continue after the next load; the files contain the conversations. 0 saves nothing and removes them.",
+        minimum=0,
+    )
+
+
 @attrs.frozen
 class EgressConfig:
     """Settings of every program that connects to servers outside."""
@@ -177,6 +187,7 @@ class AgentConfig(HostConfig):
     )
     insecure_lan: bool = setting(False, help="Admit requests to published engines from any address, without a key.")
     activation: str = activation_setting(ALWAYS)
+    prompt_cache_gib: float = prompt_cache_setting(0.0)
     endpoints_api: str = setting(
         "endpointslices",
         help="Publish EndpointSlices, or the older Endpoints for scripts that read them.",
@@ -245,6 +256,7 @@ class UpConfig(HostConfig):
         choices=ACCELERATORS,
     )
     activation: str = activation_setting(ON_REQUEST)
+    prompt_cache_gib: float = prompt_cache_setting(8.0)
     listen: str | None = setting(
         None,
         help="Address of this machine, such as 192.168.1.50 or 192.168.1.50:8080, at which other machines reach the "

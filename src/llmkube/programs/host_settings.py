@@ -51,6 +51,7 @@ def host_settings(config: AgentConfig | UpConfig, defaults: tuple[Path, ...] = (
         **engine_settings(config),
         "accelerators": frozenset(config.accelerator),
         "activation": config.activation,
+        "prompt_cache_bytes": int(config.prompt_cache_gib * (1 << 30)),
         "drain_seconds": config.drain_seconds,
         **download_settings(config, defaults),
         "allowances": engine_allowances(config),

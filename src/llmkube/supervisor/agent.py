@@ -242,5 +242,4 @@ def _others(hosts: HostMonitor, host: str) -> frozenset[str]:
 
 def stop_seconds(settings: AgentSettings) -> float:
     """Return the longest time that a stop may take: endpoints, requests in flight, engines, last writes."""
-    engine_seconds = settings.drain_seconds + settings.longest_grace_seconds + KILL_SECONDS
-    return 2 * settings.withdraw_seconds + engine_seconds + STOP_SLACK_SECONDS
+    return settings.stop_seconds + KILL_SECONDS + settings.withdraw_seconds + STOP_SLACK_SECONDS

@@ -42,6 +42,7 @@ from llmkube.supervisor.service.events import Event, displacing_event
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.gate import Gate
 from llmkube.supervisor.service.runner import Runner, run_service
+from llmkube.supervisor.service.saved_prompts import PromptStore
 from llmkube.supervisor.service.status_manager import StatusManager
 from llmkube.supervisor.values.activation import Activation, mode_of
 from llmkube.supervisor.values.desired import Desired, Idle, Target, desired_here, draft_key, model_key
@@ -240,6 +241,7 @@ class Services:
         applier: Writes objects.
         drift_repair: Restores statuses that other clients have overwritten.
         activator: Loads and unloads services on request.
+        prompts: The saved prompts of this host.
     """
 
     client: Client
@@ -260,6 +262,7 @@ class Services:
     applier: Applier = attrs.field(init=False)
     drift_repair: DriftRepair = attrs.field(init=False)
     activator: ServiceActivator = attrs.field(init=False)
+    prompts: PromptStore = attrs.field(init=False)
     _earlier: dict[Key, Entry] = attrs.field(init=False)  # of an earlier agent, for services that have not started yet
 
     def __attrs_post_init__(self) -> None:
@@ -288,6 +291,7 @@ class Services:
         self.applier = Applier(ports.rng, self.running.notify_refused)
         self.drift_repair = DriftRepair(self.applier, self.conditions_of, ports.rng)
         self.activator = ServiceActivator(self._gate_of, self.changed)
+        self.prompts = PromptStore.of(settings)
         self._earlier = dict(ports.earlier)
 
     def synced(self) -> bool:
@@ -375,6 +379,8 @@ class Services:
     async def _reconcile_all_once_synced(self) -> None:
         await self.wait_synced()
         self.queue.add_all()
+        if self.prompts.root.is_dir():
+            await self.prompts.keep_services(self._all_keys())
 
     async def _start_offline(self, nursery: trio.Nursery) -> None:
         """Start the services in the journal if the API server does not answer in time."""
@@ -414,6 +420,7 @@ class Services:
             if desired is None and running is None and self.synced():
                 self.claims.release(key, unlisted=service is None)
             if running is not None:
+                self.prompts.deleted |= {key} if service is None else set()
                 running.scope.cancel(reason="deleted, or no longer served here")
         elif running is None:
             self._start(key, desired, nursery)
@@ -442,7 +449,10 @@ class Services:
             earlier.desired if earlier is not None else None, desired, self.settings.activation
         )
         gate = Gate(status_manager, self.ledger, self.activator.reschedule, activation)
-        context = ServiceContext(status_manager, self.ports, self.settings, self.shutdown, self.ledger, gate)
+        self.prompts.deleted.discard(key)
+        context = ServiceContext(
+            status_manager, self.ports, self.settings, self.shutdown, self.ledger, gate, prompts=self.prompts
+        )
         runner = Runner(context, adoptable, fallback)
         # Added before its task runs for the first time, since it may be reconciled again in between.
         self.running.by_key[key] = running = RunningService(Mailbox(None), trio.CancelScope(), status_manager, runner)
@@ -463,6 +473,8 @@ class Services:
             running.status_manager.finish(f"is cordoned {self.cordon.end}" if self.cordon.end else "")
             try:
                 await self.ports.journal.remove(key)
+                if key in self.prompts.deleted:
+                    await self.prompts.remove(key)
             except Exception:  # a bug affects only its own service, also here; the next agent removes the entry
                 log.exception("journal entry not removed", name=key.name, namespace=key.namespace)
 

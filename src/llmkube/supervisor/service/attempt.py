@@ -30,6 +30,7 @@ from llmkube.base.backoff import Backoff
 from llmkube.base.errors import ExternalError, first_leaf
 from llmkube.base.waiting import wait_any
 from llmkube.k8s.wire.reasons import Reason
+from llmkube.k8s.wire.times import timestamp
 from llmkube.runtimes.plan import UNLOAD_LEFT, LaunchPlan
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES, holds_elsewhere, log_reader_of
 from llmkube.supervisor.engine import health
@@ -44,6 +45,7 @@ from llmkube.supervisor.service.engine_status import LAST_LINES, EngineStatus, O
 from llmkube.supervisor.service.events import cut_short_event
 from llmkube.supervisor.service.loading import RunningEngine
 from llmkube.supervisor.service.measurement import EngineMeasurement, explain
+from llmkube.supervisor.service.saved_prompts import EnginePrompts, RestoreError
 from llmkube.supervisor.service.status_manager import StatusManager
 from llmkube.supervisor.values.desired import Launch
 from llmkube.supervisor.values.host_addresses import LOOPBACK
@@ -51,6 +53,7 @@ from llmkube.supervisor.values.journal import EngineRecord, Entry, FileJournal
 from llmkube.supervisor.values.lifecycle import Exit, Failure, ServiceView, reason_of
 from llmkube.supervisor.values.need import need_of
 from llmkube.supervisor.values.ports import Child, Grace
+from llmkube.supervisor.values.settings import SAVE_SECONDS
 
 log = structlog.get_logger(__name__)
 
@@ -226,6 +229,7 @@ class Attempt:
         serves: Whether it has answered.
         ended: Set when the attempt is over and its process is gone.
         failure: Why it failed, if it did.
+        prompts: What it has computed, once it has a process.
     """
 
     context: ServiceContext
@@ -240,6 +244,7 @@ class Attempt:
     serves: bool = False
     ended: trio.Event = attrs.field(factory=trio.Event)
     failure: Failure | None = None
+    prompts: EnginePrompts | None = None
     _task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     _waiting: trio.CancelScope | None = None  # of `until_ended`
     _refused: trio.Event = attrs.field(factory=trio.Event)  # set when memory was refused once
@@ -359,6 +364,8 @@ class Attempt:
             api_keys=(record.api_key, *launch.client_keys),
             proxy=proxy_of(record, context.settings.keyless_networks, launch.client_keys),
         )
+        saving = await context.prompts.flags_for(context.key, launch.plan, engine, record.api_key)
+        command = attrs.evolve(command, argv=(*command.argv, *saving))
         if standalone:
             await self.journal.save(record)
         async with context.ports.engines.open_child(command, context.shutdown, grace) as child:
@@ -406,6 +413,8 @@ class Attempt:
         )
         started_at = trio.current_time()
         outcome = Outcome(published=self.adoptable is not None)  # by an earlier agent
+        owner = context.status_manager.facts.desired.service.metadata.uid
+        self.prompts = prompts = EnginePrompts(context.prompts, running, context.key, owner, context.log)
 
         async with trio.open_nursery() as nursery:
 
@@ -415,7 +424,7 @@ class Attempt:
 
             nursery.start_soon(watch_exit)
             async with (
-                self._drained(engine, outcome, allocation.expedited),
+                self._drained(engine, outcome, allocation.expedited, prompts),
                 self.status.withdrawn(outcome, allocation, context.shutdown),
             ):
                 if self.adoptable is None or not await running.answers_at_once():
@@ -427,12 +436,13 @@ class Attempt:
                 if outcome.failure is None:
                     outcome.ready_at = trio.current_time()
                     context.ledger.record_loaded(allocation)
+                    restored = await self._restore_prompts(prompts) if self.adoptable is None else ""
                     if self.before is not None:
                         await self._take_over(running, allocation)
                     gpu_warning = await metal_monitor.load_warning(context.ledger.set_device_limit)
                     view = attrs.evolve(view, build=await engine.build() or view.build)
                     by = " ".join(filter(None, (view.engine, view.build, "from", view.weights_format, "weights")))
-                    message = f"loaded in {outcome.ready_at - started_at:.1f} s by {by}{gpu_warning}"
+                    message = f"loaded in {outcome.ready_at - started_at:.1f} s by {by}{gpu_warning}{restored}"
                     self.status.serve(attrs.evolve(view, reason=Reason.LOADED, message=message))
                     outcome.published = self.serves = True
                     context.gate.record_loaded()
@@ -498,11 +508,32 @@ class Attempt:
         self.status.lead()
         self.before = None
 
-    @asynccontextmanager
-    async def _drained(self, engine: health.Engine, outcome: Outcome, expedited: trio.Event) -> AsyncIterator[None]:
-        """On exit, wait until the requests in flight have finished; the endpoint is withdrawn, so no new ones arrive.
+    async def _restore_prompts(self, prompts: EnginePrompts) -> str:
+        """Restore what was saved of this launch; return what to add to the report of the load.
 
-        Do not wait for an engine that hangs or has exited, nor when memory is critically short.
+        After a failed restore the engine is replaced at once, without what it could not restore.
+        """
+        serving = self.before.prompts if self.before is not None else None
+        try:
+            if serving is not None and serving.digest == prompts.digest:  # otherwise they would be of no use here
+                with trio.move_on_after(SAVE_SECONDS):
+                    await serving.save(timestamp(self.context.ports.utcnow()))
+            restored = await prompts.restore()
+        except RestoreError as error:
+            self.context.log.warning("saved prompts not restored; restarting the engine", error=str(error))
+            self.scope.cancel(reason="saved prompts could not be restored")
+            await trio.lowlevel.checkpoint()
+            return ""
+        return f"; {restored}" if restored else ""
+
+    @asynccontextmanager
+    async def _drained(
+        self, engine: health.Engine, outcome: Outcome, expedited: trio.Event, prompts: EnginePrompts
+    ) -> AsyncIterator[None]:
+        """On exit, wait until the requests in flight have finished, and save what the engine has computed.
+
+        The endpoint is withdrawn, so no new ones arrive. Do not wait for an engine that hangs or has exited, nor when
+        memory is critically short; save nothing while memory is short, or if another engine serves.
         """
         context = self.context
         try:
@@ -516,6 +547,9 @@ class Attempt:
                     late = f"not finished within {context.settings.drain_seconds:g} s"
                     why = "memory is critically short" if expedited.is_set() else late
                     context.status_manager.emit(cut_short_event(why))
+                elif self.status.leads and not context.ledger.book.is_short:
+                    with trio.move_on_after(SAVE_SECONDS, shield=True):
+                        await wait_any(expedited.wait, partial(prompts.save, timestamp(context.ports.utcnow())))
 
 
 def watch_failure(found: str) -> Failure:

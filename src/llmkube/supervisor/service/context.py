@@ -14,6 +14,7 @@ from llmkube.supervisor.memory.reservation import Need
 from llmkube.supervisor.service.engine_status import Leader
 from llmkube.supervisor.service.gate import Gate
 from llmkube.supervisor.service.measurement import key_of
+from llmkube.supervisor.service.saved_prompts import PromptStore
 from llmkube.supervisor.service.status_manager import StatusManager
 from llmkube.supervisor.values.desired import Launch
 from llmkube.supervisor.values.need import need_of
@@ -33,6 +34,7 @@ class ServiceContext:
         ledger: Admits engines to this host's memory.
         gate: Lets a launch pass while the service is wanted.
         leader: The engine that is reported.
+        prompts: The saved prompts of this host.
     """
 
     status_manager: StatusManager
@@ -44,6 +46,9 @@ class ServiceContext:
         default=attrs.Factory(lambda self: Gate(self.status_manager, self.ledger), takes_self=True)
     )
     leader: Leader = attrs.field(factory=Leader)
+    prompts: PromptStore = attrs.field(
+        default=attrs.Factory(lambda self: PromptStore.of(self.settings), takes_self=True), kw_only=True
+    )
 
     @property
     def key(self) -> Key:

@@ -22,6 +22,9 @@ END_SLACK_SECONDS = 5.0
 """Time after the grace period within which an engine is certainly gone."""
 
 
+SAVE_SECONDS = 10.0
+"""Time limit for saving the prompts of an engine before it stops."""
+
 METAL_GRACE_SECONDS = 30.0
 """Grace period of an engine on Metal: the kernel may keep memory that the GPU wired for a killed process (oMLX issue
 2184). A process that exited by itself took 4 s to release 373 GiB."""
@@ -81,6 +84,7 @@ class AgentSettings:
         metal: Whether engines of this host compute on Metal by default.
         keep_awake: Whether this Mac is kept awake while an engine runs, not only while one works.
         activation: Activation mode of services that set none.
+        prompt_cache_bytes: Total size of the saved prompts of engines that have stopped; 0 saves none.
         memory_fraction: Share of the host's memory that models may use; None for the default for its size.
         memory_guesses: Whether a model may start if its memory need is not known.
         memory_policy: Thresholds for admission, eviction and return.
@@ -118,6 +122,7 @@ class AgentSettings:
     metal: bool = sys.platform == "darwin"
     keep_awake: bool = False
     activation: str = ALWAYS
+    prompt_cache_bytes: int = 0
     memory_fraction: float | None = None
     memory_guesses: bool = False
     memory_policy: Policy = Policy()
@@ -161,13 +166,19 @@ class AgentSettings:
         return max(self.grace_seconds, self.metal_grace_seconds) if self.metal else self.grace_seconds
 
     @property
+    def stop_seconds(self) -> float:
+        """Longest time from the withdrawal of an engine to its TERM and the end of its grace."""
+        saving = SAVE_SECONDS if self.prompt_cache_bytes else 0.0
+        return self.withdraw_seconds + self.drain_seconds + saving + self.longest_grace_seconds
+
+    @property
     def memory_rules(self) -> Rules:
         """Rules for this host's memory."""
         return Rules(
             self.memory_policy,
             self.memory_fraction,
             self.memory_guesses,
-            gentle_seconds=self.withdraw_seconds + self.drain_seconds + self.longest_grace_seconds + END_SLACK_SECONDS,
+            gentle_seconds=self.stop_seconds + END_SLACK_SECONDS,
             urgent_seconds=self.grace_seconds + END_SLACK_SECONDS,
         )
 

@@ -14,6 +14,7 @@ import trio
 from rich.console import Console
 
 from llmkube.base.errors import LLMKubeError, UserError
+from llmkube.base.private_files import file_stem
 from llmkube.base.times import utcnow
 from llmkube.base.units import format_bytes, format_duration
 from llmkube.cli.commands.models.inspect import as_data as facts_as_data
@@ -32,6 +33,8 @@ from llmkube.programs.options import HELP, command, settings_options
 from llmkube.programs.program import open_service_nursery
 from llmkube.programs.state_location import STATE_DIR
 from llmkube.supervisor.credentials import read_token_file
+from llmkube.supervisor.engine import prompt_files
+from llmkube.supervisor.engine.prompt_files import SavedPrompt
 from llmkube.supervisor.memory.budget import host_budget
 from llmkube.supervisor.network import host_facts
 from llmkube.supervisor.values.journal import FileJournal
@@ -78,13 +81,14 @@ class PreloadConfig(EgressConfig):
 
 
 COLUMNS: Final = ("KEY", "SIZE", "FETCHED", "SOURCE")
+PROMPT_COLUMNS: Final = ("SERVICE", "TOKENS", "SIZE", "SAVED")
 _KEY_LENGTH: Final = 12
 _LINE_SECONDS: Final = 10.0  # between lines of progress that is not shown on a terminal
 
 
 @click.group("cache", context_settings=HELP)
 def cache() -> None:
-    """List, inspect, prune and preload model files on this machine."""
+    """List, inspect, prune and preload model files on this machine, and list the prompts saved on it."""
 
 
 @command("list", cache)
@@ -162,6 +166,49 @@ def prune_models(*, models: tuple[str, ...], dry_run: bool, force: bool, form: s
         click.echo(formats.dump(data | {"dryRun": dry_run}, form))
     else:
         click.echo("\n".join(_prune_report(done, dry_run=dry_run)))
+
+
+@command("prompts", cache)
+@click.argument("service", metavar="[NAMESPACE/]NAME", required=False)
+@click.option("--clear", is_flag=True, help="Remove them.")
+@settings_options(CacheConfig)
+@output_option("json", "yaml")
+def list_prompts(*, service: str | None, clear: bool, form: str, **flags: Any) -> None:
+    """List or remove what unloaded models have computed of conversations, of one service or of all.
+
+    The files contain the conversations. `--prompt-cache-gib` of `llmkube up` and `llmkube agent` limits their size.
+    """
+    root = load("agent", CacheConfig, flags).state_dir / prompt_files.FOLDER
+    namespace, _, name = (service or "").rpartition("/")
+    only = service and root / (namespace or "default") / file_stem(name)
+    folders = [folder for folder in sorted(root.glob("*/*")) if only in {None, folder}]
+    found = [
+        (f"{each.parent.name}/{each.name}", prompt) for each in folders for _, prompt in prompt_files.read_all(each)
+    ]
+    for folder in folders if clear else ():
+        prompt_files.remove_folder(folder)
+    if form:
+        click.echo(formats.dump([prompt_as_data(*each) for each in found], form))
+    elif not found:
+        click.echo(f"No saved prompts in {only or root}.")
+    elif clear:
+        freed = format_bytes(sum(each.size_bytes for _, each in found))
+        click.echo(f"saved prompts removed: {len(found)}; {freed} freed")
+    else:
+        now = utcnow()
+        rows = ((name, str(p.tokens), format_bytes(p.size_bytes), output.age(p.saved_at, now)) for name, p in found)
+        click.echo(output.table(PROMPT_COLUMNS, rows))
+
+
+def prompt_as_data(service: str, prompt: SavedPrompt) -> dict[str, Any]:
+    """Return a saved prompt as JSON data."""
+    return {
+        "service": service,
+        "slot": prompt.slot,
+        "tokens": prompt.tokens,
+        "sizeBytes": prompt.size_bytes,
+        "savedAt": prompt.saved_at,
+    }
 
 
 @command("preload", cache)

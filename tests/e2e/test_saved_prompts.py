@@ -1,0 +1,101 @@
+"""What an engine has computed survives its stop: a real `llmkube up` with a real engine of a full-attention model."""
+
+import json
+import signal
+import stat
+from contextlib import asynccontextmanager
+
+import pytest
+
+from e2e.agents.model import write_model
+from e2e.one_machine import eventually, served
+from e2e.up_process import FREE_PORTS, engines_in, open_up, run_program
+from llmkube.base.http.client import open_http_client
+
+pytestmark = [pytest.mark.e2e, pytest.mark.ci]
+
+PROMPT = " ".join(f"item {number} of the list" for number in range(400))
+
+
+@asynccontextmanager
+async def open_machine(folder, *args):
+    """Run `llmkube up` with one model of 8,192 tokens; yield the program and the address of its gateway."""
+    model, file = folder / "chat.gguf", folder / "all.yaml"
+    if not model.exists():
+        write_model(model)
+    file.write_text(served("chat", str(model)).replace("contextSize: 512", "contextSize: 8192"))
+    files = () if (folder / "state").exists() else ("-f", str(file))
+    async with open_up(folder, "--state-dir", str(folder / "state"), *FREE_PORTS, *files, *args) as up:
+        _, gateway, _ = await up.urls()
+        yield up, gateway
+
+
+async def post(gateway, path, body):
+    async with open_http_client() as http:
+        return await http.request("POST", gateway + path, body=json.dumps(body).encode())
+
+
+async def cached_share(gateway, prompt=PROMPT):
+    """Send a prompt, once its model is loaded; return the share of its tokens that were not computed again."""
+    messages = [{"role": "user", "content": prompt}]
+
+    async def ask():
+        answer = await post(gateway, "/v1/chat/completions", {"model": "chat", "messages": messages, "max_tokens": 4})
+        return json.loads(answer.body) if answer.status == 200 else None
+
+    usage = (await eventually(ask, bool))["usage"]
+    assert usage["prompt_tokens"] > 1000
+    return usage["prompt_tokens_details"]["cached_tokens"] / usage["prompt_tokens"]
+
+
+def records(folder):
+    return sorted((folder / "state" / "prompts").rglob("*.json"))
+
+
+async def unload(folder, gateway):
+    (engine,) = engines_in(folder / "state")
+    assert (await post(gateway, "/models/unload", {"model": "chat"})).status == 200
+    await eventually(lambda: async_value(not engine.is_running()), bool)
+
+
+async def async_value(value):
+    return value
+
+
+async def test_a_prompt_survives_every_stop_and_ends_with_its_service(tmp_path):
+    """An unload, an edit, a stop and a kill of `up` lose nothing; `delete` and `cache prompts --clear` remove it."""
+    folder, found = tmp_path, {}
+    async with open_machine(folder) as (up, gateway):
+        assert await cached_share(gateway) < 0.1
+        await unload(folder, gateway)
+        (record,) = records(folder)
+        assert stat.S_IMODE(record.with_suffix("").stat().st_mode) == 0o600
+        assert stat.S_IMODE(record.parent.stat().st_mode) == 0o700
+        found["unload"] = await cached_share(gateway)
+        up.process.send_signal(signal.SIGTERM)
+        assert await up.process.wait() == 0, up.err
+    async with open_machine(folder) as (up, gateway):
+        found["restart of up"] = await cached_share(gateway)
+        up.process.send_signal(signal.SIGKILL)
+        await up.process.wait()
+        async with open_machine(folder) as (_, after):
+            found["kill of up"] = await cached_share(after)
+            await unload(folder, after)
+            found["unload after it"] = await cached_share(after)
+            home = folder / "home"
+            home.mkdir()
+            run = lambda *args: run_program(home, *args, kubeconfig=folder / "state" / "kubeconfig")  # noqa: E731
+            code, out, err = await run("restart", "chat")
+            assert code == 0, out + err
+            found["restart of the service"] = await cached_share(after)
+            state = ("--state-dir", str(folder / "state"))
+            code, out, err = await run("cache", "prompts", *state)
+            assert (code, out.split()[:5]) == (0, ["SERVICE", "TOKENS", "SIZE", "SAVED", "default/chat"]), out + err
+            code, out, err = await run("cache", "prompts", "default/chat", "--clear", *state)
+            assert (code, out.split(";")[0]) == (0, "saved prompts removed: 1"), out + err
+            await unload(folder, after)
+            assert records(folder)
+            code, out, err = await run("delete", "chat")
+            assert code == 0, out + err
+            await eventually(lambda: async_value(not records(folder)), bool)
+    assert all(share >= 0.99 for share in found.values()), found
