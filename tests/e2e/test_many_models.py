@@ -1,7 +1,6 @@
 """Eight models on a real `llmkube up` with memory for three, its clients, and SIGKILL of engines and of the program."""
 
 import random
-import signal
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 
@@ -10,7 +9,7 @@ import pytest
 import trio
 
 from e2e.many_models import MODELS, Verdict, ask, keep_asking, manifests
-from e2e.up_process import command_line, engines_in, open_program, proxies_in, run_program
+from e2e.up_process import command_line, engines_in, open_program, proxies_in
 from free_ports import free_port
 from lengths import MANY_CLIENTS, MANY_SECONDS
 from llmkube.base.http.client import open_http_client
@@ -115,5 +114,7 @@ async def test_no_answer_is_cut_or_wrong(tmp_path):
         clients.cancel_scope.cancel(reason="seen enough")
     assert not [each for each in answers if each.verdict is Verdict.WRONG]
     lost = [each for each in answers if each.verdict is not Verdict.RIGHT and not machine.excused(each)]
-    assert not lost, "\n".join([*map(str, machine.kills), *map(str, lost), machine.up.out[-3000:], machine.up.err[-5000:]])
+    assert not lost, "\n".join(
+        [*map(str, machine.kills), *map(str, lost), machine.up.out[-3000:], machine.up.err[-5000:]]
+    )
     assert {each.model for each in answers if each.verdict is Verdict.RIGHT} == {model.name for model in MODELS}

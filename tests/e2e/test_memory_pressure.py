@@ -155,7 +155,7 @@ async def keep_asking(gateway: str, answers: list[str]) -> None:
 async def test_the_low_priority_engine_is_evicted_and_returns(tmp_path):
     """`demo` answers while another program holds the memory, and `low` returns after it has exited."""
     program = heavy_engine(tmp_path)
-    args = ("--llama-server", program, "--eviction-return-seconds", "2")
+    args = ("--llama-server", program, "--activation", "Always", "--eviction-return-seconds", "2")
     with open_control_group("eviction", 1536 * MIB) as group:
         async with open_up_with(tmp_path, *args, documents=[low_priority()], prefix=group.prefix) as up:
             await up.wait_loaded("demo", "Loaded")

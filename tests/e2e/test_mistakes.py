@@ -26,7 +26,8 @@ async def test_an_engine_that_exits_at_once(tmp_path):
     last_words = "llama_model_load: error: no kernel image is available"
     script = f'for a; do [ "$a" = bad ] && {{ echo "{last_words}"; exit 3; }}; done\nexec {REAL_ENGINE} "$@"'
     program = fake_engine(tmp_path, script)
-    async with open_up_with(tmp_path, "--llama-server", program, documents=[served("bad")]) as up:
+    args = ("--llama-server", program, "--activation", "Always")
+    async with open_up_with(tmp_path, *args, documents=[served("bad")]) as up:
         await up.wait_loaded("demo", "Loaded")
         demo = up.engine("demo")
         first = await up.wait_loaded("bad", "Restarting", "CrashLoopBackOff")
@@ -108,7 +109,8 @@ async def test_an_engine_program_that_vanishes(tmp_path):
     """A llama-server that is gone is EngineNotFound with its path, and is used again as soon as it is back."""
     program = Path(fake_engine(tmp_path, f'exec {REAL_ENGINE} "$@"'))
     away = shutil.copy2(program, tmp_path / "away")
-    async with open_up_with(tmp_path, "--llama-server", str(program)) as up:
+    args = ("--llama-server", str(program), "--activation", "Always")
+    async with open_up_with(tmp_path, *args) as up:
         await up.wait_loaded("demo", "Loaded")
         program.unlink()
         up.engine("demo").kill()
