@@ -10,7 +10,8 @@ import trio
 
 from llmkube.base.errors import ExternalError, UserError
 from llmkube.k8s.builtins import EndpointSlice, Lease, Service
-from llmkube.k8s.codec import decode
+from llmkube.k8s.client import Listing
+from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import ObjectMeta
 from llmkube.k8s.errors import NotFoundError
@@ -41,6 +42,7 @@ class Server:
         self.gate.set()
         self.at_once = 0
         self.live = {}  # by key
+        self.unreadable = []
         self.listing_fails = False
 
     async def apply(self, kind, manifest, *, field_manager, subresource):
@@ -57,7 +59,7 @@ class Server:
         await trio.lowlevel.checkpoint()
         if self.listing_fails:
             raise ExternalError("away")
-        return SimpleNamespace(items=list(self.live.values()))
+        return Listing(kind, (*map(encode, self.live.values()), *self.unreadable), "9")
 
     async def _receive(self, word):
         self.at_once += 1
@@ -249,6 +251,14 @@ async def test_an_overwritten_object_is_written_again_once(autojump_clock, writt
     assert server.received == [{"name": "b"}]
 
 
+async def test_an_unreadable_object_ends_no_check(autojump_clock, written, server):
+    """Another client's object that cannot be read is ignored, and removed objects are still written again."""
+    server.unreadable = [{"metadata": {"name": "c", "namespace": "ns", "resourceVersion": "5"}, "spec": 5}]
+    del server.live[A.key]
+    await trio.sleep(150)
+    assert server.received == [{"name": "a"}]
+
+
 async def test_everything_is_written_when_a_list_fails(autojump_clock, written, server):
     """Objects that cannot be listed are reapplied unconditionally, at the same interval."""
     server.listing_fails = True
@@ -273,7 +283,7 @@ def slice_of(name):
     return decode(EndpointSlice, slice_manifest(service, "mac", "192.0.2.1", 8080, ready=True))
 
 
-class Listing:
+class SliceServer:
     """A client that lists three slices, at the second attempt."""
 
     def __init__(self):
@@ -290,7 +300,7 @@ class Listing:
 
 async def test_only_the_slice_of_no_service_is_deleted(autojump_clock):
     """A running service publishes its own slice, and so does one that this agent already writes."""
-    server, applier = Listing(), Applier(random.Random(0))
+    server, applier = SliceServer(), Applier(random.Random(0))
     slots = {one.key.name: Slot(EndpointSlice, one.key) for one in server.slices}
     written = slots[server.slices[2].key.name]
     applier.apply_nowait(written, {"said": 1})

@@ -26,6 +26,7 @@ from llmkube.base.errors import ExternalError, LLMKubeError, UserError
 from llmkube.base.waiting import wait_tick
 from llmkube.k8s.builtins import Endpoints, EndpointSlice, Service
 from llmkube.k8s.client import Client
+from llmkube.k8s.codec import resource_version_of
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import ObjectMeta
 from llmkube.k8s.errors import NameTakenError, NotFoundError
@@ -382,7 +383,7 @@ async def _versions(client: Client, kind: type[Object], namespace: str | None, l
     except (LLMKubeError, trio.TooSlowError) as error:
         log.info("objects not listed; applying all again", kind=kind.RESOURCE.kind, error=str(error) or "no answer")
         return None
-    return {one.key: one.metadata.resource_version for one in listing.items}
+    return {Key.of(raw): resource_version_of(raw) for raw in listing.raw}  # hundreds of objects need not be decoded
 
 
 async def _read_live(client: Client, slot: Slot) -> Any:
