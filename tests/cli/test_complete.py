@@ -6,7 +6,7 @@ import trio
 
 from llmkube.base.errors import UserError
 from llmkube.cli import options, target_cluster
-from llmkube.cli.main import COMMANDS, cli
+from llmkube.cli.main import ALIASES, COMMANDS, cli
 from llmkube.programs.options import complete_paths
 
 
@@ -65,7 +65,7 @@ def test_contexts_come_from_the_files(tmp_path, monkeypatch):
 
 def test_commands_are_completed_without_importing_them():
     names = [item.value for item in cli.shell_complete(click.Context(cli), "")]
-    assert names == list(COMMANDS)
+    assert names == [*COMMANDS, *ALIASES]
     assert [item.value for item in cli.shell_complete(click.Context(cli), "po")] == ["port-forward"]
     assert "--version" in [item.value for item in cli.shell_complete(click.Context(cli), "--")]
 

@@ -59,6 +59,17 @@ def test_a_start_that_fails_reports_why(tmp_path):
     assert "llmkube up exited: --llama-server" in done.output
 
 
+@pytest.mark.ci
+def test_users_of_an_earlier_version_learn_once_that_models_are_loaded_on_request(tmp_path):
+    """The terminal has the line at the first start, not the log of the background program."""
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    (state / "kubeconfig").touch()
+    shown = [invoke("start", "--llama-server", str(tmp_path / "nowhere"), state=state).output for _ in range(2)]
+    assert [each.count("models are loaded when a request needs them") for each in shown] == [1, 0]
+    assert "--activation Always" in shown[0]
+
+
 def test_flags_are_passed_on(tmp_path):
     """Given flags reach the program that runs later, with absolute paths."""
     flags = {"gateway_port": "9000", "accelerator": ("cpu", "metal"), "insecure_lan": True, "llama_server": "bin/x"}

@@ -45,7 +45,7 @@ def start(*, timeout: float, **flags: Any) -> None:
         click.echo(f"llmkube up is already running (pid {pid})\n{addresses_in(folder / LOG)}".rstrip())
         return
     with hold_state_dir(folder):  # creates it, and checks that it is private and not in use
-        note = loading_note(folder, config.activation)
+        _print_loading_note(folder, config)
     log = folder / LOG
     with log.open("ab") as file:
         offset = file.tell()
@@ -58,8 +58,6 @@ def start(*, timeout: float, **flags: Any) -> None:
         )
     trio.run(_wait_started, child, folder, offset, timeout)
     click.echo(f"llmkube up is running in the background (pid {child.pid})\n{addresses_in(log, offset)}")
-    if note:
-        click.echo(wrapped(note, err=True), err=True)
 
 
 @command("stop")
@@ -115,9 +113,7 @@ def install(**flags: Any) -> None:
     if launchctl_program() is None:
         systemctl("show-environment")  # fails before anything is written if systemd does not respond
     with hold_state_dir(folder, _INSTALL_LOCK):  # creates and checks it; a running `llmkube up` is replaced below
-        note = loading_note(folder, config.activation)
-    if note:
-        click.echo(wrapped(note, err=True), err=True)
+        _print_loading_note(folder, config)
     if launchctl_program() is not None:
         job = _launchd_job(current_user(), command_line(flags, folder), folder, stop_seconds)
         trio.run(_load, job)
@@ -148,6 +144,11 @@ def uninstall() -> None:
         file.unlink()
         systemctl("daemon-reload")
     click.echo(f"{file} removed, llmkube up stopped")
+
+
+def _print_loading_note(folder: Path, config: UpConfig) -> None:
+    if note := loading_note(folder, config.activation):
+        click.echo(wrapped(note, err=True), err=True)
 
 
 def _login_job_file() -> Path:
