@@ -4,13 +4,15 @@ import json
 import signal
 import stat
 from contextlib import asynccontextmanager
+from hashlib import sha256
 
 import pytest
 
 from e2e.agents.model import write_model
 from e2e.one_machine import eventually, served
-from e2e.up_process import FREE_PORTS, engines_in, open_up, run_program
+from e2e.up_process import FREE_PORTS, command_line, engines_in, open_up, run_program
 from llmkube.base.http.client import open_http_client
+from llmkube.supervisor.network import host_facts
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 
@@ -19,12 +21,13 @@ PROMPT = " ".join(f"item {number} of the list" for number in range(400))
 
 @asynccontextmanager
 async def open_machine(folder, *args):
-    """Run `llmkube up` with one model of 8,192 tokens; yield the program and the address of its gateway."""
+    """Run `llmkube up` with two services of 8,192 tokens; yield the program and the address of its gateway."""
     model, file = folder / "chat.gguf", folder / "all.yaml"
     if not model.exists():
         write_model(model)
-    file.write_text(served("chat", str(model)).replace("contextSize: 512", "contextSize: 8192"))
-    files = () if (folder / "state").exists() else ("-f", str(file))
+    documents = "\n---\n".join(served(name, str(model)) for name in ("chat", "other"))
+    file.write_text(documents.replace("contextSize: 512", "contextSize: 8192"))
+    files = () if (folder / "state" / "api.db").exists() else ("-f", str(file))
     async with open_up(folder, "--state-dir", str(folder / "state"), *FREE_PORTS, *files, *args) as up:
         _, gateway, _ = await up.urls()
         yield up, gateway
@@ -35,12 +38,12 @@ async def post(gateway, path, body):
         return await http.request("POST", gateway + path, body=json.dumps(body).encode())
 
 
-async def cached_share(gateway, prompt=PROMPT):
+async def cached_share(gateway, model="chat"):
     """Send a prompt, once its model is loaded; return the share of its tokens that were not computed again."""
-    messages = [{"role": "user", "content": prompt}]
+    body = {"model": model, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4}
 
     async def ask():
-        answer = await post(gateway, "/v1/chat/completions", {"model": "chat", "messages": messages, "max_tokens": 4})
+        answer = await post(gateway, "/v1/chat/completions", body)
         return json.loads(answer.body) if answer.status == 200 else None
 
     usage = (await eventually(ask, bool))["usage"]
@@ -49,11 +52,11 @@ async def cached_share(gateway, prompt=PROMPT):
 
 
 def records(folder):
-    return sorted((folder / "state" / "prompts").rglob("*.json"))
+    return sorted((folder / "state" / "prompts" / "default" / "chat").glob("*.json"))
 
 
 async def unload(folder, gateway):
-    (engine,) = engines_in(folder / "state")
+    (engine,) = (each for each in engines_in(folder / "state") if "chat" in command_line(each))
     assert (await post(gateway, "/models/unload", {"model": "chat"})).status == 200
     await eventually(lambda: async_value(not engine.is_running()), bool)
 
@@ -99,3 +102,43 @@ async def test_a_prompt_survives_every_stop_and_ends_with_its_service(tmp_path):
             assert code == 0, out + err
             await eventually(lambda: async_value(not records(folder)), bool)
     assert all(share >= 0.99 for share in found.values()), found
+
+
+async def test_a_swap_keeps_both_conversations_and_a_failed_restore_replaces_the_engine(tmp_path):
+    """Two models take turns in memory for one; a file that the engine refuses costs a computation, and no answer."""
+    budget = 223 * 1024**2 / host_facts().total_bytes  # each needs 124 MiB by the estimate
+    async with open_machine(tmp_path, "--memory-fraction", f"{budget:.6f}", "--log-level", "info") as (up, gateway):
+        assert [await cached_share(gateway, name) < 0.1 for name in ("chat", "other")] == [True, True]
+        assert [await cached_share(gateway, name) >= 0.99 for name in ("chat", "other", "chat")] == [True] * 3
+        for change, report in ((cut_short, "the engine exited"), (miscounted, "restarting the engine")):
+            await unload(tmp_path, gateway)
+            (record,) = records(tmp_path)
+            record.write_text(json.dumps(json.loads(record.read_text()) | change(record.with_suffix(""))))
+            assert await cached_share(gateway) < 0.1
+            assert report in up.err
+            assert not records(tmp_path)
+            assert await cached_share(gateway) >= 0.99
+
+
+def cut_short(saved):
+    """Shorten a saved slot; return the record of that. llama.cpp aborts when it reads it."""
+    content = saved.read_bytes()[:-1000]
+    saved.write_bytes(content)
+    return {"size_bytes": len(content), "sha256": sha256(content).hexdigest()}
+
+
+def miscounted(saved):
+    """Return the record of another number of tokens than the file has."""
+    return {"tokens": 40 if saved.exists() else 0}
+
+
+async def test_no_prompt_is_saved_without_the_setting(tmp_path):
+    """`--prompt-cache-gib 0` removes what was saved, and saves nothing."""
+    left = tmp_path / "state" / "prompts" / "default" / "chat" / "abc-0"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"a conversation")
+    async with open_machine(tmp_path, "--prompt-cache-gib", "0") as (_, gateway):
+        assert await cached_share(gateway) < 0.1
+        await unload(tmp_path, gateway)
+        assert await cached_share(gateway) < 0.1
+        await eventually(lambda: async_value(not left.exists()), bool)

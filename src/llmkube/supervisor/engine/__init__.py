@@ -5,5 +5,6 @@ proxy, key_file     companions of a published engine: its proxy, and the file wi
 health              readiness, hang detection and draining
 process_stats       memory and processor time of all engines, sampled at once; scans for cookies
 keep_awake          keeps a Mac awake while an engine works
+prompt_files        saved prompts on disk: records, checks, a bounded size
 orphans, logfile    processes of an earlier agent, and processes that survive KILL; the log
 """

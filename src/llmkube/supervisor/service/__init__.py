@@ -5,6 +5,7 @@ gate                     between planner and runner: a launch passes while the s
 runner, attempt          the sequence of engines, and the life of one of them
 context                  state that all engines of the service share
 loading                  from the start of the process to its first answer to clients
+saved_prompts            what an engine has computed, saved before its stop and restored after the next load
 metal                    failures of engines on a Mac's GPU
 measurement              memory that an engine really uses
 facts                    everything known about the service, as one frozen value

@@ -141,8 +141,8 @@ class PromptStore:
         self.deleted.discard(key)
 
     async def keep_services(self, keys: Collection[Key]) -> None:
-        """Remove the prompts of services that no longer exist, and those beyond the limit."""
-        await self.in_thread(prompt_files.keep_services, self.root, keys)
+        """Remove the prompts of all services but these, and those beyond the limit."""
+        await self.in_thread(prompt_files.keep_services, self.root, keys if self.limit_bytes else ())
         try:
             await self.in_thread(prompt_files.trim, self.root, self.limit_bytes)
         except OSError as error:
