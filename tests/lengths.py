@@ -43,6 +43,9 @@ SIM_SEEDS: Final = _length("SIM_SEEDS", 3, 12, 300)
 MAC_SEEDS: Final = _length("MAC_SEEDS", 1, 4, 300)
 """The same for Macs, with the faults that only they have (tests/sim/test_macs.py)."""
 
+ACTIVATION_SEEDS: Final = _length("ACTIVATION_SEEDS", 1, 6, 300)
+"""The same for a host whose services are loaded on request, memory for two (tests/sim/test_activation_seeds.py)."""
+
 CORDON_SEEDS: Final = _length("CORDON_SEEDS", 1, 2, 100)
 """The same for two hosts whose owners cordon them repeatedly (tests/sim/test_cordon_seeds.py)."""
 

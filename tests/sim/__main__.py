@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from sim import score
 from sim.faults import FAULTS
+from sim.faults_activation import ACTIVATION_FAULTS
 from sim.faults_mac import MAC_FAULTS
 
 emit = print  # this is a program, not a test
@@ -27,13 +28,14 @@ def main():
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--hosts", type=int, choices=(1, 2), help="hosts in every world; default: drawn by the seed")
     parser.add_argument("--macs", action="store_true", help="hosts are Macs (macOS 14 to 27), with their faults")
+    parser.add_argument("--on-request", action="store_true", default=None, help="services are loaded on request")
     parser.add_argument("--quiet-minutes", type=float, default=30.0, help="simulated minutes without faults at the end")
     parser.add_argument("--faults", action="store_true", help="print the table of faults")
     options = parser.parse_args()
     if options.faults:
-        for name, row in (FAULTS | MAC_FAULTS).items():
+        for name, row in score.KNOWN.items():
             emit(f"{name:26} {row.codes:10} {row.phrase}")
-        emit(f"{len(FAULTS)} faults, and {len(MAC_FAULTS)} of Macs")
+        emit(f"{len(FAULTS)} faults, {len(MAC_FAULTS)} of Macs, and {len(ACTIVATION_FAULTS)} of loads on request")
         return 0
     if options.seed is not None:
         return replay(options)
@@ -42,7 +44,7 @@ def main():
 
 def replay(options):
     """Run one seed and print its timeline and result."""
-    timeline = score.timeline_of(options.seed, options.hosts, macs=options.macs)
+    timeline = score.timeline_of(options.seed, options.hosts, macs=options.macs, on_request=options.on_request)
     emit(f"seed {timeline.seed}: {timeline.hosts} hosts, Leases every {timeline.renew_seconds:g} s")
     if timeline.release:
         emit(f"  Macs with macOS {timeline.release}")
@@ -64,7 +66,8 @@ def replay(options):
 def many(options):
     """Run many seeds, in parallel if requested."""
     card = score.Scorecard()
-    run = functools.partial(score.run_seed, hosts=options.hosts, macs=options.macs, quiet_minutes=options.quiet_minutes)
+    drawn = {"hosts": options.hosts, "macs": options.macs, "on_request": options.on_request}
+    run = functools.partial(score.run_seed, **drawn, quiet_minutes=options.quiet_minutes)
     seeds = range(options.first, options.first + options.seeds)
     gc.freeze()  # objects from the start are not scanned again in each collection
     gc.set_threshold(50_000, 20, 50)

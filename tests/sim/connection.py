@@ -62,9 +62,9 @@ class Connection(trio.abc.Stream):
             status = 401
         elif self._path == "/metrics":
             child.answered += 1
-            body = METRICS[child.runtime].format(child.in_flight, child.batches)
+            body = METRICS[child.runtime].format(child.in_flight + child.requests, child.batches)
         elif self._path == IN_FLIGHT_PATH:  # of its proxy
-            body = METRICS["proxy"].format(child.in_flight)
+            body = METRICS["proxy"].format(child.in_flight + child.requests)
         elif self._path == "/v1/completions":
             status = 200 if child.script.computes else 500
             child.tokens_given += 1

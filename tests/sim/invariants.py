@@ -5,6 +5,7 @@ through the API: its reads must not be visible to the simulated programs.
 """
 
 import math
+from collections import Counter
 from contextlib import contextmanager
 from functools import partial
 
@@ -12,6 +13,7 @@ import attrs
 import trio
 
 from llmkube.apiserver.storage.revisions import Ref, Store
+from llmkube.k8s.crd.placement import ON_REQUEST
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import HOST_LABEL
 from llmkube.runtimes.process.exits import metal_error
@@ -50,8 +52,18 @@ USER_TIMEOUT_SECONDS = 3600.0
 CORDON_LOOK_SECONDS = POLL_SECONDS + 1.0
 """Maximum time until the agent of a cordoned host has noticed the cordon."""
 
-COLUMNS = ("lost", "orphans", "double", "false ready", "needless", "not given back", "stuck", "restless", "bugs")
-"""`not given back`: an engine on a cordoned host."""
+COLUMNS = (
+    *("lost", "orphans", "double", "false ready", "needless", "not given back", "stuck", "restless", "bugs"),
+    *("cut", "late", "uncalled", "out of memory"),
+)
+"""`not given back`: an engine on a cordoned host. The last four are about services that are loaded on request: requests
+that are cut, or wait beyond their bound, loads that nothing needs, and hosts without free memory."""
+
+MAKES_ROOM_SECONDS = 60.0
+"""Time after the last use of a service in which another one may be unloaded for it."""
+
+WAKING = ("replicas", "suspend", "activation")
+"""Fields of a spec whose changes may load an idle service; other edits are planned only."""
 
 
 @attrs.frozen
@@ -101,6 +113,13 @@ class InvariantMonitor:
     violations: list[Violation] = attrs.field(factory=list)
     quiet_since: float = math.inf
     last_change: float = 0.0
+    standstills: int = 0  # of all programs
+    _users: Counter = attrs.field(factory=Counter)  # number of requests by service
+    _needed_at: dict = attrs.field(factory=dict)  # by service: when a request or a user last needed it
+    _unloadable: set = attrs.field(factory=set)  # services that a user or a client wants to have unloaded
+    _unloaded: dict = attrs.field(factory=dict)  # by service: when it was unloaded; not what nothing may load
+    _pressed_until: float = -math.inf  # other programs take memory until then
+    _spawned: Counter = attrs.field(factory=Counter)  # by host: number of engines that have been looked at
     _ready: dict = attrs.field(factory=dict)  # (host, service) -> (address, port), as published
     _suspects: dict = attrs.field(factory=dict)  # possible violations, and the time when each was first seen
     _reported: set = attrs.field(factory=set)
@@ -165,6 +184,7 @@ class InvariantMonitor:
     def record_standstill(self):
         """Record that no program could run for a while."""
         self._suspects = {}
+        self.standstills += 1
         for host in self.world.hosts.values():
             self._restart_cordon(host)
             with self.disturbed(host):
@@ -194,6 +214,35 @@ class InvariantMonitor:
                 since = self._cordoned.get(host.name, (math.inf, now))[0]
                 self._cordoned[host.name] = (min(since, now), now)
 
+    @contextmanager
+    def requested(self, name):
+        """During the block a request needs a service."""
+        self._users[name] += 1
+        self.user_loads(name)
+        try:
+            yield
+        finally:
+            self._users[name] -= 1
+            self.user_loads(name)
+
+    def user_loads(self, name):
+        """Record that a user or a request needs a service."""
+        self._needed_at[name] = trio.current_time()
+        self._unloaded.pop(name, None)
+
+    def user_unloads(self, name):
+        """Record that a user wants to have a service unloaded, now or after its last request."""
+        self._unloadable.add(name)
+
+    @contextmanager
+    def pressed(self):
+        """During the block other programs take memory."""
+        self._pressed_until = math.inf
+        try:
+            yield
+        finally:
+            self._pressed_until = trio.current_time() + MAKES_ROOM_SECONDS
+
     def report(self, column, text, once=None):
         """Record a violation."""
         if (column, once or text) not in self._reported:
@@ -213,6 +262,11 @@ class InvariantMonitor:
             for child in host.machine.live():
                 if host.running and child.spawned_at > self._cordoned[host.name][0] + CORDON_LOOK_SECONDS:
                     self.report("not given back", f"{child.name} (pid {child.pid}) was started on {host.name}")
+            for child in host.machine.spawned[self._spawned[host.name] :]:
+                self._spawned[host.name] += 1
+                since = self._unloaded.pop(child.name, math.inf)
+                if since < math.inf and self.desired.woken.get(child.name, -math.inf) < since:
+                    self.report("uncalled", f"{child.name} (pid {child.pid}) is loaded, idle since {since:.1f} s")
         if trio.current_time() > self.quiet_since:
             self.report("restless", "an engine was started or ended")
         self.look()
@@ -234,8 +288,30 @@ class InvariantMonitor:
         )
 
     def _stopping(self, host, child):
-        if self.must_stay(host, child):
-            self.report("needless", f"{child.name} (pid {child.pid}) is stopped without a request")
+        if not self.must_stay(host, child):
+            return
+        what = f"{child.name} (pid {child.pid})"
+        if not is_on_request(host, self.desired.specs.get(child.name, {})):
+            self.report("needless", f"{what} is stopped without a request")
+        elif child.requests:
+            others = [each for each in host.machine.live() if each.ready and each is not child and not each.requests]
+            if trio.current_time() > self._pressed_until or any(self._users[each.name] == 0 for each in others):
+                self.report("cut", f"{what} is stopped with {child.requests} requests")
+        else:
+            if not self._may_unload(host, child):
+                self.report("needless", f"{what} is unloaded without a reason")
+            if not (self._users[child.name] or host.machine.no_descriptors):  # without these the journal has it
+                self._unloaded[child.name] = trio.current_time()
+
+    def _may_unload(self, host, child):
+        """Return whether an engine without a request may be unloaded: for its user, or for another one."""
+        now, given = trio.current_time(), self.desired.specs[child.name].get("activation", {})
+        if child.name in self._unloadable or "idleTimeout" in given or now <= self._pressed_until:
+            return True
+        recent = {
+            name for name, at in (self._needed_at | self.desired.touched).items() if at >= now - MAKES_ROOM_SECONDS
+        }
+        return bool((recent | {name for name, users in self._users.items() if users}) - {child.name})
 
     def _written(self, change):
         kind, now = change.ref.kind, trio.current_time()
@@ -289,8 +365,15 @@ class InvariantMonitor:
             else:
                 due = min(due, limit)
         self._suspects = seen
+        for host in self.world.hosts.values():
+            self._check_memory(host)
         fronts = any(child.keeper for host in self.world.hosts.values() for child in host.machine.live())
         return min(due, now + DAEMON_SECONDS) if fronts else due  # a daemon sends no events
+
+    def _check_memory(self, host):
+        memory = host.machine.memory
+        if host.settings.activation == ON_REQUEST and not memory.leaked and memory.available_bytes < 0:
+            self.report("out of memory", f"{-memory.available_bytes} bytes are missing on {host.name}", once=host.name)
 
     def _suspicions(self, now):
         for host in self.world.hosts.values():
@@ -363,6 +446,16 @@ class InvariantMonitor:
         if spec.get("extraArgs") and replicas:
             yield from _problems_of_refused(name, service, count, wanted)
             return
+        if wanted and not count and all(is_on_request(host, spec) for host in self.world.hosts.values()):
+            if ready or not _is_idle(service):
+                yield "stuck", f"{name} is not loaded, but not idle; {_status_text(service)}"
+            return
+        yield from self._problems_of_running(name, spec, service, wanted)
+
+    def _problems_of_running(self, name, spec, service, wanted):
+        on = {host.name: host.machine.live(name) for host in self.world.hosts.values()}
+        count = sum(map(len, on.values()))
+        ready = {place[0]: where for place, where in self._ready.items() if place[1] == name}
         if count != wanted:
             column = "double" if count > wanted else "stuck"
             yield column, f"{name}: {count} engines, {wanted} wanted; {_status_text(service)}"
@@ -386,12 +479,18 @@ class DesiredServices:
     specs: dict[str, dict] = attrs.field(factory=dict)
     labels: dict[str, str] = attrs.field(factory=dict)
     touched: dict[str, float] = attrs.field(factory=dict)
+    woken: dict[str, float] = attrs.field(factory=dict)  # when a service was last created, or changed so that it loads
     _lock: trio.Lock = attrs.field(factory=trio.Lock)  # a user makes one change after the other
 
     async def apply(self, world, name, **changes):
         """Create or change a service."""
         async with self._lock:
             self.touched[name] = trio.current_time()
+            before = self.specs.get(name, {})
+            if name not in self.specs or any(
+                changes.get(each) != before.get(each) for each in WAKING if each in changes
+            ):
+                self.woken[name] = trio.current_time()
             self.specs[name] = {**self.specs.get(name, {"source": "builtin://one"}), **changes}
             labels = {"team": self.labels[name]} if name in self.labels else None
             with trio.fail_after(USER_TIMEOUT_SECONDS, shield=True):  # even if the faults stop now
@@ -425,6 +524,16 @@ def evict_deadline(host):
 def _is_cordoned(host):
     cordon = host.machine.cordon
     return cordon is not None and (cordon.until is None or host.utcnow() < cordon.until)
+
+
+def is_on_request(host, spec):
+    """Return whether a service is loaded on request on a host."""
+    return (spec.get("activation", {}).get("mode") or host.settings.activation) == ON_REQUEST
+
+
+def _is_idle(service):
+    phase = ((service or {}).get("status") or {}).get("phase")
+    return phase == "Idle" and _condition(service, "Available") == ("True", "Idle")
 
 
 def _ref(kind, name):

@@ -127,6 +127,7 @@ class SimChild:
     log_offset: int = 0
     cookie: str = ""
     in_flight: int = 0
+    requests: int = 0  # of clients of the gateway; `in_flight` is set by faults
     owners: int = 0  # number of agents that supervise it: one, or none while none runs
     spawned_at: float = 0.0
     odd: bool = False  # it has misbehaved, and may be stopped for that
@@ -182,7 +183,7 @@ class SimChild:
             self._born_at = self._seen_at = now
         passed, self._seen_at = now - self._seen_at, now
         loading = not self.ready and now - self._born_at < self.script.stalls_after
-        if not self.frozen and (loading or self.in_flight):
+        if not self.frozen and (loading or self.in_flight or self.requests):
             self.cpu_seconds += passed * (1.0 if loading else self.pace)
             self.batches += int(passed > 0 and self.counts and not loading)
 

@@ -73,10 +73,11 @@ def assert_recorded(monkeypatch, row):
     assert not score.play(timeline, quiet_minutes=3).violations
 
 
-def steps(*happenings, hosts=1):
+def steps(*happenings, hosts=1, on_request=False):
     """Return a timeline of a few events, each with its time, its name, and its seed if it matters."""
     made = tuple(score.Happening(at, name, dice[0] if dice else 0) for at, name, *dice in happenings)
-    return score.Timeline(1, hosts, 15.0, False, False, made, busy_seconds=made[-1].at + 500.0)
+    busy_seconds = made[-1].at + 500.0
+    return score.Timeline(1, hosts, 15.0, False, on_request, made, busy_seconds=busy_seconds, on_request=on_request)
 
 
 CREATED = ((1.0, "create"),)

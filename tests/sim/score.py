@@ -17,11 +17,15 @@ import attrs
 import structlog
 import trio
 
+from llmkube.k8s.crd.placement import ON_REQUEST
 from mac.macs import RELEASES
 from sim import daemons
+from sim.clients import SimClient
 from sim.faults import FAULTS, USERS
+from sim.faults_activation import ACTIVATION_FAULTS, ACTIVATION_USERS, tight
 from sim.faults_mac import MAC_FAULTS
-from sim.invariants import COLUMNS, DesiredServices, InvariantMonitor, Violation, WatchedStore
+from sim.invariants import COLUMNS, DesiredServices, InvariantMonitor, Violation, WatchedStore, is_on_request
+from sim.machine import SimChild
 from sim.macs import mac_of
 from sim.memory import SimMemory, shape_of
 from sim.stage import CALM, SOURCES, NotApplicable, Stage, at
@@ -37,6 +41,15 @@ CONVERGED_SECONDS = 900.0
 SETTLED_SECONDS = 60.0
 """Time for the last write about the desired state; afterwards nothing is written."""
 
+KNOWN = FAULTS | MAC_FAULTS | ACTIVATION_FAULTS
+"""All faults."""
+
+ACTIONS = USERS | ACTIVATION_USERS
+"""All actions of users and clients."""
+
+PATIENCE_SECONDS = 300.0
+"""Time for a request to an idle service at the end: two other services may have to be loaded and used before."""
+
 trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = True  # the order of tasks depends on `_r` alone
 
 
@@ -49,7 +62,7 @@ class Happening:
     seed: int
 
     def __str__(self):
-        row = FAULTS.get(self.name) or MAC_FAULTS.get(self.name)
+        row = KNOWN.get(self.name)
         return f"{self.at:7.1f} s  {self.name:26} " + (f"{row.phrase} [{row.codes}]" if row else "(user)")
 
 
@@ -65,6 +78,7 @@ class Timeline:
     happenings: tuple[Happening, ...]
     busy_seconds: float = BUSY_SECONDS
     release: int = 0  # of macOS, where the hosts are Macs
+    on_request: bool = False  # services are loaded on request, and there is memory for two
 
 
 @attrs.define
@@ -84,10 +98,17 @@ class Result:
     trace: list = attrs.field(factory=list)  # all events with their times: equal for two runs of one timeline
 
 
-def timeline_of(seed, hosts=None, *, macs=False):
-    """Draw a timeline; for Macs, one of other hosts with added Mac faults."""
+def timeline_of(seed, hosts=None, *, macs=False, on_request=None):
+    """Draw a timeline.
+
+    Args:
+        seed: Its seed.
+        hosts: Number of hosts; drawn if None.
+        macs: Whether they are Macs, with faults that only Macs have.
+        on_request: Whether services are loaded on request; drawn if None.
+    """
     rng = random.Random(seed)
-    hosts = hosts or (1 if rng.random() < 0.7 else 2)
+    hosts = 1 if on_request else hosts or (1 if rng.random() < 0.7 else 2)
     renew_seconds = rng.choice((5.0, 15.0, 30.0, 30.0))
     looks = rng.random() < 0.5
     watched = rng.random() < 0.5
@@ -108,8 +129,30 @@ def timeline_of(seed, hosts=None, *, macs=False):
             for _ in range(rng.randint(5, 15))
         ]
         watched = True
+    dice = random.Random(f"activation {seed}")  # of its own: without it the timelines would be the same
+    if on_request is None:
+        on_request = hosts == 1 and not macs and dice.random() < 0.4
+    if on_request:
+        happenings += _activation_happenings(dice)
+        watched = True
     happenings.sort(key=lambda one: one.at)
-    return Timeline(seed, hosts, renew_seconds, looks, watched, tuple(happenings), release=release)
+    return Timeline(
+        seed, hosts, renew_seconds, looks, watched, tuple(happenings), release=release, on_request=on_request
+    )
+
+
+def _activation_happenings(rng):
+    names = [name for name in sorted(ACTIVATION_USERS) if name != "ask"]
+    drawn = [
+        (["ask"], rng.randint(30, 80)),
+        (names, rng.randint(6, 20)),
+        (sorted(ACTIVATION_FAULTS), rng.randint(4, 12)),
+    ]
+    return [
+        Happening(rng.uniform(10, BUSY_SECONDS - 5), rng.choice(among), rng.getrandbits(32))
+        for among, count in drawn
+        for _ in range(count)
+    ]
 
 
 SHAPES = {source: shape_of(2 + 2 * number) for number, source in enumerate(SOURCES)}
@@ -123,8 +166,8 @@ def roomy(machine):
 
 async def _happen(stage, happening, result):
     await trio.sleep_until(happening.at)
-    known = FAULTS.get(happening.name) or MAC_FAULTS.get(happening.name)
-    inject = known.inject if known else USERS[happening.name]
+    known = KNOWN.get(happening.name)
+    inject = known.inject if known else ACTIONS[happening.name]
     result.trace.append((happening.name, trio.current_time()))
     try:
         await inject(stage, random.Random(happening.seed))
@@ -139,7 +182,9 @@ async def _happen(stage, happening, result):
 async def _play(timeline, quiet_minutes, result):
     settings = agent_settings(bind_address=ADDRESS, lease_renew_seconds=timeline.renew_seconds, reassert_seconds=300.0)
     reach = at(ADDRESS) if timeline.looks else None
-    memory = roomy if timeline.watched else None
+    memory = tight if timeline.on_request else roomy if timeline.watched else None
+    if timeline.on_request:
+        settings = attrs.evolve(settings, activation=ON_REQUEST)
     if timeline.release:
         settings = attrs.evolve(settings, metal=True)
         memory = partial(mac_of, timeline.release, SHAPES)
@@ -170,6 +215,7 @@ async def _play(timeline, quiet_minutes, result):
                 monitor.quiet_since = math.inf
                 for column, text in monitor.problems(stage.desired):
                     monitor.report(column, f"after the quiet time {text}")
+                await _ask_each(stage)
             watching.cancel_scope.cancel()
         result.violations = monitor.violations
         result.engines = sum(len(host.machine.spawned) for host in world.hosts.values())
@@ -187,6 +233,8 @@ async def _converge(stage, result):
     restarted; that is not restless, and the monitor knows how long it may take. A status is fixed within seconds.
     """
     healed = trio.current_time()
+    while not await _wake_each(stage) and trio.current_time() - healed < CONVERGED_SECONDS:
+        await trio.sleep(1.0)
     for host in stage.world.hosts.values():  # a cordon with an end expires by itself
         if (cordon := host.machine.cordon) is not None and cordon.until is not None:
             healed = max(healed, trio.current_time() + (cordon.until - host.utcnow()).total_seconds())
@@ -206,6 +254,29 @@ async def _converge(stage, result):
             return
         await trio.sleep(1.0)
     result.converged_seconds = max(0.0, changed - healed)
+
+
+def _woken(stage):
+    """Yield the hosts that are not cordoned, with the services that their requests load."""
+    for host in stage.world.hosts.values():
+        for name, spec in sorted(stage.desired.specs.items()):
+            runs = spec.get("replicas", 1) and not (spec.get("suspend") or spec.get("extraArgs"))
+            if runs and is_on_request(host, spec) and host.machine.cordon is None:
+                yield host, name
+
+
+async def _wake_each(stage):
+    """Return whether each service that is loaded on request answers: some are not loaded because their load failed."""
+    answers = [await stage.gateway(host).ask(name, client=SimClient(PATIENCE_SECONDS)) for host, name in _woken(stage)]
+    return all(isinstance(each, SimChild) for each in answers)
+
+
+async def _ask_each(stage):
+    """Report services that are available and do not answer."""
+    for host, name in _woken(stage):
+        answer = await stage.gateway(host).ask(name, client=SimClient(PATIENCE_SECONDS))
+        if not isinstance(answer, SimChild):
+            stage.monitor.report("stuck", f"{name} is available, and answers {answer}")
 
 
 @contextmanager
@@ -253,9 +324,9 @@ def _words(error):
     return f"{error!r} at {where}"
 
 
-def run_seed(seed, *, hosts=None, macs=False, quiet_minutes=30.0):
+def run_seed(seed, *, hosts=None, macs=False, on_request=None, quiet_minutes=30.0):
     """Draw a seed's timeline and run it."""
-    return play(timeline_of(seed, hosts, macs=macs), quiet_minutes=quiet_minutes)
+    return play(timeline_of(seed, hosts, macs=macs, on_request=on_request), quiet_minutes=quiet_minutes)
 
 
 def shrink(timeline, *, quiet_minutes=30.0, budget_seconds=120.0):

@@ -15,6 +15,7 @@ import trio
 from llmkube.supervisor.values.host_addresses import HostAddress
 from llmkube.supervisor.values.lifecycle import Exit
 from sim import daemons
+from sim.clients import Gateway
 from sim.invariants import DesiredServices, InvariantMonitor
 from sim.machine import Script
 from sim.macs import is_mac
@@ -49,6 +50,7 @@ class Stage:
     monitor: InvariantMonitor
     busy: set = attrs.field(factory=set)
     layers: dict = attrs.field(factory=dict)
+    gateways: dict = attrs.field(factory=dict)  # by agent
 
     def host(self, rng):
         """Return a random host."""
@@ -60,6 +62,10 @@ class Stage:
         if not hosts:
             raise NotApplicable
         return rng.choice(hosts)
+
+    def gateway(self, host):
+        """Return the gateway of a host's agent."""
+        return self.gateways.setdefault(host.agent, Gateway(host, self.monitor))
 
     def engine(self, rng, *, ready=None, computes=False):
         """Return a host and an engine that runs on it; with `computes` an engine with the model itself, not a front."""
@@ -169,8 +175,15 @@ class Stage:
             self.world.controller.start()
         self.busy.clear()
         for name in self.desired.specs:
+            self._unload(name)
             if await self.world.model(name) is None:
                 await self.desired.apply(self.world, name)
+
+    def _unload(self, name):
+        """Unload a service that is loaded on request: no client wants to keep it any more."""
+        self.monitor.user_unloads(name)
+        for host in self.world.hosts.values():
+            host.agent.activator.unload(f"default/{name}")
 
 
 def _overlay(client, changed, layers):

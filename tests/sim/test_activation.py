@@ -135,6 +135,9 @@ async def test_idle_timeout_pin_and_unload(autojump_clock):
         assert resident(world) == ["b", "c"]
         assert not activator.unload("default/a")
         assert not activator.unload("default/none")
+        await answered(world, "a")
+        await trio.sleep(20)
+        assert resident(world) == ["a", "b"]
 
 
 async def test_a_failed_load_is_not_repeated_by_itself(autojump_clock):
@@ -145,7 +148,10 @@ async def test_a_failed_load_is_not_repeated_by_itself(autojump_clock):
         await world.until(is_idle, True, world, "a", seconds=30)
         world.machine.scripts["a"] = Script(life_seconds=2)
         for _ in range(4):
-            assert (await answered(world, "a")).reason == "CrashLoopBackOff"
+            assert getattr(await answered(world, "a"), "reason", "") == "CrashLoopBackOff"
+            started = loads(world, "a")
+            assert getattr(await answered(world, "a", limit=0.01), "reason", "") == "CrashLoopBackOff"
+            assert loads(world, "a") == started
             await trio.sleep(15)
         started = loads(world, "a")
         await world.until(world.phase, "Failed", "a")

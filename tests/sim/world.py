@@ -297,6 +297,7 @@ class Host:
     starts: int = 0  # no two agents have the same random seed: cookies would be the same
     network: Network = attrs.field(init=False)
     agent: AgentView = attrs.field(init=False)
+    gone: trio.Event = attrs.field(init=False)  # set when the agent's process has ended, or is killed
     program: trio.lowlevel.Task = attrs.field(init=False)  # the agent's first task
     _stop: trio.CancelScope = attrs.field(init=False)
     _stopped: trio.Event = attrs.field(init=False)
@@ -309,7 +310,7 @@ class Host:
     async def start_agent(self):
         """Start a new agent process on the same machine; it finds the state that the last one left."""
         self.machine.agent_killed = False
-        self.starts += 1
+        self.starts, self.gone = self.starts + 1, trio.Event()
         self.network = Network(self._transport, self.faults)
         self.agent = await self._nursery.start(self._run_agent)
         self.running = True
@@ -341,6 +342,7 @@ class Host:
                     cordon=lambda: machine.cordon,
                 )
                 await run_agent(client, self.settings, ports, task_status=task_status)
+        self.gone.set()
         self._stopped.set()
 
     async def stop_agent(self):
@@ -356,6 +358,7 @@ class Host:
     async def kill_agent(self):
         """Send SIGKILL: no later action of the agent has an effect."""
         self.machine.agent_killed = self.network.dead = True
+        self.gone.set()
         self.network.sever()
         await self.stop_agent()
 

@@ -445,7 +445,7 @@ class Services:
         if earlier is not None and earlier.desired.service.metadata.uid != desired.service.metadata.uid:
             earlier = None
         fallback = earlier.fallback if earlier is not None else None
-        activation = Activation(wanted=earlier is None or not earlier.idle).with_spec(
+        activation = Activation(wanted=earlier is not None and not earlier.idle).with_spec(
             earlier.desired if earlier is not None else None, desired, self.settings.activation
         )
         gate = Gate(status_manager, self.ledger, self.activator.reschedule, activation)

@@ -24,6 +24,9 @@ from llmkube.k8s.wire.conditions import LOADED, find_condition
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.values.desired import Desired, Idle, Launch, Target
 
+BEFORE_LOAD: Final = frozenset({Reason.PENDING, Reason.WAITING_FOR_MODEL, Reason.FETCHING})
+"""Reasons of a service that has been created, and not loaded yet."""
+
 NOT_LOADED: Final = Idle(Reason.IDLE, "not loaded; the next request loads it")
 
 
@@ -137,7 +140,8 @@ class Activation:
         if before is not None and on_request and max(before.unload_requested_at, desired.load_requested_at) < asked:
             return after.keep(0.0) if after.wanted else after
         if before is None:
-            is_awaited = find_condition(desired.service.status.conditions, LOADED) is None
+            loaded = find_condition(desired.service.status.conditions, LOADED)
+            is_awaited = loaded is None or loaded.reason in BEFORE_LOAD
         else:
             is_awaited = (
                 before.service.metadata.uid != desired.service.metadata.uid
@@ -175,7 +179,9 @@ class Activation:
 
     def displace(self) -> "Activation":
         """Its engine is stopped for memory; it returns if it is in use."""
-        return attrs.evolve(self, wanted=self.in_use) if self.on_request else self
+        if not self.on_request:
+            return self
+        return attrs.evolve(self, wanted=True) if self.in_use else self.unload()
 
     def unload(self) -> "Activation":
         """It is unloaded, by a user or because its time without requests is over."""
