@@ -426,7 +426,7 @@ class Attempt:
                     outcome.failure = await metal_monitor.first_failure(engine)
                 if outcome.failure is None:
                     outcome.ready_at = trio.current_time()
-                    context.ledger.record_loaded(allocation)
+                    context.ledger.record_loaded(allocation, adopted=self.adoptable is not None)
                     if self.before is not None:
                         await self._take_over(running, allocation)
                     gpu_warning = await metal_monitor.load_warning(context.ledger.set_device_limit)
