@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from llmkube.supervisor.host.sample import Level
-from llmkube.supervisor.memory import admission, eviction, eviction_manager, reservation
+from llmkube.supervisor.memory import admission, eviction, eviction_manager, reservation, swap
 from llmkube.supervisor.memory.book import Book
 from llmkube.supervisor.memory.capacity import Capacity
 from llmkube.supervisor.memory.eviction import Skip
@@ -102,7 +102,7 @@ def room_for_anybody(monkeypatch):
 
 def equals_displaced(monkeypatch):
     """Displace a service for one of equal priority."""
-    monkeypatch.setattr(admission, "victims_of", lambda request, host: host.reservations[:1])
+    monkeypatch.setattr(swap, "_may_displace", lambda one, each: True)
 
 
 def edits_unheard(monkeypatch):

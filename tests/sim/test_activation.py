@@ -54,8 +54,11 @@ async def answered(world, name, *, seconds=0.0, limit=120.0):
     service, models = f"default/{name}", directory(world)
     await world.until(models.lookup, lambda found: found is not None, name)
     with trio.move_on_after(limit), world.agent.activator.using(service):
-        while not isinstance(found := models.lookup(name), Backend) and found.wakes:
-            await world.agent.activator.wait_changed(service)
+        if not isinstance(models.lookup(name), Backend):
+            with world.agent.activator.holding(service):
+                while not isinstance(found := models.lookup(name), Backend) and found.wakes:
+                    await world.agent.activator.wait_changed(service)
+        found = models.lookup(name)
         if isinstance(found, Backend):
             (engine,) = world.machine.live(name)
             engine.in_flight += 1
@@ -108,7 +111,56 @@ async def test_no_model_with_a_request_is_displaced(autojump_clock):
         await world.until(is_idle, True, world, "c", seconds=10)
         await ask("c", 0)
         assert (resident(world), loads(world, "c")) == (["b", "c"], before + 1)
-        assert ends["a"] < ends["c"] < ends["a"] + 15
+        assert ends["a"] < ends["c"] < ends["a"] + 30  # it has been loaded a moment ago, twice
+
+
+async def test_a_model_does_not_starve_beside_busy_ones(autojump_clock):
+    """After a minute new requests to one of them wait, its answers end, the third is loaded, and all are answered."""
+    async with activating(*FIVE[:3]) as world, trio.open_nursery() as nursery:
+        done, models = trio.Event(), directory(world)
+
+        async def chat(name):
+            while not done.is_set():
+                assert isinstance(await answered(world, name, seconds=20, limit=300), Backend)
+
+        await answered(world, "a")
+        await answered(world, "b")
+        for name in ("a", "b"):
+            nursery.start_soon(chat, name)
+        await trio.sleep(10)
+        for name in ("a", "b"):
+            nursery.start_soon(chat, name)
+        began_at, waits = trio.current_time(), {}
+
+        async def ask():
+            assert isinstance(await answered(world, "c", limit=300), Backend)
+            waits["c"] = trio.current_time() - began_at
+
+        nursery.start_soon(ask)
+        await trio.sleep(5)
+        assert "others make room in" in (await world.condition("Loaded", "c"))[2]
+        assert 55 <= models.lookup("c").as_of(trio.current_time()).retry_seconds <= 65
+        await trio.sleep(56)
+        (closed,) = [found for name in ("a", "b") if not isinstance(found := models.lookup(name), Backend)]
+        assert (closed.message, closed.wakes) == ("it makes room for `c` once its requests have ended", True)
+        assert resident(world) == ["a", "b"]
+        await world.until(waits.get, lambda wait: wait is not None, "c", seconds=60)
+        assert 60 < waits["c"] < 60 + 20 + 15
+        done.set()
+
+
+async def test_a_request_that_waits_for_its_own_model_to_end(autojump_clock):
+    """A model asks one that needs its memory: that request ends at its bound, and the first one is answered."""
+    async with activating(*FIVE[:2], gib=30) as world:
+        await answered(world, "a")
+        before = loads(world, "b")
+        with world.agent.activator.using("default/a"):
+            assert await answered(world, "b", limit=90) is None
+            assert resident(world) == ["a"]
+            assert (await answered(world, "a", limit=10)) is not None
+        await trio.sleep(1)
+        assert (resident(world), loads(world, "b")) == (["a"], before)
+        assert isinstance(await answered(world, "b"), Backend)
 
 
 async def test_idle_timeout_pin_and_unload(autojump_clock):
@@ -209,6 +261,7 @@ async def test_a_restart_keeps_what_is_resident_and_idle(autojump_clock):
         await world.start_agent()
         await trio.sleep(60)
         assert (resident(world), len(world.machine.spawned)) == before
+        assert directory(world).lookup("a").estimated_seconds >= 5
         assert isinstance(await answered(world, "a"), Backend)
         world.faults.down = False
         await trio.sleep(60)

@@ -135,6 +135,8 @@ class AgentDirectory:
 
 
 def _lookup_result(key: Key, view: ServiceView) -> LookupResult:
+    if view.closed:
+        view = attrs.evolve(view, reason=Reason.INSUFFICIENT_MEMORY, message=view.closed)
     if view.ready:
         credentials = f"Authorization: Bearer {view.api_key}\r\n".encode("ascii") if view.api_key else b""
         return Backend(view.host, view.port, view.alias, credentials, view.mode, str(key))
@@ -153,6 +155,7 @@ def _lookup_result(key: Key, view: ServiceView) -> LookupResult:
         wakes=view.on_request and (not stopped or reason is Reason.ENGINE_EXITED),
         estimated_seconds=view.load_seconds or None,
         hold_seconds=HOLD_SECONDS if view.hold_seconds is None else view.hold_seconds,
+        delayed_until=view.delayed_until,
     )
 
 

@@ -91,6 +91,7 @@ class UnavailableModel:
         wakes: Whether a request may wait for it: it loads when one needs it, or is loading for one.
         estimated_seconds: Time that its load is expected to take, as its last one did; None if not known.
         hold_seconds: Longest wait of a request.
+        delayed_until: When its load may begin, on Trio's clock; in the past if it may now.
     """
 
     reason: str
@@ -102,6 +103,12 @@ class UnavailableModel:
     wakes: bool = False
     estimated_seconds: float | None = attrs.field(default=None, eq=False)
     hold_seconds: float = attrs.field(default=HOLD_SECONDS, eq=False)
+    delayed_until: float = attrs.field(default=0.0, eq=False)
+
+    def as_of(self, now: float) -> "UnavailableModel":
+        """Return it with the rest of its delay in the expected time."""
+        seconds = (self.estimated_seconds or 0.0) + self.delayed_until - now
+        return attrs.evolve(self, estimated_seconds=seconds) if self.delayed_until > now else self
 
     @property
     def retry_seconds(self) -> int | None:
@@ -141,6 +148,10 @@ class Activator(Protocol):
 
         A service whose last load failed is not loaded again before its back-off has ended.
         """
+        ...
+
+    def holding(self, service: str) -> AbstractContextManager[None]:
+        """Record that a request waits in this context, which is within one of `using`: the engine may be stopped."""
         ...
 
     def load(self, service: str) -> None:

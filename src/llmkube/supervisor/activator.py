@@ -39,6 +39,19 @@ class ServiceActivator:
         finally:
             gate.end_request()
 
+    @contextmanager
+    def holding(self, service: str) -> Iterator[None]:
+        """Record that a request, which uses a service, waits for it and keeps no engine from its end."""
+        gate = self.gate_of(Key.parse(service))
+        if gate is None:
+            yield
+            return
+        gate.set_activation(gate.activation.hold(trio.current_time()))
+        try:
+            yield
+        finally:
+            gate.set_activation(gate.activation.resume())
+
     def load(self, service: str) -> None:
         """Load a service that is idle, also during the back-off after a failed load."""
         if (gate := self.gate_of(Key.parse(service))) is not None:

@@ -253,7 +253,7 @@ async def open_local_ports(
     journal = FileJournal(settings.state_dir / "journal", state_limiter)
     earlier = await trio.to_thread.run_sync(_clean_up, journal, settings, limiter=limiter)
     learned = LearnedFigures(settings.state_dir / "learned.json", state_limiter)
-    await trio.to_thread.run_sync(learned.read, limiter=state_limiter)
+    await trio.to_thread.run_sync(learned.read, trio.current_time(), limiter=state_limiter)
     store = await trio.to_thread.run_sync(open_store, settings.store_dir, limiter=limiter)
     endpoint, policy = settings.hub_endpoint, AddressPolicy(allowed=settings.private_sources)
     egress, budget = settings.egress, _budget_bytes(settings)

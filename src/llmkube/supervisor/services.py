@@ -33,7 +33,7 @@ from llmkube.supervisor.cluster.status import Slot
 from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.host_cordon import HostCordon
 from llmkube.supervisor.memory.book import Book
-from llmkube.supervisor.memory.eviction import Decision, Eviction, Skip
+from llmkube.supervisor.memory.eviction import Cause, Decision, Eviction, Skip
 from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.memory.refusal import unreturned_message
 from llmkube.supervisor.memory.reservation import MemorySpec
@@ -93,10 +93,12 @@ class RunningService:
         """Its newest snapshot."""
         view, gate = self.status_manager.snapshot, self.gate
         if not gate.activation.on_request:
-            return view
-        load_seconds = gate.ledger.book.load_seconds(self.status_manager.key)
-        hold_seconds = gate.activation.hold_seconds
-        return attrs.evolve(view, on_request=True, load_seconds=load_seconds, hold_seconds=hold_seconds)
+            return attrs.evolve(view, closed=gate.closed) if gate.closed else view
+        key = self.status_manager.key
+        load_seconds = gate.ledger.book.load_seconds(key)
+        view = attrs.evolve(view, on_request=True, load_seconds=load_seconds, closed=gate.closed)
+        delayed_until = gate.ledger.book.delayed.get(key, 0.0)
+        return attrs.evolve(view, hold_seconds=gate.activation.hold_seconds, delayed_until=delayed_until)
 
     def set_desired(self, desired: Desired) -> None:
         """Set a newer desired state."""
@@ -152,8 +154,13 @@ class RunningServices:
             winner.status_manager.emit(displacing_event(winner.status_manager.key, evict))
         if evicted is not None:
             evicted.status_manager.update(Facts.with_eviction, evict)
-            evicted.gate.change(evicted.gate.activation.displace())
+            evicted.gate.change(evicted.gate.activation.displace(for_another=evict.cause is Cause.DISPLACED))
             self.update_memory_of(evict.key)
+
+    def set_door(self, key: Key, winner: Key | None) -> None:
+        """Close the door of a service to make room for another one, or with None open it."""
+        if key in self.by_key:
+            self.by_key[key].gate.set_door(winner)
 
     def notify_refused(self, key: Key, slot: Slot, error: UserError | None) -> None:
         """Notify a service that the API server refuses one of its objects, or with None accepts it again."""
@@ -268,7 +275,7 @@ class Services:
     def __attrs_post_init__(self) -> None:
         settings, ports = self.settings, self.ports
         self.services.expect(ports.earlier)
-        self.running = RunningServices(Book(settings.memory_rules))
+        self.running = RunningServices(Book(settings.memory_rules, costs=ports.learned.costs))
         self.host_address = Mailbox(
             HostAddress(settings.advertise_address, settings.bind_address, seen=ports.address is None)
         )
@@ -286,7 +293,8 @@ class Services:
             desired=self.desired_state,
             enqueue=self.queue.add,
         )
-        self.ledger = Ledger(self.running.book, watched=ports.memory is not None, notified=self.running.notify_evicted)
+        is_watched, running = ports.memory is not None, self.running
+        self.ledger = Ledger(running.book, is_watched, running.notify_evicted, running.set_door)
         self.recorder = EventRecorder("llmkube-agent", settings.host_name, ports.utcnow, ports.rng)
         self.applier = Applier(ports.rng, self.running.notify_refused)
         self.drift_repair = DriftRepair(self.applier, self.conditions_of, ports.rng)

@@ -48,6 +48,8 @@ class View:
     on_request: bool = False
     load_seconds: float = 0.0
     hold_seconds: float | None = None
+    delayed_until: float = 0.0
+    closed: str = ""
 
 
 def service(name, namespace="ml", **spec):

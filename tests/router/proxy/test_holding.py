@@ -67,6 +67,10 @@ class Host:
         finally:
             self.uses[name] -= 1
 
+    @contextmanager
+    def holding(self, service):
+        yield
+
     def load(self, service):
         self.calls.append(("load", service))
         name = service.removeprefix("ml/")

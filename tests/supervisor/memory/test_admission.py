@@ -6,9 +6,9 @@ They select the engines that are evicted for a more important service.
 import attrs
 import pytest
 
-from llmkube.supervisor.memory.admission import cheapest_set, step
+from llmkube.supervisor.memory.admission import step
 from llmkube.supervisor.memory.refusal import Block
-from llmkube.supervisor.memory.reservation import MemorySpec
+from llmkube.supervisor.memory.reservation import MemorySpec, Usage
 from supervisor.memory.requests import EMPTY, GIB, PRESSED, busy, holds, waits
 
 
@@ -80,7 +80,7 @@ def test_no_engine_is_displaced_under_pressure():
         ((holds("a", 5, "low"), holds("b", 30, "high")), []),  # not enough: no engine is evicted for nothing
         ((holds("a", 2, "low"), holds("b", 20, "low"), holds("c", 18, "high")), ["b"]),
         ((holds("a", 20, "low"), holds("b", 20, "low", idle_seconds=900.0)), ["b"]),
-        ((holds("a", 20, "low", load_seconds=90), holds("b", 20, "low", load_seconds=9)), ["b"]),
+        ((holds("a", 20, "low", usage=Usage(pinned=True)), holds("b", 20, "low")), ["b"]),
         ((holds("a", 15, "batch"), holds("b", 15, "low"), holds("c", 15, "normal")), ["a", "b"]),
     ],
 )
@@ -96,6 +96,9 @@ def test_victims(held, victims):
         )
 
 
+USED = Usage(requests=1)
+
+
 def on_request(each, *, pinned=False):
     """The same service, loaded when a request needs it."""
     return attrs.evolve(each, spec=attrs.evolve(each.spec, on_request=True, pinned=pinned))
@@ -105,14 +108,14 @@ def on_request(each, *, pinned=False):
     ("waiting", "held", "victims"),
     [
         (on_request(waits("b", 25)), on_request(holds("a", 30)), ["a"]),
-        (on_request(waits("b", 25)), on_request(holds("a", 30, in_use=True)), []),
+        (on_request(waits("b", 25)), on_request(holds("a", 30, usage=USED)), []),
         (on_request(waits("b", 25)), on_request(holds("a", 30, loaded_at=None)), []),  # it would never finish loading
         (on_request(waits("b", 25)), on_request(holds("a", 30), pinned=True), []),
         (on_request(waits("b", 25)), on_request(holds("a", 30, protected=True)), []),
         (on_request(waits("b", 25)), on_request(holds("a", 30, "high")), []),
         (on_request(waits("b", 25)), holds("a", 30), []),
-        (on_request(waits("b", 25, "high")), holds("a", 30, in_use=True), ["a"]),
-        (on_request(waits("b", 25, "high")), on_request(holds("a", 30, in_use=True)), []),
+        (on_request(waits("b", 25, "high")), holds("a", 30, usage=USED), []),
+        (on_request(waits("b", 25, "high")), on_request(holds("a", 30, usage=USED)), []),
         (waits("b", 25), on_request(holds("a", 30)), []),
         (waits("b", 25, "high"), on_request(holds("a", 30)), ["a"]),
         (waits("b", 25, "high"), attrs.evolve(holds("a", 30), spec=MemorySpec(pinned=True)), []),
@@ -124,11 +127,3 @@ def test_who_makes_room_for_a_model_that_a_request_needs(waiting, held, victims)
     assert [each.victim.name for each in outcome.displaced] == victims
     refusal = refusals(outcome)["b"].message
     assert ("starts when `a` has exited" in refusal) == bool(victims)
-
-
-def test_the_cheapest_set_has_no_unneeded_victim():
-    """A set that is chosen from below loses each engine that is not needed for the sum."""
-    small, large = holds("small", 3, "batch"), holds("large", 20, "low")
-    held = {each.key: each for each in (small, large)}
-    chosen = cheapest_set(held.values(), lambda keys: sum(held[key].total_bytes for key in keys) >= 20 * GIB, 0.0)
-    assert chosen == (large,)

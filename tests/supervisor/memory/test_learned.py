@@ -3,11 +3,15 @@ import json
 import attrs
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
+from llmkube.k8s.resource import Key
 from llmkube.runtimes.plan import LaunchPlan
-from llmkube.supervisor.memory.learned import MAX_FIGURES, Figure, LearnedFigures, figure_key, load
+from llmkube.supervisor.memory.learned import COSTS_SECONDS, MAX_FIGURES, Figure, LearnedFigures, figure_key, load
+from llmkube.supervisor.memory.swap import Cost
 from llmkube.weights.estimate.demand import Demand
 
+CHAT = Key("ns", "chat")
 PLAN = LaunchPlan(("x",), (), "llamacpp", "chat", "sha:1", demand=Demand(context=4096))
 
 
@@ -50,6 +54,19 @@ async def test_figures_outlive_the_agent(tmp_path, nursery):
     assert again.get("k") == Figure(500)
 
 
+async def test_costs_outlive_the_agent(tmp_path, autojump_clock, nursery):
+    """They are written within a minute, and the next agent, which has another clock, reads their age."""
+    path, now = tmp_path / "learned.json", trio.current_time()
+    learned = LearnedFigures(path, trio.CapacityLimiter(1))
+    nursery.start_soon(learned.run)
+    await wait_all_tasks_blocked()
+    learned.costs[CHAT] = Cost(12.0, 3.0, 2.0, now - 50.0)
+    await trio.sleep(COSTS_SECONDS + 1)
+    again = LearnedFigures(path)
+    again.read(1e6)
+    assert attrs.astuple(again.costs[CHAT]) == pytest.approx((12.0, 3.0, 2.0, 1e6 - 50.0 - COSTS_SECONDS))
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -59,6 +76,8 @@ async def test_figures_outlive_the_agent(tmp_path, nursery):
         '{"format": 9, "figures": {}}',
         '{"format": 1, "figures": {"k": {"measured_bytes": -1}}}',
         '{"format": 1, "figures": {"k": {"measured_bytes": 1.5}}}',
+        '{"format": 1, "figures": {"k": {"measured_bytes": 1}}, "costs": {"ns/chat": [1]}}',
+        '{"format": 1, "figures": {"k": {"measured_bytes": 1}}, "costs": {"ns/chat": [1, 1, 1, -1]}}',
     ],
 )
 def test_a_file_that_cannot_be_read_is_as_good_as_none(tmp_path, text):

@@ -128,7 +128,7 @@ def test_a_user_unloads_a_model(before, after, due):
 def test_requests_and_failures():
     """A request loads it, but not during the back-off, and a load that waits for memory ends with its requests."""
     asked = IDLE.begin(1.0)
-    assert (asked.wanted, asked.in_use) == (True, True)
+    assert (asked.wanted, asked.usage.in_use) == (True, True)
     assert not asked.end(2.0, has_memory=False).wanted
     assert asked.end(2.0, has_memory=True).wanted
     assert asked.begin(1.5).end(2.0, has_memory=False).wanted

@@ -110,13 +110,14 @@ class Holds:
     def _awaited(self, model_id: str) -> UnavailableModel | None:
         """Return the state of a model that is being loaded for requests; None for others."""
         found = None if self.directory is None or self.activator is None else self.directory.lookup(model_id)
-        return found if isinstance(found, UnavailableModel) and found.wakes else None
+        return found.as_of(trio.current_time()) if isinstance(found, UnavailableModel) and found.wakes else None
 
     @contextmanager
     def _place(self, service: str, tenant: str) -> Iterator[bool]:
         shares = self._of_services.setdefault(service, Shares(MAX_HELD))
+        waiting = nullcontext() if self.activator is None else self.activator.holding(service)
         try:
-            with self._in_all.hold(tenant, 1) as in_all, shares.hold(tenant, 1) as in_service:
+            with waiting, self._in_all.hold(tenant, 1) as in_all, shares.hold(tenant, 1) as in_service:
                 yield in_all and in_service
         finally:
             if not shares.taken:

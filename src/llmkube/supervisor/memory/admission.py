@@ -1,78 +1,92 @@
-"""Decide which services start now, and which less important ones are displaced for them. Pure.
+"""Decide which services start now, and which others make room for them. Pure.
 
-`refusal` decides why a service may not start. Engines are displaced only if that lets the more important service start,
-and then the cheapest set of them.
+`refusal` decides why a service may not start, and `swap` which engines make room.
 """
 
 import enum
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import attrs
 
 from llmkube.base.units import format_age, format_bytes
 from llmkube.k8s.resource import Key
+from llmkube.supervisor.memory import swap
 from llmkube.supervisor.memory.capacity import Capacity
-from llmkube.supervisor.memory.refusal import Block, Refusal, find_refusal, relative_name
+from llmkube.supervisor.memory.refusal import Block, Refusal, find_refusal, needed_bytes, relative_name
 from llmkube.supervisor.memory.reservation import Request, Reservation, Role
+from llmkube.supervisor.memory.swap import Cost, Resident, Waiting, cheapest_set
 
-BUSY_SECONDS: Final = 300.0
-"""An engine that worked more recently than this is in use: stopping it affects its users."""
-
-
-def victims_of(request: Request, host: Capacity) -> tuple[Reservation, ...]:
-    """Return the engines to displace for a request; none if that would not be enough."""
-    return _cheapest_for(request, host, [each for each in _stoppable(host) if each.gives_way_to(request)])
+PRESENT: Final = Cost(loads=1.0)
+"""Cost of an engine about which nothing is known but that it has been loaded."""
 
 
 def stoppable_for(request: Request, host: Capacity) -> tuple[Reservation, ...]:
     """Return the engines that a person could stop for a request, none of them more important than it."""
-    return _cheapest_for(request, host, [each for each in _stoppable(host) if each.spec.rank <= request.spec.rank])
+    soon = host.after_exits().pools
+    lacking = {pool: size - soon[pool] for pool, size in needed_bytes(request, host).items() if size > soon[pool]}
+    others = [each for each in _residents(host) if each.rank <= request.spec.rank and each.key != request.key]
+    free = [each for each in others if not each.pinned]
+    costs = _costs(host)
+    chosen = cheapest_set(free, lacking, costs, host.now) or cheapest_set(others, lacking, costs, host.now)
+    engines = _engines(host)
+    return tuple(engines[each.key] for each in chosen)
 
 
-def cheapest_set(
-    candidates: Iterable[Reservation], enough: Callable[[Sequence[Key]], bool], now: float
-) -> tuple[Reservation, ...]:
-    """Return the cheapest set of engines that is enough; none if all candidates together are not enough.
-
-    Candidates are added in ascending order of cost: unused ones, priority, idle before busy, load time, size. Then
-    every engine without which the set is still enough is removed again, the most expensive first.
-    """
-    chosen: list[Reservation] = []
-    for each in sorted(candidates, key=lambda one: _cost(one, now)):
-        chosen.append(each)
-        if enough([one.key for one in chosen]):
-            break
-    else:
-        return ()
-    for each in reversed(chosen[:-1]):
-        rest = [one for one in chosen if one is not each]
-        if enough([one.key for one in rest]):
-            chosen = rest
-    return tuple(chosen)
+def room_for(queue: Iterable[Request], host: Capacity) -> swap.Outcome:
+    """Return who makes room for these services; those that will fit once engines have exited are started."""
+    waiting = [_waiting(each, host) for each in queue]
+    return swap.step(_residents(host), waiting, host.after_exits().pools, _costs(host), host.now)
 
 
-def _cheapest_for(request: Request, host: Capacity, candidates: list[Reservation]) -> tuple[Reservation, ...]:
-    soon = host.after_exits()  # engines that are already exiting will be gone as well
-    return cheapest_set(candidates, lambda keys: find_refusal(request, soon.without(keys)) is None, host.now)
+def _engines(host: Capacity) -> dict[Key, Reservation]:
+    """Return the engine of each service that is not exiting; a successor is stopped together with it."""
+    return {each.key: each for each in host.reservations if not each.is_exiting and each.role is not Role.SUCCESSOR}
 
 
-def _stoppable(host: Capacity) -> list[Reservation]:
-    """Return one engine per service: a successor is stopped together with the engine that it would replace."""
-    staying = (each for each in host.reservations if not each.exits_in_time(host.now))
-    return [each for each in staying if each.role is not Role.SUCCESSOR]
+def _costs(host: Capacity) -> dict[Key, Cost]:
+    return {
+        key: host.costs.get(key, attrs.evolve(PRESENT, at=each.busy_at)).seen(each.busy_at)
+        for key, each in _engines(host).items()
+    }
 
 
-def _cost(engine: Reservation, now: float) -> tuple[bool, bool, int, bool, float, int, Key]:
-    busy = engine.idle_seconds(now) < BUSY_SECONDS
-    return (
-        engine.spec.protected,
-        not engine.is_unused,
-        engine.spec.rank,
-        busy,
-        engine.load_seconds,
-        engine.total_bytes,
-        engine.key,
+def _residents(host: Capacity) -> list[Resident]:
+    return [_resident(key, each, host) for key, each in _engines(host).items()]
+
+
+def _resident(key: Key, engine: Reservation, host: Capacity) -> Resident:
+    usage, closed_at = engine.usage, host.closed.get(key)
+    uses = usage.requests - (usage.held if closed_at is not None else 0)
+    if engine.spec.on_request and engine.loaded_at is None:
+        uses = max(uses, 1)  # it would never finish loading
+    both = [each for each in host.reservations if each.key == key and not each.is_exiting]
+    total, device = sum(each.total_bytes for each in both), sum(each.need.device_bytes for each in both)
+    return Resident(
+        key=key,
+        bytes={"budget": total, "headroom": total, "device": device},
+        rank=engine.spec.rank,
+        on_request=engine.spec.on_request,
+        pinned=engine.spec.protected or engine.spec.pinned or usage.pinned,
+        uses=uses,
+        closed_at=closed_at,
+        loaded_at=engine.loaded_at,
+        used_at=max(engine.busy_at, usage.used_at),
+    )
+
+
+def _waiting(request: Request, host: Capacity) -> Waiting:
+    spec, usage = request.spec, request.usage
+    return Waiting(
+        key=request.key,
+        bytes=needed_bytes(request, host),
+        since=min(request.since, usage.held_since),
+        rank=spec.rank,
+        on_request=spec.on_request,
+        requests=usage.requests,
+        first=usage.awaited or request.returns,
+        displaces=request.may_displace,
     )
 
 
@@ -85,7 +99,7 @@ class Strategy(enum.Enum):
 
 @attrs.frozen
 class Displacement:
-    """A service that is displaced, and the more important one that needs its memory."""
+    """A service that is displaced, and the one that needs its memory."""
 
     victim: Key
     winner: Key
@@ -94,47 +108,70 @@ class Displacement:
 
 @attrs.frozen
 class Outcome:
-    """Services that start, services that are displaced for others, and the refusals of those that wait."""
+    """What happens now.
+
+    Attributes:
+        admitted: Services that start.
+        displaced: Services that are displaced for others.
+        closed: Services whose doors are closed to new requests, and for whom.
+        delayed: Services for which others are displaced later, and when.
+        refused: The refusals of those that wait.
+    """
 
     admitted: tuple[Key, ...] = ()
     displaced: tuple[Displacement, ...] = ()
+    closed: Mapping[Key, Key] = {}
+    delayed: Mapping[Key, float] = {}
     refused: tuple[tuple[Key, Refusal], ...] = ()
 
 
 def step(queue: Sequence[Request], host: Capacity) -> Outcome:
     """Decide about every waiting service, the most important first.
 
-    A service that does not fit does not block the others, unless engines are already exiting for it: their memory is
-    spoken for.
+    A service that does not fit does not block the others, unless memory is being freed for it, or promised to it.
     """
     admitted: list[Key] = []
     displaced: list[Displacement] = []
     refused: list[tuple[Key, Refusal]] = []
+    found = {each.key: find_refusal(each, host) for each in queue}
+    able = [each for each in queue if (why := found[each.key]) is None or why.block.lacks_memory]
+    room, engines, is_freeing = room_for(able, host), _engines(host), bool(host.exiting or host.releasing_bytes)
+    ordered = sorted(queue, key=lambda each: _waiting(each, host).order)
+    promised = next((each for each in ordered if each.key in room.closed.values()), None)
     winner: Request | None = None
-    for request in sorted(queue, key=_queue_order):
-        refusal = find_refusal(request, host)
-        if refusal is None and winner is not None and request.need.total_bytes > host.small_bytes:
-            first = f"`{relative_name(winner.key, request.key)}` (priority {winner.spec.priority})"
+    for request in ordered:
+        key, refusal = request.key, find_refusal(request, host)
+        before = winner or (promised if key not in room.started else None)
+        if refusal is None and before is not None and request.need.total_bytes > host.small_bytes:
+            first = f"`{relative_name(before.key, key)}` (priority {before.spec.priority})"
             refusal = Refusal(Block.TURN, f"waits for {first}, for which memory is being freed")
         if refusal is None:
-            admitted.append(request.key)
+            admitted.append(key)
             host = host.with_reservation(request)
             continue
-        if refusal.block.lacks_memory and winner is None:
-            if find_refusal(request, host.after_exits()) is None:
-                winner, refusal = request, _with_expected_start(request, refusal, [each.key for each in host.exiting])
-            elif request.may_displace and (victims := victims_of(request, host)):
-                winner = request
+        if refusal.block.lacks_memory:
+            victims = [victim for victim, other in room.displaced.items() if other == key]
+            drained = tuple(each for each, other in room.closed.items() if other == key)
+            if victims or (key in room.started and is_freeing):
+                winner = winner or request
                 displaced += [
-                    Displacement(each.key, request.key, _displacement_message(request, each)) for each in victims
+                    Displacement(each, key, _displacement_message(request, engines[each])) for each in victims
                 ]
-                keys = [each.key for each in victims]
-                host = host.with_exiting(keys)
-                refusal = _with_expected_start(request, refusal, keys)
-            else:
+                refusal = _with_expected_start(request, refusal, victims or [each.key for each in host.exiting])
+                host = host.with_exiting(victims)
+            elif drained:
+                message = f"{refusal.message}; starts when the requests of {_names(drained, key)} have ended"
+                refusal = attrs.evolve(refusal, message=message, fit_bytes=None, awaited=drained)
+            elif key in room.delayed:
+                seconds, until = math.ceil(room.delayed[key] - host.now), room.delayed[key]
+                message = (
+                    f"{refusal.message}; others make room in {seconds} s, so that models do not take turns too fast"
+                )
+                refusal = attrs.evolve(refusal, message=message, until=until)
+            elif winner is None:
                 refusal = _with_hint(request, refusal, host)
-        refused.append((request.key, refusal))
-    return Outcome(tuple(admitted), tuple(displaced), tuple(refused))
+        refused.append((key, refusal))
+    return Outcome(tuple(admitted), tuple(displaced), room.closed, room.delayed, tuple(refused))
 
 
 def replacement(request: Request, host: Capacity) -> Strategy | Refusal:
@@ -148,24 +185,23 @@ def replacement(request: Request, host: Capacity) -> Strategy | Refusal:
     refusal = find_refusal(request, alone)
     if refusal is None:
         return Strategy.RECREATE
-    can_displace = request.may_displace and refusal.block.lacks_memory and victims_of(request, alone)
+    can_displace = refusal.block.lacks_memory and room_for([request], alone).displaced
     return Strategy.RECREATE if can_displace else _with_hint(request, refusal, alone)
 
 
-def _queue_order(request: Request) -> tuple[int, bool, float, Key]:
-    """Order by priority, then services that return after an eviction, then the longest wait."""
-    return -request.spec.rank, not request.returns, request.since, request.key
-
-
 def _with_expected_start(request: Request, refusal: Refusal, keys: Sequence[Key]) -> Refusal:
-    names = ", ".join(f"`{relative_name(key, request.key)}`" for key in keys)
-    when = f"{names} {'has' if len(keys) == 1 else 'have'} exited" if keys else "memory of an exited engine is released"
-    return attrs.evolve(refusal, message=f"{refusal.message}; starts when {when}", fit_bytes=None)
+    names = f"{_names(keys, request.key)} {'has' if len(keys) == 1 else 'have'} exited"
+    when = names if keys else "memory of an exited engine is released"
+    return attrs.evolve(refusal, message=f"{refusal.message}; starts when {when}", fit_bytes=None, awaited=tuple(keys))
+
+
+def _names(keys: Sequence[Key], other: Key) -> str:
+    return ", ".join(f"`{relative_name(key, other)}`" for key in keys)
 
 
 def _with_hint(request: Request, refusal: Refusal, host: Capacity) -> Refusal:
     """Add the engines that a person could stop."""
-    others = stoppable_for(request, host)
+    others = stoppable_for(request, host) if refusal.block.lacks_memory else ()
     if not others:
         return refusal
     names = ", ".join(_described(each, request.key, host.now) for each in others)

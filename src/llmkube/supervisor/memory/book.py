@@ -9,6 +9,7 @@ that the GPU had wired for a killed process until the next boot (oMLX issue 2184
 only as a difference: wired memory minus the device memory of the engines.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
@@ -25,7 +26,8 @@ from llmkube.supervisor.memory.eviction import Cause, Decision, Eviction, Observ
 from llmkube.supervisor.memory.policy import Rules
 from llmkube.supervisor.memory.records import Records, ServiceRecord
 from llmkube.supervisor.memory.refusal import Refusal, find_refusal
-from llmkube.supervisor.memory.reservation import MemorySpec, Need, Request, Reservation, Role
+from llmkube.supervisor.memory.reservation import MemorySpec, Need, Request, Reservation, Role, Usage
+from llmkube.supervisor.memory.swap import UNKNOWN, Cost
 
 RECOVERED_SHARE: Final = 0.8
 """Memory counts as released when this share of it is available again; other programs may have taken the rest."""
@@ -128,13 +130,21 @@ class StopEngine:
 
 
 @attrs.frozen
+class SetDoor:
+    """Closes the door of a service to new requests, so that its memory goes to `winner`; opens it if that is None."""
+
+    key: Key
+    winner: Key | None
+
+
+@attrs.frozen
 class ExpediteStop:
     """Makes an engine that is stopping cut its requests short."""
 
     reservation: Reservation
 
 
-Order = Grant | ReportRefusal | StopEngine | ExpediteStop
+Order = Grant | ReportRefusal | StopEngine | SetDoor | ExpediteStop
 Orders = tuple[Order, ...]
 
 
@@ -151,6 +161,9 @@ class Book:
         decision: The last decision about pressure; None before the first sample, when nothing is admitted.
         evictions: Evictions since the agent started, by cause.
         skips: Number of times memory was short but no engine was evicted, by reason; counted when the reason changes.
+        costs: What it costs to load services, as this host has learned.
+        closed: Services whose doors are closed to new requests, and since when.
+        delayed: Services for which others may be displaced later, and when.
         unreturned: Memory that macOS has kept after engines exited.
     """
 
@@ -161,6 +174,9 @@ class Book:
     evictions: Counter[Cause] = attrs.field(factory=Counter)
     skips: Counter[Skip] = attrs.field(factory=Counter)
     records: Records = attrs.field(factory=Records)
+    costs: dict[Key, Cost] = attrs.field(factory=dict)
+    closed: dict[Key, float] = attrs.field(factory=dict)
+    delayed: Mapping[Key, float] = {}
     unreturned: UnreturnedMemory = attrs.field(init=False)
     _releases: PendingReleases = attrs.field(factory=PendingReleases)
     _host_free_bytes: int = 0  # available bytes of the last sample, even if that was not credible
@@ -175,9 +191,14 @@ class Book:
         """Update the spec of a service from its objects."""
         return self.admit(now) if self.records[key].set_spec(spec) else ()
 
-    def set_in_use(self, key: Key, now: float, *, yes: bool) -> Orders:
-        """Update whether a service is in use: it may displace others then, and is not displaced by equals."""
-        return self.admit(now) if self.records[key].set_in_use(yes) else ()
+    def set_usage(self, key: Key, usage: Usage, now: float) -> Orders:
+        """Update the requests and users of a service: it may displace others for them, and is not displaced."""
+        before = self.records[key].usage
+        self.records[key].set_usage(usage)
+        if usage.requests > before.requests:
+            self.costs[key] = self.costs.get(key, UNKNOWN).used(now)
+        is_drained = key in self.closed and usage.requests == usage.held
+        return self.admit(now) if is_drained or usage.in_use is not before.in_use else ()
 
     def adopt(self, key: Key, need: Need, now: float) -> None:
         """Reserve at once the memory of a running engine that an earlier agent started."""
@@ -228,14 +249,16 @@ class Book:
 
     # -- engines --------------------------------------------------------------------------------------------------
 
-    def record_loaded(self, reservation: Reservation, now: float) -> None:
+    def record_loaded(self, reservation: Reservation, now: float, *, adopted: bool = False) -> None:
         """Record that the engine answers: its memory is allocated, and the next evicted service may return."""
-        record, load_seconds = self.records.get(reservation.key), now - reservation.since
+        key, record = reservation.key, self.records.get(reservation.key)
         if record is not None:
-            record.load_seconds, record.evicted = load_seconds, None
+            record.evicted = None
             record.relapses = record.relapses if reservation.returns else 0
+        if not adopted:
+            self.costs[key] = self.costs.get(key, UNKNOWN).loaded(now - reservation.since, now)
         # A measurement from the time of loading is out of date.
-        self.records.change(reservation, loaded_at=now, busy_at=now, measured=False, load_seconds=load_seconds)
+        self.records.change(reservation, loaded_at=now, busy_at=now, measured=False)
 
     def set_device_limit(self, limit_bytes: int) -> None:
         """Set the GPU memory limit that an engine reported; it applies where this host could only guess."""
@@ -318,7 +341,7 @@ class Book:
 
     def admit(self, now: float) -> Orders:
         """Reserve memory for every service that fits now, displace others for it, and report why the rest wait."""
-        if self.decision is None or not self.records.is_awaited:
+        if self.decision is None or not (self.records.is_awaited or self.closed):
             return ()
         waiting = [(key, record) for key, record in self.records.items() if record.request is not None]
         queue = {key: self._current_request(record, now) for key, record in waiting}
@@ -330,6 +353,8 @@ class Book:
         for key, refusal in outcome.refused:
             if self.records[key].should_report(refusal, now):
                 orders.append(ReportRefusal(key, refusal))
+        self.delayed = outcome.delayed
+        orders += self._set_doors({**outcome.closed, **{each.victim: each.winner for each in outcome.displaced}}, now)
         for each in outcome.displaced:
             self.records[each.winner].displaced_at = now
             orders += self.evict(Eviction(each.victim, Cause.DISPLACED, each.why, winner=each.winner), now)
@@ -356,6 +381,8 @@ class Book:
             releasing_bytes=self._releases.size_bytes,
             unreturned_bytes=self.unreturned.size_bytes,
             admit_unsized=self.rules.admit_unsized,
+            costs=self.costs,
+            closed=self.closed,
             now=now,
         )
 
@@ -363,7 +390,12 @@ class Book:
 
     def load_seconds(self, key: Key) -> float:
         """Return the duration of a service's last load, 0 if it is not known."""
-        return record.load_seconds if (record := self.records.get(key)) else 0.0
+        return cost.load_seconds if (cost := self.costs.get(key)) and cost.loads else 0.0
+
+    @property
+    def next_at(self) -> float:
+        """When to decide again even if nothing has happened."""
+        return min(self.delayed.values(), default=math.inf) if self.records.is_awaited else math.inf
 
     def evicted(self, key: Key) -> Eviction | None:
         """Return why a service was evicted; None once it is loaded again."""
@@ -430,6 +462,16 @@ class Book:
         if request.returns:
             dwell = record.dwell_seconds(self.rules.policy, self._capacity_bytes(), self._reclaim_bytes)
         return attrs.evolve(request, dwell_seconds=dwell)
+
+    def _set_doors(self, closed: Mapping[Key, Key], now: float) -> Orders:
+        """Close these doors; the others are open again, except those of engines that exit."""
+        gone = {key: self.records.serving(key) for key in self.closed.keys() - closed.keys()}
+        opened = [key for key, engine in gone.items() if engine is None or not engine.is_exiting]
+        for key in opened:
+            del self.closed[key]
+        orders = [SetDoor(key, winner) for key, winner in closed.items() if key not in self.closed]
+        self.closed |= dict.fromkeys([each.key for each in orders], now)
+        return (*(SetDoor(key, None) for key in opened), *orders)
 
     def _stop_engine(self, engine: Reservation, evict: Eviction, now: float) -> Orders:
         if not engine.held or engine.evicted_why is not None:

@@ -9,6 +9,7 @@ from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.budget import Budget
 from llmkube.supervisor.memory.eviction import Cause, Skip
 from llmkube.supervisor.memory.reservation import Request, Reservation
+from llmkube.supervisor.memory.swap import Cost
 
 
 @attrs.frozen
@@ -25,6 +26,8 @@ class Capacity:
         releasing_bytes: Memory of exited engines whose release has not been measured yet.
         unreturned_bytes: Memory of exited engines that stays wired for no process.
         admit_unsized: Whether an engine with an unknown need is admitted.
+        costs: What it costs to load services, where that is known.
+        closed: Services whose doors are closed to new requests, and since when.
         now: Monotonic time in seconds.
     """
 
@@ -39,6 +42,8 @@ class Capacity:
     releasing_bytes: int = 0
     unreturned_bytes: int = 0
     admit_unsized: bool = False
+    costs: Mapping[Key, Cost] = {}
+    closed: Mapping[Key, float] = {}
     now: float = 0.0
 
     @property
@@ -63,6 +68,13 @@ class Capacity:
     def headroom_bytes(self) -> int:
         """Bytes that the host can give now without touching the floor."""
         return self.available_bytes - self.floor_bytes - self.unused_bytes
+
+    @property
+    def pools(self) -> dict[str, int]:
+        """Bytes that a service can take: of the budget, of the memory that the host has, and of the device."""
+        device = self.device_free_bytes
+        free = {"budget": self.free_bytes, "headroom": self.headroom_bytes}
+        return free if device is None else free | {"device": device}
 
     @property
     def exiting(self) -> tuple[Reservation, ...]:

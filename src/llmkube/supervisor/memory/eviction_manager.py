@@ -139,7 +139,7 @@ class EvictionManager:
                 self.ledger.sample_requested = trio.Event()  # a request from now on is one for the next sample
                 await self.assess()
                 now, pace = trio.current_time(), self._interval()
-                with trio.move_on_at((math.floor(now / pace) + 1) * pace):
+                with trio.move_on_at(min((math.floor(now / pace) + 1) * pace, self.ledger.book.next_at)):
                     await self.ledger.sample_requested.wait()
 
     async def assess(self) -> None:

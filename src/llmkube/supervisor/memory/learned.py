@@ -1,12 +1,13 @@
 """Memory that models really used on this host, so that the next start reserves that much instead of a guess.
 
 There is one figure for each combination that affects it: weights, demands of the command line (context, slots, cache
-types …) and build of the engine. They are stored in `learned.json` in the state directory. An unreadable file is
-ignored, and a failed write loses only what was learned.
+types …) and build of the engine. They are stored in `learned.json` in the state directory, together with what it costs
+to load each service. An unreadable file is ignored, and a failed write loses only what was learned.
 """
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -17,13 +18,18 @@ import trio
 
 from llmkube.base.mailbox import Mailbox
 from llmkube.base.private_files import write_private
+from llmkube.k8s.resource import Key
 from llmkube.runtimes.plan import LaunchPlan
+from llmkube.supervisor.memory.swap import Cost
 
 log = structlog.get_logger(__name__)
 
 FORMAT: Final = 1
 MAX_FIGURES: Final = 500
-"""With more models than this on one host, the oldest figures are dropped and learned again."""
+"""With more models than this on one host, the oldest figures and costs are dropped and learned again."""
+
+COSTS_SECONDS: Final = 60.0
+"""Time between two writes of costs that have changed."""
 
 
 @attrs.frozen
@@ -66,19 +72,23 @@ class LearnedFigures:
     Attributes:
         path: The file; None to store them in memory only.
         limiter: For the threads that write it.
+        costs: What it costs to load each service, at times of the monotonic clock.
     """
 
     path: Path | None = None
     limiter: trio.CapacityLimiter | None = None
+    costs: dict[Key, Cost] = attrs.field(factory=dict)
     _figures: dict[str, Figure] = attrs.field(factory=dict)
     _changed: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None))
 
-    def read(self) -> None:
-        """Read the figures of an earlier agent; blocks."""
+    def read(self, now: float = 0.0) -> None:
+        """Read the figures and costs of an earlier agent; blocks."""
         if self.path is None:
             return
         try:
-            self._figures = load(json.loads(self.path.read_text("utf-8")))
+            data = json.loads(self.path.read_text("utf-8"))
+            figures, costs = load(data), load_costs(data, now)
+            self._figures, self.costs = figures, costs
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
@@ -99,18 +109,24 @@ class LearnedFigures:
             self._changed.put_nowait(None)
 
     async def run(self) -> None:
-        """Write changes, forever."""
+        """Write changes, forever: figures at once, costs after a while."""
+        written, costs = 0, dict(self.costs)
         while True:
             version = self._changed.version
-            if version and self.path is not None:
-                text = json.dumps(dump(self._figures), separators=(",", ":"))
+            if self.path is not None and (version, costs) != (written, self.costs):
+                written, costs = version, dict(self.costs)
+                text = json.dumps(dump(self._figures, costs, trio.current_time()), separators=(",", ":"))
                 await trio.to_thread.run_sync(_replace, self.path, text, limiter=self.limiter)
-            await self._changed.wait_newer(version)
+            with trio.move_on_after(COSTS_SECONDS):
+                await self._changed.wait_newer(version)
 
 
-def dump(figures: Mapping[str, Figure]) -> dict[str, Any]:
-    """Return figures as JSON."""
-    return {"format": FORMAT, "figures": {key: attrs.asdict(figure) for key, figure in figures.items()}}
+def dump(figures: Mapping[str, Figure], costs: Mapping[Key, Cost], now: float) -> dict[str, Any]:
+    """Return figures and costs as JSON, the times of costs as ages: another agent has another clock."""
+    newest = sorted(costs.items(), key=lambda item: item[1].at)[-MAX_FIGURES:]
+    rows = {str(key): [each.load_seconds, each.uses, each.loads, max(0.0, now - each.at)] for key, each in newest}
+    figure_rows = {key: attrs.asdict(figure) for key, figure in figures.items()}
+    return {"format": FORMAT, "figures": figure_rows, "costs": rows}
 
 
 def load(data: Any) -> dict[str, Figure]:
@@ -125,6 +141,24 @@ def load(data: Any) -> dict[str, Figure]:
         return {str(key): _figure(one) for key, one in data["figures"].items()}
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"malformed figures: {error!r}") from error
+
+
+def load_costs(data: Mapping[str, Any], now: float) -> dict[Key, Cost]:
+    """Read the costs that `dump` wrote; none if an earlier release wrote the file.
+
+    Raises:
+        ValueError: They are malformed.
+    """
+    found = {}
+    try:
+        for key, row in data.get("costs", {}).items():
+            seconds, uses, loads, age = (float(one) for one in row)
+            if not all(0 <= one < math.inf for one in (seconds, uses, loads, age)):
+                raise ValueError(f"costs expected: {row}")
+            found[Key.parse(key)] = Cost(seconds, uses, loads, now - age)
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"malformed costs: {error!r}") from error
+    return found
 
 
 def _figure(data: Mapping[str, Any]) -> Figure:

@@ -18,11 +18,11 @@ import trio
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.sample import Sample
 from llmkube.supervisor.memory.admission import Strategy
-from llmkube.supervisor.memory.book import Book, ExpediteStop, Grant, Orders, ReportRefusal, StopEngine
+from llmkube.supervisor.memory.book import Book, ExpediteStop, Grant, Orders, ReportRefusal, SetDoor, StopEngine
 from llmkube.supervisor.memory.capacity import CapacitySummary, MemoryView
 from llmkube.supervisor.memory.eviction import Decision, Eviction
 from llmkube.supervisor.memory.refusal import Refusal
-from llmkube.supervisor.memory.reservation import MemorySpec, Need, Reservation, Role
+from llmkube.supervisor.memory.reservation import MemorySpec, Need, Reservation, Role, Usage
 
 
 @attrs.define(eq=False)
@@ -70,6 +70,8 @@ class Ledger:
     Attributes:
         watched: Whether the host's memory is sampled; if not, every engine is admitted at once.
         notified: Called with each eviction, before the scope is cancelled.
+        door_changed: Called with a service whose door is closed, and the one that it makes room for; with None if it is
+            open again.
         sample_requested: Set to sample the host before the next interval.
         decided: Set, and replaced, at every decision.
     """
@@ -77,6 +79,7 @@ class Ledger:
     book: Book = attrs.field(factory=Book)
     watched: bool = True
     notified: Callable[[Eviction], None] = lambda _: None
+    door_changed: Callable[[Key, Key | None], None] = lambda *_: None
     sample_requested: trio.Event = attrs.field(factory=trio.Event)
     decided: trio.Event = attrs.field(factory=trio.Event)
     _waits: dict[Key, _Wait] = attrs.field(factory=dict)
@@ -109,6 +112,7 @@ class Ledger:
             if self._waits.get(key) is wait:
                 del self._waits[key]
                 self.book.withdraw(key)
+                self.carry_out(self.book.admit(trio.current_time()))  # others may be next, and doors open
             if wait.reservation is not None:  # even if the wait was cancelled when it had just been granted
                 self._release(wait.reservation)
 
@@ -142,9 +146,9 @@ class Ledger:
         """Update the spec of a service; an edit may admit a service that waits."""
         self.carry_out(self.book.set_spec(key, spec, trio.current_time()))
 
-    def set_in_use(self, key: Key, *, yes: bool) -> None:
-        """Set whether a service is in use; when it no longer is, another one may displace it at once."""
-        self.carry_out(self.book.set_in_use(key, trio.current_time(), yes=yes))
+    def set_usage(self, key: Key, usage: Usage) -> None:
+        """Set the requests and users of a service; when there are none, another one may displace it at once."""
+        self.carry_out(self.book.set_usage(key, usage, trio.current_time()))
 
     def adopt(self, key: Key, need: Need) -> None:
         """Reserve at once the memory of a running engine that an earlier agent started; `admitted` uses it."""
@@ -169,9 +173,9 @@ class Ledger:
         self.book.records.change(allocation.reservation, pid=pid)
         self.request_sample()
 
-    def record_loaded(self, allocation: Allocation) -> None:
-        """Record that the engine answers."""
-        self.book.record_loaded(allocation.reservation, trio.current_time())
+    def record_loaded(self, allocation: Allocation, *, adopted: bool = False) -> None:
+        """Record that the engine answers; it teaches nothing about the time of a load if it was adopted."""
+        self.book.record_loaded(allocation.reservation, trio.current_time(), adopted=adopted)
         self.request_sample()
 
     def set_device_limit(self, limit_bytes: int) -> None:
@@ -251,6 +255,8 @@ class Ledger:
                         wait.changed.set()
                 case StopEngine(reservation, evict):
                     self._stop_engine(reservation, evict)
+                case SetDoor(key, winner):
+                    self.door_changed(key, winner)
                 case ExpediteStop(reservation):
                     if (allocation := self._allocations.get(reservation.number)) is not None:
                         allocation.expedited.set()

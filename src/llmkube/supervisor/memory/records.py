@@ -11,7 +11,7 @@ from llmkube.supervisor.memory.budget import Budget
 from llmkube.supervisor.memory.eviction import Cause, Eviction
 from llmkube.supervisor.memory.policy import Mode, Policy
 from llmkube.supervisor.memory.refusal import Refusal
-from llmkube.supervisor.memory.reservation import MemorySpec, Need, Request, Reservation, Role
+from llmkube.supervisor.memory.reservation import MemorySpec, Need, Request, Reservation, Role, Usage
 
 REPORT_SECONDS: Final = 10.0
 """Minimum time between two reports about the same wait."""
@@ -39,8 +39,7 @@ class ServiceRecord:
         relapses: Times in a row that its return has caused pressure again.
         capacity_bytes: Memory that all engines could have had when it was evicted.
         displaced_at: When others were last displaced for it.
-        load_seconds: Duration of its last load.
-        in_use: Whether requests or a user wait for it, requests run, or it is pinned.
+        usage: Its requests and users.
     """
 
     spec: MemorySpec = MemorySpec()
@@ -54,8 +53,7 @@ class ServiceRecord:
     relapses: int = 0
     capacity_bytes: int = 0
     displaced_at: float = LONG_AGO
-    load_seconds: float = 0.0
-    in_use: bool = False
+    usage: Usage = Usage()
 
     def engine(self, role: Role) -> Reservation | None:
         """Return the reservation of its engine in this role."""
@@ -69,13 +67,10 @@ class ServiceRecord:
         self.reservations = {at: attrs.evolve(each, spec=spec) for at, each in self.reservations.items()}
         return True
 
-    def set_in_use(self, yes: bool) -> bool:
-        """Update whether the service is in use, and return whether that changed."""
-        if yes == self.in_use:
-            return False
-        self.in_use = yes
-        self.reservations = {at: attrs.evolve(each, in_use=yes) for at, each in self.reservations.items()}
-        return True
+    def set_usage(self, usage: Usage) -> None:
+        """Update the requests and users of the service."""
+        self.usage = usage
+        self.reservations = {at: attrs.evolve(each, usage=usage) for at, each in self.reservations.items()}
 
     def make_request(self, policy: Policy, request: Request) -> Request:
         """Return a request; after an eviction for pressure it has a dwell time and a margin."""
@@ -90,13 +85,14 @@ class ServiceRecord:
         """Return a request with the newest spec, and its need capped at `max_bytes`."""
         rested = now - self.displaced_at >= policy.displace_seconds
         unused = self.evicted is not None and self.evicted.cause is Cause.IDLE  # displaces nothing: it has no users
-        needed = self.in_use if self.spec.on_request else rested and not unused
+        needed = self.usage.in_use if self.spec.on_request else rested and not unused
         may_displace = needed and policy.mode is Mode.ON
-        return attrs.evolve(request, need=request.need.capped_at(max_bytes), spec=self.spec, may_displace=may_displace)
+        need = request.need.capped_at(max_bytes)
+        return attrs.evolve(request, need=need, spec=self.spec, may_displace=may_displace, usage=self.usage)
 
     def reserve(self, reservation: Reservation) -> Reservation:
         """Add a reservation; one for the serving engine ends the wait."""
-        reservation = attrs.evolve(reservation, spec=self.spec, load_seconds=self.load_seconds, in_use=self.in_use)
+        reservation = attrs.evolve(reservation, spec=self.spec, usage=self.usage)
         self.reservations[reservation.number] = reservation
         if reservation.role is Role.SERVING:
             self.request = None
@@ -144,6 +140,7 @@ class ServiceRecord:
             same = (
                 self.reported.block is refusal.block
                 and abs(self.reported.free_bytes - refusal.free_bytes) < REPORT_DELTA_BYTES
+                and (self.reported.until, self.reported.awaited) == (refusal.until, refusal.awaited)
             )
             if now - self.reported_at < (REPEAT_SECONDS if same else REPORT_SECONDS):
                 return False

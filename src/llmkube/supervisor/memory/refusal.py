@@ -52,12 +52,16 @@ class Refusal:
     Attributes:
         fit_bytes: The largest need that would start; None if a smaller one would not start either.
         free_bytes: Free bytes, to detect when the message is out of date.
+        until: When other services may be displaced for it; None if that is not delayed.
+        awaited: Services that make room for it.
     """
 
     block: Block
     message: str
     fit_bytes: int | None = None
     free_bytes: int = 0
+    until: float | None = None
+    awaited: tuple[Key, ...] = ()
 
     @property
     def reason(self) -> Reason:
@@ -133,6 +137,22 @@ def _shortage_refusal(request: Request, host: Capacity, needs: str, on_device: s
         message = f"{needs}, but this machine has only {available} available; other programs use the rest"
         return Refusal(Block.HEADROOM, message, max(0, headroom), headroom)
     return None
+
+
+def needed_bytes(request: Request, host: Capacity) -> dict[str, int]:
+    """Return what a service needs of each of the host's pools, in bytes; its own limits may differ from the host's."""
+    need, own = request.need, host.budget.for_model(request.spec.hardware)
+    if not need.sized and not need.estimated_bytes:
+        return {}
+    is_small = need.total_bytes <= host.small_bytes
+    needed = {
+        "budget": need.total_bytes + host.budget.limit_bytes - own.limit_bytes,
+        "headroom": max(0, need.total_bytes - host.floor_bytes)
+        if is_small
+        else need.total_bytes + request.margin_bytes,
+        "device": need.device_bytes,
+    }
+    return {pool: needed[pool] for pool in host.pools}
 
 
 def _unreturned(host: Capacity) -> str:

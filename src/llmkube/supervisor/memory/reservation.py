@@ -7,6 +7,7 @@
 """
 
 import enum
+import math
 from typing import Final
 
 import attrs
@@ -79,6 +80,32 @@ class Need:
 
 
 @attrs.frozen
+class Usage:
+    """The requests and users of a service.
+
+    Attributes:
+        requests: Number of requests that wait for it or run.
+        held: Number of those that wait for its load, or at its closed door.
+        held_since: Since when there are such; infinite if there are none.
+        awaited: Whether a user waits for its load.
+        pinned: Whether it is not displaced, used or not.
+        used_at: When the last of its requests ended.
+    """
+
+    requests: int = 0
+    held: int = 0
+    held_since: float = math.inf
+    awaited: bool = False
+    pinned: bool = False
+    used_at: float = -math.inf
+
+    @property
+    def in_use(self) -> bool:
+        """Whether it should be loaded."""
+        return self.requests > 0 or self.awaited or self.pinned
+
+
+@attrs.frozen
 class Request:
     """A service that waits for memory.
 
@@ -86,7 +113,8 @@ class Request:
         since: When it began to wait.
         dwell_seconds: Time for which memory must have been normal; more than 0 after an eviction for pressure.
         margin_bytes: Bytes that must be available beyond its need, after an eviction.
-        may_displace: Whether less important services may be displaced for it.
+        may_displace: Whether other services may be displaced for it.
+        usage: Its requests and users.
     """
 
     key: Key
@@ -96,6 +124,7 @@ class Request:
     dwell_seconds: float = 0.0
     margin_bytes: int = 0
     may_displace: bool = True
+    usage: Usage = Usage()
 
     @property
     def returns(self) -> bool:
@@ -129,7 +158,6 @@ class Reservation:
         measured: Whether it has been measured; for a loaded engine, since it was loaded.
         loaded_at: When the engine first answered; None before.
         busy_at: When it last had work.
-        load_seconds: Duration of the service's last load.
         evicted_why: Why the engine is evicted; None while it is not.
         exit_deadline: When it should have exited; None while it is not exiting.
         urgent: Whether its requests are cut short.
@@ -137,7 +165,7 @@ class Reservation:
         granted_bytes: The limit for all engines together that this engine's Model set when this was made; 0 where the
             host's budget applied. An edit of the Model stops no engine.
         capacity_bytes: The most that all engines could have had since this was made: held and available bytes.
-        in_use: Whether requests or a user wait for the service, requests run, or it is pinned.
+        usage: Requests and users of the service.
     """
 
     number: int
@@ -154,14 +182,13 @@ class Reservation:
     measured: bool = False
     loaded_at: float | None = None
     busy_at: float = 0.0
-    load_seconds: float = 0.0
     evicted_why: str | None = None
     exit_deadline: float | None = None
     urgent: bool = False
     host_free_bytes: int = 0
     granted_bytes: int = 0
     capacity_bytes: int = 0
-    in_use: bool = False
+    usage: Usage = Usage()
 
     @property
     def total_bytes(self) -> int:
@@ -200,15 +227,8 @@ class Reservation:
     @property
     def is_unused(self) -> bool:
         """Whether no request needs the engine now, and the next one would load it again."""
-        return self.spec.on_request and self.loaded_at is not None and not self.in_use
-
-    def gives_way_to(self, request: Request) -> bool:
-        """Whether the engine may be displaced for a request: a less important one, or an unused one of equal rank."""
-        if self.spec.protected or self.spec.pinned:
-            return False
-        if self.spec.on_request:
-            return self.is_unused and self.spec.rank < request.spec.rank + request.spec.on_request
-        return self.spec.rank < request.spec.rank
+        is_used = self.usage.requests > 0 or self.usage.pinned
+        return self.spec.on_request and self.loaded_at is not None and not is_used
 
     def exits_in_time(self, now: float) -> bool:
         """Whether the engine is exiting and has not passed its deadline."""

@@ -57,8 +57,13 @@ class Cost:
 
     def used(self, now: float) -> "Cost":
         """Return the cost after another request."""
-        weight = self._weight(now)
-        return attrs.evolve(self, uses=self.uses * weight + 1, loads=self.loads * weight, at=now)
+        after = self.seen(now)
+        return attrs.evolve(after, uses=after.uses + 1)
+
+    def seen(self, at: float) -> "Cost":
+        """Return the cost of a model that worked at `at`."""
+        weight = self._weight(at)
+        return self if at < self.at else Cost(self.load_seconds, self.uses * weight, self.loads * weight, at)
 
     def loaded(self, seconds: float, now: float) -> "Cost":
         """Return the cost after another load."""
@@ -116,6 +121,7 @@ class Waiting:
         since: When the oldest of its requests arrived.
         requests: How many wait; 0 for an Always service.
         first: Whether its user started it: it is first among equals, and not delayed.
+        displaces: Whether others may make room for it.
     """
 
     key: Key
@@ -125,6 +131,12 @@ class Waiting:
     on_request: bool = True
     requests: int = 1
     first: bool = False
+    displaces: bool = True
+
+    @property
+    def order(self) -> tuple[int, bool, float, Key]:
+        """By priority, then those that users start, then the longest wait."""
+        return -self.rank, not self.first, self.since, self.key
 
 
 @attrs.frozen
@@ -171,7 +183,7 @@ def step(
     displaced: dict[Key, Key] = {}
     closed: dict[Key, Key] = {}
     delayed: dict[Key, float] = {}
-    for one in sorted(waiting, key=lambda one: (-one.rank, not one.first, one.since, one.key)):
+    for one in sorted(waiting, key=lambda one: one.order):
         lacking = {device: size - soon.get(device, 0) for device, size in one.bytes.items()}
         lacking = {device: size for device, size in lacking.items() if size > 0}
         chosen: tuple[Resident, ...] = ()
@@ -209,7 +221,7 @@ def cheapest_set(
         if share > 0:
             value = costs.get(each.key, UNKNOWN).value(now)
             rows.append(((_door(each, now), each.rank), value, value / share, each.key, each))
-    if not _suffice([row[-1] for row in rows], lacking):
+    if not lacking or not _suffice([row[-1] for row in rows], lacking):
         return ()
     sets = []
     for column in (1, 2):
@@ -243,7 +255,7 @@ def _choose(
 
 def _may_displace(one: Waiting, each: Resident) -> bool:
     equal = each.rank == one.rank and each.on_request and one.on_request
-    return each.key != one.key and (each.rank < one.rank or equal)
+    return one.displaces and each.key != one.key and (each.rank < one.rank or equal)
 
 
 def _allowed_at(one: Waiting, each: Resident, cost: Cost, now: float) -> float:

@@ -435,7 +435,7 @@ class Attempt:
                     outcome.failure = await metal_monitor.first_failure(engine)
                 if outcome.failure is None:
                     outcome.ready_at = trio.current_time()
-                    context.ledger.record_loaded(allocation)
+                    context.ledger.record_loaded(allocation, adopted=self.adoptable is not None)
                     restored = await self._restore_prompts(prompts) if self.adoptable is None else ""
                     if self.before is not None:
                         await self._take_over(running, allocation)

@@ -22,6 +22,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceServiceSpec
 from llmkube.k8s.crd.placement import ALWAYS, ON_REQUEST
 from llmkube.k8s.wire.conditions import LOADED, find_condition
 from llmkube.k8s.wire.reasons import Reason
+from llmkube.supervisor.memory.reservation import Usage
 from llmkube.supervisor.values.desired import Desired, Idle, Launch, Target
 
 BEFORE_LOAD: Final = frozenset({Reason.PENDING, Reason.WAITING_FOR_MODEL, Reason.FETCHING})
@@ -64,6 +65,8 @@ class Activation:
         wanted: Whether it is, or should be, loaded.
         awaited: Whether a user waits for its load: it displaces others, and continues without a request.
         requests: Number of requests that wait for it or run.
+        held: Number of those that wait.
+        held_since: Since when there are such.
         used_at: When the last of them ended, or it was loaded.
         kept_seconds: Time without requests after which a client wants it unloaded; infinite if it must stay loaded.
             None if no client has set one.
@@ -77,14 +80,17 @@ class Activation:
     wanted: bool = True
     awaited: bool = False
     requests: int = 0
+    held: int = 0
+    held_since: float = math.inf
     used_at: float = 0.0
     kept_seconds: float | None = None
     retry_at: float = -math.inf
 
     @property
-    def in_use(self) -> bool:
-        """Whether it is not displaced: requests or a user wait for it, requests run, or it is pinned."""
-        return self.requests > 0 or self.awaited or self.pinned or self.kept_seconds == math.inf
+    def usage(self) -> Usage:
+        """Its requests and users."""
+        is_pinned = self.pinned or self.kept_seconds == math.inf
+        return Usage(self.requests, self.held, self.held_since, self.awaited, is_pinned, self.used_at)
 
     @property
     def limit_seconds(self) -> float:
@@ -159,6 +165,15 @@ class Activation:
         """A request needs it, which does not load it during the back-off after a failed load."""
         return attrs.evolve(self, requests=self.requests + 1, wanted=self.wanted or now >= self.retry_at)
 
+    def hold(self, now: float) -> "Activation":
+        """One of its requests begins to wait."""
+        return attrs.evolve(self, held=self.held + 1, held_since=min(self.held_since, now))
+
+    def resume(self) -> "Activation":
+        """A request waits no longer."""
+        left = self.held - 1
+        return attrs.evolve(self, held=left, held_since=self.held_since if left else math.inf)
+
     def end(self, now: float, *, has_memory: bool) -> "Activation":
         """A request has ended or its client has left; without any, a load that still waits for memory is withdrawn."""
         left = self.requests - 1
@@ -177,11 +192,12 @@ class Activation:
         """Its load has failed, and is not repeated before `retry_at`."""
         return attrs.evolve(self, wanted=False, awaited=False, retry_at=retry_at) if self.on_request else self
 
-    def displace(self) -> "Activation":
-        """Its engine is stopped for memory; it returns if it is in use."""
+    def displace(self, *, for_another: bool = False) -> "Activation":
+        """Its engine is stopped for memory, perhaps for another one once it has loaded; it returns if it is in use."""
+        after = attrs.evolve(self, awaited=self.awaited and not for_another)
         if not self.on_request:
-            return self
-        return attrs.evolve(self, wanted=True) if self.in_use else self.unload()
+            return after
+        return attrs.evolve(after, wanted=True) if after.usage.in_use else after.unload()
 
     def unload(self) -> "Activation":
         """It is unloaded, by a user or because its time without requests is over."""

@@ -102,7 +102,8 @@ class ServiceView:
     that an earlier release started has the runtime only.
 
     `on_request` is set in snapshots of services that a request loads; `load_seconds` is then the duration of the last
-    load, 0 if it is not known, and `hold_seconds` the longest wait of a request, if the spec has one.
+    load, 0 if it is not known, `hold_seconds` the longest wait of a request, if the spec has one, and
+    `delayed_until` when others make room for it. `closed` is why new requests wait although the engine answers.
     """
 
     reason: str
@@ -121,6 +122,8 @@ class ServiceView:
     on_request: bool = False
     load_seconds: float = 0.0
     hold_seconds: float | None = None
+    delayed_until: float = 0.0
+    closed: str = ""
 
     @property
     def ready(self) -> bool:
