@@ -39,6 +39,10 @@ CONSTRUCTS: Final = tuple(Construct(**row) for row in _ROWS)
 
 ELSEWHERE: Final[Mapping[str, str]] = {
     "InferenceService modelRef": "each construct has it",
+    "InferenceService activation.mode": "ours: loading on request (tests/sim/test_activation.py)",
+    "InferenceService activation.idleTimeout": "ours: loading on request (tests/sim/test_activation.py)",
+    "InferenceService activation.maxHold": "ours: loading on request (tests/sim/test_activation.py)",
+    "InferenceService activation.pin": "ours: loading on request (tests/sim/test_activation.py)",
     "InferenceService hosts.modelRef": "ours: pods and hosts under one name (tests/sim/test_pods_and_hosts.py)",
     "InferenceService hosts.replicas": "ours: pods and hosts under one name (tests/sim/test_pods_and_hosts.py)",
     "InferenceService speculativeDecoding.draftModelRef": "two Models (tests/sim/test_drafts.py)",
