@@ -245,7 +245,9 @@ CACHED = {
 @pytest.mark.parametrize("streams", [False, True])
 async def test_a_provider_s_cache_shows_nothing_of_another_tenant(auth, path, streams, shares):
     """All teams share the key of a provider and so its cache: the operator sees its counters, and clients do not."""
-    timings = {"cache_n": 1111, "prompt_n": 889, "predicted_n": 3, "prompt_ms": 777.5, "predicted_ms": 9.0}
+    timings = (
+        {} if streams else {"cache_n": 1111, "prompt_n": 889, "predicted_n": 3, "prompt_ms": 777.5, "predicted_ms": 9.0}
+    )
     whole = TIMED | {"usage": CACHED, "timings": timings}
     last = {"object": "chat.completion.chunk", "choices": [], "usage": CACHED, "timings": timings}
     script = rl.stream(rl.piece("yes", "stop"), b"data: %b\n\n" % json.dumps(last).encode(), rl.DONE)

@@ -83,9 +83,10 @@ class ChatForm:
             body["model"], changed = self.model, True
         if choices is None and isinstance(body.get("usage"), dict) and place == "delta":
             body["choices"], changed = [], True
-        if self.hides_cache and (isinstance(body.get("usage"), dict) or "timings" in body):
-            usage, changed = body.pop("usage", None) or {}, bool(body.pop("timings", True))
-            body["usage"] = {name: usage[name] for name in _WITHOUT_CACHE if name in usage}
+        if self.hides_cache and not body.keys().isdisjoint(("usage", "timings")):
+            usage, changed = object_in(body.get("usage"), "usage"), True
+            body.pop("timings", None)
+            body["usage"] = {name: usage[name] for name in _WITHOUT_CACHE if name in usage} or None
         for choice in choices if isinstance(choices, list) else ():
             if isinstance(choice, dict):
                 changed = self._convert_choice(choice, place, body.get("id")) or changed
