@@ -185,7 +185,7 @@ def test_remembered_tenants_are_bounded(monkeypatch):
     queue.admit()
     for number in range(10):
         queue.ended(f"t{number}", 1000 + number, 1000 + number)
-    assert queue.remembered == 4
+    assert len(queue._tenants) == 4
 
 
 STEPS = st.lists(
@@ -219,7 +219,7 @@ def test_every_history_keeps_the_slots_full_and_loses_no_request(slots, steps):
         assert queue.virtual_time >= before
         assert queue.active == len({name for name, _ in (*waiting.values(), *running.values())})
     if not waiting and not running:
-        assert queue.remembered == 0
+        assert queue._tenants == {}
 
 
 @given(st.lists(st.integers(1, 300), min_size=20, max_size=60), st.lists(st.integers(1, 300), min_size=20, max_size=60))

@@ -182,16 +182,12 @@ def resolve(
     options = settings_of(kind)
     found = kind(**{option.name: _resolve_option(option, flags, environ, config, table) for option in options})
     for one, other in itertools.combinations([each for each in options if each.name.endswith("port")], 2):
-        port, hosts = getattr(found, one.name), {getattr(found, _host_of(each), "") for each in (one, other)}
+        port = getattr(found, one.name)
+        hosts = {getattr(found, each.name.replace("port", "host"), "") for each in (one, other)}
         is_unused = one.minimum and port == one.default  # the port of another program, which may not run
         if port and port == getattr(found, other.name) and not is_unused and (len(hosts) == 1 or "::" in hosts):
             raise SettingError(f"{other.flag}: {port} is also the port of {one.flag}; set one of them to another port")
     return found
-
-
-def _host_of(port: Setting) -> str:
-    """Return the name of the setting with the address of a port."""
-    return port.name.replace("port", "host")
 
 
 def _resolve_option(

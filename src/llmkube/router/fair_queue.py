@@ -68,11 +68,6 @@ class FairQueue(Generic[Ticket]):
         """Number of tenants with a waiting or running request."""
         return sum(1 for each in self._tenants.values() if each.waiting or each.running)
 
-    @property
-    def remembered(self) -> int:
-        """Number of tenants whose usage is remembered."""
-        return len(self._tenants)
-
     def offer(self, tenant: str, ticket: Ticket, tokens: int, slots: int = 1) -> tuple[str, Ticket] | None:
         """Enqueue a request; return the tenant and request dropped for it, if the queue is full.
 

@@ -156,10 +156,6 @@ SUSPECT_SECONDS: Final = 600.0
 """Longest wait of a suspect for other suspects."""
 
 
-def _uncounted(_service: str, _slots: int) -> AbstractContextManager[Passage]:
-    return nullcontext(Passage())
-
-
 @attrs.frozen(eq=False)
 class PassThrough:
     """Forwards requests to engines with their bodies unchanged, with three exceptions.
@@ -176,7 +172,7 @@ class PassThrough:
 
     directory: ModelDirectory
     client: HttpClient
-    begin: Begin = _uncounted
+    begin: Begin = lambda *_: nullcontext(Passage())
     suspects: Suspects = attrs.field(factory=Suspects)
     on_error: Callable[[str], None] = lambda _: None
     holds: Holds = attrs.field(factory=Holds)

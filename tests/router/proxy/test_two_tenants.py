@@ -231,6 +231,39 @@ async def test_engines_reuse_no_prompt_of_another_tenant(auth):
         assert set(line["droppedFields"]) == set(more)
 
 
+CACHED = {
+    "prompt_tokens": 2000,
+    "completion_tokens": 3,
+    "prompt_tokens_details": {"cached_tokens": 1111},
+    "prompt_cache_miss_tokens": 889,
+    "cost": 0.1234,
+}
+
+
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize("path", [rl.CHAT, "/v1/messages", "/v1/responses"])
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_provider_s_cache_shows_nothing_of_another_tenant(auth, path, streams, shares):
+    """All teams share the key of a provider and so its cache: the operator sees its counters, and clients do not."""
+    timings = (
+        {} if streams else {"cache_n": 1111, "prompt_n": 889, "predicted_n": 3, "prompt_ms": 777.5, "predicted_ms": 9.0}
+    )
+    whole = TIMED | {"usage": CACHED, "timings": timings}
+    last = {"object": "chat.completion.chunk", "choices": [], "usage": CACHED, "timings": timings}
+    script = rl.stream(rl.piece("yes", "stop"), b"data: %b\n\n" % json.dumps(last).encode(), rl.DONE)
+    given = Auth(keys_folder=auth.keys_folder, shares_caches=shares)
+    config = rl.config_of(rl.cloud("gpt"), auth=given)
+    of_path = {"model": "m", "input": "hi"} if path == "/v1/responses" else rl.MESSAGE
+    asked = of_path | {"stream": streams}
+    async with rl.open_lab(config, gpt=script if streams else rl.answer(body=whole)) as lab:
+        found = await lab.ask(asked, path, headers=QUIET)
+    seen = f"{found.headers.get('server-timing')} {found.body.decode()}"
+    assert ("1111" in seen) == shares
+    assert found.status == 200
+    assert shares or not any(each in seen for each in ("889", "1234", "777"))
+    assert lab.audit[-1]["cachedTokens"] == 1111
+
+
 @pytest.mark.parametrize("shared", [Auth(), None])
 async def test_a_router_may_share_caches(auth, shared):
     """Without keys there are no tenants; with them, it is the owner's decision."""

@@ -20,6 +20,9 @@ MAX_CALLS: Final = 1024
 
 _WRITES: Final = TABLE["writes"]
 _REASONS: Final = {other: name for name, others in _WRITES["reasons"].items() for other in others}
+_WITHOUT_CACHE: Final = ("prompt_tokens", "completion_tokens", "total_tokens", "completion_tokens_details")
+"""Members of `usage` that do not depend on what was cached; prices do."""
+
 _NOT_IN_IDS: Final = re.compile(r"[^A-Za-z0-9_-]")
 _MAX_WRITTEN: Final = 64 << 10
 
@@ -58,9 +61,11 @@ class ChatForm:
 
     Attributes:
         model: Name of the model in the client's request.
+        hides_cache: Whether the client gets no counters of the backend's prompt cache, since other tenants share it.
     """
 
     model: str
+    hides_cache: bool = False
     _calls: dict[object, list[_Call]] = attrs.field(factory=dict)
 
     def convert(self, body: JsonObject, place: Literal["message", "delta"]) -> bool:
@@ -78,6 +83,10 @@ class ChatForm:
             body["model"], changed = self.model, True
         if choices is None and isinstance(body.get("usage"), dict) and place == "delta":
             body["choices"], changed = [], True
+        if self.hides_cache and not body.keys().isdisjoint(("usage", "timings")):
+            usage, changed = object_in(body.get("usage"), "usage"), True
+            body.pop("timings", None)
+            body["usage"] = {name: usage[name] for name in _WITHOUT_CACHE if name in usage} or None
         for choice in choices if isinstance(choices, list) else ():
             if isinstance(choice, dict):
                 changed = self._convert_choice(choice, place, body.get("id")) or changed

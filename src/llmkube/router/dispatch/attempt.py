@@ -79,6 +79,10 @@ class ClientRequest:
         """Whether the client requests a stream."""
         return bool(self.body.get("stream"))
 
+    def hides_cache(self, backend: Backend) -> bool:
+        """Whether the client gets no counters of the backend's prompt cache: providers have one for all tenants."""
+        return bool(self.cache_salt and backend.provider)
+
 
 @attrs.frozen(kw_only=True)
 class Answer:
@@ -225,7 +229,8 @@ class Attempts:
                 answer = await self.transport.start(permit, rebuilt.path, lines, rebuilt.body, on_sent)
                 uses_messages = uses_messages_api(inbound.path, backend)
                 name = str(inbound.body.get("model"))
-                reader = _AnswerReader(answer, silence, silence_seconds, backend, name, uses_messages=uses_messages)
+                kind = {"uses_messages": uses_messages, "hides_cache": inbound.hides_cache(backend)}
+                reader = _AnswerReader(answer, silence, silence_seconds, backend, name, **kind)
                 found = await reader.read(inbound.streams)
                 dropped = inbound.dropped + rebuilt.dropped
                 if isinstance(found, Stream):
@@ -285,6 +290,7 @@ class _AnswerReader:
         silence_seconds: Distance of that deadline.
         model: Name of the model in the client's request, which the answer gets.
         uses_messages: Whether the answer is in Anthropic's Messages format.
+        hides_cache: Whether the client gets no counters of the backend's prompt cache.
     """
 
     answer: StreamedResponse
@@ -293,6 +299,7 @@ class _AnswerReader:
     backend: Backend
     model: str
     uses_messages: bool
+    hides_cache: bool
 
     async def read(self, streams: bool) -> Answer | Stream | Failure:
         head = self.answer.head
@@ -304,7 +311,7 @@ class _AnswerReader:
         return await self._read_body(streams)
 
     async def _read_stream(self) -> Stream | Answer | Failure:
-        state = AnswerState(self.model, uses_messages=self.uses_messages)
+        state = AnswerState(self.model, uses_messages=self.uses_messages, hides_cache=self.hides_cache)
         events: list[AnswerEvent] = []  # not sent to the client yet, so an invalid one causes a fallback
         while True:
             # Only events with content move the deadline: a backend could send comments and partial events forever.
@@ -348,12 +355,13 @@ class _AnswerReader:
         status, headers = self.answer.status, self.answer.head.lines
         try:
             reply = loads_well_formed(body)
-            changed = self.uses_messages and isinstance(reply, dict) and (status < 400 or "error" in reply)
+            usage, changed = None, self.uses_messages and isinstance(reply, dict) and (status < 400 or "error" in reply)
             if changed:
                 reply = chat_of_message(reply)
             if isinstance(reply, dict):
                 model = reply.get("model")
-                changed = ChatForm(self.model).convert(reply, "message") or changed
+                usage = usage_of_answer(reply)
+                changed = ChatForm(self.model, self.hides_cache).convert(reply, "message") or changed
             body = orjson.dumps(reply) if changed else body
         except (orjson.JSONDecodeError, orjson.JSONEncodeError, DialectError):
             reply = parsed_refusal(body) if status >= 400 else None
@@ -375,7 +383,7 @@ class _AnswerReader:
             status=status,
             headers=headers,
             body=body,
-            usage=usage_of_answer(reply),
+            usage=usage,
             model=model if isinstance(model, str) else "",
         )
 

@@ -170,6 +170,7 @@ class BackendCalls:
             record.charges.status = found.status if isinstance(found, Answer) else 200
             answer = record.answer
             answer.backend, answer.dropped = name, found.dropped
+            answer.hides_cache = request.inbound.hides_cache(permit.backend)
             if answer.first_byte_seconds is None:
                 answer.first_byte_seconds = now - record.request.started_at
             if isinstance(found, Answer):

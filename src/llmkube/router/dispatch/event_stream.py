@@ -51,12 +51,13 @@ class AnswerState:
         done: Whether `[DONE]` was received.
     """
 
-    def __init__(self, model: str, *, uses_messages: bool = False) -> None:
+    def __init__(self, model: str, *, uses_messages: bool = False, hides_cache: bool = False) -> None:
         """Read an answer.
 
         Args:
             model: Name of the model in the client's request.
             uses_messages: Whether the answer is in Anthropic's Messages format.
+            hides_cache: Whether the client gets no counters of the backend's prompt cache.
         """
         self._usage: Usage | None = None
         self._has_text = False
@@ -65,7 +66,7 @@ class AnswerState:
         self.done = False
         self._parser = EventParser()
         self._messages = MessageEvents() if uses_messages else None
-        self._form = ChatForm(model)
+        self._form = ChatForm(model, hides_cache)
         self._finished: dict[int, bool] = {}
 
     @property

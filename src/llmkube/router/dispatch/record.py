@@ -112,6 +112,7 @@ class AnswerRecord:
         queue_seconds: Time in the queue; None without a queue.
         load_seconds: Time until a model was loaded; None if none was loading.
         diverged: Character range where the prompt diverges from an earlier one of the tenant; "" if it does not.
+        hides_cache: Whether the client gets no counters of the backend's prompt cache.
     """
 
     backend: str = ""
@@ -128,6 +129,7 @@ class AnswerRecord:
     queue_seconds: float | None = None
     load_seconds: float | None = None
     diverged: str = ""
+    hides_cache: bool = False
 
 
 @attrs.define(eq=False)
@@ -214,7 +216,7 @@ def server_timing(record: Record, now: float) -> str:
     if record.attempts:
         parts.append(f"backend;dur={_ms(record.attempts[-1].seconds)}")
         parts.append(f'attempts;desc="{len(record.attempts)}"')
-    usage = answer.usage
+    usage = None if answer.hides_cache else answer.usage
     if usage is not None and (usage.cached or usage.prefill_ms is not None):  # other servers do not report them
         parts.append(f'cached;desc="{usage.cached}"')
     if answer.diverged:

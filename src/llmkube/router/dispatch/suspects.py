@@ -45,10 +45,6 @@ CULPRIT: Final = Failure(
     f"{REFUSED_SECONDS / 60:.0f} minutes; change it, for instance its grammar, its schema or its length",
 )
 
-_WAITED_TOO_LONG: Final = Failure(
-    Cause.TIMEOUT, "the wait for other requests that were in an engine when it exited took too long"
-)
-
 Key = tuple[str, bytes]
 """Tenant, and digest of path and body."""
 
@@ -175,7 +171,7 @@ class Suspects:
                     with trio.move_on_after(self._admit_next()):
                         await self._alone_changed.wait()
             if not turn.is_set():
-                return _WAITED_TOO_LONG
+                return Failure(Cause.TIMEOUT, "the wait for others that were in an engine when it exited was too long")
             if alone:
                 self._alone, self._alone_until = request, trio.current_time() + MAX_ALONE_SECONDS
         finally:
