@@ -68,5 +68,3 @@ class PaddedModel:
             file.write(data)
             file.truncate(begin + draft.data_bytes)
         return path
-
-

@@ -109,6 +109,20 @@ async def test_no_model_with_a_request_is_displaced(autojump_clock):
         assert ends["a"] < ends["c"] < ends["a"] + 15
 
 
+async def test_a_request_on_its_way_to_the_engine_is_not_cut(autojump_clock):
+    """An engine stops after the answers to all requests that were routed to it, also if it does not know of one yet."""
+    async with activating("a") as world:
+        with world.agent.activator.using("default/a"):
+            assert isinstance(directory(world).lookup("a"), Backend)
+            await world.apply("a", source="builtin://a", replicas=0)
+            await world.until(directory(world).lookup, lambda found: not isinstance(found, Backend), "a")
+            (engine,) = world.machine.live("a")
+            await trio.sleep(10)
+            assert (engine.in_flight, engine.ready) == (0, True)
+        await trio.sleep(2)
+        assert not resident(world)
+
+
 async def test_idle_timeout_pin_and_unload(autojump_clock):
     """A model is unloaded after its timeout, never while it is in use; a pinned one stays; `unload` ends a pin."""
     async with activating("a", activation={"idleTimeout": "30s", "maxHold": "90s"}) as world:

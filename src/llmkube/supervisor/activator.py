@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Never
 
 import attrs
@@ -30,14 +30,8 @@ class ServiceActivator:
     def using(self, service: str) -> Iterator[None]:
         """Keep a service loaded while a request of it waits or runs; load it first if it is idle."""
         gate = self.gate_of(Key.parse(service))
-        if gate is None:
+        with nullcontext() if gate is None else gate.using():
             yield
-            return
-        gate.change(gate.activation.begin(trio.current_time()))
-        try:
-            yield
-        finally:
-            gate.end_request()
 
     def load(self, service: str) -> None:
         """Load a service that is idle, also during the back-off after a failed load."""

@@ -416,7 +416,7 @@ class Attempt:
             nursery.start_soon(watch_exit)
             async with (
                 self._drained(engine, outcome, allocation.expedited),
-                self.status.withdrawn(outcome, allocation, context.shutdown),
+                self.status.withdrawn(outcome, allocation, context.shutdown, context.gate.uses),
             ):
                 if self.adoptable is None or not await running.answers_at_once():
                     self.status.set_view(view)
@@ -502,16 +502,23 @@ class Attempt:
     async def _drained(self, engine: health.Engine, outcome: Outcome, expedited: trio.Event) -> AsyncIterator[None]:
         """On exit, wait until the requests in flight have finished; the endpoint is withdrawn, so no new ones arrive.
 
+        The engine may not know yet of a request that this host's gateway has sent to it.
         Do not wait for an engine that hangs or has exited, nor when memory is critically short.
         """
         context = self.context
+
+        async def wait_finished() -> None:
+            for use in outcome.uses:
+                await use.wait()
+            await engine.wait_idle()
+
         try:
             yield
         finally:
             can_drain = outcome.published and outcome.failure is None and outcome.exit is None
             if can_drain and not context.shutdown.keep and not expedited.is_set():
                 with trio.move_on_after(context.settings.drain_seconds, shield=True) as bound:
-                    await wait_any(expedited.wait, engine.wait_idle)
+                    await wait_any(expedited.wait, wait_finished)
                 if bound.cancelled_caught or expedited.is_set():
                     late = f"not finished within {context.settings.drain_seconds:g} s"
                     why = "memory is critically short" if expedited.is_set() else late

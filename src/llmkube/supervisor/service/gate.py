@@ -1,7 +1,8 @@
 """The gate between planner and runner of one service: a launch passes while the service is wanted."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import attrs
 import trio
@@ -34,6 +35,7 @@ class Gate:
     changed: Callable[[], None] = lambda: None
     activation: Activation = Activation()
     _target: Mailbox[Target] | None = None
+    _uses: dict[trio.Event, None] = attrs.field(factory=dict)
 
     def open(self, first: Target) -> Mailbox[Target]:
         """Return a new mailbox for the targets of the service."""
@@ -73,8 +75,24 @@ class Gate:
                 self.manager.update(Facts.with_view, WOKEN)
         self._target.put_nowait(after.target(launch, idle))
 
-    def end_request(self) -> None:
-        """Record that a request has ended, or its client has left."""
+    @contextmanager
+    def using(self) -> Iterator[None]:
+        """Keep the service loaded while a request of it waits or runs; load it first if it is idle."""
+        ended = trio.Event()
+        self._uses[ended] = None
+        self.change(self.activation.begin(trio.current_time()))
+        try:
+            yield
+        finally:
+            del self._uses[ended]
+            ended.set()
+            self._end_request()
+
+    def uses(self) -> tuple[trio.Event, ...]:
+        """Return an event for each request that waits or runs, which is set at its end."""
+        return tuple(self._uses)
+
+    def _end_request(self) -> None:
         has_memory = not self.ledger.watched or self.ledger.book.records.serving(self.manager.key) is not None
         self.change(self.activation.end(trio.current_time(), has_memory=has_memory))
 
