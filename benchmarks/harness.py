@@ -39,6 +39,7 @@ ORDER: Final = (
     "adoption",
     "estimate",
     "pressure",
+    "swap",
     "scale",
     "controller",
     "version",

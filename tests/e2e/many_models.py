@@ -2,7 +2,9 @@
 
 import enum
 import json
+import math
 import random
+import re
 from pathlib import Path
 
 import attrs
@@ -16,7 +18,13 @@ from padded_models import QUESTION, TOKENS, PaddedModel
 MODELS = tuple(PaddedModel(f"m{number}", layers) for number, layers in enumerate((8, 16, 32, 48, 64, 96, 128, 160)))
 """Eight models, of 7 to 121 MiB, which take different times to load."""
 
+MEMORY = 620 << 20
+"""Memory for three of them, of which at most one is large."""
+
 JSON_BODY = Headers.of({"Content-Type": "application/json"})
+
+
+_TOKEN = re.compile(rb'"content":"[^"]')
 
 
 class Verdict(enum.Enum):
@@ -60,17 +68,18 @@ spec: {{modelRef: {model.name}, contextSize: 1024, parallelSlots: 2, extraArgs: 
 """
 
 
-async def ask(http: HttpClient, url: str, model: PaddedModel, *, stream: bool) -> Answer:
+async def ask(http: HttpClient, url: str, model: PaddedModel, *, stream: bool, key: str = "") -> Answer:
     """Ask a model the demo's question, with all that OpenAI's API needs."""
     body = {"model": model.name, "messages": [{"role": "user", "content": QUESTION}], "stream": stream}
     asked = json.dumps(body | {"temperature": 0, "max_tokens": TOKENS}).encode()
-    began, first, received, status = trio.current_time(), float("inf"), b"", 0
+    headers = Headers([*JSON_BODY, ("Authorization", f"Bearer {key}")]) if key else JSON_BODY
+    began, first, received, status = trio.current_time(), math.inf, b"", 0
     try:
-        async with http.open_stream("POST", f"{url}/v1/chat/completions", headers=JSON_BODY, body=asked) as answer:
+        async with http.open_stream("POST", f"{url}/v1/chat/completions", headers=headers, body=asked) as answer:
             status = answer.status
             while piece := await answer.receive_some():
                 received += piece
-                if first == float("inf") and b'"content":"' in received:
+                if first == math.inf and _TOKEN.search(received):
                     first = trio.current_time()
     except HttpError as error:
         verdict, text = Verdict.CUT, f"{error} after {received[-200:]!r}"

@@ -8,7 +8,7 @@ import psutil
 import pytest
 import trio
 
-from e2e.many_models import MODELS, Verdict, ask, keep_asking, manifests
+from e2e.many_models import MEMORY, MODELS, Verdict, ask, keep_asking, manifests
 from e2e.up_process import command_line, engines_in, open_program, proxies_in
 from free_ports import free_port
 from lengths import MANY_CLIENTS, MANY_SECONDS
@@ -16,9 +16,6 @@ from llmkube.base.http.client import open_http_client
 from waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ci]
-
-MEMORY = 620 << 20
-"""Three of them fit, of which at most one is large."""
 
 RESTART_SECONDS = 60.0
 """Time in which a program that was killed answers again."""
@@ -38,7 +35,15 @@ class Machine:
         (folder / "all.yaml").write_text("---".join(written))
         share = MEMORY / psutil.virtual_memory().total
         ports = ("--api-port", "0", "--probe-port", "0", "--gateway-port", str(self.port))
-        self.flags = ("--state-dir", str(self.state), *ports, "--memory-fraction", f"{share:.6f}")
+        self.flags = (
+            "--state-dir",
+            str(self.state),
+            *ports,
+            "--log-level",
+            "info",
+            "--memory-fraction",
+            f"{share:.6f}",
+        )
         self.flags += ("--allow-local-sources", str(folder / "models"))
 
     async def run(self, task_status):
@@ -95,26 +100,23 @@ async def open_machine(folder):
 
 
 async def test_no_answer_is_cut_or_wrong(tmp_path):
-    """Clients that ask more models than fit get right answers; only what was killed itself ends requests."""
+    """Clients of more models than fit get right answers; errors are for requests whose engine or gateway was killed."""
     answers, rng = [], random.Random(1)
     async with open_machine(tmp_path) as machine, open_http_client() as http, trio.open_nursery() as clients:
         for model in MODELS:  # each is known, and answers by itself
             await machine.up.wait_for("out", f"default/{model.name}: (Ready|Idle)")
-            assert (await ask(http, machine.url, model, stream=True)).text == model.answer
+            assert (await ask(http, machine.url, model, stream=False)).text == model.answer
         for seed in range(MANY_CLIENTS):
             clients.start_soon(partial(keep_asking, machine.url, seed, answers))
         ends, kills = trio.current_time() + MANY_SECONDS, 0
         while trio.current_time() < ends or kills < 3:
             count = len(answers)
-            await until(lambda: len(answers) >= count + 2 * MANY_CLIENTS)
+            await until(lambda count=count: len(answers) >= count + 2 * MANY_CLIENTS)
             await (machine.kill_program if kills % 3 == 1 else machine.kill_engine)(rng)
             kills += 1
-        killed = len(answers)
-        await until(lambda: len(answers) >= killed + 2 * MANY_CLIENTS)
+        for model in MODELS:
+            assert (await ask(http, machine.url, model, stream=True)).text == model.answer
         clients.cancel_scope.cancel(reason="seen enough")
     assert not [each for each in answers if each.verdict is Verdict.WRONG]
     lost = [each for each in answers if each.verdict is not Verdict.RIGHT and not machine.excused(each)]
-    assert not lost, "\n".join(
-        [*map(str, machine.kills), *map(str, lost), machine.up.out[-3000:], machine.up.err[-5000:]]
-    )
-    assert {each.model for each in answers if each.verdict is Verdict.RIGHT} == {model.name for model in MODELS}
+    assert not lost, (machine.kills, machine.up.err[-5000:])

@@ -82,10 +82,10 @@ class Gateway:
 
     async def _answer(self, name, seconds, client, lines):
         found = self.directory.lookup(name)
-        with self.monitor.requested(name), self.holds.using(found):
+        with self.monitor.requested(name), self.holds.using(found) as hold:
             if isinstance(found, UnavailableModel):
                 try:
-                    await self._wait(name, found, client, lines)
+                    await self._wait(name, found, client, lines, hold)
                 except RefusedError as error:
                     return error
             found = self.directory.lookup(name)
@@ -93,10 +93,10 @@ class Gateway:
                 return found
             return await self._compute(name, found, seconds)
 
-    async def _wait(self, name, found, client, lines):
+    async def _wait(self, name, found, client, lines, hold):
         arrived, standstills = trio.current_time(), self.monitor.standstills
         try:
-            await self.holds.wait(name, HeldRequest("somebody", arrived, client, lines))
+            await self.holds.wait(name, HeldRequest("somebody", arrived, client, lines), hold)
         finally:
             newest, waited = self.directory.lookup(name), trio.current_time() - arrived
             longest = max(each.hold_seconds for each in (found, newest or found) if isinstance(each, UnavailableModel))

@@ -53,9 +53,9 @@ async def answered(world, name, *, seconds=0.0, limit=120.0):
     """Send a request as the gateway does; return its answer, the obstacle, or None if it has waited too long."""
     service, models = f"default/{name}", directory(world)
     await world.until(models.lookup, lambda found: found is not None, name)
-    with trio.move_on_after(limit), world.agent.activator.using(service):
+    with trio.move_on_after(limit), world.agent.activator.using(service) as hold:
         if not isinstance(models.lookup(name), Backend):
-            with world.agent.activator.holding(service):
+            with hold():
                 while not isinstance(found := models.lookup(name), Backend) and found.wakes:
                     await world.agent.activator.wait_changed(service)
         found = models.lookup(name)
@@ -161,6 +161,20 @@ async def test_a_request_that_waits_for_its_own_model_to_end(autojump_clock):
         await trio.sleep(1)
         assert (resident(world), loads(world, "b")) == (["a"], before)
         assert isinstance(await answered(world, "b"), Backend)
+
+
+async def test_a_request_on_its_way_to_the_engine_is_not_cut(autojump_clock):
+    """An engine stops after the answers to all requests that were routed to it, also if it does not know of one yet."""
+    async with activating("a") as world:
+        with world.agent.activator.using("default/a"):
+            assert isinstance(directory(world).lookup("a"), Backend)
+            await world.apply("a", source="builtin://a", replicas=0)
+            await world.until(directory(world).lookup, lambda found: not isinstance(found, Backend), "a")
+            (engine,) = world.machine.live("a")
+            await trio.sleep(10)
+            assert (engine.in_flight, engine.ready) == (0, True)
+        await trio.sleep(2)
+        assert not resident(world)
 
 
 async def test_idle_timeout_pin_and_unload(autojump_clock):

@@ -2,7 +2,7 @@
 
 import enum
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Final, Protocol
 
@@ -136,6 +136,9 @@ class ModelDirectory(Protocol):
         ...
 
 
+Hold = Callable[[], AbstractContextManager[None]]
+
+
 class Activator(Protocol):
     """Loads and unloads services on request; services are named by namespace and name, as in `Backend.service`.
 
@@ -143,15 +146,12 @@ class Activator(Protocol):
     `wait_changed`.
     """
 
-    def using(self, service: str) -> AbstractContextManager[None]:
+    def using(self, service: str) -> AbstractContextManager[Hold]:
         """Keep a service loaded while a request of it waits or runs; load it first if it is idle.
 
-        A service whose last load failed is not loaded again before its back-off has ended.
+        A service whose last load failed is not loaded again before its back-off has ended. The request waits in the
+        contexts that the value of this one returns: its engine may be stopped then.
         """
-        ...
-
-    def holding(self, service: str) -> AbstractContextManager[None]:
-        """Record that a request waits in this context, which is within one of `using`: the engine may be stopped."""
         ...
 
     def load(self, service: str) -> None:

@@ -197,11 +197,11 @@ class PassThrough:
             raise refused(405, f"{head.method} is not allowed on {path}", "method_not_allowed", {"Allow": "POST"})
         body = await _read(head, exchange.body)
         model_id, found = find_model(self.directory, body.model, head.path)
-        with self.holds.using(found):
+        with self.holds.using(found) as hold:
             if isinstance(found, UnavailableModel):
                 streams = path in _STREAMS and body.is_json and await asks_for_stream(body.content)
                 client, lines = ClientStream(exchange), b"" if streams else None
-                await self.holds.wait(model_id, HeldRequest(exchange.peer, trio.current_time(), client, lines))
+                await self.holds.wait(model_id, HeldRequest(exchange.peer, trio.current_time(), client, lines), hold)
             engine = engine_of(self.directory, model_id, head.path)
             return await self._compute(exchange, path, body, engine, excluding)
 

@@ -1,8 +1,8 @@
 """Load and unload services on request: the supervisor's side of the gateway's `Activator`."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Never
 
 import attrs
@@ -10,7 +10,7 @@ import trio
 
 from llmkube.base.mailbox import Mailbox
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.service.gate import Gate
+from llmkube.supervisor.service.gate import Gate, Hold
 
 
 @attrs.define(eq=False)
@@ -26,31 +26,10 @@ class ServiceActivator:
     changed: Mailbox[None]
     _rescheduled: trio.Event = attrs.field(factory=trio.Event)
 
-    @contextmanager
-    def using(self, service: str) -> Iterator[None]:
+    def using(self, service: str) -> AbstractContextManager[Hold]:
         """Keep a service loaded while a request of it waits or runs; load it first if it is idle."""
         gate = self.gate_of(Key.parse(service))
-        if gate is None:
-            yield
-            return
-        gate.change(gate.activation.begin(trio.current_time()))
-        try:
-            yield
-        finally:
-            gate.end_request()
-
-    @contextmanager
-    def holding(self, service: str) -> Iterator[None]:
-        """Record that a request, which uses a service, waits for it and keeps no engine from its end."""
-        gate = self.gate_of(Key.parse(service))
-        if gate is None:
-            yield
-            return
-        gate.set_activation(gate.activation.hold(trio.current_time()))
-        try:
-            yield
-        finally:
-            gate.set_activation(gate.activation.resume())
+        return nullcontext(nullcontext) if gate is None else gate.using()
 
     def load(self, service: str) -> None:
         """Load a service that is idle, also during the back-off after a failed load."""

@@ -9,7 +9,7 @@ import orjson
 import trio
 
 from llmkube.base.http.message import NO_HEADERS, Headers, Origin
-from llmkube.router.backends import NOT_READY, UnavailableModel
+from llmkube.router.backends import NOT_READY, Hold, UnavailableModel
 from llmkube.router.budgets.meter import answer_count, prompt_bytes, requested_tokens, usage_of_all_answers
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.dialects.dialect import DialectError, error_in_answer
@@ -81,20 +81,21 @@ class BackendCalls:
         self.stats.in_flight[name] += 1
         found = self.holds.state_of(permit.backend)
         try:
-            with self.holds.using(found):
-                failure = await self._hold(permit.backend, request) if isinstance(found, UnavailableModel) else None
+            with self.holds.using(found) as hold:
+                is_held = isinstance(found, UnavailableModel)
+                failure = await self._hold(permit.backend, request, hold) if is_held else None
                 return failure or await self._call_loaded(permit, request)
         finally:
             self.stats.in_flight[name] -= 1
 
-    async def _hold(self, backend: Backend, request: RoutedRequest) -> Failure | None:
+    async def _hold(self, backend: Backend, request: RoutedRequest, hold: Hold) -> Failure | None:
         """Wait until the model of a backend is loaded; return a failure if it takes too long."""
         record, began_at, lines = request.record, trio.current_time(), None
         if request.inbound.streams:
             lines = answer_lines(NO_HEADERS, request.inbound.request_id, backend.name)
         held = HeldRequest(record.decided.tenant, record.request.started_at, request.client, lines)
         try:
-            await self.holds.wait(backend.model, held)
+            await self.holds.wait(backend.model, held, hold)
         except RefusedError as refusal:
             cause = Cause.NOT_LOADED if refusal.code == NOT_READY else Cause.QUEUE
             seconds, words = retry_after(refusal.response.headers), refusal.error["message"]

@@ -13,7 +13,7 @@ import attrs
 import trio
 
 from llmkube.base.http.message import Headers
-from llmkube.router.backends import Activator, Found, ModelDirectory, UnavailableModel, not_ready
+from llmkube.router.backends import Activator, Found, Hold, ModelDirectory, UnavailableModel, not_ready
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.dispatch.relay import COMMENT_SECONDS, LOADING_COMMENT, ClientStream
 from llmkube.router.fair_queue import Shares
@@ -74,14 +74,14 @@ class Holds:
         """Return the state of a backend; None if it is no service of this directory."""
         return None if self.directory is None or backend.provider else self.directory.lookup(backend.model)
 
-    def using(self, found: Found | None) -> AbstractContextManager[None]:
+    def using(self, found: Found | None) -> AbstractContextManager[Hold]:
         """Keep a model loaded, or load it, in this context: look it up again, since a failed load may be repeated."""
         if self.activator is None or found is None or not found.service:
-            return nullcontext()
+            return nullcontext(nullcontext)
         return self.activator.using(found.service)
 
-    async def wait(self, model_id: str, request: HeldRequest) -> None:
-        """Return once a model is loaded, or will not be; call it in the context of `using`.
+    async def wait(self, model_id: str, request: HeldRequest, hold: Hold) -> None:
+        """Return once a model is loaded, or will not be; `hold` is the value of the context of `using`.
 
         Raises:
             RefusedError: It was not loaded in time, or too many requests wait.
@@ -90,7 +90,7 @@ class Holds:
         found = self._awaited(model_id)
         if found is None:
             return
-        with self._place(found.service, request.tenant) as is_held:
+        with hold(), self._place(found.service, request.tenant) as is_held:
             if not is_held:
                 message = f"too many requests wait until model {model_id!r} is loaded; retry later"
                 raise queue_refusal(message, found.retry_seconds or 1, has_siblings=True)
@@ -115,9 +115,8 @@ class Holds:
     @contextmanager
     def _place(self, service: str, tenant: str) -> Iterator[bool]:
         shares = self._of_services.setdefault(service, Shares(MAX_HELD))
-        waiting = nullcontext() if self.activator is None else self.activator.holding(service)
         try:
-            with waiting, self._in_all.hold(tenant, 1) as in_all, shares.hold(tenant, 1) as in_service:
+            with self._in_all.hold(tenant, 1) as in_all, shares.hold(tenant, 1) as in_service:
                 yield in_all and in_service
         finally:
             if not shares.taken:

@@ -425,7 +425,7 @@ class Attempt:
             nursery.start_soon(watch_exit)
             async with (
                 self._drained(engine, outcome, allocation.expedited, prompts),
-                self.status.withdrawn(outcome, allocation, context.shutdown),
+                self.status.withdrawn(outcome, allocation, context.shutdown, context.gate.uses),
             ):
                 if self.adoptable is None or not await running.answers_at_once():
                     self.status.set_view(view)
@@ -532,17 +532,24 @@ class Attempt:
     ) -> AsyncIterator[None]:
         """On exit, wait until the requests in flight have finished, and save what the engine has computed.
 
-        The endpoint is withdrawn, so no new ones arrive. Do not wait for an engine that hangs or has exited, nor when
-        memory is critically short; save nothing while memory is short, or if another engine serves.
+        The endpoint is withdrawn, so no new ones arrive; the engine may not know yet of one that this host's gateway
+        has sent to it. Do not wait for an engine that hangs or has exited, nor when memory is critically short; save
+        nothing while memory is short, or if another engine serves.
         """
         context = self.context
+
+        async def wait_finished() -> None:
+            for use in outcome.uses:
+                await use.wait()
+            await engine.wait_idle()
+
         try:
             yield
         finally:
             can_drain = outcome.published and outcome.failure is None and outcome.exit is None
             if can_drain and not context.shutdown.keep and not expedited.is_set():
                 with trio.move_on_after(context.settings.drain_seconds, shield=True) as bound:
-                    await wait_any(expedited.wait, engine.wait_idle)
+                    await wait_any(expedited.wait, wait_finished)
                 if bound.cancelled_caught or expedited.is_set():
                     late = f"not finished within {context.settings.drain_seconds:g} s"
                     why = "memory is critically short" if expedited.is_set() else late

@@ -1,7 +1,9 @@
 """The gate between planner and runner of one service: a launch passes while the service is wanted."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 
 import attrs
 import trio
@@ -18,6 +20,16 @@ from llmkube.supervisor.values.desired import Idle, Launch, Target, launch_of
 from llmkube.supervisor.values.lifecycle import ServiceView
 
 WOKEN = ServiceView(Reason.PENDING, "a request needs it")
+
+
+Hold = Callable[[], AbstractContextManager[None]]
+
+
+@attrs.define(eq=False)
+class _Use:
+    """A request; `ended` is set once no engine has it."""
+
+    ended: trio.Event = attrs.field(factory=trio.Event)
 
 
 @attrs.define(eq=False)
@@ -38,6 +50,7 @@ class Gate:
     activation: Activation = Activation()
     closed: str = ""
     _target: Mailbox[Target] | None = None
+    _uses: dict[_Use, None] = attrs.field(factory=dict)
 
     def open(self, first: Target) -> Mailbox[Target]:
         """Return a new mailbox for the targets of the service."""
@@ -83,8 +96,34 @@ class Gate:
         self.closed = f"it makes room for `{name}` once its requests have ended" if name else ""
         self.manager.changed.put_nowait(None)
 
-    def end_request(self) -> None:
-        """Record that a request has ended, or its client has left."""
+    @contextmanager
+    def using(self) -> Iterator[Hold]:
+        """Keep the service loaded while a request of it waits or runs; load it first if it is idle."""
+        use = _Use()
+        self._uses[use] = None
+        self.change(self.activation.begin(trio.current_time()))
+        try:
+            yield partial(self._holding, use)
+        finally:
+            del self._uses[use]
+            use.ended.set()
+            self._end_request()
+
+    def uses(self) -> tuple[trio.Event, ...]:
+        """Return an event for each request that may be in the engine, which is set at its end."""
+        return tuple(use.ended for use in self._uses if not use.ended.is_set())
+
+    @contextmanager
+    def _holding(self, use: _Use) -> Iterator[None]:
+        use.ended.set()  # no engine has it
+        self.set_activation(self.activation.hold(trio.current_time()))
+        try:
+            yield
+        finally:
+            self.set_activation(self.activation.resume())
+            use.ended = trio.Event()
+
+    def _end_request(self) -> None:
         has_memory = not self.ledger.watched or self.ledger.book.records.serving(self.manager.key) is not None
         self.change(self.activation.end(trio.current_time(), has_memory=has_memory))
 
