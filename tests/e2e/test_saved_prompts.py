@@ -1,4 +1,4 @@
-"""What an engine has computed survives its stop: a real `llmkube up` with a real engine of a full-attention model."""
+"""The computation of a prompt survives the stop of its engine: a real `llmkube up` with a real engine."""
 
 import json
 import signal

@@ -229,7 +229,7 @@ class Attempt:
         serves: Whether it has answered.
         ended: Set when the attempt is over and its process is gone.
         failure: Why it failed, if it did.
-        prompts: What it has computed, once it has a process.
+        prompts: Its saved prompts, once it has a process.
     """
 
     context: ServiceContext
