@@ -109,6 +109,7 @@ class SimChild:
     stop_requested: trio.Event = attrs.field(factory=trio.Event)
     exit: Exit | None = None
     ended: trio.Event = attrs.field(factory=trio.Event)
+    terminated: bool = False  # an agent has begun to stop it
     mac_exit: MacExit | None = None  # its kernel's exit events on a Mac; None reports an exit when it has exited
 
     @property
@@ -377,6 +378,7 @@ class Machine:
         finally:
             if not (shutdown.keep or self.agent_killed):
                 self.stopping(child)
+                child.terminated = True
                 self.nursery.start_soon(self._term, child)
                 with trio.move_on_after(grace.seconds, shield=True):
                     await wait_any(child.wait, grace.wait_expired)
