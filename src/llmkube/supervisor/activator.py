@@ -46,11 +46,11 @@ class ServiceActivator:
         if gate is None:
             yield
             return
-        gate.set_activation(gate.activation.hold(trio.current_time()))
+        gate.set_activation(gate.activation.hold(gate.activation.held + 1, trio.current_time()))
         try:
             yield
         finally:
-            gate.set_activation(gate.activation.resume())
+            gate.set_activation(gate.activation.hold(gate.activation.held - 1, trio.current_time()))
 
     def load(self, service: str) -> None:
         """Load a service that is idle, also during the back-off after a failed load."""

@@ -7,10 +7,8 @@ import attrs
 import trio
 
 from llmkube.base.mailbox import Mailbox
-from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason, is_failing
 from llmkube.supervisor.memory.ledger import Ledger
-from llmkube.supervisor.memory.refusal import relative_name
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.status_manager import StatusManager
 from llmkube.supervisor.values.activation import NOT_LOADED, Activation
@@ -29,14 +27,12 @@ class Gate:
         ledger: Admits its engines.
         changed: Called when the time of an unload may have changed.
         activation: Whether the service is wanted, and by whom.
-        closed: Why new requests wait although the engine answers; "" if they do not.
     """
 
     manager: StatusManager
     ledger: Ledger
     changed: Callable[[], None] = lambda: None
     activation: Activation = Activation()
-    closed: str = ""
     _target: Mailbox[Target] | None = None
 
     def open(self, first: Target) -> Mailbox[Target]:
@@ -76,12 +72,6 @@ class Gate:
             if after.wanted:  # requests fail at once as long as a failure is reported
                 self.manager.update(Facts.with_view, WOKEN)
         self._target.put_nowait(after.target(launch, idle))
-
-    def set_door(self, winner: Key | None) -> None:
-        """Close the door to new requests to make room for another service, or with None open it."""
-        name = relative_name(winner, self.manager.key) if winner is not None else ""
-        self.closed = f"it makes room for `{name}` once its requests have ended" if name else ""
-        self.manager.changed.put_nowait(None)
 
     def end_request(self) -> None:
         """Record that a request has ended, or its client has left."""
