@@ -7,6 +7,7 @@ address, its engine programs.
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Literal, Never
 
 import attrs
@@ -35,7 +36,7 @@ from llmkube.supervisor.host_cordon import HostCordon
 from llmkube.supervisor.memory.book import Book
 from llmkube.supervisor.memory.eviction import Cause, Decision, Eviction, Skip
 from llmkube.supervisor.memory.ledger import Ledger
-from llmkube.supervisor.memory.refusal import unreturned_message
+from llmkube.supervisor.memory.refusal import relative_name, unreturned_message
 from llmkube.supervisor.memory.reservation import MemorySpec
 from llmkube.supervisor.service.context import ServiceContext
 from llmkube.supervisor.service.events import Event, displacing_event
@@ -92,13 +93,15 @@ class RunningService:
     def snapshot(self) -> ServiceView:
         """Its newest snapshot."""
         view, gate = self.status_manager.snapshot, self.gate
+        key, book = self.status_manager.key, gate.ledger.book
+        if (door := book.closed.get(key)) is not None:
+            name = relative_name(door.winner, key)
+            view = attrs.evolve(view, closed=f"it makes room for `{name}` once its requests have ended")
         if not gate.activation.on_request:
-            return attrs.evolve(view, closed=gate.closed) if gate.closed else view
-        key = self.status_manager.key
-        load_seconds = gate.ledger.book.load_seconds(key)
-        view = attrs.evolve(view, on_request=True, load_seconds=load_seconds, closed=gate.closed)
-        delayed_until = gate.ledger.book.delayed.get(key, 0.0)
-        return attrs.evolve(view, hold_seconds=gate.activation.hold_seconds, delayed_until=delayed_until)
+            return view
+        view = attrs.evolve(view, on_request=True, load_seconds=book.load_seconds(key))
+        hold_seconds, delayed_until = gate.activation.hold_seconds, book.room.delayed.get(key, 0.0)
+        return attrs.evolve(view, hold_seconds=hold_seconds, delayed_until=delayed_until)
 
     def set_desired(self, desired: Desired) -> None:
         """Set a newer desired state."""
@@ -156,11 +159,6 @@ class RunningServices:
             evicted.status_manager.update(Facts.with_eviction, evict)
             evicted.gate.change(evicted.gate.activation.displace(for_another=evict.cause is Cause.DISPLACED))
             self.update_memory_of(evict.key)
-
-    def set_door(self, key: Key, winner: Key | None) -> None:
-        """Close the door of a service to make room for another one, or with None open it."""
-        if key in self.by_key:
-            self.by_key[key].gate.set_door(winner)
 
     def notify_refused(self, key: Key, slot: Slot, error: UserError | None) -> None:
         """Notify a service that the API server refuses one of its objects, or with None accepts it again."""
@@ -294,7 +292,8 @@ class Services:
             enqueue=self.queue.add,
         )
         is_watched, running = ports.memory is not None, self.running
-        self.ledger = Ledger(running.book, is_watched, running.notify_evicted, running.set_door)
+        doors_changed = partial(self.changed.put_nowait, None)
+        self.ledger = Ledger(running.book, is_watched, running.notify_evicted, doors_changed)
         self.recorder = EventRecorder("llmkube-agent", settings.host_name, ports.utcnow, ports.rng)
         self.applier = Applier(ports.rng, self.running.notify_refused)
         self.drift_repair = DriftRepair(self.applier, self.conditions_of, ports.rng)

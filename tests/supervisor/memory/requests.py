@@ -7,6 +7,7 @@ from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.budget import Budget
 from llmkube.supervisor.memory.capacity import Capacity
 from llmkube.supervisor.memory.reservation import MemorySpec, Need, Request, Reservation
+from llmkube.supervisor.memory.swap import Cost
 
 GIB = 1 << 30
 SMALL = GIB // 4
@@ -30,5 +31,6 @@ def holds(name, gib, priority="normal", *, resident=None, protected=False, idle_
 
 def busy(*engines, **facts):
     """A host on which these run; resident memory is not available."""
-    gone = sum(each.resident_bytes for each in engines)
-    return attrs.evolve(EMPTY, **({"reservations": engines, "available_bytes": EMPTY.available_bytes - gone} | facts))
+    left = EMPTY.available_bytes - sum(each.resident_bytes for each in engines)
+    costs = {each.key: Cost(loads=1.0, at=each.busy_at) for each in engines}
+    return attrs.evolve(EMPTY, **({"reservations": engines, "available_bytes": left, "costs": costs} | facts))

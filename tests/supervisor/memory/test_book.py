@@ -15,8 +15,8 @@ from llmkube.supervisor.memory.book import (
     ExpediteStop,
     Grant,
     PendingReleases,
+    ReportDoors,
     ReportRefusal,
-    SetDoor,
     StopEngine,
     UnreturnedMemory,
 )
@@ -85,13 +85,14 @@ def test_a_more_important_request_evicts_another_engine():
     victim = served(book, A, 40)
     book.set_spec(B, MemorySpec("high"), 1.0)
     reported, closed, leave = book.make_request(B, Need(40 * GIB), 1.0)
-    assert closed == SetDoor(A, B)
+    assert (closed, book.closed[A].winner) == (ReportDoors(), B)
     assert isinstance(reported, ReportRefusal)
     assert reported.key == B
     assert isinstance(leave, StopEngine)
     assert leave.reservation.number == victim.number
     assert leave.evict.winner == B
-    assert kinds(book.release(leave.reservation, 2.0)) == [Grant, SetDoor]
+    assert kinds(book.release(leave.reservation, 2.0)) == [Grant, ReportDoors]
+    assert not book.closed
 
 
 def test_an_engine_is_evicted_once_and_expedited_when_memory_is_critical():

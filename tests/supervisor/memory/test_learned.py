@@ -76,7 +76,7 @@ async def test_costs_outlive_the_agent(tmp_path, autojump_clock, nursery):
         '{"format": 9, "figures": {}}',
         '{"format": 1, "figures": {"k": {"measured_bytes": -1}}}',
         '{"format": 1, "figures": {"k": {"measured_bytes": 1.5}}}',
-        '{"format": 1, "figures": {"k": {"measured_bytes": 1}}, "costs": {"ns/chat": [1]}}',
+        '{"format": 1, "figures": {"k": {"measured_bytes": 1}}, "costs": {"ns/chat": [1, 1, 1, 1, 1]}}',
         '{"format": 1, "figures": {"k": {"measured_bytes": 1}}, "costs": {"ns/chat": [1, 1, 1, -1]}}',
     ],
 )

@@ -5,8 +5,7 @@
 
 import enum
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence
 
 import attrs
 
@@ -16,28 +15,23 @@ from llmkube.supervisor.memory import swap
 from llmkube.supervisor.memory.capacity import Capacity
 from llmkube.supervisor.memory.refusal import Block, Refusal, find_refusal, needed_bytes, relative_name
 from llmkube.supervisor.memory.reservation import Request, Reservation, Role
-from llmkube.supervisor.memory.swap import Cost, Resident, Waiting, cheapest_set
-
-PRESENT: Final = Cost(loads=1.0)
-"""Cost of an engine about which nothing is known but that it has been loaded."""
+from llmkube.supervisor.memory.swap import Resident, Waiting, cheapest_set
 
 
-def stoppable_for(request: Request, host: Capacity) -> tuple[Reservation, ...]:
-    """Return the engines that a person could stop for a request, none of them more important than it."""
-    soon = host.after_exits().pools
-    lacking = {pool: size - soon[pool] for pool, size in needed_bytes(request, host).items() if size > soon[pool]}
-    others = [each for each in _residents(host) if each.rank <= request.spec.rank and each.key != request.key]
-    free = [each for each in others if not each.pinned]
-    costs = _costs(host)
-    chosen = cheapest_set(free, lacking, costs, host.now) or cheapest_set(others, lacking, costs, host.now)
-    engines = _engines(host)
-    return tuple(engines[each.key] for each in chosen)
+def stoppable_for(request: Request, host: Capacity) -> tuple[Key, ...]:
+    """Return the services that a person could stop for a request, none of them more important than it."""
+    soon, needed = host.after_exits().pools, needed_bytes(request, host)
+    lacking = {pool: size - soon[pool] for pool, size in needed.items() if size > soon[pool]}
+    others = [each for each in _residents(host) if each.rank <= request.spec.rank]
+    sets = ([each for each in others if not each.pinned], others)
+    found = [cheapest_set(each, lacking, host.costs, host.now) for each in sets]
+    return tuple(each.key for each in found[0] or found[1])
 
 
 def room_for(queue: Iterable[Request], host: Capacity) -> swap.Outcome:
     """Return who makes room for these services; those that will fit once engines have exited are started."""
     waiting = [_waiting(each, host) for each in queue]
-    return swap.step(_residents(host), waiting, host.after_exits().pools, _costs(host), host.now)
+    return swap.step(_residents(host), waiting, host.after_exits().pools, host.costs, host.now)
 
 
 def _engines(host: Capacity) -> dict[Key, Reservation]:
@@ -45,49 +39,28 @@ def _engines(host: Capacity) -> dict[Key, Reservation]:
     return {each.key: each for each in host.reservations if not each.is_exiting and each.role is not Role.SUCCESSOR}
 
 
-def _costs(host: Capacity) -> dict[Key, Cost]:
-    return {
-        key: host.costs.get(key, attrs.evolve(PRESENT, at=each.busy_at)).seen(each.busy_at)
-        for key, each in _engines(host).items()
-    }
-
-
 def _residents(host: Capacity) -> list[Resident]:
-    return [_resident(key, each, host) for key, each in _engines(host).items()]
+    return [_resident(each, host) for each in _engines(host).values()]
 
 
-def _resident(key: Key, engine: Reservation, host: Capacity) -> Resident:
-    usage, closed_at = engine.usage, host.closed.get(key)
-    uses = usage.requests - (usage.held if closed_at is not None else 0)
-    if engine.spec.on_request and engine.loaded_at is None:
+def _resident(engine: Reservation, host: Capacity) -> Resident:
+    spec, usage, door = engine.spec, engine.usage, host.closed.get(engine.key)
+    uses = usage.requests - (usage.held if door is not None else 0)
+    if spec.on_request and engine.loaded_at is None:
         uses = max(uses, 1)  # it would never finish loading
-    both = [each for each in host.reservations if each.key == key and not each.is_exiting]
+    both = [each for each in host.reservations if each.key == engine.key and not each.is_exiting]
     total, device = sum(each.total_bytes for each in both), sum(each.need.device_bytes for each in both)
-    return Resident(
-        key=key,
-        bytes={"budget": total, "headroom": total, "device": device},
-        rank=engine.spec.rank,
-        on_request=engine.spec.on_request,
-        pinned=engine.spec.protected or engine.spec.pinned or usage.pinned,
-        uses=uses,
-        closed_at=closed_at,
-        loaded_at=engine.loaded_at,
-        used_at=max(engine.busy_at, usage.used_at),
-    )
+    size, pinned = {"budget": total, "headroom": total, "device": device}, spec.protected or spec.pinned or usage.pinned
+    closed_at, used_at = door.since if door is not None else None, max(engine.busy_at, usage.used_at)
+    there = Resident(engine.key, size, spec.rank, spec.on_request, pinned, uses, closed_at, used_at=used_at)
+    return attrs.evolve(there, loaded_at=engine.loaded_at)
 
 
 def _waiting(request: Request, host: Capacity) -> Waiting:
-    spec, usage = request.spec, request.usage
-    return Waiting(
-        key=request.key,
-        bytes=needed_bytes(request, host),
-        since=min(request.since, usage.held_since),
-        rank=spec.rank,
-        on_request=spec.on_request,
-        requests=usage.requests,
-        first=usage.awaited or request.returns,
-        displaces=request.may_displace,
-    )
+    spec, usage, size = request.spec, request.usage, needed_bytes(request, host)
+    since, first = min(request.since, usage.held_since), usage.awaited or request.returns
+    requests, displaces = usage.requests, request.may_displace
+    return Waiting(request.key, size, since, spec.rank, spec.on_request, requests, first, displaces)
 
 
 class Strategy(enum.Enum):
@@ -113,15 +86,13 @@ class Outcome:
     Attributes:
         admitted: Services that start.
         displaced: Services that are displaced for others.
-        closed: Services whose doors are closed to new requests, and for whom.
-        delayed: Services for which others are displaced later, and when.
+        room: Who makes room for whom.
         refused: The refusals of those that wait.
     """
 
     admitted: tuple[Key, ...] = ()
     displaced: tuple[Displacement, ...] = ()
-    closed: Mapping[Key, Key] = {}
-    delayed: Mapping[Key, float] = {}
+    room: swap.Outcome = swap.Outcome()
     refused: tuple[tuple[Key, Refusal], ...] = ()
 
 
@@ -135,7 +106,9 @@ def step(queue: Sequence[Request], host: Capacity) -> Outcome:
     refused: list[tuple[Key, Refusal]] = []
     found = {each.key: find_refusal(each, host) for each in queue}
     able = [each for each in queue if (why := found[each.key]) is None or why.block.lacks_memory]
-    room, engines, is_freeing = room_for(able, host), _engines(host), bool(host.exiting or host.releasing_bytes)
+    room, engines = room_for(able, host), _engines(host)
+    exits = [each.key for each in host.exiting] + [*room.displaced]
+    is_freeing = bool(exits or host.releasing_bytes)
     ordered = sorted(queue, key=lambda each: _waiting(each, host).order)
     promised = next((each for each in ordered if each.key in room.closed.values()), None)
     winner: Request | None = None
@@ -157,8 +130,7 @@ def step(queue: Sequence[Request], host: Capacity) -> Outcome:
                 displaced += [
                     Displacement(each, key, _displacement_message(request, engines[each])) for each in victims
                 ]
-                refusal = _with_expected_start(request, refusal, victims or [each.key for each in host.exiting])
-                host = host.with_exiting(victims)
+                refusal = _with_expected_start(request, refusal, victims or exits)
             elif drained:
                 message = f"{refusal.message}; starts when the requests of {_names(drained, key)} have ended"
                 refusal = attrs.evolve(refusal, message=message, fit_bytes=None, awaited=drained)
@@ -171,7 +143,7 @@ def step(queue: Sequence[Request], host: Capacity) -> Outcome:
             elif winner is None:
                 refusal = _with_hint(request, refusal, host)
         refused.append((key, refusal))
-    return Outcome(tuple(admitted), tuple(displaced), room.closed, room.delayed, tuple(refused))
+    return Outcome(tuple(admitted), tuple(displaced), room, tuple(refused))
 
 
 def replacement(request: Request, host: Capacity) -> Strategy | Refusal:
@@ -204,7 +176,7 @@ def _with_hint(request: Request, refusal: Refusal, host: Capacity) -> Refusal:
     others = stoppable_for(request, host) if refusal.block.lacks_memory else ()
     if not others:
         return refusal
-    names = ", ".join(_described(each, request.key, host.now) for each in others)
+    names = ", ".join(_described(_engines(host)[each], request.key, host.now) for each in others)
     return attrs.evolve(refusal, message=f"{refusal.message}; stopping {names} would make room")
 
 

@@ -21,13 +21,14 @@ from llmkube.supervisor.host.sample import UNREADABLE, Level, Sample
 from llmkube.supervisor.memory import admission
 from llmkube.supervisor.memory.admission import Strategy
 from llmkube.supervisor.memory.budget import Budget, host_budget
-from llmkube.supervisor.memory.capacity import Capacity, CapacitySummary, MemoryView, summarize_capacity
+from llmkube.supervisor.memory.capacity import Capacity, CapacitySummary, Door, MemoryView, summarize_capacity
 from llmkube.supervisor.memory.eviction import Cause, Decision, Eviction, Observation, Skip
 from llmkube.supervisor.memory.policy import Rules
 from llmkube.supervisor.memory.records import Records, ServiceRecord
 from llmkube.supervisor.memory.refusal import Refusal, find_refusal
 from llmkube.supervisor.memory.reservation import MemorySpec, Need, Request, Reservation, Role, Usage
 from llmkube.supervisor.memory.swap import UNKNOWN, Cost
+from llmkube.supervisor.memory.swap import Outcome as Room
 
 RECOVERED_SHARE: Final = 0.8
 """Memory counts as released when this share of it is available again; other programs may have taken the rest."""
@@ -130,11 +131,8 @@ class StopEngine:
 
 
 @attrs.frozen
-class SetDoor:
-    """Closes the door of a service to new requests, so that its memory goes to `winner`; opens it if that is None."""
-
-    key: Key
-    winner: Key | None
+class ReportDoors:
+    """Reports that doors have been closed or opened."""
 
 
 @attrs.frozen
@@ -144,7 +142,7 @@ class ExpediteStop:
     reservation: Reservation
 
 
-Order = Grant | ReportRefusal | StopEngine | SetDoor | ExpediteStop
+Order = Grant | ReportRefusal | StopEngine | ReportDoors | ExpediteStop
 Orders = tuple[Order, ...]
 
 
@@ -162,8 +160,8 @@ class Book:
         evictions: Evictions since the agent started, by cause.
         skips: Number of times memory was short but no engine was evicted, by reason; counted when the reason changes.
         costs: What it costs to load services, as this host has learned.
-        closed: Services whose doors are closed to new requests, and since when.
-        delayed: Services for which others may be displaced later, and when.
+        closed: Doors that are closed to new requests.
+        room: Who made room for whom at the last decision.
         unreturned: Memory that macOS has kept after engines exited.
     """
 
@@ -175,8 +173,8 @@ class Book:
     skips: Counter[Skip] = attrs.field(factory=Counter)
     records: Records = attrs.field(factory=Records)
     costs: dict[Key, Cost] = attrs.field(factory=dict)
-    closed: dict[Key, float] = attrs.field(factory=dict)
-    delayed: Mapping[Key, float] = {}
+    closed: Mapping[Key, Door] = {}
+    room: Room = Room()
     unreturned: UnreturnedMemory = attrs.field(init=False)
     _releases: PendingReleases = attrs.field(factory=PendingReleases)
     _host_free_bytes: int = 0  # available bytes of the last sample, even if that was not credible
@@ -259,6 +257,11 @@ class Book:
             self.costs[key] = self.costs.get(key, UNKNOWN).loaded(now - reservation.since, now)
         # A measurement from the time of loading is out of date.
         self.records.change(reservation, loaded_at=now, busy_at=now, measured=False)
+
+    def record_activity(self, reservation: Reservation, now: float) -> None:
+        """Record that an engine has just had work."""
+        self.records.change(reservation, busy_at=now)
+        self.costs[reservation.key] = self.costs.get(reservation.key, UNKNOWN).seen(now)
 
     def set_device_limit(self, limit_bytes: int) -> None:
         """Set the GPU memory limit that an engine reported; it applies where this host could only guess."""
@@ -353,8 +356,8 @@ class Book:
         for key, refusal in outcome.refused:
             if self.records[key].should_report(refusal, now):
                 orders.append(ReportRefusal(key, refusal))
-        self.delayed = outcome.delayed
-        orders += self._set_doors({**outcome.closed, **{each.victim: each.winner for each in outcome.displaced}}, now)
+        self.room = outcome.room
+        orders += self._set_doors({**outcome.room.closed, **outcome.room.displaced}, now)
         for each in outcome.displaced:
             self.records[each.winner].displaced_at = now
             orders += self.evict(Eviction(each.victim, Cause.DISPLACED, each.why, winner=each.winner), now)
@@ -395,7 +398,7 @@ class Book:
     @property
     def next_at(self) -> float:
         """When to decide again even if nothing has happened."""
-        return min(self.delayed.values(), default=math.inf) if self.records.is_awaited else math.inf
+        return math.inf if self.room.next_at is None or not self.records.is_awaited else self.room.next_at
 
     def evicted(self, key: Key) -> Eviction | None:
         """Return why a service was evicted; None once it is loaded again."""
@@ -465,13 +468,11 @@ class Book:
 
     def _set_doors(self, closed: Mapping[Key, Key], now: float) -> Orders:
         """Close these doors; the others are open again, except those of engines that exit."""
-        gone = {key: self.records.serving(key) for key in self.closed.keys() - closed.keys()}
-        opened = [key for key, engine in gone.items() if engine is None or not engine.is_exiting]
-        for key in opened:
-            del self.closed[key]
-        orders = [SetDoor(key, winner) for key, winner in closed.items() if key not in self.closed]
-        self.closed |= dict.fromkeys([each.key for each in orders], now)
-        return (*(SetDoor(key, None) for key in opened), *orders)
+        before = self.closed
+        kept = {key for key in before if (engine := self.records.serving(key)) is not None and engine.is_exiting}
+        doors = {key: Door(winner, now) for key, winner in closed.items()}
+        self.closed = {**doors, **{key: door for key, door in before.items() if key in kept or key in doors}}
+        return (ReportDoors(),) if self.closed.keys() != before.keys() else ()
 
     def _stop_engine(self, engine: Reservation, evict: Eviction, now: float) -> Orders:
         if not engine.held or engine.evicted_why is not None:

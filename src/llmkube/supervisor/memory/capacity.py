@@ -13,6 +13,14 @@ from llmkube.supervisor.memory.swap import Cost
 
 
 @attrs.frozen
+class Door:
+    """A door that is closed to new requests, so that the memory of its service goes to `winner`."""
+
+    winner: Key
+    since: float
+
+
+@attrs.frozen
 class Capacity:
     """Memory of a host at one moment.
 
@@ -27,7 +35,7 @@ class Capacity:
         unreturned_bytes: Memory of exited engines that stays wired for no process.
         admit_unsized: Whether an engine with an unknown need is admitted.
         costs: What it costs to load services, where that is known.
-        closed: Services whose doors are closed to new requests, and since when.
+        closed: Doors of services that are closed to new requests.
         now: Monotonic time in seconds.
     """
 
@@ -43,7 +51,7 @@ class Capacity:
     unreturned_bytes: int = 0
     admit_unsized: bool = False
     costs: Mapping[Key, Cost] = {}
-    closed: Mapping[Key, float] = {}
+    closed: Mapping[Key, Door] = {}
     now: float = 0.0
 
     @property
@@ -101,15 +109,6 @@ class Capacity:
         """Return the capacity once this service has been admitted."""
         admitted = Reservation(0, request.key, request.need, request.spec, returns=request.returns)
         return attrs.evolve(self, reservations=(*self.reservations, admitted))
-
-    def with_exiting(self, keys: Iterable[Key]) -> "Capacity":
-        """Return the capacity with the engines of these services exiting."""
-        selected = frozenset(keys)
-        after = tuple(
-            attrs.evolve(each, exit_deadline=float("inf")) if each.key in selected else each
-            for each in self.reservations
-        )
-        return attrs.evolve(self, reservations=after)
 
 
 @attrs.frozen

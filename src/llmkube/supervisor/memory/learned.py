@@ -124,7 +124,7 @@ class LearnedFigures:
 def dump(figures: Mapping[str, Figure], costs: Mapping[Key, Cost], now: float) -> dict[str, Any]:
     """Return figures and costs as JSON, the times of costs as ages: another agent has another clock."""
     newest = sorted(costs.items(), key=lambda item: item[1].at)[-MAX_FIGURES:]
-    rows = {str(key): [each.load_seconds, each.uses, each.loads, max(0.0, now - each.at)] for key, each in newest}
+    rows = {str(key): attrs.astuple(attrs.evolve(each, at=now - each.at)) for key, each in newest}
     figure_rows = {key: attrs.asdict(figure) for key, figure in figures.items()}
     return {"format": FORMAT, "figures": figure_rows, "costs": rows}
 
@@ -149,16 +149,13 @@ def load_costs(data: Mapping[str, Any], now: float) -> dict[Key, Cost]:
     Raises:
         ValueError: They are malformed.
     """
-    found = {}
     try:
-        for key, row in data.get("costs", {}).items():
-            seconds, uses, loads, age = (float(one) for one in row)
-            if not all(0 <= one < math.inf for one in (seconds, uses, loads, age)):
-                raise ValueError(f"costs expected: {row}")
-            found[Key.parse(key)] = Cost(seconds, uses, loads, now - age)
+        rows = {Key.parse(key): Cost(*map(float, row)) for key, row in data.get("costs", {}).items()}
     except (TypeError, AttributeError) as error:
         raise ValueError(f"malformed costs: {error!r}") from error
-    return found
+    if not all(0 <= one < math.inf for each in rows.values() for one in attrs.astuple(each)):
+        raise ValueError("costs expected")
+    return {key: attrs.evolve(each, at=now - each.at) for key, each in rows.items()}
 
 
 def _figure(data: Mapping[str, Any]) -> Figure:

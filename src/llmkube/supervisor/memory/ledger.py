@@ -18,7 +18,7 @@ import trio
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.sample import Sample
 from llmkube.supervisor.memory.admission import Strategy
-from llmkube.supervisor.memory.book import Book, ExpediteStop, Grant, Orders, ReportRefusal, SetDoor, StopEngine
+from llmkube.supervisor.memory.book import Book, ExpediteStop, Grant, Orders, ReportDoors, ReportRefusal, StopEngine
 from llmkube.supervisor.memory.capacity import CapacitySummary, MemoryView
 from llmkube.supervisor.memory.eviction import Decision, Eviction
 from llmkube.supervisor.memory.refusal import Refusal
@@ -51,7 +51,7 @@ class Allocation:
 
     def record_activity(self) -> None:
         """Record that the engine has just had work."""
-        self._book.records.change(self._reservation, busy_at=trio.current_time())
+        self._book.record_activity(self._reservation, trio.current_time())
 
 
 @attrs.define(eq=False)
@@ -70,8 +70,7 @@ class Ledger:
     Attributes:
         watched: Whether the host's memory is sampled; if not, every engine is admitted at once.
         notified: Called with each eviction, before the scope is cancelled.
-        door_changed: Called with a service whose door is closed, and the one that it makes room for; with None if it is
-            open again.
+        doors_changed: Called when doors have been closed or opened.
         sample_requested: Set to sample the host before the next interval.
         decided: Set, and replaced, at every decision.
     """
@@ -79,7 +78,7 @@ class Ledger:
     book: Book = attrs.field(factory=Book)
     watched: bool = True
     notified: Callable[[Eviction], None] = lambda _: None
-    door_changed: Callable[[Key, Key | None], None] = lambda *_: None
+    doors_changed: Callable[[], None] = lambda: None
     sample_requested: trio.Event = attrs.field(factory=trio.Event)
     decided: trio.Event = attrs.field(factory=trio.Event)
     _waits: dict[Key, _Wait] = attrs.field(factory=dict)
@@ -255,8 +254,8 @@ class Ledger:
                         wait.changed.set()
                 case StopEngine(reservation, evict):
                     self._stop_engine(reservation, evict)
-                case SetDoor(key, winner):
-                    self.door_changed(key, winner)
+                case ReportDoors():
+                    self.doors_changed()
                 case ExpediteStop(reservation):
                     if (allocation := self._allocations.get(reservation.number)) is not None:
                         allocation.expedited.set()

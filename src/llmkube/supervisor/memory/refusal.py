@@ -144,14 +144,10 @@ def needed_bytes(request: Request, host: Capacity) -> dict[str, int]:
     need, own = request.need, host.budget.for_model(request.spec.hardware)
     if not need.sized and not need.estimated_bytes:
         return {}
-    is_small = need.total_bytes <= host.small_bytes
-    needed = {
-        "budget": need.total_bytes + host.budget.limit_bytes - own.limit_bytes,
-        "headroom": max(0, need.total_bytes - host.floor_bytes)
-        if is_small
-        else need.total_bytes + request.margin_bytes,
-        "device": need.device_bytes,
-    }
+    budget = need.total_bytes + host.budget.limit_bytes - own.limit_bytes
+    is_small, headroom = need.total_bytes <= host.small_bytes, need.total_bytes + request.margin_bytes
+    headroom = max(0, need.total_bytes - host.floor_bytes) if is_small else headroom
+    needed = {"budget": budget, "headroom": headroom, "device": need.device_bytes}
     return {pool: needed[pool] for pool in host.pools}
 
 

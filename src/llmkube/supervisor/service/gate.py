@@ -9,10 +9,8 @@ import attrs
 import trio
 
 from llmkube.base.mailbox import Mailbox
-from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason, is_failing
 from llmkube.supervisor.memory.ledger import Ledger
-from llmkube.supervisor.memory.refusal import relative_name
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.status_manager import StatusManager
 from llmkube.supervisor.values.activation import NOT_LOADED, Activation
@@ -41,14 +39,12 @@ class Gate:
         ledger: Admits its engines.
         changed: Called when the time of an unload may have changed.
         activation: Whether the service is wanted, and by whom.
-        closed: Why new requests wait although the engine answers; "" if they do not.
     """
 
     manager: StatusManager
     ledger: Ledger
     changed: Callable[[], None] = lambda: None
     activation: Activation = Activation()
-    closed: str = ""
     _target: Mailbox[Target] | None = None
     _uses: dict[_Use, None] = attrs.field(factory=dict)
 
@@ -90,12 +86,6 @@ class Gate:
                 self.manager.update(Facts.with_view, WOKEN)
         self._target.put_nowait(after.target(launch, idle))
 
-    def set_door(self, winner: Key | None) -> None:
-        """Close the door to new requests to make room for another service, or with None open it."""
-        name = relative_name(winner, self.manager.key) if winner is not None else ""
-        self.closed = f"it makes room for `{name}` once its requests have ended" if name else ""
-        self.manager.changed.put_nowait(None)
-
     @contextmanager
     def using(self) -> Iterator[Hold]:
         """Keep the service loaded while a request of it waits or runs; load it first if it is idle."""
@@ -116,12 +106,16 @@ class Gate:
     @contextmanager
     def _holding(self, use: _Use) -> Iterator[None]:
         use.ended.set()  # no engine has it
-        self.set_activation(self.activation.hold(trio.current_time()))
+        self._set_held(1)
         try:
             yield
         finally:
-            self.set_activation(self.activation.resume())
+            self._set_held(-1)
             use.ended = trio.Event()
+
+    def _set_held(self, more: int) -> None:
+        activation = self.activation
+        self.set_activation(activation.hold(activation.held + more, trio.current_time()))
 
     def _end_request(self) -> None:
         has_memory = not self.ledger.watched or self.ledger.book.records.serving(self.manager.key) is not None

@@ -165,14 +165,9 @@ class Activation:
         """A request needs it, which does not load it during the back-off after a failed load."""
         return attrs.evolve(self, requests=self.requests + 1, wanted=self.wanted or now >= self.retry_at)
 
-    def hold(self, now: float) -> "Activation":
-        """One of its requests begins to wait."""
-        return attrs.evolve(self, held=self.held + 1, held_since=min(self.held_since, now))
-
-    def resume(self) -> "Activation":
-        """A request waits no longer."""
-        left = self.held - 1
-        return attrs.evolve(self, held=left, held_since=self.held_since if left else math.inf)
+    def hold(self, held: int, now: float) -> "Activation":
+        """So many of its requests wait now."""
+        return attrs.evolve(self, held=held, held_since=min(self.held_since, now) if held else math.inf)
 
     def end(self, now: float, *, has_memory: bool) -> "Activation":
         """A request has ended or its client has left; without any, a load that still waits for memory is withdrawn."""
