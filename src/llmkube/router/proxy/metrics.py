@@ -26,7 +26,7 @@ OUTCOMES: Final = frozenset(
     {
         *("ok", "client_gone", "client_error", "stream_broken", "unauthorized", "budget_exhausted", "budget_not_kept"),
         *("no_route", "fail_closed", "not_permitted", "model_not_allowed", "fail_closed_runtime", "backend_timeout"),
-        *("rate_limited", "model_loading", "no_backend_available", "all_backends_failed", "crashed"),
+        *("rate_limited", "model_loading", "model_not_ready", "no_backend_available", "all_backends_failed", "crashed"),
         *("backend_refused_credentials", "untranslatable", "queue_full", "tenant_queue_full", "no_token_keys"),
         "histories_full",
         *("request_too_slow", "body_too_large", "headers_too_large", "bodies_full", "malformed_request"),
