@@ -15,7 +15,7 @@ import structlog
 
 from llmkube.base.errors import UserError
 from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, MLX_RUNTIME, OMLX, mlx_runtime_of
-from llmkube.programs import engine_proxy, mlx_entry
+from llmkube.programs import door, engine_proxy, mlx_entry
 from llmkube.programs.config import AgentConfig, HostConfig, UpConfig
 from llmkube.programs.daemon_engine import ollama_program, omlx_program
 from llmkube.programs.daemon_engine.omlx_program import KEY_FILE_VARIABLE, PORT_VARIABLE, START_VARIABLE
@@ -58,6 +58,7 @@ def host_settings(config: AgentConfig | UpConfig, defaults: tuple[Path, ...] = (
         "allowances": engine_allowances(config),
         **memory_settings(config),
         "engine_proxy": (sys.executable, "-m", engine_proxy.__name__),
+        "door": (sys.executable, "-m", door.__name__),
         "allow_from": tuple(map(str, parse_networks(config.allow_from, field="--allow-from"))),
         "insecure_lan": config.insecure_lan,
     }

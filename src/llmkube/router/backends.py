@@ -129,12 +129,8 @@ class ModelDirectory(Protocol):
         ...
 
 
-class Activator(Protocol):
-    """Loads and unloads services on request; services are named by namespace and name, as in `Backend.service`.
-
-    No method fails: a service that is unknown, or always loaded, is left as it is. None of them waits, except
-    `wait_changed`.
-    """
+class Waker(Protocol):
+    """Loads services for requests; services are named by namespace and name, as in `Backend.service`."""
 
     def using(self, service: str) -> AbstractContextManager[None]:
         """Keep a service loaded while a request of it waits or runs; load it first if it is idle.
@@ -142,6 +138,18 @@ class Activator(Protocol):
         A service whose last load failed is not loaded again before its back-off has ended.
         """
         ...
+
+    async def wait_changed(self, service: str) -> None:
+        """Return once the directory's answer for a service may have changed since the call."""
+        ...
+
+
+class Activator(Waker, Protocol):
+    """Loads and unloads services on request.
+
+    No method fails: a service that is unknown, or always loaded, is left as it is. None of them waits, except
+    `wait_changed`.
+    """
 
     def load(self, service: str) -> None:
         """Load a service that is idle, also during the back-off after a failed load."""
@@ -162,10 +170,6 @@ class Activator(Protocol):
             seconds: Time without requests after which it is unloaded, in place of `spec.activation.idleTimeout`; other
                 services may displace it then. None: it is never unloaded, and never displaced.
         """
-        ...
-
-    async def wait_changed(self, service: str) -> None:
-        """Return once the directory's answer for a service may have changed since the call."""
         ...
 
 

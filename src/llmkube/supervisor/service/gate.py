@@ -41,6 +41,11 @@ class Gate:
         return self._target
 
     @property
+    def launch(self) -> Launch | None:
+        """The plan that runs, or that runs once the service is wanted; None if there is none yet."""
+        return launch_of(self._target.value) if self._target is not None else None
+
+    @property
     def is_active(self) -> bool:
         """Whether an engine runs or is to run."""
         return self._target is not None and isinstance(self._target.value, Launch)
@@ -63,7 +68,7 @@ class Gate:
         """Set the activation, and start or stop the engine accordingly."""
         was_wanted = self.activation.wanted
         self.set_activation(after)
-        launch = launch_of(self._target.value) if self._target is not None else None
+        launch = self.launch
         if self._target is None or launch is None or after.wanted == was_wanted:
             return
         view, idle = self.manager.view, NOT_LOADED

@@ -103,6 +103,8 @@ class ServiceView:
 
     `on_request` is set in snapshots of services that a request loads; `load_seconds` is then the duration of the last
     load, 0 if it is not known, and `hold_seconds` the longest wait of a request, if the spec has one.
+
+    `behind_door` is set while an engine accepts connections of this host only, although the host publishes its engines.
     """
 
     reason: str
@@ -121,6 +123,7 @@ class ServiceView:
     on_request: bool = False
     load_seconds: float = 0.0
     hold_seconds: float | None = None
+    behind_door: bool = False
 
     @property
     def ready(self) -> bool:
