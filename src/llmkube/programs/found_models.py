@@ -1,4 +1,4 @@
-"""What a request for a model finds, by the snapshot of its service."""
+"""The result of looking up a model, from the snapshot of its service."""
 
 from typing import Final
 

@@ -44,7 +44,7 @@ class DoorLink:
     gate_of: Callable[[Key], Gate | None]
     changed: Mailbox[None]
     shutdown: Shutdown
-    _is_complete: bool = False  # whether `entries` has all of them; until then, the door keeps others
+    _is_complete: bool = False  # whether `entries` has every service; until then, the door keeps others
     _reports: Mailbox[Mapping[Key, DoorReport]] = attrs.field(factory=lambda: Mailbox({}))
     _used: dict[Key, tuple[Gate, int]] = attrs.field(factory=dict)
 
@@ -69,7 +69,7 @@ class DoorLink:
     async def wait_unused(self, key: Key, engine: int) -> None:
         """Return when the door sends no requests of a service to the engine on this port, and those that it sent ended.
 
-        If it sends them to another engine by now, those of the old one are not told apart, and are not waited for.
+        If it sends them to another engine by now, those of the old one cannot be distinguished, and are not waited for.
         """
         while (report := self._reports.value.get(key)) is not None:
             if report.engine != engine and (report.engine or not report.running):

@@ -1,4 +1,4 @@
-"""What an agent and the door of its host tell each other, as lines of JSON: services, and the requests for them."""
+"""Lines of JSON between an agent and the door of its host: the states of services, and the requests for them."""
 
 import json
 import math
@@ -50,7 +50,8 @@ class DoorConfig:
 
 
 def _view(data: ServiceView | Mapping[str, Any]) -> ServiceView:
-    return data if isinstance(data, ServiceView) else ServiceView(**_known(ServiceView, data))
+    # Without aliases: each service has an address of its own, where every name leads to it.
+    return data if isinstance(data, ServiceView) else ServiceView(**_known(ServiceView, data) | {"aliases": ()})
 
 
 @attrs.frozen
