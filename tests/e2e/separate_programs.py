@@ -169,7 +169,8 @@ async def chat(url: str, model: str = "demo", *, stream: bool = False) -> str:
     assert response.status == 200, response.body
     if not stream:
         return str(json.loads(response.body)["choices"][0]["message"]["content"])
-    events = [line.removeprefix("data: ") for line in response.body.decode().splitlines() if line]
+    lines = response.body.decode().splitlines()  # among comments while the model is loaded
+    events = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
     assert events.pop() == "[DONE]"
     deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
     assert len(deltas) > 10  # in pieces, not all at once

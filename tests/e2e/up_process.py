@@ -103,7 +103,8 @@ async def open_program(
                     with trio.move_on_after(10.0, shield=True):  # so that no engine is between fork and exec
                         await stop_process(process.pid)  # noqa: ASYNC102 - see above
                 process.send_signal(signal.SIGKILL)
-            for left in [*engines_in(folder), *proxies_in(folder)] if runs_engines else ():
+            doors = processes_in(folder, "llmkube.programs.door")
+            for left in [*engines_in(folder), *proxies_in(folder), *doors] if runs_engines else ():
                 with suppress(psutil.NoSuchProcess):
                     left.kill()
 

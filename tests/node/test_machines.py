@@ -44,6 +44,20 @@ async def test_a_pod_is_served_by_a_mac_and_a_stranger_on_the_wire_is_not(node: 
         assert (await node.run("python3", "-c", ASK, direct, "", machine="mac2")).startswith("401 ")
 
 
+async def test_a_pod_asks_an_unloaded_model_by_its_name_and_is_answered(node: Node, release: Release, namespace: str):
+    """Nothing is loaded, and the Service still has a ready endpoint; a stranger on the wire loads nothing."""
+    async with serving(node, namespace, "mac", activation={"mode": "OnRequest", "idleTimeout": "1s"}) as (agent,):
+        await wait(node, namespace, "isvc/demo", "jsonpath={.status.phase}=Idle")
+        await wait(node, namespace, "isvc/demo", "condition=Available")
+        assert not agent.processes("engine")
+        assert await slices(node, namespace, "demo") == [(MACHINES["mac"], True)]
+        (piece,) = (await read(node, namespace, "endpointslices -l kubernetes.io/service-name=demo"))["items"]
+        direct = f"http://{MACHINES['mac']}:{piece['ports'][0]['port']}"
+        assert (await node.run("python3", "-c", ASK, direct, "", machine="mac2")).startswith("401 ")
+        assert not agent.processes("engine")
+        assert ANSWER in await chat(node, namespace, "asker", URL)
+
+
 @pytest.mark.alone  # it serves the Metal services of every namespace
 async def test_the_guide_as_typed(node: Node, release: Release, namespace: str):
     """`llmkube-metal-agent --host-ip IP` and a kubeconfig; pods, the worker and the Mac get answers, a stranger 401."""

@@ -6,7 +6,8 @@ lan_gateway                      `up --listen`: the gateway for other machines
 api_server                       the embedded API server and a client for it
 daemon_engine, bundled_engine    one model of a shared daemon as an engine; llama-server over xllamacpp
 ollama_library                   `ollama://…` sources, pulled by an Ollama
-engine_proxy                     runs in front of a published engine
+engine_proxy, door               run in front of a published engine, or of services that are loaded on request
+found_models                     the result of looking up a model
 mlx_entry                        runs before mlx_lm.server, in its own Python
 engine_pod                       programs next to an engine in its pod
 fetch_job                        the program of the pods that fetch weights

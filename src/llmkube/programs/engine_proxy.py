@@ -7,10 +7,10 @@ It exits with the engine: another user of the machine may listen on the engine's
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Final, Never
+from typing import Final, Never, TypeVar
 
 import attrs
 import structlog
@@ -33,6 +33,8 @@ from llmkube.supervisor.values.proxy_config import IN_FLIGHT_PATH, ProxyConfig
 from llmkube.weights.address_policy import Network, parse_networks
 
 log = structlog.get_logger()
+
+T = TypeVar("T")
 
 RELOAD_SECONDS: Final = 5.0
 """Interval between two reads of the admitted networks and of this host's addresses."""
@@ -110,16 +112,22 @@ async def _wait_for_exit(pid: int, started: str) -> None:
     log.warning("engine exited, stopping its proxy", pid=pid)
 
 
-def main() -> None:
-    """Run the proxy that a file describes; exit with 1 if it cannot listen."""
+def run_companion(name: str, load: Callable[[str], T], serve: Callable[[T, Stop], Awaitable[None]]) -> None:
+    """Run a program that an agent starts, with the settings in the file in argv; exit with 1 if it cannot listen."""
     configure_logging("warning")
-    config = ProxyConfig.load(Path(sys.argv[1]).read_text("utf-8"))
+    config = load(Path(sys.argv[1]).read_text("utf-8"))
     raise_descriptor_limit()
     try:
         trio.run(run_until_signal, partial(serve, config), log.info)
-    except* LLMKubeError as group:
-        log.error("proxy not started: it cannot listen", error=str(group.exceptions[0]))  # noqa: TRY400 - an expected error
+    except* (LLMKubeError, OSError) as group:
+        # an expected error
+        log.error("%s not started: it cannot listen", name, error=str(group.exceptions[0]))  # noqa: TRY400
         sys.exit(1)
+
+
+def main() -> None:
+    """Run the proxy that a file describes."""
+    run_companion("proxy", ProxyConfig.load, serve)
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ def host_settings(config: AgentConfig | UpConfig, defaults: tuple[Path, ...] = (
         "allowances": engine_allowances(config),
         **memory_settings(config),
         "engine_proxy": command_of("engine_proxy"),
+        "door": command_of("door"),
         "allow_from": tuple(map(str, parse_networks(config.allow_from, field="--allow-from"))),
         "insecure_lan": config.insecure_lan,
     }

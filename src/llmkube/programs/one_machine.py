@@ -15,7 +15,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import attrs
 import structlog
@@ -31,9 +31,9 @@ from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.crd.placement import ACCELERATORS
 from llmkube.k8s.resource import Key
-from llmkube.k8s.wire.reasons import Meaning, Reason
 from llmkube.programs.api_server import open_server
 from llmkube.programs.config import UpConfig
+from llmkube.programs.found_models import lookup_result
 from llmkube.programs.host_name import persistent_host_name
 from llmkube.programs.host_settings import default_source_folders, host_settings
 from llmkube.programs.informer import ObjectCaches, open_object_caches
@@ -52,7 +52,7 @@ from llmkube.programs.program import (
 from llmkube.programs.router_host.router_host import RouterHost
 from llmkube.programs.router_host.router_paths import ROUTERS, refuse_models, routers_handler
 from llmkube.programs.server_side_apply import Applier, ApplyResult, Manifest
-from llmkube.router.backends import HOLD_SECONDS, Backend, State, UnavailableModel
+from llmkube.router.backends import Found
 from llmkube.router.dialects.inbound import in_dialect, unread_refusal
 from llmkube.router.origin_policy import cors_lines, refuse_foreign_pages
 from llmkube.router.proxy.default_route import Services, run_default_route
@@ -62,17 +62,6 @@ from llmkube.supervisor.metrics import agent_registry
 from llmkube.supervisor.network import own_addresses
 from llmkube.supervisor.values.lifecycle import ServiceView
 from llmkube.supervisor.values.settings import AgentSettings
-
-_RETRY_SECONDS: Final[Mapping[Meaning, int]] = {
-    Meaning.FINE: 2,
-    Meaning.WAITING: 2,
-    Meaning.RECOVERING: 5,
-    Meaning.RETRIED: 5,
-}
-"""`Retry-After` by the meaning of a reason. With other meanings a person must act, so clients should not wait."""
-
-
-LookupResult = Backend | UnavailableModel
 
 
 @attrs.define(eq=False)
@@ -90,7 +79,7 @@ class AgentDirectory:
     services: Callable[[], Mapping[Key, ServiceView]]
     version: Callable[[], int]
     _seen_version: int | None = None
-    _by_id: Mapping[str, LookupResult] = {}
+    _by_id: Mapping[str, Found] = {}
     _ids: Sequence[str] = ()
     _aliases: Sequence[str] = ()
 
@@ -104,7 +93,7 @@ class AgentDirectory:
         self._refresh()
         return self._aliases
 
-    def lookup(self, model_id: str) -> LookupResult | None:
+    def lookup(self, model_id: str) -> Found | None:
         """Return the backend of a model, or why it is unavailable; None if the id names no service, or several."""
         self._refresh()
         return self._by_id.get(model_id)
@@ -118,7 +107,7 @@ class AgentDirectory:
         for key in services:
             names.setdefault(key.name, []).append(key)
         unique = {name: keys[0] for name, keys in names.items() if len(keys) == 1}
-        by_key = {key: _lookup_result(key, view) for key, view in services.items()}
+        by_key = {key: lookup_result(key, view) for key, view in services.items()}
         by_name = {name: by_key[key] for name, key in unique.items()}
         self._by_id = {str(key): found for key, found in by_key.items()} | by_name
         taken = {*self._by_id, *names}
@@ -132,31 +121,6 @@ class AgentDirectory:
         self._aliases = sorted(aliases)
         self._ids = sorted(key.name if key.name in unique else str(key) for key in services)
         self._seen_version = version
-
-
-def _lookup_result(key: Key, view: ServiceView) -> LookupResult:
-    if view.closed:
-        view = attrs.evolve(view, reason=Reason.INSUFFICIENT_MEMORY, message=view.closed)
-    if view.ready:
-        credentials = f"Authorization: Bearer {view.api_key}\r\n".encode("ascii") if view.api_key else b""
-        return Backend(view.host, view.port, view.alias, credentials, view.mode, str(key))
-    message = view.message.partition("\n")[0] or f"model {key.name} is not ready"
-    reason = Reason.of(view.reason)
-    meaning = reason.meaning if reason is not None else Meaning.WAITING
-    failed = meaning.is_failing
-    stopped = failed or meaning is Meaning.STOPPED
-    return UnavailableModel(
-        view.reason or Reason.PENDING,
-        message,
-        _RETRY_SECONDS.get(meaning),
-        State.UNLOADED if stopped or reason is Reason.IDLE else State.LOADING,
-        failed,
-        str(key),
-        wakes=view.on_request and (not stopped or reason is Reason.ENGINE_EXITED),
-        estimated_seconds=view.load_seconds or None,
-        hold_seconds=HOLD_SECONDS if view.hold_seconds is None else view.hold_seconds,
-        delayed_until=view.delayed_until,
-    )
 
 
 T = TypeVar("T")

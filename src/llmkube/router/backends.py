@@ -139,12 +139,8 @@ class ModelDirectory(Protocol):
 Hold = Callable[[], AbstractContextManager[None]]
 
 
-class Activator(Protocol):
-    """Loads and unloads services on request; services are named by namespace and name, as in `Backend.service`.
-
-    No method fails: a service that is unknown, or always loaded, is left as it is. None of them waits, except
-    `wait_changed`.
-    """
+class Waker(Protocol):
+    """Loads services for requests; services are named by namespace and name, as in `Backend.service`."""
 
     def using(self, service: str) -> AbstractContextManager[Hold]:
         """Keep a service loaded while a request of it waits or runs; load it first if it is idle.
@@ -153,6 +149,18 @@ class Activator(Protocol):
         contexts that the value of this one returns: its engine may be stopped then.
         """
         ...
+
+    async def wait_changed(self, service: str) -> None:
+        """Return once the directory's answer for a service may have changed since the call."""
+        ...
+
+
+class Activator(Waker, Protocol):
+    """Loads and unloads services on request.
+
+    No method fails: a service that is unknown, or always loaded, is left as it is. None of them waits, except
+    `wait_changed`.
+    """
 
     def load(self, service: str) -> None:
         """Load a service that is idle, also during the back-off after a failed load."""
@@ -173,10 +181,6 @@ class Activator(Protocol):
             seconds: Time without requests after which it is unloaded, in place of `spec.activation.idleTimeout`; other
                 services may displace it then. None: it is never unloaded, and never displaced.
         """
-        ...
-
-    async def wait_changed(self, service: str) -> None:
-        """Return once the directory's answer for a service may have changed since the call."""
         ...
 
 

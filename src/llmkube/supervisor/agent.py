@@ -202,6 +202,8 @@ async def _start_support(nursery: trio.Nursery, services: Services, credential: 
     tasks: list[Task] = [host_lease.run, hosts.run_expiry, services.run_address, services.cordon.run, ports.learned.run]
     tasks += [claims.run, resync, services.drift_repair.run, partial(services.recorder.run, client)]
     tasks.append(partial(_reapply_after_membership_changes, services))
+    if services.door is not None:
+        tasks.append(services.door.run)
     if ports.memory is not None:
         tasks.append(EvictionManager(ports.memory, services.ledger, running.notify_memory).run)
     for task in tasks:

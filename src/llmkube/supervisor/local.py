@@ -23,6 +23,7 @@ from llmkube.k8s.client import Client
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.credentials import SourceCredentials, client_keys_of
+from llmkube.supervisor.engine.door import door_cookie
 from llmkube.supervisor.engine.key_file import key_path, read_keys, remove_key_files, with_client_keys
 from llmkube.supervisor.engine.launcher import LocalEngines
 from llmkube.supervisor.engine.orphans import STUCK_FOLDER, StuckEngines, match_processes, stuck_engine_of
@@ -266,8 +267,9 @@ async def open_local_ports(
             store, limiter=limiter, utcnow=utcnow, rng=rng, endpoint=endpoint, egress=egress, memory_bytes=budget
         ) as downloader,
     ):
+        engines = LocalEngines(settings)
         yield Ports(
-            engines=LocalEngines(settings),
+            engines=engines,
             weights=LocalWeights(
                 store,
                 limiter,
@@ -293,6 +295,7 @@ async def open_local_ports(
             client_keys=partial(client_keys_of, partial(client.get, Secret)),
             admit=partial(_write_networks, networks_path(settings.state_dir)),
             cordon=CordonFile(cordon_path(settings.state_dir)),
+            door=engines.door() if settings.publishes else None,
         )
 
 
@@ -309,7 +312,7 @@ def _clean_up(journal: FileJournal, settings: AgentSettings) -> dict[Key, Entry]
     journal.clear(entries.keys() - earlier.keys())
     cookies = frozenset(entry.engine.cookie for entry in earlier.values() if entry.engine)
     remove_key_files(settings.state_dir, cookies)
-    remove_config_files(settings.state_dir, cookies)
+    remove_config_files(settings.state_dir, cookies | {door_cookie(settings.state_dir)})
     for process in end_all(orphans, grace_seconds=settings.longest_grace_seconds):
         if (stuck := stuck_engine_of(process)) is not None:
             stuck_engines.record(stuck)

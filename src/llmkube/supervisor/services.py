@@ -39,6 +39,7 @@ from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.memory.refusal import relative_name, unreturned_message
 from llmkube.supervisor.memory.reservation import MemorySpec
 from llmkube.supervisor.service.context import ServiceContext
+from llmkube.supervisor.service.door_link import DoorLink
 from llmkube.supervisor.service.events import Event, displacing_event
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.gate import Gate
@@ -47,6 +48,7 @@ from llmkube.supervisor.service.saved_prompts import PromptStore
 from llmkube.supervisor.service.status_manager import StatusManager
 from llmkube.supervisor.values.activation import Activation, mode_of
 from llmkube.supervisor.values.desired import Desired, Idle, Target, desired_here, draft_key, model_key
+from llmkube.supervisor.values.door_state import DoorEntry
 from llmkube.supervisor.values.host_addresses import HostAddress
 from llmkube.supervisor.values.journal import Entry
 from llmkube.supervisor.values.lifecycle import ServiceView
@@ -102,6 +104,20 @@ class RunningService:
         view = attrs.evolve(view, on_request=True, load_seconds=book.load_seconds(key))
         hold_seconds, delayed_until = gate.activation.hold_seconds, book.room.delayed.get(key, 0.0)
         return attrs.evolve(view, hold_seconds=hold_seconds, delayed_until=delayed_until)
+
+    @property
+    def passes_door(self) -> bool:
+        """Whether its requests pass through the door."""
+        return self.gate.activation.on_request or self.status_manager.view.behind_door
+
+    def door_entry(self, host: str) -> DoorEntry | None:
+        """Return its entry at the door; None while its state or the keys of its clients are not known."""
+        view, launch = self.snapshot, self.gate.launch
+        keys = launch.client_keys if launch is not None else ()
+        has_keys = self.desired.service.spec.api_key_secret_ref is not None
+        if not view.reason or (has_keys and not keys):
+            return None
+        return DoorEntry(view, host, keys, self.gate.activation.retry_at)
 
     def set_desired(self, desired: Desired) -> None:
         """Set a newer desired state."""
@@ -247,6 +263,7 @@ class Services:
         drift_repair: Restores statuses that other clients have overwritten.
         activator: Loads and unloads services on request.
         prompts: The saved prompts of this host.
+        door: The connection to the door; None on a host without one.
     """
 
     client: Client
@@ -268,6 +285,7 @@ class Services:
     drift_repair: DriftRepair = attrs.field(init=False)
     activator: ServiceActivator = attrs.field(init=False)
     prompts: PromptStore = attrs.field(init=False)
+    door: DoorLink | None = attrs.field(init=False, default=None)
     _earlier: dict[Key, Entry] = attrs.field(init=False)  # of an earlier agent, for services that have not started yet
 
     def __attrs_post_init__(self) -> None:
@@ -299,6 +317,8 @@ class Services:
         self.drift_repair = DriftRepair(self.applier, self.conditions_of, ports.rng)
         self.activator = ServiceActivator(self._gate_of, self.changed)
         self.prompts = PromptStore.of(settings)
+        if ports.door is not None:
+            self.door = DoorLink(ports.door, self._door_entries, self._gate_of, self.changed, self.shutdown)
         self._earlier = dict(ports.earlier)
 
     def synced(self) -> bool:
@@ -357,6 +377,10 @@ class Services:
         running = self.running.by_key.get(key)
         return None if running is None else running.gate
 
+    def _door_entries(self) -> dict[Key, DoorEntry | None]:
+        host = self.host_address.value.bind
+        return {key: each.door_entry(host) for key, each in self.running.by_key.items() if each.passes_door}
+
     async def run_address(self) -> Never:
         """Notify all services whenever this host's address changes; never return."""
         version = self.host_address.version
@@ -364,6 +388,7 @@ class Services:
             await self.host_address.wait_newer(version)
             version = self.host_address.version
             self.running.notify_address_changed()
+            self.changed.put_nowait(None)
 
     async def run(self) -> None:
         """Start, update and stop service tasks for the keys in the queue; never return."""
@@ -401,6 +426,8 @@ class Services:
             for key in self.ports.earlier:
                 if key not in self.running.by_key:  # another host has it by now: the next agent must not start it
                     await self.ports.journal.remove(key)
+            if self.door is not None:
+                self.door.set_complete()
             return
         if not self.cordon.serves:
             log.warning("API server not reachable; host cordoned, serving nothing", end=self.cordon.end)
@@ -437,7 +464,8 @@ class Services:
         # A service that comes back while its task ends is added again by the end of that task.
 
     def _start(self, key: Key, desired: Desired, nursery: trio.Nursery, resumed: Entry | None = None) -> None:
-        facts = Facts(desired, self.settings.host_name, HostAddress(None))
+        waits_for_door = self.door is not None and mode_of(desired, self.settings.activation) == ON_REQUEST
+        facts = Facts(desired, self.settings.host_name, HostAddress(None), door=None if waits_for_door else ())
         status_manager = StatusManager(
             facts,
             self.settings,
@@ -458,7 +486,7 @@ class Services:
         gate = Gate(status_manager, self.ledger, self.activator.reschedule, activation)
         self.prompts.deleted.discard(key)
         context = ServiceContext(
-            status_manager, self.ports, self.settings, self.shutdown, self.ledger, gate, prompts=self.prompts
+            status_manager, self.ports, self.settings, self.shutdown, self.ledger, gate, self.door, prompts=self.prompts
         )
         runner = Runner(context, adoptable, fallback)
         # Added before its task runs for the first time, since it may be reconciled again in between.

@@ -1,5 +1,6 @@
 """A service's phase, conditions and counts follow from the hosts' slices and reports, row by row."""
 
+import attrs
 import pytest
 import yaml
 from hypothesis import given
@@ -18,6 +19,7 @@ from llmkube.controller.status.service_status import (
 from llmkube.k8s.crd.inferenceservice import PRIORITIES, SERVICE_PHASES, InferenceServiceStatus
 from llmkube.k8s.fields import wire_fields
 from llmkube.k8s.leases.live_hosts import LiveHosts
+from llmkube.k8s.wire.names import LOADED_LABEL
 
 TWO_HOSTS = LiveHosts({"studio": frozenset({"metal"}), "mini": frozenset({"metal"})})
 SETTINGS = ControllerSettings()
@@ -37,6 +39,9 @@ OLD_INVALID = condition("Accepted", False, "Invalid", generation=1)
 NO_ADDRESS = condition("Published", False, "NoAddress", "nobody reaches it")
 READY = slice_of("studio", True)
 NOT_READY = slice_of("studio", False)
+AT_DOOR = attrs.evolve(
+    READY, metadata=attrs.evolve(READY.metadata, labels=READY.metadata.labels | {LOADED_LABEL: "false"})
+)
 SUSPENDED = service(spec={"suspend": True})
 EXITED = service(loaded("EngineExited", "exit code 1\nerror: out of memory"))
 
@@ -168,6 +173,8 @@ def test_phase_table(isvc, its_model, slices, hosts, expected):
         (service(), [NOT_READY], STUDIO, Replicas(1, 1, 0)),
         (service(), [slice_of("studio", None)], STUDIO, Replicas(1, 1, 1)),
         (service(), [slice_of("studio")], STUDIO, Replicas(1, 0, 0)),
+        (service(loaded("Idle")), [AT_DOOR], STUDIO, Replicas(1, 0, 0)),
+        (wanting(2), [AT_DOOR, slice_of("mini", True)], TWO_HOSTS, Replicas(2, 1, 1)),
         (service(), [READY], NOBODY, Replicas(1, 0, 0)),
         (service(), [READY, slice_of("mini", True)], STUDIO, Replicas(1, 1, 1)),
         (wanting(3), [READY, slice_of("mini", False)], TWO_HOSTS, Replicas(3, 2, 1)),

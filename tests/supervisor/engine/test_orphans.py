@@ -10,6 +10,7 @@ import attrs
 import psutil
 import pytest
 
+from llmkube.supervisor.engine.door import door_cookie
 from llmkube.supervisor.engine.orphans import (
     STUCK_FOLDER,
     StuckEngine,
@@ -18,6 +19,7 @@ from llmkube.supervisor.engine.orphans import (
     match_processes,
     stuck_engine_of,
 )
+from llmkube.supervisor.engine.proxy import proxy_cookie
 from llmkube.supervisor.host import processes
 from llmkube.supervisor.values.settings import AgentSettings
 from supervisor.values.entries import CHAT, ENGINE, entry
@@ -65,6 +67,13 @@ def test_a_spawn_that_was_never_recorded_is_found_by_its_cookie():
     intent = attrs.evolve(ENGINE, pid=0, started="")
     assert stock(intent, Proc(43, "cookie"), Proc(42, "cookie"), starts={42: "boot:1"}, leader=42) == (ENGINE, [])
     assert stock(intent, starts={}) == (None, [])
+
+
+def test_the_door_is_no_orphan():
+    """It holds requests although no engine runs; the next agent adopts it, or stops it if no service needs it."""
+    door = Proc(44, proxy_cookie(door_cookie(SETTINGS.state_dir)))
+    other = Proc(45, proxy_cookie(door_cookie(Path("/another"))))
+    assert stock(ENGINE, door, other, starts={}) == (None, [45])
 
 
 def test_a_leader_that_hides_its_environment_is_found_by_its_session():

@@ -23,6 +23,7 @@ from llmkube.supervisor.service.status_manager import (
     slice_manifest,
 )
 from llmkube.supervisor.values.host_addresses import HostAddress
+from llmkube.supervisor.values.lifecycle import ServiceView
 from sim.world import agent_settings
 from supervisor.service.known import HEADER, LOADED, LOADING, WEIGHTS, desired, new_facts
 
@@ -182,6 +183,32 @@ def test_the_content_of_the_slice(facts, ready):
     assert (Service in manifests) is (ready is not None)
     found = manifests.get(EndpointSlice, {}).get("endpoints")
     assert (None if found is None else [one["conditions"]["ready"] for one in found]) == ready
+
+
+@pytest.mark.parametrize(
+    ("view", "ready"),
+    [
+        (ServiceView("Idle"), True),
+        (LOADING, True),
+        (ServiceView("Stopping"), True),
+        (ServiceView("LoadStalled"), True),
+        (ServiceView("ScaledToZero"), False),
+        (ServiceView("Released"), False),
+    ],
+)
+def test_the_slice_of_a_service_at_the_door_names_the_door(view, ready):
+    """It is ready although nothing is loaded, which its label shows; it is written once the door listens."""
+    behind = attrs.evolve(SERVING.view.value, behind_door=True, host="127.0.0.1", port=1)
+    unknown = attrs.evolve(FACTS, door=None).with_view(behind)
+    assert EndpointSlice not in {slot.kind for slot in endpoint_manifests(unknown, "slices")}
+    at_door = unknown.with_door(("192.0.2.5", 20_000))
+    for facts, is_ready, label in ((at_door, True, None), (at_door.with_view(view), ready, "false")):
+        manifests = {slot.kind: manifest for slot, manifest in endpoint_manifests(facts, "slices").items()}
+        found = manifests[EndpointSlice]
+        assert (found["endpoints"][0]["conditions"]["ready"], found["ports"][0]["port"]) == (is_ready, 20_000)
+        assert found["endpoints"][0]["addresses"] == [at_door.host_address.address]
+        assert found["metadata"]["labels"].get("inference.llmkube.dev/loaded") == label
+    assert at_door.with_door(()).endpoint_port == 0  # other machines never reached that engine
 
 
 @pytest.mark.parametrize("api", ["slices", "endpoints"])

@@ -37,23 +37,17 @@ def test_the_spec_overrides_the_host(spec, default, mode):
 
 
 @pytest.mark.parametrize(
-    ("mode", "given", "holds", "unused"),
+    ("mode", "given", "unused"),
     [
-        ("OnRequest", {"mode": "OnRequest", "idleTimeout": "9s", "maxHold": "9s"}, True, ()),
-        ("OnRequest", {"maxHold": "9s"}, False, ("spec.activation.maxHold",)),
-        ("OnRequest", {"idleTimeout": "9s", "pin": True}, True, ("spec.activation.idleTimeout",)),
-        (
-            "Always",
-            {"idleTimeout": "9s", "maxHold": "9s"},
-            True,
-            ("spec.activation.idleTimeout", "spec.activation.maxHold"),
-        ),
-        ("Always", {"mode": "OnRequest", "pin": True}, True, ("spec.activation.mode",)),
-        ("Always", {"mode": "Always"}, True, ()),
+        ("OnRequest", {"mode": "OnRequest", "idleTimeout": "9s", "maxHold": "9s"}, ()),
+        ("OnRequest", {"idleTimeout": "9s", "pin": True}, ("spec.activation.idleTimeout",)),
+        ("Always", {"idleTimeout": "9s", "maxHold": "9s"}, ("spec.activation.idleTimeout", "spec.activation.maxHold")),
+        ("Always", {"mode": "OnRequest", "pin": True}, ("spec.activation.mode",)),
+        ("Always", {"mode": "Always"}, ()),
     ],
 )
-def test_fields_without_effect_are_named(mode, given, holds, unused):
-    assert unused_fields(desired(activation=given).service.spec, mode, holds=holds) == unused
+def test_fields_without_effect_are_named(mode, given, unused):
+    assert unused_fields(desired(activation=given).service.spec, mode) == unused
 
 
 @pytest.mark.parametrize(

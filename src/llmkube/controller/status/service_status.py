@@ -65,7 +65,7 @@ from llmkube.k8s.wire.conditions import (
     find_condition,
     settle,
 )
-from llmkube.k8s.wire.names import HOST_LABEL, SERVICE_PORT, endpoint_url, service_name
+from llmkube.k8s.wire.names import HOST_LABEL, LOADED_LABEL, SERVICE_PORT, endpoint_url, service_name
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.k8s.wire.service_health import host_failure
 from llmkube.runtimes.container.builder import PATHS
@@ -117,6 +117,7 @@ def count_replicas(
             endpoint
             for endpoint_slice in slices
             if hosts.is_alive(endpoint_slice.metadata.labels.get(HOST_LABEL, ""))
+            if endpoint_slice.metadata.labels.get(LOADED_LABEL) != "false"  # its endpoint only holds requests
             for endpoint in endpoint_slice.endpoints
             if endpoint.addresses
         ]

@@ -29,6 +29,9 @@ SERVICE_LABEL: Final = "inference.llmkube.dev/service"
 HOST_LABEL: Final = "inference.llmkube.dev/host"
 """Label on slices and Leases: `host_id(host_name)`."""
 
+LOADED_LABEL: Final = "inference.llmkube.dev/loaded"
+"""Label on slices: `false` while the endpoint accepts requests for a model that is not loaded; absent otherwise."""
+
 RESTARTED_AT: Final = "kubectl.kubernetes.io/restartedAt"
 """Annotation on pods, in `spec.podAnnotations`: a new value restarts them, as `kubectl rollout restart` does."""
 

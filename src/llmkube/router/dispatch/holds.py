@@ -13,7 +13,7 @@ import attrs
 import trio
 
 from llmkube.base.http.message import Headers
-from llmkube.router.backends import Activator, Found, Hold, ModelDirectory, UnavailableModel, not_ready
+from llmkube.router.backends import Activator, Found, Hold, ModelDirectory, UnavailableModel, Waker, not_ready
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.dispatch.relay import COMMENT_SECONDS, LOADING_COMMENT, ClientStream
 from llmkube.router.fair_queue import Shares
@@ -62,11 +62,13 @@ class Holds:
 
     Attributes:
         directory: Models and their engines; None if they are not known here.
-        activator: Loads services; None if all are always loaded.
+        activator: Loads and unloads services; None if all are always loaded, or clients have no commands for that.
+        waker: Loads services for requests; None if all are always loaded.
     """
 
     directory: ModelDirectory | None = None
     activator: Activator | None = None
+    waker: Waker | None = attrs.field(default=attrs.Factory(lambda self: self.activator, takes_self=True))
     _in_all: Shares = attrs.field(factory=lambda: Shares(MAX_HELD_IN_ALL))
     _of_services: dict[str, Shares] = attrs.field(factory=dict)
 
@@ -76,9 +78,9 @@ class Holds:
 
     def using(self, found: Found | None) -> AbstractContextManager[Hold]:
         """Keep a model loaded, or load it, in this context: look it up again, since a failed load may be repeated."""
-        if self.activator is None or found is None or not found.service:
+        if self.waker is None or found is None or not found.service:
             return nullcontext(nullcontext)
-        return self.activator.using(found.service)
+        return self.waker.using(found.service)
 
     async def wait(self, model_id: str, request: HeldRequest, hold: Hold) -> None:
         """Return once a model is loaded, or will not be; `hold` is the value of the context of `using`.
@@ -102,14 +104,14 @@ class Holds:
                     await request.client.begin(request.lines or b"")
                     await request.client.send(LOADING_COMMENT)
                     comment_at = now + COMMENT_SECONDS
-                elif self.activator is not None:
+                elif self.waker is not None:
                     with trio.move_on_at(min(until, comment_at)):
-                        await self.activator.wait_changed(found.service)
+                        await self.waker.wait_changed(found.service)
                 found = self._awaited(model_id)
 
     def _awaited(self, model_id: str) -> UnavailableModel | None:
         """Return the state of a model that is being loaded for requests; None for others."""
-        found = None if self.directory is None or self.activator is None else self.directory.lookup(model_id)
+        found = None if self.directory is None or self.waker is None else self.directory.lookup(model_id)
         return found.as_of(trio.current_time()) if isinstance(found, UnavailableModel) and found.wakes else None
 
     @contextmanager

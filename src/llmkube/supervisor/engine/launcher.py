@@ -27,6 +27,7 @@ from llmkube.runtimes.process.exits import SIGN_AGAIN
 from llmkube.runtimes.process.host_runtime import HostRuntime, ProgramError
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
 from llmkube.supervisor.engine.child import OwnedProcess, Termination, adopt_child, open_child
+from llmkube.supervisor.engine.door import HostDoor, door_cookie, socket_path
 from llmkube.supervisor.engine.keep_awake import PowerAssertion, caffeinate, keeping_awake
 from llmkube.supervisor.engine.key_file import key_path, read_keys, removed_after_exit
 from llmkube.supervisor.engine.logfile import service_of
@@ -35,6 +36,7 @@ from llmkube.supervisor.engine.process_stats import CookieScan, Sampler
 from llmkube.supervisor.engine.proxy import EngineProxy, config_path, proxy_of
 from llmkube.supervisor.host.processes import COOKIE_VARIABLE, OWNER_VARIABLE
 from llmkube.supervisor.values.admitted_networks import networks_path
+from llmkube.supervisor.values.door_state import DoorConfig
 from llmkube.supervisor.values.journal import EngineRecord
 from llmkube.supervisor.values.ports import Child, Command, Grace, Shutdown
 from llmkube.supervisor.values.proxy_config import ProxyConfig
@@ -277,14 +279,27 @@ class LocalEngines:
         self, stack: AsyncExitStack, config: ProxyConfig | None, child: Child, cookie: str, shutdown: Shutdown
     ) -> None:
         if config is not None:
-            folder = self.settings.state_dir
-            environment = self._environment({name: os.environ[name] for name in _PYTHON if name in os.environ})
-            path, log_path = config_path(folder, cookie), folder / "logs" / "proxies.log"
-            program = self.settings.engine_proxy
-            networks = str(networks_path(folder)) if self.settings.watches_nodes and not config.keys else ""
+            networks = "" if config.keys else self._networks
             config = attrs.evolve(config, engine=(child.pid, child.started), networks=networks)
-            proxy = EngineProxy(program, config, cookie, path, log_path, environment, self._scan)
+            proxy = self._proxy(self.settings.engine_proxy, config, cookie)
             await stack.enter_async_context(proxy.running(shutdown))
+
+    def door(self) -> HostDoor:
+        """Return the door of this host, which is not started yet."""
+        socket = socket_path(self.settings.state_dir)
+        config = DoorConfig(str(socket), self.settings.keyless_networks, self._networks)
+        return HostDoor(self._proxy(self.settings.door, config, door_cookie(self.settings.state_dir)), socket)
+
+    @property
+    def _networks(self) -> str:
+        """The file with the networks of the cluster's nodes; "" if they are not watched."""
+        return str(networks_path(self.settings.state_dir)) if self.settings.watches_nodes else ""
+
+    def _proxy(self, program: tuple[str, ...], config: ProxyConfig | DoorConfig, cookie: str) -> EngineProxy:
+        folder = self.settings.state_dir
+        environment = self._environment({name: os.environ[name] for name in _PYTHON if name in os.environ})
+        path, log_path = config_path(folder, cookie), folder / "logs" / "proxies.log"
+        return EngineProxy(program, config, cookie, path, log_path, environment, self._scan)
 
     def _refuse_while_stuck(self, service: str) -> None:
         engine = self._stuck.of(service)

@@ -22,6 +22,7 @@ import psutil
 
 from llmkube.base.private_files import make_private_folder, write_private
 from llmkube.k8s.resource import Key
+from llmkube.supervisor.engine.door import door_cookie
 from llmkube.supervisor.engine.proxy import proxy_cookie
 from llmkube.supervisor.host import processes
 from llmkube.supervisor.values.desired import accelerator
@@ -117,8 +118,8 @@ def match_processes(
 
     An entry whose engine has exited is returned without it, or is dropped if an agent with these settings would not
     serve it: `llmkube cache prune` spares the files that the journal names. An entry out of scope whose engine runs is
-    returned, so that the agent stops it gracefully. The family and the proxy of an adopted engine are not orphans. A
-    process whose environment cannot be read belongs to the family whose session it leads.
+    returned, so that the agent stops it gracefully. The family and the proxy of an adopted engine are not orphans, nor
+    is the door. A process whose environment cannot be read belongs to the family whose session it leads.
     """
     by_cookie: dict[str, list[psutil.Process]] = {}
     cookies = {process.pid: processes.cookie_of(process) for process in ours}
@@ -126,6 +127,7 @@ def match_processes(
     for process in ours:
         cookie = cookies[process.pid] or sessions.get(process.pid, "")
         by_cookie.setdefault(cookie, []).append(process)
+    by_cookie.pop(proxy_cookie(door_cookie(settings.state_dir)), None)
     remaining = {}
     for key, entry in entries.items():
         record = entry.engine

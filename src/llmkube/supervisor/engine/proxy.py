@@ -26,6 +26,7 @@ from llmkube.supervisor.engine.logfile import open_for_append, rotate
 from llmkube.supervisor.engine.process_stats import CookieScan
 from llmkube.supervisor.host import processes
 from llmkube.supervisor.host.processes import COOKIE_VARIABLE
+from llmkube.supervisor.values.door_state import DoorConfig
 from llmkube.supervisor.values.journal import EngineRecord
 from llmkube.supervisor.values.ports import Shutdown
 from llmkube.supervisor.values.proxy_config import ProxyConfig
@@ -99,7 +100,7 @@ class EngineProxy:
     """
 
     program: tuple[str, ...]
-    config: ProxyConfig
+    config: ProxyConfig | DoorConfig
     cookie: str
     path: Path
     log_path: Path

@@ -10,6 +10,7 @@ metal                    failures of engines on a Mac's GPU
 measurement              memory that an engine really uses
 facts                    everything known about the service, as one frozen value
 events                   conditions derived from the facts, and Events derived from changes of them
+door_link                connection to the door, which holds requests
 status_manager           holds the facts; writes status, Events and the endpoint
 engine_status            which of two engines is reported, and why an engine exited
 """

@@ -185,7 +185,8 @@ class EngineJournal:
 def new_record(context: ServiceContext, plan: LaunchPlan) -> EngineRecord:
     """Choose ports and a key for an engine that is about to start.
 
-    An engine that cannot check keys listens on the loopback address, behind a proxy that checks them.
+    An engine that cannot check keys listens on the loopback address, behind a proxy that checks them; an engine that is
+    loaded on request listens there, too, behind the door.
 
     Raises:
         ExternalError: This host does not have the address.
@@ -194,10 +195,11 @@ def new_record(context: ServiceContext, plan: LaunchPlan) -> EngineRecord:
     cookie, address = f"{context.ports.rng.getrandbits(64):016x}", context.status_manager.host_address.value.bind
     clients_have_keys, takes_keys = bool(plan.keys_digest), HOST_RUNTIMES[plan.runtime].takes_keys
     is_open = takes_keys and settings.insecure_lan and not clients_have_keys
+    is_behind_door = context.door is not None and context.gate.activation.on_request
     is_direct = is_open or (takes_keys and (clients_have_keys or not settings.publishes))
-    host = address if is_direct else LOOPBACK[ipaddress.ip_address(address).version]
+    host = address if is_direct and not is_behind_door else LOOPBACK[ipaddress.ip_address(address).version]
     record = EngineRecord(cookie, host, engines.free_port(host), api_key="" if is_open else new_key())
-    if is_direct:
+    if is_direct or is_behind_door:
         return record
     return attrs.evolve(record, public_host=address, public_port=engines.free_port(address))
 
@@ -336,12 +338,18 @@ class Attempt:
                 self.journal.expect(record)
             context.ledger.started(allocation, child.pid)
             running = RunningEngine(child, record, self.launch, context.ports.http, context.settings.limits)
-            self._host = record.address[0]
+            self._host = "" if self._is_behind_door(record) else record.address[0]
             self.address_changed()
             try:
                 return await self._serve(running, allocation)
             finally:
                 self._host = ""
+
+    def _is_behind_door(self, record: EngineRecord) -> bool:
+        """Whether an engine accepts connections of this host only, although the host publishes its engines."""
+        bind = self.context.status_manager.host_address.value.bind
+        is_local = [address in LOOPBACK.values() for address in (record.address[0], bind)]
+        return self.context.door is not None and is_local == [True, False]
 
     @asynccontextmanager
     async def _spawned(self, grace: Grace) -> AsyncIterator[tuple[Child, EngineRecord]]:
@@ -410,6 +418,7 @@ class Attempt:
             engine=launch.plan.runtime,
             build=running.record.build,
             weights_format=launch.plan.weights_format,
+            behind_door=self._is_behind_door(running.record),
         )
         started_at = trio.current_time()
         outcome = Outcome(published=self.adoptable is not None)  # by an earlier agent
@@ -424,7 +433,7 @@ class Attempt:
 
             nursery.start_soon(watch_exit)
             async with (
-                self._drained(engine, outcome, allocation.expedited, prompts),
+                self._drained(running, outcome, allocation.expedited, prompts),
                 self.status.withdrawn(outcome, allocation, context.shutdown, context.gate.uses),
             ):
                 if self.adoptable is None or not await running.answers_at_once():
@@ -528,7 +537,7 @@ class Attempt:
 
     @asynccontextmanager
     async def _drained(
-        self, engine: health.Engine, outcome: Outcome, expedited: trio.Event, prompts: EnginePrompts
+        self, running: RunningEngine, outcome: Outcome, expedited: trio.Event, prompts: EnginePrompts
     ) -> AsyncIterator[None]:
         """On exit, wait until the requests in flight have finished, and save what the engine has computed.
 
@@ -538,18 +547,13 @@ class Attempt:
         """
         context = self.context
 
-        async def wait_finished() -> None:
-            for use in outcome.uses:
-                await use.wait()
-            await engine.wait_idle()
-
         try:
             yield
         finally:
             can_drain = outcome.published and outcome.failure is None and outcome.exit is None
             if can_drain and not context.shutdown.keep and not expedited.is_set():
                 with trio.move_on_after(context.settings.drain_seconds, shield=True) as bound:
-                    await wait_any(expedited.wait, wait_finished)
+                    await wait_any(expedited.wait, partial(self._wait_finished, running, outcome))
                 if bound.cancelled_caught or expedited.is_set():
                     late = f"not finished within {context.settings.drain_seconds:g} s"
                     why = "memory is critically short" if expedited.is_set() else late
@@ -557,6 +561,14 @@ class Attempt:
                 elif self.status.leads and not context.ledger.book.is_short:
                     with trio.move_on_after(SAVE_SECONDS, shield=True):
                         await wait_any(expedited.wait, partial(prompts.save, timestamp(context.ports.utcnow())))
+
+    async def _wait_finished(self, running: RunningEngine, outcome: Outcome) -> None:
+        """Return when no request is in flight, neither at this host's gateway or door nor in the engine."""
+        for use in outcome.uses:
+            await use.wait()
+        if self.context.door is not None:
+            await self.context.door.wait_unused(self.context.key, running.record.address[1])
+        await running.engine.wait_idle()
 
 
 def watch_failure(found: str) -> Failure:

@@ -11,6 +11,7 @@ from llmkube.runtimes.plan import EngineInfo
 from llmkube.supervisor.engine.logfile import log_path
 from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.memory.reservation import Need
+from llmkube.supervisor.service.door_link import DoorLink
 from llmkube.supervisor.service.engine_status import Leader
 from llmkube.supervisor.service.gate import Gate
 from llmkube.supervisor.service.measurement import key_of
@@ -33,6 +34,7 @@ class ServiceContext:
         shutdown: Whether engines keep running when their tasks are cancelled.
         ledger: Admits engines to this host's memory.
         gate: Lets a launch pass while the service is wanted.
+        door: The connection to the door; None on a host without one.
         leader: The engine that is reported.
         prompts: The saved prompts of this host.
     """
@@ -45,6 +47,7 @@ class ServiceContext:
     gate: Gate = attrs.field(
         default=attrs.Factory(lambda self: Gate(self.status_manager, self.ledger), takes_self=True)
     )
+    door: DoorLink | None = None
     leader: Leader = attrs.field(factory=Leader)
     prompts: PromptStore = attrs.field(
         default=attrs.Factory(lambda self: PromptStore.of(self.settings), takes_self=True), kw_only=True

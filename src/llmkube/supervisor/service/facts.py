@@ -20,6 +20,7 @@ from llmkube.supervisor.cluster.status import Slot, fetch_reason
 from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.eviction import Cause, Eviction
 from llmkube.supervisor.values.desired import Desired
+from llmkube.supervisor.values.door_state import Listen
 from llmkube.supervisor.values.host_addresses import HostAddress
 from llmkube.supervisor.values.lifecycle import Failure, ServiceView
 from llmkube.weights.formats.shape import ModelHeader
@@ -79,6 +80,8 @@ class Facts:
         view: The newest snapshot of the engine that serves, or will.
         endpoint_host: The address that the last ready engine listens on.
         endpoint_port: Its port; 0 until an engine was ready, so a crash loop from the start lists no endpoint.
+        door: The address and port on which the door accepts the service's requests; empty if it does not,
+            None if that is not known yet.
         problem: Why the spec cannot be planned; "" if it can.
         ignored: Fields of the spec that have no effect here.
         outdated: Why the engine that serves was not started from the newest spec; empty if it was.
@@ -105,6 +108,7 @@ class Facts:
     view: Observed[ServiceView] = Observed(ServiceView(""))
     endpoint_host: str = ""
     endpoint_port: int = 0
+    door: Listen | None = ()
     problem: Observed[str] | None = None
     ignored: Observed[tuple[str, ...]] | None = None
     outdated: Observed[Problem] = Observed(Problem())
@@ -132,7 +136,13 @@ class Facts:
     @property
     def address(self) -> str | None:
         """Address in the slice: that of the last ready engine, else that of the next one."""
-        return self.host_address.advertised(self.endpoint_host)
+        return self.host_address.advertised(self.door[0] if self.door else self.endpoint_host)
+
+    @property
+    def endpoint_ready(self) -> bool:
+        """Whether requests may be sent to the endpoint: to an engine that answers, or to the door, which explains."""
+        view = self.view.value
+        return view.ready or (bool(self.door) and view.reason not in {Reason.SCALED_TO_ZERO, Reason.RELEASED})
 
     @property
     def publish_problem(self) -> Problem:
@@ -242,7 +252,12 @@ class Facts:
             return self
         waits = self.waits | {view.reason} if view.reason in MEMORY_WAITS else frozenset[str]()
         after = attrs.evolve(self, view=_observed(self.desired.service, view), waits=waits)
-        return attrs.evolve(after, endpoint_host=view.host, endpoint_port=view.port) if view.ready else after
+        is_reached = view.ready and not view.behind_door
+        return attrs.evolve(after, endpoint_host=view.host, endpoint_port=view.port) if is_reached else after
+
+    def with_door(self, door: Listen) -> "Facts":
+        """Set where the door accepts the service's requests."""
+        return self if door == self.door else attrs.evolve(self, door=door)
 
     def with_engine(self, view: ServiceView, *, newest: bool) -> "Facts":
         """Record that an engine starts to serve; `newest` if it has the newest plan."""

@@ -54,6 +54,11 @@ class Gate:
         return self._target
 
     @property
+    def launch(self) -> Launch | None:
+        """The plan that runs, or that runs once the service is wanted; None if there is none yet."""
+        return launch_of(self._target.value) if self._target is not None else None
+
+    @property
     def is_active(self) -> bool:
         """Whether an engine runs or is to run."""
         return self._target is not None and isinstance(self._target.value, Launch)
@@ -76,7 +81,7 @@ class Gate:
         """Set the activation, and start or stop the engine accordingly."""
         was_wanted = self.activation.wanted
         self.set_activation(after)
-        launch = launch_of(self._target.value) if self._target is not None else None
+        launch = self.launch
         if self._target is None or launch is None or after.wanted == was_wanted:
             return
         view, idle = self.manager.view, NOT_LOADED
@@ -97,7 +102,7 @@ class Gate:
         finally:
             del self._uses[use]
             use.ended.set()
-            self._end_request()
+            self.end_request()
 
     def uses(self) -> tuple[trio.Event, ...]:
         """Return an event for each request that may be in the engine, which is set at its end."""
@@ -106,18 +111,20 @@ class Gate:
     @contextmanager
     def _holding(self, use: _Use) -> Iterator[None]:
         use.ended.set()  # no engine has it
-        self._set_held(1)
+        self.add_held(1)
         try:
             yield
         finally:
-            self._set_held(-1)
+            self.add_held(-1)
             use.ended = trio.Event()
 
-    def _set_held(self, more: int) -> None:
+    def add_held(self, more: int) -> None:
+        """Record that so many more requests wait."""
         activation = self.activation
         self.set_activation(activation.hold(activation.held + more, trio.current_time()))
 
-    def _end_request(self) -> None:
+    def end_request(self) -> None:
+        """Record that a request has ended, or its client has left."""
         has_memory = not self.ledger.watched or self.ledger.book.records.serving(self.manager.key) is not None
         self.change(self.activation.end(trio.current_time(), has_memory=has_memory))
 

@@ -163,13 +163,14 @@ class Planner:
         except ExternalError as error:
             return self._fail(error, Reason.ENGINE_NOT_FOUND)
         mode = mode_of(desired, settings.activation)
-        unused = unused_fields(desired.service.spec, mode, holds=not settings.publishes)
+        unused = unused_fields(desired.service.spec, mode)
         manager.update(Facts.with_plan, (*launch.plan.not_honoured, *unused))
         need = await self.context.need(launch)
         activation = self.context.gate.activation  # read after the last wait
         refusal = None if activation.wanted else self.context.ledger.permanent_refusal(self.context.key, need)
         idle = NOT_LOADED if refusal is None else Idle(refusal.reason, explain(refusal, launch))
         self.target.put_nowait(activation.target(launch, idle))
+        manager.changed.put_nowait(None)  # the keys of its clients may have
         return True
 
     async def _fetch_draft(self, desired: Desired, progress: Callable[[Progress], None]) -> _Draft | None:

@@ -27,6 +27,7 @@ from llmkube.k8s.wire.conditions import LOADED, find_condition
 from llmkube.k8s.wire.names import (
     AGENT_MANAGER,
     HOST_LABEL,
+    LOADED_LABEL,
     MANAGED_BY_LABEL,
     SERVICE_LABEL,
     SERVICE_NAME_LABEL,
@@ -61,7 +62,7 @@ def service_manifest(service: InferenceService) -> dict[str, Any]:
 
 
 def slice_manifest(service: InferenceService, host: str, address: str, port: int, *, ready: bool) -> dict[str, Any]:
-    """Return this host's EndpointSlice: one address, ready only while the engine is known to answer.
+    """Return this host's EndpointSlice: one address, ready only while the engine or the door is known to answer.
 
     With port 0 (no engine has been ready yet) it lists no endpoint, which replaces one of an earlier agent.
     """
@@ -127,19 +128,23 @@ def all_endpoint_slots(facts: Facts) -> tuple[Slot, ...]:
 def endpoint_manifests(facts: Facts, endpoints_api: str) -> Mapping[Slot, dict[str, Any]]:
     """Return the manifests of the Service and the endpoint.
 
-    There are none while an engine is being adopted: those of its previous agent stay. If another owner has the
+    There are none while an engine is being adopted, and no endpoint until the door is known to listen: those of the
+    previous agent stay. If another owner has the
     Service's name, the endpoint is never ready.
     """
     service, view, address = facts.desired.service, facts.view.value, facts.address
     if address is None or not view.reason:
         return {}
-    ready = view.ready and not any(isinstance(error, NameTakenError) for error in facts.refused.values())
+    port = facts.door[1] if facts.door else facts.endpoint_port
+    ready = facts.endpoint_ready and not any(isinstance(error, NameTakenError) for error in facts.refused.values())
     wanted = {} if facts.desired.has_pods else {service_slot(facts): service_manifest(service)}
-    for slot in endpoint_slots(facts, endpoints_api):
+    for slot in endpoint_slots(facts, endpoints_api) if facts.door is not None else ():
         if slot.kind is Endpoints:
-            wanted[slot] = endpoints_manifest(service, address, facts.endpoint_port, ready=ready)
+            wanted[slot] = endpoints_manifest(service, address, port, ready=ready)
         else:
-            wanted[slot] = slice_manifest(service, facts.host, address, facts.endpoint_port, ready=ready)
+            wanted[slot] = slice_manifest(service, facts.host, address, port, ready=ready)
+            if facts.door and not view.ready:
+                wanted[slot]["metadata"]["labels"][LOADED_LABEL] = "false"
     return wanted
 
 

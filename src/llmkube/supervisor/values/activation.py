@@ -36,19 +36,18 @@ def mode_of(desired: Desired, default: str) -> str:
     return ALWAYS if desired.has_pods else desired.service.spec.activation.mode or default
 
 
-def unused_fields(spec: InferenceServiceSpec, mode: str, *, holds: bool) -> tuple[str, ...]:
+def unused_fields(spec: InferenceServiceSpec, mode: str) -> tuple[str, ...]:
     """Return the paths of fields of `spec.activation` that have no effect on this host.
 
     Args:
         spec: The spec of the service.
         mode: The mode in effect.
-        holds: Whether a program of this host holds requests for the service.
     """
     given, waits = spec.activation, mode == ON_REQUEST
     effects = {
         "mode": (given.mode is not None, given.mode == mode),
         "idleTimeout": (given.idle_timeout is not None, waits and not given.pin),
-        "maxHold": (given.max_hold is not None, waits and holds),
+        "maxHold": (given.max_hold is not None, waits),
     }
     return tuple(f"spec.activation.{name}" for name, (is_given, works) in effects.items() if is_given and not works)
 

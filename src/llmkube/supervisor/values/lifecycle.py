@@ -104,6 +104,8 @@ class ServiceView:
     `on_request` is set in snapshots of services that a request loads; `load_seconds` is then the duration of the last
     load, 0 if it is not known, `hold_seconds` the longest wait of a request, if the spec has one, and
     `delayed_until` when others make room for it. `closed` is why new requests wait although the engine answers.
+
+    `behind_door` is set while an engine accepts connections of this host only, although the host publishes its engines.
     """
 
     reason: str
@@ -124,6 +126,7 @@ class ServiceView:
     hold_seconds: float | None = None
     delayed_until: float = 0.0
     closed: str = ""
+    behind_door: bool = False
 
     @property
     def ready(self) -> bool:

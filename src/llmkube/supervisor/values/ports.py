@@ -180,6 +180,27 @@ class Engines(Protocol):
         ...
 
 
+class Door(Protocol):
+    """The process that accepts the requests of services that are loaded on request."""
+
+    @property
+    def is_left(self) -> bool:
+        """Whether an earlier agent has left one."""
+        ...
+
+    def running(self, shutdown: Shutdown) -> AbstractAsyncContextManager[None]:
+        """Keep it running during the block, and stop it afterwards, unless the next agent takes it over."""
+        ...
+
+    async def connect(self) -> trio.abc.Stream:
+        """Return a connection to it.
+
+        Raises:
+            OSError: It does not accept any, or not yet.
+        """
+        ...
+
+
 class Weights(Protocol):
     """Model files on this host."""
 
@@ -251,3 +272,4 @@ class Ports:
     client_keys: Callable[[InferenceService], Awaitable[tuple[str, ...]]] = _no_secrets  # in the service's Secret
     admit: Callable[[AdmittedNetworks], Awaitable[None]] = _admit_none  # publishes to the proxies; raises OSError
     cordon: Callable[[], Cordon | None] = lambda: None  # reads the cordon; raises OSError or ValueError
+    door: Door | None = None  # without it, requests from outside this host wait for no service

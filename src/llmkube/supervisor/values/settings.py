@@ -58,6 +58,7 @@ class AgentSettings:
             through the local gateway).
         bind_address: Address that engines listen on; never a wildcard.
         engine_proxy: Command of the proxy in front of a published engine; the path of its settings is its argument.
+        door: Command of the door of this host, with such an argument.
         allow_from: Networks (CIDR) whose requests to published engines need no key.
         insecure_lan: Whether published engines require no key at all.
         api_server: URL of the API server if the advertised address is the source address of the route to it, which may
@@ -98,6 +99,7 @@ class AgentSettings:
     advertise_address: str | None = None
     bind_address: str = "127.0.0.1"
     engine_proxy: tuple[str, ...] = ()
+    door: tuple[str, ...] = ()
     allow_from: tuple[str, ...] = ()
     insecure_lan: bool = False
     api_server: str = ""

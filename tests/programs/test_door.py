@@ -1,0 +1,218 @@
+"""The door over real sockets: which requests it admits, holds, forwards and refuses, by what its agent sends."""
+
+import json
+import math
+import sys
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+
+import attrs
+import pytest
+import trio
+
+from llmkube.base.http.client import open_http_client
+from llmkube.base.http.listen import open_listeners
+from llmkube.base.http.message import Headers, Response
+from llmkube.base.http.server import run_server
+from llmkube.k8s.resource import Key
+from llmkube.programs.door import serve
+from llmkube.programs.program import Stop
+from llmkube.supervisor.engine.door import MAX_SOCKET_PATH, LineReader, socket_path
+from llmkube.supervisor.values.door_state import DoorConfig, DoorEntry, DoorReport, dump_line, load_line, port_of
+from llmkube.supervisor.values.lifecycle import ServiceView
+
+CHAT = Key("default", "chat")
+IDLE = DoorEntry(ServiceView("Idle", "not loaded", on_request=True), "127.0.0.1")
+HERE = ("127.0.0.1/32",)
+
+
+class Agent:
+    """The agent's side of a door; reports are the newest ones."""
+
+    def __init__(self, stream):
+        self.stream, self.reports, self.changed = stream, {}, trio.Event()
+
+    async def read(self):
+        reader = LineReader(self.stream)
+        with suppress(trio.ClosedResourceError, trio.BrokenResourceError):
+            while lines := await reader.read_lines():
+                self.reports |= dict(load_line(DoorReport, line) for line in lines)
+                self.changed.set()
+                self.changed = trio.Event()
+
+    async def send(self, entry, key=CHAT):
+        await self.stream.send_all(dump_line(key, entry))
+
+    async def report(self, accept, key=CHAT):
+        with trio.fail_after(60):
+            while not ((report := self.reports.get(key)) and accept(report)):
+                await self.changed.wait()
+        return report
+
+
+@asynccontextmanager
+async def door(tmp_path, allowed=HERE):
+    """Run a door; yield what connects an agent to it, and its stop."""
+    path, stop = tmp_path / "door.socket", Stop()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve, DoorConfig(str(path), allowed), stop)
+        agents = []
+
+        async def connect():
+            with trio.fail_after(60):
+                while True:
+                    try:
+                        stream = await trio.open_unix_socket(path)
+                    except OSError:  # the kernel has no event for a socket that begins to accept
+                        await trio.sleep(0.01)
+                    else:
+                        break
+            agents.append(agent := Agent(stream))
+            nursery.start_soon(agent.read)
+            return agent
+
+        yield connect, stop
+        stop.request_nowait("test")
+        for agent in agents:
+            await agent.stream.aclose()
+
+
+@asynccontextmanager
+async def engine(view=IDLE.view):
+    """Run an engine with a process of its own; yield its view, the process, and the heads of its requests."""
+    seen = []
+
+    async def answer(exchange):
+        seen.append(exchange.head)
+        await exchange.respond(Response.json(200, {"model": "chat", "choices": []}))
+
+    listeners = await open_listeners("127.0.0.1", 0)
+    port = listeners[0].socket.getsockname()[1]
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    async with trio.open_nursery() as nursery:
+        process = await nursery.start(partial(trio.run_process, command, check=False))
+        nursery.start_soon(partial(run_server, answer, listeners))
+        where = {"host": "127.0.0.1", "port": port, "pid": process.pid, "alias": "chat", "api_key": "of-the-engine"}
+        yield attrs.evolve(view, reason="Loaded", **where), process, seen
+        process.kill()
+        nursery.cancel_scope.cancel()
+
+
+async def ask(http, report, *, key="", path="/v1/chat/completions", method="POST"):
+    headers = Headers.of({"Authorization": f"Bearer {key}"} if key else {})
+    host, port = report.listen
+    body = json.dumps({"model": "any", "messages": []}).encode() if method == "POST" else b""
+    return await http.request(method, f"http://{host}:{port}{path}", headers=headers, body=body)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "keys", "sent", "is_admitted"),
+    [
+        (HERE, (), "", True),
+        ((), (), "", False),
+        ((), (), "of-the-engine", True),
+        (HERE, ("of-a-client",), "", False),
+        (HERE, ("of-a-client",), "another", False),
+        ((), ("of-a-client",), "of-a-client", True),
+    ],
+)
+async def test_networks_and_keys_are_checked_before_a_request_is_held(tmp_path, allowed, keys, sent, is_admitted):
+    """As at a published engine: without a key from an admitted network only, and never if clients have keys."""
+    entry = attrs.evolve(IDLE, keys=keys)
+    async with door(tmp_path, allowed) as (connect, _), engine() as (view, _, seen), open_http_client() as http:
+        agent = await connect()
+        await agent.send(entry)
+        report = await agent.report(lambda each: each.listen)
+        assert (await ask(http, report, path="/health", method="GET")).status == 200
+        assert (await ask(http, report, path="/props", key=sent, method="GET")).status == (
+            503 if is_admitted and sent != "of-the-engine" else 401
+        )
+        if sent == "of-the-engine":  # known while one runs
+            await agent.send(attrs.evolve(entry, view=view))
+            await agent.report(lambda each: each.engine)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(expect, http, report, 200 if is_admitted else 401, key=sent))
+            if is_admitted and sent != "of-the-engine":
+                await agent.report(lambda each: each.requests == 1)
+                await agent.send(attrs.evolve(entry, view=view))
+        assert (await agent.report(lambda each: not each.requests)).arrived == int(is_admitted)
+        assert [each.lines.get("authorization") for each in seen] == ["Bearer of-the-engine"] * is_admitted
+
+
+async def expect(http, report, status, **more):
+    assert (await ask(http, report, **more)).status == status
+
+
+async def test_a_request_is_held_until_another_agent_sends_an_engine_and_after_that_has_exited(tmp_path):
+    """The next agent reads how many wait; an engine that exits while no agent runs gets no further request."""
+    async with door(tmp_path) as (connect, stop), engine() as (view, process, seen), open_http_client() as http:
+        agent = await connect()
+        await agent.send(IDLE)
+        report = await agent.report(lambda each: each.listen)
+        assert report.listen == ("127.0.0.1", port_of(CHAT, 0))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(expect, http, report, 200)
+            await agent.report(lambda each: each.requests == 1)
+            await agent.stream.aclose()
+            agent = await connect()
+            known = await agent.report(lambda each: each.requests == 1)
+            assert (known.arrived, known.running, known.listen) == (1, 0, report.listen)
+            await agent.send(attrs.evolve(IDLE, view=view))
+        await agent.report(lambda each: each.engine == view.port and not each.requests)
+        assert (await ask(http, report, path="/metrics", method="GET")).status == 200
+        process.kill()
+        await agent.report(lambda each: not each.engine)
+        await agent.send(attrs.evolve(IDLE, view=attrs.evolve(view, message="sent before the agent knew")))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(expect, http, report, 503)
+            await agent.report(lambda each: each.requests == 1)
+            stop.request_nowait("test")  # requests that wait are answered
+        assert len(seen) == 2
+
+
+async def test_a_failed_load_is_answered_at_once_and_repeated_once_its_back_off_has_ended(tmp_path):
+    """As at the gateway; a spec that was refused is never repeated."""
+    failed = attrs.evolve(IDLE, view=attrs.evolve(IDLE.view, reason="LoadStalled", message="too slow"))
+    async with door(tmp_path) as (connect, _), open_http_client() as http:
+        agent = await connect()
+        for entry in (attrs.evolve(failed, retry_at=3600.0), failed):
+            await agent.send(entry)
+            report = await agent.report(lambda each: each.listen)
+            answer = await ask(http, report)
+            assert (answer.status, json.loads(answer.body)["error"]["reason"]) == (503, "LoadStalled")
+        await agent.send(attrs.evolve(failed, retry_at=-1.0))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(expect, http, report, 503)
+            await agent.report(lambda each: each.requests == 1)
+            await agent.send(attrs.evolve(failed, retry_at=3600.0))
+        await agent.send(IDLE)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(expect, http, report, 503)  # a service that is gone
+            await agent.report(lambda each: each.requests == 1)
+            await agent.send(None)
+
+
+async def test_a_port_of_another_program_is_not_used(tmp_path):
+    """The service gets the next one."""
+    listeners = await open_listeners("127.0.0.1", port_of(CHAT, 0))
+    async with listeners[0], door(tmp_path) as (connect, _):
+        agent = await connect()
+        await agent.send(IDLE)
+        assert (await agent.report(lambda each: each.listen)).listen == ("127.0.0.1", port_of(CHAT, 1))
+
+
+def test_lines_have_everything_and_other_versions_are_read():
+    entry = attrs.evolve(IDLE, keys=("a", "b"), view=attrs.evolve(IDLE.view, pid=7, hold_seconds=9.0))
+    assert load_line(DoorEntry, dump_line(CHAT, entry)) == (CHAT, entry)
+    assert load_line(DoorEntry, dump_line(CHAT, entry))[1].retry_at == -math.inf
+    assert load_line(DoorReport, dump_line(CHAT, None)) == (CHAT, None)
+    newer = json.loads(dump_line(CHAT, DoorReport(listen=("::1", 1))))
+    newer[1]["added"] = 1
+    assert load_line(DoorReport, json.dumps(newer).encode()) == (CHAT, DoorReport(listen=("::1", 1)))
+
+
+def test_a_long_state_directory_has_its_socket_elsewhere(tmp_path):
+    long = tmp_path / ("x" * MAX_SOCKET_PATH)
+    assert socket_path(tmp_path).parent == tmp_path
+    assert len(bytes(socket_path(long))) <= MAX_SOCKET_PATH
+    assert socket_path(long) != socket_path(long / "y")
