@@ -77,7 +77,7 @@ class Gate:
 
     @contextmanager
     def using(self) -> Iterator[None]:
-        """Keep the service loaded while a request of it waits or runs; load it first if it is idle."""
+        """Keep the service loaded while one of its requests waits or runs; load it first if it is idle."""
         ended = trio.Event()
         self._uses[ended] = None
         self.change(self.activation.begin(trio.current_time()))
