@@ -193,6 +193,7 @@ async def _is_found(http: HttpClient, url: str) -> bool:
 async def play(server: Server, trace: Trace) -> list[Answer | None]:
     """Send each request at its time; return the answers, None for those whose client has left."""
     answers: list[Answer | None] = [None] * len(trace)
+    before = {(each.pid, each.create_time()) for each in server.engines()}  # loaded by a deployment, not by a request
     begun = trio.current_time()
     async with open_http_client() as http, trio.open_nursery() as watched:
         watched.start_soon(server.watch)
@@ -206,6 +207,7 @@ async def play(server: Server, trace: Trace) -> list[Answer | None]:
                 await trio.sleep_until(begun + at)
                 clients.start_soon(send, number, model)
         watched.cancel_scope.cancel(reason="the trace has ended")
+    server.loads -= before
     return answers
 
 

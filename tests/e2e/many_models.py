@@ -28,7 +28,7 @@ _TOKEN = re.compile(rb'"content":"[^"]')
 
 
 class Verdict(enum.Enum):
-    """What a client got."""
+    """Kind of result that a client got."""
 
     RIGHT = "right"
     REFUSED = "refused"  # an error's status, or in a stream its event
@@ -114,4 +114,4 @@ async def keep_asking(url: str, seed: int, answers: list[Answer]) -> None:
             for _ in range(rng.randint(1, 4)):
                 answers.append(await ask(http, url, model, stream=rng.random() < 0.5))
                 if answers[-1].verdict is not Verdict.RIGHT:
-                    await trio.sleep(1)  # as a client that is told to retry
+                    await trio.sleep(1)  # before its next attempt

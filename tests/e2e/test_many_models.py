@@ -86,7 +86,7 @@ class Machine:
 
 @asynccontextmanager
 async def open_machine(folder):
-    """Run a machine, and end all of it."""
+    """Run a machine, and end its processes."""
     machine = Machine(folder)
     try:
         async with trio.open_nursery() as nursery:

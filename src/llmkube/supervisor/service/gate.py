@@ -93,7 +93,7 @@ class Gate:
 
     @contextmanager
     def using(self) -> Iterator[Hold]:
-        """Keep the service loaded while a request of it waits or runs; load it first if it is idle."""
+        """Keep the service loaded while one of its requests waits or runs; load it first if it is idle."""
         use = _Use()
         self._uses[use] = None
         self.change(self.activation.begin(trio.current_time()))
