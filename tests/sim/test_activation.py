@@ -223,7 +223,11 @@ async def test_a_failed_load_is_not_repeated_by_itself(autojump_clock):
         await world.until(world.phase, "Failed", "a")
         assert (await world.condition("Available", "a"))[:2] == ("False", "CrashLoopBackOff")
         await trio.sleep(600)
+        await world.stop_agent()
+        await world.start_agent()
+        await trio.sleep(60)
         assert loads(world, "a") == started
+        assert (await world.condition("Available", "a"))[:2] == ("False", "CrashLoopBackOff")
         world.machine.scripts["a"] = Script()
         await world.apply("a", source="builtin://a", priority="high")
         await world.until(world.phase, "Ready", "a")

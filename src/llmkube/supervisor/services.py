@@ -46,7 +46,7 @@ from llmkube.supervisor.service.gate import Gate
 from llmkube.supervisor.service.runner import Runner, run_service
 from llmkube.supervisor.service.saved_prompts import PromptStore
 from llmkube.supervisor.service.status_manager import StatusManager
-from llmkube.supervisor.values.activation import Activation, mode_of
+from llmkube.supervisor.values.activation import Activation, mode_of, reported_failure
 from llmkube.supervisor.values.desired import Desired, Idle, Target, desired_here, draft_key, model_key
 from llmkube.supervisor.values.door_state import DoorEntry
 from llmkube.supervisor.values.host_addresses import HostAddress
@@ -480,7 +480,8 @@ class Services:
         if earlier is not None and earlier.desired.service.metadata.uid != desired.service.metadata.uid:
             earlier = None
         fallback = earlier.fallback if earlier is not None else None
-        activation = Activation(wanted=earlier is not None and not earlier.idle).with_spec(
+        is_loaded = earlier is not None and not earlier.idle
+        activation = Activation(wanted=is_loaded, failure=None if is_loaded else reported_failure(desired)).with_spec(
             earlier.desired if earlier is not None else None, desired, self.settings.activation
         )
         gate = Gate(status_manager, self.ledger, self.activator.reschedule, activation)

@@ -6,12 +6,14 @@ import pytest
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.values.activation import Activation, mode_of, unused_fields
-from llmkube.supervisor.values.desired import Desired
+from llmkube.supervisor.values.desired import Desired, Idle
 
 MODEL = decode(Model, {"metadata": {"name": "m", "namespace": "ns"}, "spec": {"source": "builtin://demo"}})
 IDLE = Activation(on_request=True, wanted=False)
 LOADED = Activation(on_request=True, used_at=100.0)
+FAILED = Idle(Reason.CRASH_LOOP, "the engine exited")
 
 
 def desired(uid="u", annotations=None, conditions=(), **spec):
@@ -127,12 +129,12 @@ def test_requests_and_failures():
     assert asked.end(2.0, has_memory=True).wanted
     assert asked.begin(1.5).end(2.0, has_memory=False).wanted
     assert asked.load().end(2.0, has_memory=False).wanted
-    failed = asked.fail(retry_at=60.0)
+    failed = asked.fail(60.0, FAILED)
     assert not failed.begin(59.0).wanted
     assert failed.begin(60.0).wanted
     assert failed.load().wanted
     assert failed.with_spec(desired(), desired(contextSize=512), "OnRequest").wanted
-    assert Activation().fail(60.0).wanted
+    assert Activation().fail(60.0, FAILED).wanted
 
 
 def test_what_stays_wanted_after_an_eviction():

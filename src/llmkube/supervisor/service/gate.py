@@ -13,7 +13,7 @@ from llmkube.k8s.wire.reasons import Reason, is_failing
 from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.status_manager import StatusManager
-from llmkube.supervisor.values.activation import NOT_LOADED, Activation
+from llmkube.supervisor.values.activation import Activation
 from llmkube.supervisor.values.desired import Idle, Launch, Target, launch_of
 from llmkube.supervisor.values.lifecycle import ServiceView
 
@@ -84,7 +84,7 @@ class Gate:
         launch = self.launch
         if self._target is None or launch is None or after.wanted == was_wanted:
             return
-        view, idle = self.manager.view, NOT_LOADED
+        view, idle = self.manager.view, None
         if is_failing(view.reason, unknown=False):
             idle = Idle(view.reason, view.message)
             if after.wanted:  # requests fail at once as long as a failure is reported

@@ -29,7 +29,7 @@ from llmkube.supervisor.service.context import ServiceContext
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.measurement import explain
 from llmkube.supervisor.service.status_manager import StatusManager
-from llmkube.supervisor.values.activation import NOT_LOADED, mode_of, unused_fields
+from llmkube.supervisor.values.activation import mode_of, unused_fields
 from llmkube.supervisor.values.api_keys import digest_of
 from llmkube.supervisor.values.desired import Desired, Idle, Launch, Target, launch_of
 from llmkube.supervisor.values.need import need_of
@@ -168,7 +168,7 @@ class Planner:
         need = await self.context.need(launch)
         activation = self.context.gate.activation  # read after the last wait
         refusal = None if activation.wanted else self.context.ledger.permanent_refusal(self.context.key, need)
-        idle = NOT_LOADED if refusal is None else Idle(refusal.reason, explain(refusal, launch))
+        idle = None if refusal is None else Idle(refusal.reason, explain(refusal, launch))
         self.target.put_nowait(activation.target(launch, idle))
         manager.changed.put_nowait(None)  # the keys of its clients may have
         return True

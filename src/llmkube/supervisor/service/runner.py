@@ -351,8 +351,9 @@ class Runner:
         if has_fallback:
             return
         gate = self.context.gate
-        if delay and gate.activation.on_request and is_failing(manager.view.reason, unknown=False):
-            gate.change(gate.activation.fail(trio.current_time() + delay))
+        view = manager.view
+        if delay and gate.activation.on_request and is_failing(view.reason, unknown=False):
+            gate.change(gate.activation.fail(trio.current_time() + delay, Idle(view.reason, view.message)))
             return
         version = target.version
         with trio.move_on_after(delay):

@@ -21,7 +21,7 @@ from llmkube.base.units import parse_duration
 from llmkube.k8s.crd.inferenceservice import InferenceServiceSpec
 from llmkube.k8s.crd.placement import ALWAYS, ON_REQUEST
 from llmkube.k8s.wire.conditions import LOADED, find_condition
-from llmkube.k8s.wire.reasons import Reason
+from llmkube.k8s.wire.reasons import Meaning, Reason
 from llmkube.supervisor.memory.reservation import Usage
 from llmkube.supervisor.values.desired import Desired, Idle, Launch, Target
 
@@ -70,6 +70,7 @@ class Activation:
         kept_seconds: Time without requests after which a client wants it unloaded; infinite if it must stay loaded.
             None if no client has set one.
         retry_at: When a request may load it again after a failed load.
+        failure: Why its last load failed; None if it did not.
     """
 
     on_request: bool = False
@@ -84,6 +85,7 @@ class Activation:
     used_at: float = 0.0
     kept_seconds: float | None = None
     retry_at: float = -math.inf
+    failure: Idle | None = None
 
     @property
     def usage(self) -> Usage:
@@ -110,7 +112,7 @@ class Activation:
             return math.inf
         return max(self.used_at, busy_at or 0.0) + limit if limit else self.used_at
 
-    def target(self, planned: Target, idle: Idle = NOT_LOADED) -> Target:
+    def target(self, planned: Target, idle: Idle | None = None) -> Target:
         """Return the target of a service: what is planned, or nothing as long as it is not wanted.
 
         Args:
@@ -118,7 +120,7 @@ class Activation:
             idle: Why nothing runs, if it is not wanted and `planned` is a launch.
         """
         if isinstance(planned, Launch) and self.on_request and not self.wanted:
-            return attrs.evolve(idle, launch=planned)
+            return attrs.evolve(idle or self.failure or NOT_LOADED, launch=planned)
         return planned
 
     # -- changes --------------------------------------------------------------------------------------------------
@@ -152,7 +154,7 @@ class Activation:
                 before.service.metadata.uid != desired.service.metadata.uid
                 or desired.load_requested_at not in {"", before.load_requested_at}
                 or (desired.running and not before.running)
-                or self.retry_at > -math.inf
+                or (self.failure is not None and not desired.has_same_spec(before))
             )
         return after.load() if is_awaited or after.pinned > self.pinned or not on_request else after
 
@@ -176,15 +178,17 @@ class Activation:
 
     def loaded(self, now: float) -> "Activation":
         """It has been loaded."""
-        return attrs.evolve(self, awaited=False, used_at=now, retry_at=-math.inf)
+        return attrs.evolve(self, awaited=False, used_at=now, retry_at=-math.inf, failure=None)
 
     def keep(self, seconds: float | None) -> "Activation":
         """A client wants it loaded until `seconds` after the last request; without end if None."""
         return attrs.evolve(self, kept_seconds=math.inf if seconds is None else seconds)
 
-    def fail(self, retry_at: float) -> "Activation":
+    def fail(self, retry_at: float, failure: Idle) -> "Activation":
         """Its load has failed, and is not repeated before `retry_at`."""
-        return attrs.evolve(self, wanted=False, awaited=False, retry_at=retry_at) if self.on_request else self
+        if not self.on_request:
+            return self
+        return attrs.evolve(self, wanted=False, awaited=False, retry_at=retry_at, failure=failure)
 
     def displace(self, *, for_another: bool = False) -> "Activation":
         """Its engine is stopped for memory, perhaps for another one once it has loaded; it returns if it is in use."""
@@ -196,6 +200,15 @@ class Activation:
     def unload(self) -> "Activation":
         """It is unloaded, by a user or because its time without requests is over."""
         return attrs.evolve(self, wanted=False, awaited=False, kept_seconds=None)
+
+
+def reported_failure(desired: Desired) -> Idle | None:
+    """Return why the last load of a service failed, as an earlier agent has reported it."""
+    loaded = find_condition(desired.service.status.conditions, LOADED)
+    reason = None if loaded is None else Reason.of(loaded.reason)
+    if loaded is None or reason is None or reason.meaning is not Meaning.RETRIED:
+        return None
+    return Idle(reason, loaded.message)
 
 
 def _seconds(text: str | None) -> float | None:
