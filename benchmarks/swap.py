@@ -42,6 +42,7 @@ from free_ports import free_port
 from go_programs import GoModule, cache_root, missing, pinned_version
 from llmkube.base.http.client import HttpClient, open_http_client
 from llmkube.base.http.errors import HttpError
+from llmkube.supervisor.host.procfs import read_pss_bytes
 from padded_models import PaddedModel
 
 REQUESTS, MEAN_SECONDS, ZIPF, LIMIT_SECONDS = 300, 1.5, 1.0, 120.0
@@ -90,9 +91,7 @@ class Server:
 
 
 def _memory(process: psutil.Process) -> int:
-    with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-        return int(process.memory_full_info().pss)
-    return 0
+    return read_pss_bytes(process.pid) or 0
 
 
 def generate(run: Run, count: int) -> Trace:
