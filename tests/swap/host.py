@@ -82,7 +82,7 @@ class Engine:
 
 @attrs.define(eq=False)
 class Result:
-    """What a policy made of a workload.
+    """Result of a policy for a workload.
 
     Attributes:
         load_seconds: The swap cost: the sum over all loads, without noise.

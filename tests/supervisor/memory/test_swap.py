@@ -254,7 +254,7 @@ def test_the_doors_of_another_set_are_closed_if_requests_do_not_end():
 
 
 def test_promised_memory_goes_to_no_younger_service():
-    """A younger service that would fit into memory that is promised waits, and one that fits beside it starts."""
+    """A younger service that would fit into memory that is promised waits, and one that fits in the rest starts."""
     there = resident("a", 5, uses=1, exiting=False)
     old, young = wants(7, since=NOW - 1000), attrs.evolve(wants(3), key=Key("ns", "young"))
     outcome = step([there], [young, old], {"host": 3}, {}, NOW)

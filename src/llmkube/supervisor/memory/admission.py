@@ -81,12 +81,12 @@ class Displacement:
 
 @attrs.frozen
 class Outcome:
-    """What happens now.
+    """Decision for the services that wait.
 
     Attributes:
         admitted: Services that start.
         displaced: Services that are displaced for others.
-        room: Who makes room for whom.
+        room: Residents that make room, and for which service.
         refused: The refusals of those that wait.
     """
 

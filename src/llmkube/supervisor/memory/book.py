@@ -159,9 +159,9 @@ class Book:
         decision: The last decision about pressure; None before the first sample, when nothing is admitted.
         evictions: Evictions since the agent started, by cause.
         skips: Number of times memory was short but no engine was evicted, by reason; counted when the reason changes.
-        costs: What it costs to load services, as this host has learned.
+        costs: Costs of loading services, as measured on this host.
         closed: Doors that are closed to new requests.
-        room: Who made room for whom at the last decision.
+        room: Residents that made room at the last decision, and for which service.
         unreturned: Memory that macOS has kept after engines exited.
     """
 

@@ -34,7 +34,7 @@ class Capacity:
         releasing_bytes: Memory of exited engines whose release has not been measured yet.
         unreturned_bytes: Memory of exited engines that stays wired for no process.
         admit_unsized: Whether an engine with an unknown need is admitted.
-        costs: What it costs to load services, where that is known.
+        costs: Costs of loading services, where they are known.
         closed: Doors of services that are closed to new requests.
         now: Monotonic time in seconds.
     """

@@ -72,7 +72,7 @@ class LearnedFigures:
     Attributes:
         path: The file; None to store them in memory only.
         limiter: For the threads that write it.
-        costs: What it costs to load each service, at times of the monotonic clock.
+        costs: Cost of loading each service, at times of the monotonic clock.
     """
 
     path: Path | None = None

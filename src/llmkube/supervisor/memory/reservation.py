@@ -86,7 +86,7 @@ class Usage:
     Attributes:
         requests: Number of requests that wait for it or run.
         held: Number of those that wait for its load, or at its closed door.
-        held_since: Since when there are such; infinite if there are none.
+        held_since: Arrival of the oldest of them; infinite if there are none.
         awaited: Whether a user waits for its load.
         pinned: Whether it is not displaced, used or not.
         used_at: When the last of its requests ended.

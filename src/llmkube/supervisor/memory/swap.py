@@ -11,7 +11,7 @@
  Always               the same of lower priority only
 ```
 
-A set is displaced, or its doors are closed, only if the memory of all of it suffices. That memory is then promised to
+A set is displaced, or its doors are closed, only if the memory of all its models suffices. That memory is then promised to
 the waiting service: a younger one gets what is left. Pinned models and models with requests in use are never displaced.
 """
 
@@ -24,7 +24,7 @@ import attrs
 from llmkube.k8s.resource import Key
 
 Bytes = Mapping[str, int]
-"""Bytes by device: the host's budget, each device's memory, and whatever else is used up and given back."""
+"""Bytes by device: the host's budget, each device's memory, and any other limited resource."""
 
 PATIENCE_SECONDS: Final = 60.0
 """Time after which a service is delayed no longer, and doors are closed for it."""
@@ -41,7 +41,7 @@ RECENT_SECONDS: Final = 300.0
 
 @attrs.frozen
 class Cost:
-    """What it costs to load a model on this host, and how much it is used.
+    """Cost of loading a model on this host, and its use.
 
     Attributes:
         load_seconds: Duration of its last load.
@@ -91,10 +91,10 @@ class Resident:
     """A model in memory.
 
     Attributes:
-        bytes: What its exit gives back.
+        bytes: Memory that its exit returns.
         pinned: Whether it is never displaced.
         uses: Requests that wait for its load or run; not those that wait at its closed door.
-        closed_at: Since when new requests wait at its door; None while that is open.
+        closed_at: Time at which its door was closed to new requests; None while it is open.
         exiting: Whether it has been displaced, and its bytes are not free yet.
         loaded_at: When it first answered; None before.
         used_at: When it was last used.
@@ -117,9 +117,9 @@ class Waiting:
     """A service that waits for memory.
 
     Attributes:
-        bytes: What it takes.
+        bytes: Memory that it needs.
         since: When the oldest of its requests arrived.
-        requests: How many wait; 0 for an Always service.
+        requests: Number that wait; 0 for an Always service.
         first: Whether its user started it: it is first among equals, and not delayed.
         displaces: Whether others may make room for it.
     """
@@ -141,7 +141,7 @@ class Waiting:
 
 @attrs.frozen
 class Outcome:
-    """What happens now; services that are not mentioned wait.
+    """Decision of a step; services that are not mentioned wait.
 
     Attributes:
         started: Services whose memory is free.
@@ -170,7 +170,7 @@ def step(
     Args:
         residents: All models that hold memory.
         waiting: The services without an engine that want one.
-        free: Bytes that nobody holds; less than 0 if other programs have taken some.
+        free: Unreserved bytes; less than 0 if other programs have taken some.
         costs: Those of the residents.
         now: Monotonic time in seconds.
     """

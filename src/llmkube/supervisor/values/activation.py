@@ -65,7 +65,7 @@ class Activation:
         awaited: Whether a user waits for its load: it displaces others, and continues without a request.
         requests: Number of requests that wait for it or run.
         held: Number of those that wait.
-        held_since: Since when there are such.
+        held_since: Arrival of the oldest of them; infinite if there are none.
         used_at: When the last of them ended, or it was loaded.
         kept_seconds: Time without requests after which a client wants it unloaded; infinite if it must stay loaded.
             None if no client has set one.
