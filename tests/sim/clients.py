@@ -18,7 +18,7 @@ SLACK_SECONDS = 1.0
 
 @attrs.define(eq=False)
 class SimClient:
-    """A client that waits for its answer for `patience` seconds, and names that time; its stream begins while it waits."""
+    """A client that waits for its answer for `patience` seconds, and names that time; its stream can begin earlier."""
 
     patience: float = math.inf
     begun: bool = False

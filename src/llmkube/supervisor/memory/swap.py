@@ -11,8 +11,8 @@
  Always               the same of lower priority only
 ```
 
-A set is displaced, or its doors are closed, only if the memory of all its models suffices. That memory is then promised to
-the waiting service: a younger one gets what is left. Pinned models and models with requests in use are never displaced.
+A set is displaced, or its doors are closed, only if the memory of all its models suffices. That memory is then promised
+to the waiting service: a younger one gets the rest. Pinned models and models with requests in use are never displaced.
 """
 
 import math
