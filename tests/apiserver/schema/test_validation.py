@@ -97,6 +97,11 @@ CASES: list[tuple[dict[str, Any], Any, list[str]]] = [
     (KEYED, [{"type": "A"}, {"type": "A"}], ['x[1]: Duplicate value: {"type":"A"}']),
     (
         KEYED,
+        [None, None, None],
+        [*(mistyped("null", "object", f"x[{index}]") for index in range(3)), "x[1]: Duplicate value: {}"],
+    ),
+    (
+        KEYED,
         [None, {"type": "A"}, {"type": "A"}, 5, True],
         [
             mistyped("null", "object", "x[0]"),

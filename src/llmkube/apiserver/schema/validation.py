@@ -260,7 +260,8 @@ def _find_duplicates(value: Any, schema: Schema, path: str) -> Iterator[FieldErr
 def _duplicate_items(items: Sequence[Any], schema: Schema, path: str) -> Iterator[FieldError]:
     """Report the second of equal items, not the third.
 
-    For a keyed list, the first item that cannot have keys is all that is reported (kube-apiserver 1.36).
+    For a keyed list, the first item that cannot have keys is all that is reported, and null is an item without keys
+    (kube-apiserver 1.36).
     """
     by_keys, seen = schema.list_type == "map", Counter[str]()
     for index, item in enumerate(items) if by_keys else ():
@@ -270,9 +271,7 @@ def _duplicate_items(items: Sequence[Any], schema: Schema, path: str) -> Iterato
     for index, item in enumerate(items):
         key = item
         if by_keys:
-            if item is None:
-                continue
-            key = {name: item[name] for name in schema.list_map_keys if name in item}
+            key = {name: item[name] for name in schema.list_map_keys if name in (item or {})}
         canonical = compact(key)
         seen[canonical] += 1
         if seen[canonical] == 2:
