@@ -85,8 +85,22 @@ def freeze_heap() -> None:
     gc.set_threshold(GC_THRESHOLD)
 
 
+_M_ARENA_MAX: Final = -8  # mallopt(3)
+
+
+def use_one_heap() -> None:
+    """Have the threads of this process allocate from one heap; call this before the first thread starts.
+
+    glibc makes a heap for each thread that allocates at the same time as others, up to eight per core, keeps them when
+    their threads have ended, and `malloc_trim` does not return the memory at their tops: some MiB each.
+    """
+    limit = getattr(ctypes.CDLL(None), "mallopt", None)  # only in glibc
+    if limit is not None:
+        limit(_M_ARENA_MAX, 1)
+
+
 def trim_heap() -> None:
-    """Return the C library's free memory to the kernel; macOS does so by itself.
+    """Return the C library's free memory to the kernel, with `use_one_heap`; macOS does so by itself.
 
     A burst of new services briefly needs large blocks. glibc returns only memory at the top of its heap, which
     long-lived objects occupy.

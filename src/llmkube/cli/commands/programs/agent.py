@@ -48,6 +48,7 @@ from llmkube.programs.program import (
     raise_descriptor_limit,
     run_until_signal,
     trim_heap,
+    use_one_heap,
 )
 from llmkube.programs.state_dir import hold_state_dir
 from llmkube.programs.state_location import check_state_dir, local_state_dir
@@ -137,6 +138,7 @@ def _run(flags: Mapping[str, Any]) -> None:
     if config.apple_power_enabled or config.power_enabled:
         source = power_source(sys.platform, os.getuid(), random.Random())  # noqa: S311 - jitter, not a secret
     raise_descriptor_limit()
+    use_one_heap()
     with hold_state_dir(config.state_dir):
         settings = agent_settings(config, cluster.server, llama_server)  # may write the host's name into the directory
         settings = attrs.evolve(settings, token_file=own_token(cluster, config.state_dir))
