@@ -115,7 +115,7 @@ async def test_list_status_and_delete_without_kubectl(tmp_path):
         assert (code, err) == (3, missing)
     code, _, err = await run("list")
     assert code == 1
-    assert "Connection refused" in err
+    assert err.startswith("Error: llmkube up is not running; start it: llmkube up start")
 
 
 async def adopted(probes):
