@@ -180,10 +180,10 @@ class LocalBudgets:
                 if self._pending_writes or now >= self._flush_at:
                     await self._write()
         finally:
-            with trio.move_on_after(WRITE_SECONDS) as rest:
-                rest.shield = True
+            with trio.move_on_after(WRITE_SECONDS, shield=True):
                 await self._write(is_last=True)
-                if self.file is not None:
+            if self.file is not None:
+                with trio.move_on_after(WRITE_SECONDS, shield=True):  # also after a write that took too long
                     async with self._file_lock:
                         await trio.to_thread.run_sync(self.file.close)
 
