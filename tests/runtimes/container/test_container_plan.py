@@ -128,6 +128,7 @@ STARTUP = Probes.http("/health").startup
         ({"failureThreshold": 60}, 10, 60),
         ({"periodSeconds": 30}, 30, 60),
         ({"periodSeconds": 5, "failureThreshold": 12}, 5, 12),
+        ({"periodSeconds": [1]}, [1], 1800),
         ({"httpGet": {"path": "/up", "port": 8080}}, 1, 1800),
     ],
 )

@@ -121,7 +121,9 @@ class Probe:
         elif self.command:
             handler = {"exec": {"command": list(self.command)}}
         custom = "failureThreshold" in self.override
-        period = self.override.get("periodSeconds") or (max(self.period_seconds, 10) if custom else self.period_seconds)
+        period = self.override.get("periodSeconds")
+        if not (isinstance(period, int) and period > 0):  # the API server reports another value
+            period = max(self.period_seconds, 10) if custom else self.period_seconds
         numbers = {
             "periodSeconds": period,
             "timeoutSeconds": self.timeout_seconds,
