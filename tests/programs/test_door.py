@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -17,7 +18,7 @@ from llmkube.base.http.server import run_server
 from llmkube.k8s.resource import Key
 from llmkube.programs.door import serve
 from llmkube.programs.program import Stop
-from llmkube.supervisor.engine.door import MAX_SOCKET_PATH, LineReader, socket_path
+from llmkube.supervisor.engine.door import MAX_SOCKET_PATH, HostDoor, LineReader, socket_path
 from llmkube.supervisor.values.door_state import DoorConfig, DoorEntry, DoorReport, dump_line, load_line, port_of
 from llmkube.supervisor.values.lifecycle import ServiceView
 
@@ -216,3 +217,12 @@ def test_a_long_state_directory_has_its_socket_elsewhere(tmp_path):
     assert socket_path(tmp_path).parent == tmp_path
     assert len(bytes(socket_path(long))) <= MAX_SOCKET_PATH
     assert socket_path(long) != socket_path(long / "y")
+
+
+async def test_no_key_is_sent_to_the_socket_of_another_user(tmp_path, monkeypatch):
+    """Another user may have created the folder in /tmp that a long path of the state directory leads to."""
+    async with door(tmp_path) as (connect, _):
+        await connect()
+        monkeypatch.setattr(os, "getuid", lambda: 54321)
+        with pytest.raises(PermissionError, match="belongs to another user"):
+            await HostDoor(None, tmp_path / "door.socket").connect()

@@ -9,7 +9,6 @@ While no agent runs, requests are held, and those for loaded models are forwarde
 
 import json
 import math
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
@@ -42,7 +41,7 @@ from llmkube.router.dialects.inbound import in_dialect, unread_refusal
 from llmkube.router.dispatch.holds import Holds
 from llmkube.router.engine_proxy import OPEN_PATHS, key_or_peer_filter, proxy_handler
 from llmkube.router.front_door import Passage, PassThrough, passing_door
-from llmkube.supervisor.engine.door import LineReader
+from llmkube.supervisor.engine.door import LineReader, check_socket_folder
 from llmkube.supervisor.host import processes
 from llmkube.supervisor.values.door_state import DoorConfig, DoorEntry, DoorReport, dump_line, load_line, port_of
 from llmkube.supervisor.values.lifecycle import ServiceView
@@ -264,8 +263,10 @@ async def open_agent_listener(path: Path) -> trio.SocketListener:
         ListenError: Another user has its folder.
     """
     make_private_folder(path.parent)
-    if path.parent.stat().st_uid != os.getuid():
-        raise ListenError(f"{path.parent} belongs to another user; choose a shorter path with --state-dir")
+    try:
+        check_socket_folder(path.parent)
+    except PermissionError as error:
+        raise ListenError(str(error)) from error
     path.unlink(missing_ok=True)
     listening = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
     await listening.bind(str(path))

@@ -4,6 +4,7 @@ Like the proxy of an engine it is a process of its own, which the agent starts, 
 agent, and holds requests meanwhile; the next agent reads from it which services they need.
 """
 
+import os
 import tempfile
 from contextlib import AbstractAsyncContextManager
 from hashlib import sha256
@@ -33,6 +34,16 @@ def socket_path(state_dir: Path) -> Path:
     return Path(tempfile.gettempdir()) / f"llmkube-{door_cookie(state_dir)}" / "socket"
 
 
+def check_socket_folder(folder: Path) -> None:
+    """Check that no other user has put a folder in the place of this one: agent and door exchange keys of engines.
+
+    Raises:
+        PermissionError: Another user has it, or the link to it.
+    """
+    if folder.stat().st_uid != os.getuid() or folder.lstat().st_uid not in {os.getuid(), 0}:
+        raise PermissionError(f"{folder} belongs to another user; choose a shorter path with --state-dir")
+
+
 @attrs.define(eq=False)
 class HostDoor:
     """The door's process and files.
@@ -58,8 +69,9 @@ class HostDoor:
         """Return a connection to it.
 
         Raises:
-            OSError: It does not accept any, or not yet.
+            OSError: It does not accept any, or not yet, or its folder is another user's.
         """
+        check_socket_folder(self.socket.parent)
         return await trio.open_unix_socket(self.socket)
 
 
