@@ -138,11 +138,11 @@ async def test_a_model_does_not_starve_beside_busy_ones(autojump_clock):
 
         nursery.start_soon(ask)
         await trio.sleep(5)
-        assert "others make room in" in (await world.condition("Loaded", "c"))[2]
+        assert "the swap is delayed by" in (await world.condition("Loaded", "c"))[2]
         assert 55 <= models.lookup("c").as_of(trio.current_time()).retry_seconds <= 65
         await trio.sleep(56)
         (closed,) = [found for name in ("a", "b") if not isinstance(found := models.lookup(name), Backend)]
-        assert (closed.message, closed.wakes) == ("it makes room for `c` once its requests have ended", True)
+        assert (closed.message, closed.wakes) == ("it is unloaded for `c` once its requests have ended", True)
         assert resident(world) == ["a", "b"]
         await world.until(waits.get, lambda wait: wait is not None, "c", seconds=60)
         assert 60 < waits["c"] < 60 + 20 + 15

@@ -98,7 +98,7 @@ class RunningService:
         key, book = self.status_manager.key, gate.ledger.book
         if (door := book.closed.get(key)) is not None:
             name = relative_name(door.winner, key)
-            view = attrs.evolve(view, closed=f"it makes room for `{name}` once its requests have ended")
+            view = attrs.evolve(view, closed=f"it is unloaded for `{name}` once its requests have ended")
         if not gate.activation.on_request:
             return view
         view = attrs.evolve(view, on_request=True, load_seconds=book.load_seconds(key))

@@ -381,7 +381,7 @@ async def test_a_keep_alive_without_meaning_is_refused(autojump_clock, gateway, 
     error = json.loads(answer.body)["error"]
     assert (answer.status, error) == (
         400,
-        f'keep_alive is {value!r}; write seconds, "5m", 0 to unload or -1 for ever',
+        f'keep_alive is {value!r}; write seconds, "5m", 0 to unload it, or -1 to keep it loaded',
     )
 
 

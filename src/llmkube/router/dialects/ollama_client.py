@@ -295,7 +295,9 @@ def _keep_seconds(body: Mapping[str, Any]) -> float | None:
             raise UserError("it is neither a number nor a text")
         seconds = parse_duration(text.removeprefix("-"))
     except UserError as exc:
-        raise DialectError(f'keep_alive is {value!r:.80}; write seconds, "5m", 0 to unload or -1 for ever') from exc
+        raise DialectError(
+            f'keep_alive is {value!r:.80}; write seconds, "5m", 0 to unload it, or -1 to keep it loaded'
+        ) from exc
     return math.inf if seconds and text.startswith("-") else seconds
 
 

@@ -1,4 +1,4 @@
-"""Decide which services start now, and which others make room for them. Pure.
+"""Decide which services start now, and which others are displaced for them. Pure.
 
 `refusal` decides why a service may not start, and `swap` which engines make room.
 """
@@ -29,7 +29,7 @@ def stoppable_for(request: Request, host: Capacity) -> tuple[Key, ...]:
 
 
 def room_for(queue: Iterable[Request], host: Capacity) -> swap.Outcome:
-    """Return who makes room for these services; those that will fit once engines have exited are started."""
+    """Return the outcome of a swap step for these services, with the memory that is free once engines have exited."""
     waiting = [_waiting(each, host) for each in queue]
     return swap.step(_residents(host), waiting, host.after_exits().pools, host.costs, host.now)
 
@@ -136,9 +136,7 @@ def step(queue: Sequence[Request], host: Capacity) -> Outcome:
                 refusal = attrs.evolve(refusal, message=message, fit_bytes=None, awaited=drained)
             elif key in room.delayed:
                 seconds, until = math.ceil(room.delayed[key] - host.now), room.delayed[key]
-                message = (
-                    f"{refusal.message}; others make room in {seconds} s, so that models do not take turns too fast"
-                )
+                message = f"{refusal.message}; the swap is delayed by {seconds} s, to avoid frequent reloads"
                 refusal = attrs.evolve(refusal, message=message, until=until)
             elif winner is None:
                 refusal = _with_hint(request, refusal, host)

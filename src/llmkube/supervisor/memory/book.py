@@ -397,7 +397,7 @@ class Book:
 
     @property
     def next_at(self) -> float:
-        """When to decide again even if nothing has happened."""
+        """Time of the next decision if nothing happens before; infinite for none."""
         return math.inf if self.room.next_at is None or not self.records.is_awaited else self.room.next_at
 
     def evicted(self, key: Key) -> Eviction | None:

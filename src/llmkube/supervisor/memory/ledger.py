@@ -173,7 +173,7 @@ class Ledger:
         self.request_sample()
 
     def record_loaded(self, allocation: Allocation, *, adopted: bool = False) -> None:
-        """Record that the engine answers; it teaches nothing about the time of a load if it was adopted."""
+        """Record that the engine answers; the load time of an adopted one is not recorded."""
         self.book.record_loaded(allocation.reservation, trio.current_time(), adopted=adopted)
         self.request_sample()
 

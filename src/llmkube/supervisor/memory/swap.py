@@ -158,7 +158,7 @@ class Outcome:
 
     @property
     def next_at(self) -> float | None:
-        """When to decide again even if nothing has happened."""
+        """Time of the next step if nothing happens before; None if there is none."""
         return min(self.delayed.values(), default=None)
 
 
