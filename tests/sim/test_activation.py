@@ -292,6 +292,25 @@ async def test_a_restart_keeps_what_is_resident_and_idle(autojump_clock):
         assert (resident(world), len(world.machine.spawned)) == (before[0], before[1] + 2)
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_an_engine_is_adopted_before_it_is_unloaded(autojump_clock, at_once):
+    """The idle time of an adopted engine begins anew; one that is unloaded before it is adopted is stopped."""
+    async with activating("a", activation={"idleTimeout": "30s"}) as world:
+        await trio.sleep(10)
+        await world.kill_agent()
+        await trio.sleep(100)
+        await world.start_agent()
+        while (gate := world.agent.activator.gate_of(Key("default", "a"))) is None:
+            await trio.lowlevel.checkpoint()
+        if at_once:
+            gate.change(gate.activation.unload())
+        else:
+            await trio.sleep(25)
+            assert resident(world) == ["a"]
+        await world.until(resident, [], world, seconds=60)
+        assert loads(world, "a") == 1
+
+
 async def test_what_does_not_wake(autojump_clock):
     """A stopped service is not loaded by a request, nor an idle one by an edit; a start loads it."""
     async with activating("a") as world:

@@ -158,6 +158,8 @@ class Runner:
     async def _reconcile_target(self, engines: EngineNursery, target: Mailbox[Target]) -> Never:
         while True:
             version, goal = target.version, target.value
+            if isinstance(goal, Idle) and self.adoptable is not None:
+                goal = goal.launch or goal  # an engine has to be adopted before it can be stopped
             if isinstance(goal, Idle):
                 await self._stop_all(goal)
                 newest = await target.wait_newer(version)
