@@ -55,6 +55,9 @@ MANY_CLIENTS: Final = _length("MANY_CLIENTS", 3, 6, 50)
 MANY_SECONDS: Final = _length("MANY_SECONDS", 20, 20, 1200)
 """Seconds for which they ask."""
 
+SWAP_POD_SECONDS: Final = _length("SWAP_POD_SECONDS", 30, 30, 600)
+"""Seconds for which ten pods ask two models that do not fit together (tests/node/test_machines.py)."""
+
 QUIET_MINUTES: Final = _length("QUIET_MINUTES", 6, 11, 30)
 """Minutes without faults after each, in which nothing may change; reports are repeated every 5 minutes."""
 
