@@ -74,6 +74,10 @@ async def test_ten_pods_ask_two_models_that_do_not_fit_together(node: Node, rele
     async with mac.running("--memory-fraction", f"{fraction:.6f}"):
         for name in names:
             await wait(node, namespace, f"isvc/{name}", "condition=Available")
+        await node.apply(namespace, pod("asker", SLEEP))
+        await wait(node, namespace, "pod/asker", "condition=Ready")
+        for name in names:  # kube-proxy has the endpoints
+            await answered(node, namespace, url=f"http://{name}:8080")
 
         async def ask(pod_name: str, url: str) -> None:
             found[pod_name] = await traffic(node, namespace, SWAP_POD_SECONDS, 16, name=pod_name, url=url)
