@@ -70,10 +70,10 @@ class Engine:
 
 
 @asynccontextmanager
-async def open_engine(folder, model, *flags, build="b1", owner="uid-1"):
-    """Run the bundled engine; its slots are saved below `folder`."""
+async def open_engine(folder, model, *flags, build="b1", owner="uid-1", known=("--slot-save-path",)):
+    """Run the bundled engine; its slots are saved below `folder`, if it knows the flag for that."""
     store, launch, port = PromptStore(folder / "prompts", LIMIT), launch_of(model, *flags), free_port()
-    info = EngineInfo("", build, frozenset({"--slot-save-path"}))
+    info = EngineInfo("", build, frozenset(known))
     keys = folder / "keys"
     keys.write_text(API_KEY)
     saving = await store.flags_for(KEY, launch.plan, info, API_KEY)
@@ -137,6 +137,20 @@ async def test_each_kind_keeps_a_conversation(tmp_path, kind, least):
         found = await engine.complete([*conversation, 9, 10, 11, 12], n_predict=1)
         assert found[0] >= 0.99 * len(conversation), (text, found)
         assert same(found, warm), (found, warm)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("known", "report"),
+    [(("--slot-save-path",), "prompts are saved"), ((), "prompts are not saved: the engine has no folder for them")],
+)
+async def test_the_engine_itself_says_whether_it_can_save(tmp_path, known, report):
+    """The next agent does not know with which flags an engine was started."""
+    KINDS["full attention"](tmp_path / "model.gguf")
+    async with open_engine(tmp_path, tmp_path / "model.gguf", known=known) as engine:
+        assert await engine.prompts.report() == report
+        await engine.complete(PROMPT[:100], n_predict=1)
+        assert bool(await engine.prompts.save(NOW)) == bool(known)
 
 
 @pytest.mark.ci
