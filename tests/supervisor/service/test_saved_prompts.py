@@ -144,7 +144,7 @@ async def test_each_kind_keeps_a_conversation(tmp_path, kind, least):
     ("known", "report"),
     [(("--slot-save-path",), "prompts are saved"), ((), "prompts are not saved: the engine has no folder for them")],
 )
-async def test_the_engine_itself_says_whether_it_can_save(tmp_path, known, report):
+async def test_the_engine_reports_whether_it_can_save(tmp_path, known, report):
     """The next agent does not know with which flags an engine was started."""
     KINDS["full attention"](tmp_path / "model.gguf")
     async with open_engine(tmp_path, tmp_path / "model.gguf", known=known) as engine:
@@ -327,7 +327,7 @@ async def test_an_engine_that_serves_is_saved_when_it_becomes_idle(tmp_path, aut
         ((), {}, 0, ""),
     ],
 )
-async def test_status_says_whether_prompts_are_saved(tmp_path, flags, record, limit, report):
+async def test_status_shows_whether_prompts_are_saved(tmp_path, flags, record, limit, report):
     """Also if there is nothing to restore."""
     status = record.pop("status", 400)
 

@@ -46,13 +46,13 @@ RESTORE_SECONDS: Final = 30.0
 """Time limit of all restores of one engine, with their verification."""
 
 IDLE_SECONDS: Final = 30.0
-"""Time without requests after which the prompts of an engine are saved, in case that it is killed."""
+"""Time without requests after which the prompts of an engine are saved, in case it is killed."""
 
 WRITE_BYTES_PER_SECOND: Final = float(1 << 20)
 """Average of what these saves write, of all engines of a host."""
 
 WRITE_BURST_BYTES: Final = float(1 << 30)
-"""What they may write at once."""
+"""Bytes that they may write at once, before that limit applies."""
 
 NOT_SUPPORTED: Final = 501
 """Response of an engine without a folder for slots, even to a name that it would refuse."""
@@ -222,7 +222,7 @@ class EnginePrompts:
     async def keep_saved(
         self, used_at: Callable[[], float], may_save: Callable[[], bool], save: Callable[[], Awaitable[int | None]]
     ) -> Never:
-        """Save the prompts whenever the engine has become idle, in case that it is killed; never return.
+        """Save the prompts whenever the engine has become idle, in case it is killed; never return.
 
         Args:
             used_at: Returns when the engine last worked.
