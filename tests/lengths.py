@@ -65,7 +65,8 @@ RANDOM_HOSTS: Final = _length("RANDOM_HOSTS", 1, 4, 200)
 """Timelines of three hosts that Hypothesis draws (tests/sim/test_random_hosts.py)."""
 
 RESTORES: Final = _length("RESTORES", 4, 12, 500)
-"""Restores of a saved prompt into engines of drawn flags and builds, from damaged files (tests/supervisor/service)."""
+"""Restores of a saved prompt into engines of drawn models, flags and builds, some of damaged files
+(tests/supervisor/service)."""
 
 PRESSURE_SEEDS: Final = _length("PRESSURE_SEEDS", 4, 12, 400)
 """Random timelines of a host's memory (tests/pressure/test_random.py)."""

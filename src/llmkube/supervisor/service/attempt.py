@@ -17,7 +17,7 @@ memory for both, the next engine takes that model over and loads nothing.
 """
 
 import ipaddress
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from typing import Final
@@ -445,7 +445,7 @@ class Attempt:
                 if outcome.failure is None:
                     outcome.ready_at = trio.current_time()
                     context.ledger.record_loaded(allocation, adopted=self.adoptable is not None)
-                    restored = await self._restore_prompts(prompts) if self.adoptable is None else ""
+                    restored = await self._restore_prompts(prompts)
                     if self.before is not None:
                         await self._take_over(running, allocation)
                     gpu_warning = await metal_monitor.load_warning(context.ledger.set_device_limit)
@@ -455,7 +455,7 @@ class Attempt:
                     self.status.serve(attrs.evolve(view, reason=Reason.LOADED, message=message))
                     outcome.published = self.serves = True
                     context.gate.record_loaded()
-                    outcome.failure = await self._watch(running, allocation)
+                    outcome.failure = await self._watch(running, allocation, prompts)
             nursery.cancel_scope.cancel(reason="it hangs, has stalled, or does not own its port")
         return failure_of(
             outcome,
@@ -466,8 +466,8 @@ class Attempt:
             memory_short=context.ledger.book.is_short,
         )
 
-    async def _watch(self, running: RunningEngine, allocation: Allocation) -> Failure:
-        """Return when the engine hangs or its GPU has failed."""
+    async def _watch(self, running: RunningEngine, allocation: Allocation, prompts: EnginePrompts) -> Failure:
+        """Return when the engine hangs or its GPU has failed; save its prompts whenever it is idle."""
         context, child, record, engine = self.context, running.child, running.record, running.engine
         context.log.info("started inference service", pid=child.pid, port=record.address[1])
         self._report_started()
@@ -495,7 +495,16 @@ class Attempt:
             tick = context.settings.limits.tick_seconds
             await watch_model(engine, self.status.set_model, tick)
 
-        other_watches = [watch_metal] if metal.uses_metal(self.launch, context.settings) else []
+        async def save_prompts() -> int | None:
+            with measuring.ignoring():
+                return await prompts.save(timestamp(context.ports.utcnow()))
+
+        def used_at() -> float:
+            return max(measuring.worked_at, context.gate.activation.used_at)
+
+        other_watches: list[Callable[[], Awaitable[None]]] = []
+        other_watches += [partial(prompts.keep_saved, used_at, self._may_save, save_prompts)] if prompts.is_on else []
+        other_watches += [watch_metal] if metal.uses_metal(self.launch, context.settings) else []
         other_watches += [watch_model_loss] if holds_elsewhere(self.launch.plan.runtime) else []
         if other_watches:
             await wait_any(watch_hang, *other_watches)
@@ -518,7 +527,7 @@ class Attempt:
         self.before = None
 
     async def _restore_prompts(self, prompts: EnginePrompts) -> str:
-        """Restore what was saved of this launch; return what to add to the report of the load.
+        """Restore what was saved of this launch, unless it is adopted; return what to add to the report of the load.
 
         After a failed restore the engine is replaced at once, without what it could not restore.
         """
@@ -527,7 +536,7 @@ class Attempt:
             if serving is not None and serving.digest == prompts.digest:  # otherwise they would be of no use here
                 with trio.move_on_after(SAVE_SECONDS):
                     await serving.save(timestamp(self.context.ports.utcnow()))
-            restored = await prompts.restore()
+            restored = await (prompts.restore() if self.adoptable is None else prompts.report())
         except RestoreError as error:
             self.context.log.warning("saved prompts not restored; restarting the engine", error=str(error))
             self.scope.cancel(reason="saved prompts could not be restored")
@@ -558,9 +567,13 @@ class Attempt:
                     late = f"not finished within {context.settings.drain_seconds:g} s"
                     why = "memory is critically short" if expedited.is_set() else late
                     context.status_manager.emit(cut_short_event(why))
-                elif self.status.leads and not context.ledger.book.is_short:
+                elif self._may_save():
                     with trio.move_on_after(SAVE_SECONDS, shield=True):
                         await wait_any(expedited.wait, partial(prompts.save, timestamp(context.ports.utcnow())))
+
+    def _may_save(self) -> bool:
+        """Whether what the engine has computed may be saved now."""
+        return self.status.leads and not self.context.ledger.book.is_short
 
     async def _wait_finished(self, running: RunningEngine, outcome: Outcome) -> None:
         """Return when no request is in flight, neither at this host's gateway or door nor in the engine."""
