@@ -35,7 +35,7 @@ HALF_LIFE_SECONDS: Final = 1800.0
 DRAIN_SECONDS: Final = 120.0
 """Time after which another model is preferred to one whose door is closed and whose requests do not end."""
 
-RECENT_SECONDS: Final = 900.0
+RECENT_SECONDS: Final = 1800.0
 """A model that has been idle for this long is worth half as much as one in use."""
 
 BURST_SECONDS: Final = 60.0
