@@ -9,7 +9,8 @@ import orjson
 import trio
 
 from llmkube.base.http.message import NO_HEADERS, Headers, Origin
-from llmkube.router.backends import NOT_READY, Hold, UnavailableModel
+from llmkube.base.waiting import Hold
+from llmkube.router.backends import NOT_READY, UnavailableModel
 from llmkube.router.budgets.meter import answer_count, prompt_bytes, requested_tokens, usage_of_all_answers
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.dialects.dialect import DialectError, error_in_answer
@@ -82,14 +83,14 @@ class BackendCalls:
         found = self.holds.state_of(permit.backend)
         try:
             with self.holds.using(found) as hold:
-                is_held = isinstance(found, UnavailableModel)
-                failure = await self._hold(permit.backend, request, hold) if is_held else None
-                return failure or await self._call_loaded(permit, request)
+                return await self._hold(permit.backend, request, hold) or await self._call_loaded(permit, request, hold)
         finally:
             self.stats.in_flight[name] -= 1
 
     async def _hold(self, backend: Backend, request: RoutedRequest, hold: Hold) -> Failure | None:
         """Wait until the model of a backend is loaded; return a failure if it takes too long."""
+        if not isinstance(self.holds.state_of(backend), UnavailableModel):
+            return None
         record, began_at, lines = request.record, trio.current_time(), None
         if request.inbound.streams:
             lines = answer_lines(NO_HEADERS, request.inbound.request_id, backend.name)
@@ -107,16 +108,16 @@ class BackendCalls:
             self.circuits.apply(backend.name, record.decided.tenant, Circuit.succeeded)  # its engine is a new one
         return None
 
-    async def _call_loaded(self, permit: Permit, request: RoutedRequest) -> Failure | None:
+    async def _call_loaded(self, permit: Permit, request: RoutedRequest, hold: Hold) -> Failure | None:
         name = permit.backend.name
         if not permit.backend.slots or request.inbound.path == COUNT_TOKENS or self._is_open(name, request):
             return await self._call(permit, request)
-        return await self._call_in_turn(permit, request)
+        return await self._call_in_turn(permit, request, hold)
 
     def _is_open(self, name: str, request: RoutedRequest) -> bool:
         return self.circuits.is_open(name, request.record.decided.tenant, trio.current_time())
 
-    async def _call_in_turn(self, permit: Permit, request: RoutedRequest) -> Failure | None:
+    async def _call_in_turn(self, permit: Permit, request: RoutedRequest, hold: Hold) -> Failure | None:
         backend, inbound, record, started_at = permit.backend, request.inbound, request.record, trio.current_time()
         engine_queue = self.turns.queue_of(backend)
         writes, parts = inbound.path in STREAMING, answer_count(inbound.body)
@@ -135,7 +136,8 @@ class BackendCalls:
                 failure = _queue_failure(turn, engine_queue)
                 self._record_attempt(record, backend.name, failure, waited)
                 return failure
-            result = await self._call(permit, request)
+            # its engine may have been unloaded, or its door closed, since it began to queue
+            result = await self._hold(backend, request, hold) or await self._call(permit, request)
             if result is not None:
                 turn.charge = turn.tokens if result.is_fault else 0
             elif (usage := record.answer.last_usage) is not None:

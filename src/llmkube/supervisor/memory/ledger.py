@@ -32,12 +32,14 @@ class Allocation:
     Attributes:
         scope: Cancelled when the engine must stop.
         expedited: Set when its requests are cut short.
+        unload: Stops the engine, for a reason, once its requests have ended; None while it has no process.
     """
 
     _book: Book
     _reservation: Reservation
     scope: trio.CancelScope
     expedited: trio.Event = attrs.field(factory=trio.Event)
+    unload: Callable[[str], None] | None = None
 
     @property
     def reservation(self) -> Reservation:
@@ -52,6 +54,13 @@ class Allocation:
     def record_activity(self) -> None:
         """Record that the engine has just had work."""
         self._book.record_activity(self._reservation, trio.current_time())
+
+    def stop(self, why: str) -> None:
+        """Stop the engine; one that is loaded on request gets the time that its requests need, unless that is urgent."""
+        if self.unload is None or self.urgent or not self.reservation.spec.on_request:
+            self.scope.cancel(reason=why)
+        else:
+            self.unload(why)
 
 
 @attrs.define(eq=False)
@@ -182,6 +191,10 @@ class Ledger:
         self.book.set_device_limit(limit_bytes)
         self.request_sample()
 
+    def record_stopping(self, key: Key) -> None:
+        """Record that the engine of a service is being stopped: its memory will be free."""
+        self.book.record_stopping(key, trio.current_time())
+
     def take_over(self, allocation: Allocation) -> None:
         """Make the second engine of a service the serving one; the first one is exiting."""
         self.book.take_over(allocation.reservation, trio.current_time())
@@ -266,4 +279,4 @@ class Ledger:
         if (allocation := self._allocations.get(reservation.number)) is not None:
             if reservation.urgent:
                 allocation.expedited.set()
-            allocation.scope.cancel(reason=evict.why)
+            allocation.stop(evict.why)

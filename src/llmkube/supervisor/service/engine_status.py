@@ -189,6 +189,11 @@ class EngineStatus:
         self.view = loaded
         self.manager.update(Facts.with_engine, loaded, newest=self.newest)
 
+    def withdraw(self) -> None:
+        """Report this engine as stopping: requests that arrive from now on wait for the next one."""
+        if self.view.ready or not self.view.reason:  # otherwise it is reported as not ready, with the reason
+            self.set_reason(Reason.STOPPING, "the endpoint is being withdrawn")
+
     @asynccontextmanager
     async def withdrawn(
         self, outcome: Outcome, allocation: Allocation, shutdown: Shutdown, uses: Callable[[], Sequence[trio.Event]]
@@ -208,8 +213,7 @@ class EngineStatus:
             elif outcome.exit is not None:
                 self.set_reason(Reason.ENGINE_EXITED, f"the engine exited: {outcome.exit}")
             elif self.leads and not shutdown.keep:
-                if self.view.ready or not self.view.reason:  # otherwise it is reported as not ready, with the reason
-                    self.set_reason(Reason.STOPPING, "the endpoint is being withdrawn")
+                self.withdraw()
                 if not allocation.urgent:
                     await self._wait_withdrawn()  # noqa: ASYNC102 - it shields itself, with a deadline
 
