@@ -195,7 +195,7 @@ async def ended_during(world, stop, seconds=100.0):
 
 
 async def test_a_request_during_an_unload_is_not_cut(autojump_clock, monkeypatch):
-    """It arrives when the unload has been decided, while the journal is written: it waits, and loads the model again."""
+    """It arrives after the decision, while the journal is written: it waits, and loads the model again."""
     async with activating("a") as world, trio.open_nursery() as nursery:
         (engine,), write = world.machine.live("a"), type(world.machine).write
         writing, written = trio.Event(), trio.Event()

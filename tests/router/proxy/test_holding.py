@@ -449,7 +449,7 @@ async def test_a_router_falls_back_when_a_load_fails_or_takes_too_long(autojump_
 
 
 async def test_a_request_that_queues_while_its_model_is_unloaded_waits_for_it(autojump_clock, nursery):
-    """Its turn comes when another model has got the memory: it is held, and no longer in the way of that model."""
+    """No engine has it while it queues or is held, even behind one that is held: it is in the way of no other model."""
     config, answers = rl.config_of(attrs.evolve(MAC, slots=1)), []
     async with open_router(nursery, config, mac=rl.saying(rl.answer()[:9], rl.answer()[9:], seconds=4.0)) as (
         lab,
@@ -460,15 +460,16 @@ async def test_a_request_that_queues_while_its_model_is_unloaded_waits_for_it(au
         async def ask():
             answers.append((await lab.ask()).status)
 
-        for _ in range(2):
+        for _ in range(3):
             nursery.start_soon(ask)
         await trio.sleep(1)
         host.put("chat", attrs.evolve(LOADING, reason="InsufficientMemory"))
+        assert host.uses == {"chat": 1}
         await trio.sleep(9)
         assert (answers, host.uses) == ([200], {"chat": 0})
         host.put("chat", host.engine)
-        await trio.sleep(5)
-        assert answers == [200, 200]
+        await trio.sleep(9)
+        assert answers == [200, 200, 200]
 
 
 async def test_copies_and_probes_load_nothing(autojump_clock, nursery):

@@ -119,7 +119,7 @@ class BackendCalls:
 
     async def _call_in_turn(self, permit: Permit, request: RoutedRequest, hold: Hold) -> Failure | None:
         backend, inbound, record, started_at = permit.backend, request.inbound, request.record, trio.current_time()
-        engine_queue = self.turns.queue_of(backend)
+        name, engine_queue = backend.name, self.turns.queue_of(backend)
         writes, parts = inbound.path in STREAMING, answer_count(inbound.body)
         if writes and parts > backend.slots:  # its own queue would have the rest before other tenants' requests
             failure = Failure(Cause.UNSUPPORTED, _TOO_MANY_PARTS.format(parts=parts, slots=backend.slots))
@@ -129,7 +129,8 @@ class BackendCalls:
         tokens = engine_queue.tokens_of(size, requested_tokens(inbound.body) if writes else 0, parts)
         with self.turns.turn(backend, record.decided.tenant, tokens, min(parts, backend.slots)) as turn:
             lines = answer_lines(NO_HEADERS, inbound.request_id, backend.name) if inbound.streams else None
-            is_admitted = await _wait_for_turn(turn, request.first_byte_seconds(backend.name), request.client, lines)
+            with hold():  # an unload does not wait for what no engine has
+                is_admitted = await _wait_for_turn(turn, request.first_byte_seconds(name), request.client, lines)
             waited = trio.current_time() - started_at
             record.update(queue_seconds=(record.answer.queue_seconds or 0.0) + waited)
             if not is_admitted:

@@ -55,13 +55,6 @@ class Allocation:
         """Record that the engine has just had work."""
         self._book.record_activity(self._reservation, trio.current_time())
 
-    def stop(self, why: str) -> None:
-        """Stop the engine; one that is loaded on request gets the time that its requests need, unless that is urgent."""
-        if self.unload is None or self.urgent or not self.reservation.spec.on_request:
-            self.scope.cancel(reason=why)
-        else:
-            self.unload(why)
-
 
 @attrs.define(eq=False)
 class _Wait:
@@ -191,10 +184,6 @@ class Ledger:
         self.book.set_device_limit(limit_bytes)
         self.request_sample()
 
-    def record_stopping(self, key: Key) -> None:
-        """Record that the engine of a service is being stopped: its memory will be free."""
-        self.book.record_stopping(key, trio.current_time())
-
     def take_over(self, allocation: Allocation) -> None:
         """Make the second engine of a service the serving one; the first one is exiting."""
         self.book.take_over(allocation.reservation, trio.current_time())
@@ -279,4 +268,7 @@ class Ledger:
         if (allocation := self._allocations.get(reservation.number)) is not None:
             if reservation.urgent:
                 allocation.expedited.set()
-            allocation.stop(evict.why)
+            if allocation.unload is None or reservation.urgent or not reservation.spec.on_request:
+                allocation.scope.cancel(reason=evict.why)
+            else:  # the next request loads it: those that it has may take their time
+                allocation.unload(evict.why)

@@ -440,7 +440,7 @@ class Attempt:
             nursery.start_soon(watch_exit)
             async with (
                 self._drained(running, outcome, allocation.expedited, prompts),
-                self.status.withdrawn(outcome, allocation, context.shutdown, context.gate.uses),
+                self.status.withdrawn(outcome, allocation, context.shutdown),
             ):
                 if self.adoptable is None or not await running.answers_at_once():
                     self.status.set_view(view)
@@ -561,12 +561,12 @@ class Attempt:
         try:
             yield
             if self._serving.cancelled_caught:
-                await wait_any(expedited.wait, partial(self._wait_answered, running, outcome))
+                await wait_any(expedited.wait, partial(self._wait_answered, running))
         finally:
             can_drain = outcome.published and outcome.failure is None and outcome.exit is None
             if can_drain and (self._serving.cancelled_caught or not (context.shutdown.keep or expedited.is_set())):
                 with trio.move_on_after(context.settings.drain_seconds, shield=True) as bound:
-                    await wait_any(expedited.wait, partial(self._wait_finished, running, outcome))
+                    await wait_any(expedited.wait, partial(self._wait_finished, running))
                 if bound.cancelled_caught or expedited.is_set():
                     late = f"not finished within {context.settings.drain_seconds:g} s"
                     why = "memory is critically short" if expedited.is_set() else late
@@ -575,14 +575,14 @@ class Attempt:
                     with trio.move_on_after(SAVE_SECONDS, shield=True):
                         await wait_any(expedited.wait, partial(prompts.save, timestamp(context.ports.utcnow())))
 
-    async def _wait_finished(self, running: RunningEngine, outcome: Outcome) -> None:
+    async def _wait_finished(self, running: RunningEngine) -> None:
         """Return when no request is in flight, neither at this host's gateway or door nor in the engine."""
-        await self._wait_answered(running, outcome)
+        await self._wait_answered(running)
         await running.engine.wait_idle()
 
-    async def _wait_answered(self, running: RunningEngine, outcome: Outcome) -> None:
+    async def _wait_answered(self, running: RunningEngine) -> None:
         """Return when the requests that this host's gateway or door have sent to the engine have ended."""
-        for use in outcome.uses:
+        for use in self.context.gate.uses():
             await use.wait()
         if self.context.door is not None:
             await self.context.door.wait_unused(self.context.key, running.record.address[1])

@@ -72,7 +72,8 @@ class DoorLink:
     async def wait_unused(self, key: Key, engine: int) -> None:
         """Return when the door sends no requests of a service to the engine on this port, and those that it sent ended.
 
-        A door that is not connected yet may have some. If it sends them to another engine by now, those of the old one cannot be distinguished, and are not waited for.
+        A door that is not connected yet may have some. If it sends them to another engine by now, those of the old one
+        cannot be distinguished, and are not waited for.
         """
         with trio.move_on_after(REPORT_SECONDS):
             while key not in self._reports.value and self.entries().get(key) is not None:

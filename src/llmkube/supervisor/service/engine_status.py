@@ -52,14 +52,12 @@ class Outcome:
         ready_at: When it first answered, on Trio's clock.
         exit: The exit of its process, if it exited by itself.
         failure: Why it had to be stopped.
-        uses: The ends of the requests that it may have when its endpoint is withdrawn.
     """
 
     published: bool = False
     ready_at: float | None = None
     exit: Exit | None = None
     failure: Failure | None = None
-    uses: Sequence[trio.Event] = ()
 
 
 def failure_of(
@@ -195,9 +193,7 @@ class EngineStatus:
             self.set_reason(Reason.STOPPING, "the endpoint is being withdrawn")
 
     @asynccontextmanager
-    async def withdrawn(
-        self, outcome: Outcome, allocation: Allocation, shutdown: Shutdown, uses: Callable[[], Sequence[trio.Event]]
-    ) -> AsyncIterator[None]:
+    async def withdrawn(self, outcome: Outcome, allocation: Allocation, shutdown: Shutdown) -> AsyncIterator[None]:
         """On exit from the body, withdraw the endpoint before the engine stops, if it may be published.
 
         The wait for the API server is bounded, so an engine can be stopped while the API server is unreachable. There
@@ -207,7 +203,6 @@ class EngineStatus:
         try:
             yield
         finally:
-            outcome.uses = uses()
             if not outcome.published:
                 pass
             elif outcome.exit is not None:

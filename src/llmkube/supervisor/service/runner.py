@@ -193,7 +193,7 @@ class Runner:
         if alive:
             for each in alive:
                 each.status.withdraw()
-            self.context.ledger.record_stopping(self.context.key)
+            self.context.ledger.book.record_stopping(self.context.key, trio.current_time())
             zero = goal.reason == Reason.SCALED_TO_ZERO
             message = "replicas=0; stopping process" if zero else "stopping process"
             self.context.log.info(message, reason=goal.message)
@@ -202,13 +202,11 @@ class Runner:
         await self._forget_if_unwanted(goal)
         if goal.launch is not None:
             self.context.status_manager.update(Facts.with_newest_plan)
-            for each in alive:
-                each.unload(goal.message)
         while alive := tuple(each for each in alive if not each.ended.is_set()):
             newest, version = target.value, target.version
-            if isinstance(newest, Idle) and newest.launch is None:  # nothing should run, whatever requests there are
-                for each in alive:
-                    each.scope.cancel(reason=newest.message)
+            is_over = isinstance(newest, Idle) and newest.launch is None  # no request loads it again
+            for each in alive:
+                each.scope.cancel(reason=goal.message) if is_over else each.unload(goal.message)
             await wait_any(alive[0].ended.wait, partial(target.wait_newer, version))
         self._current = None
         self.context.status_manager.update(Facts.with_view, ServiceView(goal.reason, goal.message))
