@@ -249,6 +249,7 @@ class Attempt:
     prompts: EnginePrompts | None = None
     _task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     _waiting: trio.CancelScope | None = None  # of `until_ended`
+    _serving: trio.CancelScope = attrs.field(factory=trio.CancelScope)  # while it answers; `unload` cancels it
     _refused: trio.Event = attrs.field(factory=trio.Event)  # set when memory was refused once
     _host: str = ""  # the address that it listens on, while it loads and serves
 
@@ -291,6 +292,10 @@ class Attempt:
             yield
         self._waiting = None
 
+    def unload(self, reason: str) -> None:
+        """Stop the engine once the requests that it has have ended, whatever time they take; others wait."""
+        (self._serving if self.serves else self.scope).cancel(reason=reason)
+
     def address_changed(self) -> None:
         """Stop the engine if this host no longer has the address that it listens on."""
         if self._host and not self.context.status_manager.host_address.value.serves(self._host):
@@ -328,7 +333,7 @@ class Attempt:
 
     # -- the process ----------------------------------------------------------------------------------------------
 
-    async def _in_process(self, allocation: Allocation) -> Failure:
+    async def _in_process(self, allocation: Allocation) -> Failure | None:
         """Start or adopt a process, and serve until it exits; it is stopped on return, unless a shutdown keeps it."""
         context, adoptable = self.context, self.adoptable
         grace = metal.grace_of(self.launch, context.settings, partial(context.ledger.wait_urgent, allocation))
@@ -337,6 +342,7 @@ class Attempt:
             if not self.journal.has_entry:  # a successor, which the journal gets when it takes over
                 self.journal.expect(record)
             context.ledger.started(allocation, child.pid)
+            allocation.unload = self.unload
             running = RunningEngine(child, record, self.launch, context.ports.http, context.settings.limits)
             self._host = "" if self._is_behind_door(record) else record.address[0]
             self.address_changed()
@@ -404,8 +410,8 @@ class Attempt:
 
     # -- its service ----------------------------------------------------------------------------------------------
 
-    async def _serve(self, running: RunningEngine, allocation: Allocation) -> Failure:
-        """Return when the child has exited, has stalled while loading, hangs, or does not own its port."""
+    async def _serve(self, running: RunningEngine, allocation: Allocation) -> Failure | None:
+        """Return when the child has exited, stalls while loading, hangs, or does not own its port; None if unloaded."""
         context, launch, child, engine = self.context, self.launch, running.child, running.engine
         view = ServiceView(
             Reason.LOADING,
@@ -434,7 +440,7 @@ class Attempt:
             nursery.start_soon(watch_exit)
             async with (
                 self._drained(running, outcome, allocation.expedited, prompts),
-                self.status.withdrawn(outcome, allocation, context.shutdown, context.gate.uses),
+                self.status.withdrawn(outcome, allocation, context.shutdown),
             ):
                 if self.adoptable is None or not await running.answers_at_once():
                     self.status.set_view(view)
@@ -452,11 +458,15 @@ class Attempt:
                     view = attrs.evolve(view, build=await engine.build() or view.build)
                     by = " ".join(filter(None, (view.engine, view.build, "from", view.weights_format, "weights")))
                     message = f"loaded in {outcome.ready_at - started_at:.1f} s by {by}{gpu_warning}{restored}"
+                    await trio.lowlevel.checkpoint_if_cancelled()  # an engine that is being stopped gets no request
                     self.status.serve(attrs.evolve(view, reason=Reason.LOADED, message=message))
                     outcome.published = self.serves = True
                     context.gate.record_loaded()
-                    outcome.failure = await self._watch(running, allocation, prompts)
-            nursery.cancel_scope.cancel(reason="it hangs, has stalled, or does not own its port")
+                    with self._serving:
+                        outcome.failure = await self._watch(running, allocation, prompts)
+            nursery.cancel_scope.cancel(reason="it is unloaded, hangs, has stalled, or does not own its port")
+        if self._serving.cancelled_caught:
+            return None
         return failure_of(
             outcome,
             await child.last_lines(LAST_LINES),
@@ -551,18 +561,21 @@ class Attempt:
         """On exit, wait until the requests in flight have finished, and save what the engine has computed.
 
         The endpoint is withdrawn, so no new ones arrive; the engine may not know yet of one that this host's gateway
-        has sent to it. Do not wait for an engine that hangs or has exited, nor when memory is critically short; save
-        nothing while memory is short, or if another engine serves.
+        has sent to it. An unload takes the time that such requests need; any other stop has a limit. Do not wait for an
+        engine that hangs or has exited, nor when memory is critically short; save nothing while memory is short, or if
+        another engine serves.
         """
         context = self.context
 
         try:
             yield
+            if self._serving.cancelled_caught:
+                await wait_any(expedited.wait, partial(self._wait_answered, running))
         finally:
             can_drain = outcome.published and outcome.failure is None and outcome.exit is None
-            if can_drain and not context.shutdown.keep and not expedited.is_set():
+            if can_drain and (self._serving.cancelled_caught or not (context.shutdown.keep or expedited.is_set())):
                 with trio.move_on_after(context.settings.drain_seconds, shield=True) as bound:
-                    await wait_any(expedited.wait, partial(self._wait_finished, running, outcome))
+                    await wait_any(expedited.wait, partial(self._wait_finished, running))
                 if bound.cancelled_caught or expedited.is_set():
                     late = f"not finished within {context.settings.drain_seconds:g} s"
                     why = "memory is critically short" if expedited.is_set() else late
@@ -575,13 +588,17 @@ class Attempt:
         """Whether what the engine has computed may be saved now."""
         return self.status.leads and not self.context.ledger.book.is_short
 
-    async def _wait_finished(self, running: RunningEngine, outcome: Outcome) -> None:
+    async def _wait_finished(self, running: RunningEngine) -> None:
         """Return when no request is in flight, neither at this host's gateway or door nor in the engine."""
-        for use in outcome.uses:
+        await self._wait_answered(running)
+        await running.engine.wait_idle()
+
+    async def _wait_answered(self, running: RunningEngine) -> None:
+        """Return when the requests that this host's gateway or door have sent to the engine have ended."""
+        for use in self.context.gate.uses():
             await use.wait()
         if self.context.door is not None:
             await self.context.door.wait_unused(self.context.key, running.record.address[1])
-        await running.engine.wait_idle()
 
 
 def watch_failure(found: str) -> Failure:

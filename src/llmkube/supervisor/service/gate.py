@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 
 import attrs
 import trio
 
 from llmkube.base.mailbox import Mailbox
+from llmkube.base.waiting import Hold
 from llmkube.k8s.wire.reasons import Reason, is_failing
 from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.service.facts import Facts
@@ -18,16 +19,6 @@ from llmkube.supervisor.values.desired import Idle, Launch, Target, launch_of
 from llmkube.supervisor.values.lifecycle import ServiceView
 
 WOKEN = ServiceView(Reason.PENDING, "a request needs it")
-
-
-Hold = Callable[[], AbstractContextManager[None]]
-
-
-@attrs.define(eq=False)
-class _Use:
-    """A request; `ended` is set once no engine has it."""
-
-    ended: trio.Event = attrs.field(factory=trio.Event)
 
 
 @attrs.define(eq=False)
@@ -46,7 +37,7 @@ class Gate:
     changed: Callable[[], None] = lambda: None
     activation: Activation = Activation()
     _target: Mailbox[Target] | None = None
-    _uses: dict[_Use, None] = attrs.field(factory=dict)
+    _uses: dict[object, trio.Event] = attrs.field(factory=dict)  # by request, if an engine may have it; set at its end
 
     def open(self, first: Target) -> Mailbox[Target]:
         """Return a new mailbox for the targets of the service."""
@@ -94,38 +85,36 @@ class Gate:
     @contextmanager
     def using(self) -> Iterator[Hold]:
         """Keep the service loaded while one of its requests waits or runs; load it first if it is idle."""
-        use = _Use()
-        self._uses[use] = None
+        self._uses[use := object()] = trio.Event()
         self.change(self.activation.begin(trio.current_time()))
         try:
             yield partial(self._holding, use)
         finally:
-            del self._uses[use]
-            use.ended.set()
+            self._uses.pop(use).set()
             self.end_request()
 
     def uses(self) -> tuple[trio.Event, ...]:
         """Return an event for each request that may be in the engine, which is set at its end."""
-        return tuple(use.ended for use in self._uses if not use.ended.is_set())
+        return tuple(self._uses.values())
 
     @contextmanager
-    def _holding(self, use: _Use) -> Iterator[None]:
-        use.ended.set()  # no engine has it
+    def _holding(self, use: object) -> Iterator[None]:
+        self._uses.pop(use).set()
         self.add_held(1)
         try:
             yield
         finally:
             self.add_held(-1)
-            use.ended = trio.Event()
+            self._uses[use] = trio.Event()
 
     def add_held(self, more: int) -> None:
         """Record that so many more requests wait."""
-        activation = self.activation
-        self.set_activation(activation.hold(activation.held + more, trio.current_time()))
+        self.set_activation(self.activation.hold(self.activation.held + more, trio.current_time()))
 
     def end_request(self) -> None:
         """Record that a request has ended, or its client has left."""
-        has_memory = not self.ledger.watched or self.ledger.book.records.serving(self.manager.key) is not None
+        engine = self.ledger.book.records.serving(self.manager.key)
+        has_memory = not self.ledger.watched or (engine is not None and not engine.is_exiting)
         self.change(self.activation.end(trio.current_time(), has_memory=has_memory))
 
     def record_loaded(self) -> None:
