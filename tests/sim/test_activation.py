@@ -49,11 +49,11 @@ def directory(world):
     return AgentDirectory(world.agent.services, lambda: world.agent.changed.version)
 
 
-async def answered(world, name, *, seconds=0.0, limit=120.0):
+async def answered(world, name, *, seconds=0.0, limit=120.0, tenant=""):
     """Send a request as the gateway does; return its answer, the obstacle, or None if it has waited too long."""
     service, models = f"default/{name}", directory(world)
     await world.until(models.lookup, lambda found: found is not None, name)
-    with trio.move_on_after(limit), world.agent.activator.using(service) as hold:
+    with trio.move_on_after(limit), world.agent.activator.using(service, tenant) as hold:
         if not isinstance(models.lookup(name), Backend):
             with hold():
                 while not isinstance(found := models.lookup(name), Backend) and found.wakes:
@@ -147,6 +147,32 @@ async def test_a_model_does_not_starve_beside_busy_ones(autojump_clock):
         await world.until(waits.get, lambda wait: wait is not None, "c", seconds=60)
         assert 60 < waits["c"] < 60 + 20 + 15
         done.set()
+
+
+@pytest.mark.parametrize(("tenants", "p95", "times"), [(("a", "a"), (60, 120), 6), (("a", "b"), (0, 30), 1)])
+async def test_a_tenant_with_many_swaps_delays_another_one_by_a_bounded_time(autojump_clock, tenants, p95, times):
+    """One uses four models all the time, the other a fifth one now and then: its p95 wait and its loads are fewer."""
+    async with activating(*FIVE) as world, trio.open_nursery() as nursery:
+
+        async def loop(name):
+            while True:
+                assert isinstance(await answered(world, name, seconds=20, limit=600, tenant=tenants[0]), Backend)
+
+        for name in "abcd":
+            nursery.start_soon(loop, name)
+            await trio.sleep(10)
+            nursery.start_soon(loop, name)
+        await trio.sleep(120)
+        waits, before = [], loads(world, "e")
+        for _ in range(6):
+            began_at = trio.current_time()
+            assert isinstance(await answered(world, "e", seconds=8, limit=600, tenant=tenants[1]), Backend)
+            waits.append(trio.current_time() - 8 - began_at)
+            await trio.sleep(100)
+        assert p95[0] < sorted(waits)[len(waits) * 95 // 100] < p95[1]
+        assert loads(world, "e") - before <= times
+        assert min(loads(world, name) for name in "abcd") > 2
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_request_that_waits_for_its_own_model_to_end(autojump_clock):

@@ -93,9 +93,9 @@ class Doorway:
         return found
 
     @contextmanager
-    def using(self, service: str) -> Iterator[Hold]:
+    def using(self, service: str, tenant: str) -> Iterator[Hold]:
         """Have its agent keep it loaded, or load it; requests wait that are not sent to its engine (`running`)."""
-        del service
+        del service, tenant  # behind an address is a cluster's router or network, with any number of tenants
         self.update(requests=self.report.requests + 1, arrived=self.report.arrived + 1)
         try:
             yield nullcontext

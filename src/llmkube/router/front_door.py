@@ -197,7 +197,7 @@ class PassThrough:
             raise refused(405, f"{head.method} is not allowed on {path}", "method_not_allowed", {"Allow": "POST"})
         body = await _read(head, exchange.body)
         model_id, found = find_model(self.directory, body.model, head.path)
-        with self.holds.using(found) as hold:
+        with self.holds.using(found, exchange.peer) as hold:
             if isinstance(found, UnavailableModel):
                 streams = path in _STREAMS and body.is_json and await asks_for_stream(body.content)
                 client, lines = ClientStream(exchange), b"" if streams else None

@@ -81,7 +81,7 @@ class BackendCalls:
         self.stats.in_flight[name] += 1
         found = self.holds.state_of(permit.backend)
         try:
-            with self.holds.using(found) as hold:
+            with self.holds.using(found, request.record.decided.tenant) as hold:
                 is_held = isinstance(found, UnavailableModel)
                 failure = await self._hold(permit.backend, request, hold) if is_held else None
                 return failure or await self._call_loaded(permit, request)

@@ -25,8 +25,9 @@ Hold = Callable[[], AbstractContextManager[None]]
 
 @attrs.define(eq=False)
 class _Use:
-    """A request; `ended` is set once no engine has it."""
+    """A request of a tenant, "" if that is not known; `ended` is set once no engine has it."""
 
+    tenant: str = ""
     ended: trio.Event = attrs.field(factory=trio.Event)
 
 
@@ -92,17 +93,17 @@ class Gate:
         self._target.put_nowait(after.target(launch, idle))
 
     @contextmanager
-    def using(self) -> Iterator[Hold]:
+    def using(self, tenant: str = "") -> Iterator[Hold]:
         """Keep the service loaded while one of its requests waits or runs; load it first if it is idle."""
-        use = _Use()
+        use = _Use(tenant)
         self._uses[use] = None
-        self.change(self.activation.begin(trio.current_time()))
+        self.change(self.activation.begin(trio.current_time(), tenant))
         try:
             yield partial(self._holding, use)
         finally:
             del self._uses[use]
             use.ended.set()
-            self.end_request()
+            self.end_request("" if any(each.tenant == tenant for each in self._uses) else tenant)
 
     def uses(self) -> tuple[trio.Event, ...]:
         """Return an event for each request that may be in the engine, which is set at its end."""
@@ -123,10 +124,10 @@ class Gate:
         activation = self.activation
         self.set_activation(activation.hold(activation.held + more, trio.current_time()))
 
-    def end_request(self) -> None:
-        """Record that a request has ended, or its client has left."""
+    def end_request(self, tenant: str = "") -> None:
+        """Record that a request has ended, or its client has left, and that it was the last one of a tenant."""
         has_memory = not self.ledger.watched or self.ledger.book.records.serving(self.manager.key) is not None
-        self.change(self.activation.end(trio.current_time(), has_memory=has_memory))
+        self.change(self.activation.end(trio.current_time(), has_memory=has_memory, tenant=tenant))
 
     def record_loaded(self) -> None:
         """Record that the engine answers."""
