@@ -220,6 +220,41 @@ async def test_a_failed_load_is_answered_at_once_and_repeated_once_its_back_off_
             await agent.send(None)
 
 
+PATHS = (
+    ("POST", "/api/chat", True, 200),
+    ("POST", "/v1/chat/completions", True, 200),
+    ("POST", "/completion", True, 200),
+    ("POST", "/api/show", False, 503),
+    ("GET", "/api/tags", False, 503),
+    ("GET", "/api/ps", False, 503),
+    ("POST", "/lora-adapters", False, 503),
+    ("POST", "/api/generate", False, 404),
+    ("POST", "/models/load", False, 404),
+    ("POST", "/v1/models/unload", False, 404),
+    ("GET", "/v1/health", False, 200),
+    ("GET", "/v1/models", False, 200),
+)
+
+
+@pytest.mark.parametrize(("method", "path", "loads", "status"), PATHS)
+async def test_each_path_is_that_of_the_engine(tmp_path, method, path, loads, status):
+    """Once loaded the engine answers every request, as without a door; before, those that compute load it."""
+    async with door(tmp_path) as (connect, _), engine() as (view, _, seen), open_http_client() as http:
+        agent = await connect()
+        await agent.send(IDLE)
+        report = await agent.report(lambda each: each.listen)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(expect, http, report, status, path=path, method=method))
+            if loads:
+                await agent.report(lambda each: each.requests == 1)
+                await agent.send(attrs.evolve(IDLE, view=view))
+        assert len(seen) == loads
+        await agent.send(attrs.evolve(IDLE, view=view))
+        await agent.report(lambda each: each.engine == view.port and not each.requests)
+        await expect(http, report, 200, path=path, method=method)
+        assert [(each.method, each.path) for each in seen] == [(method, path)] * (loads + 1)
+
+
 async def test_a_port_of_another_program_is_not_used(tmp_path):
     """The service gets the next one that is free."""
     listeners = await open_listeners("127.0.0.1", port_of(CHAT, 0))

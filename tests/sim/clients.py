@@ -82,7 +82,7 @@ class Gateway:
 
     async def _answer(self, name, seconds, client, lines):
         found = self.directory.lookup(name)
-        with self.monitor.requested(name), self.holds.using(found) as hold:
+        with self.monitor.requested(name), self.holds.using(found, "") as hold:
             if isinstance(found, UnavailableModel):
                 try:
                     await self._wait(name, found, client, lines, hold)

@@ -3,6 +3,7 @@
 from contextlib import asynccontextmanager
 from functools import partial
 
+import attrs
 import pytest
 import trio
 import trio.testing
@@ -51,14 +52,14 @@ def directory(world):
     return AgentDirectory(world.agent.services, lambda: world.agent.changed.version)
 
 
-async def answered(world, name, *, seconds=0.0, limit=120.0):
+async def answered(world, name, *, seconds=0.0, limit=120.0, tenant=""):
     """Send a request as the gateway does; return its answer, the obstacle, or None if it has waited too long."""
     service, models = f"default/{name}", directory(world)
     await world.until(models.lookup, lambda found: found is not None, name)
-    with trio.move_on_after(limit), world.agent.activator.using(service) as hold:
+    with trio.move_on_after(limit), world.agent.activator.using(service, tenant) as hold:
         if not isinstance(models.lookup(name), Backend):
             with hold():
-                while not isinstance(found := models.lookup(name), Backend) and found.wakes:
+                while (found := models.lookup(name)) and not isinstance(found, Backend) and found.wakes:
                     await world.agent.activator.wait_changed(service)
         found = models.lookup(name)
         if isinstance(found, Backend):
@@ -149,6 +150,32 @@ async def test_a_model_does_not_starve_beside_busy_ones(autojump_clock):
         await world.until(waits.get, lambda wait: wait is not None, "c", seconds=60)
         assert 60 < waits["c"] < 60 + 20 + 15
         done.set()
+
+
+@pytest.mark.parametrize(("tenants", "p95", "times"), [(("a", "a"), (60, 120), 6), (("a", "b"), (0, 30), 1)])
+async def test_a_tenant_with_many_swaps_delays_another_one_by_a_bounded_time(autojump_clock, tenants, p95, times):
+    """One uses four models all the time, the other a fifth one now and then: its p95 wait and its loads are fewer."""
+    async with activating(*FIVE) as world, trio.open_nursery() as nursery:
+
+        async def loop(name):
+            while True:
+                assert isinstance(await answered(world, name, seconds=20, limit=600, tenant=tenants[0]), Backend)
+
+        for name in "abcd":
+            nursery.start_soon(loop, name)
+            await trio.sleep(10)
+            nursery.start_soon(loop, name)
+        await trio.sleep(120)
+        waits, before = [], loads(world, "e")
+        for _ in range(6):
+            began_at = trio.current_time()
+            assert isinstance(await answered(world, "e", seconds=8, limit=600, tenant=tenants[1]), Backend)
+            waits.append(trio.current_time() - 8 - began_at)
+            await trio.sleep(100)
+        assert p95[0] < sorted(waits)[len(waits) * 95 // 100] < p95[1]
+        assert loads(world, "e") - before <= times
+        assert min(loads(world, name) for name in "abcd") > 2
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_request_that_waits_for_its_own_model_to_end(autojump_clock):
@@ -398,3 +425,59 @@ async def test_a_service_that_is_always_loaded(autojump_clock):
         assert isinstance(await answered(world, "d"), Backend)
         assert len(resident(world)) == 2
         assert "d" in resident(world)
+
+
+@asynccontextmanager
+async def two_hosts():
+    """Run two such hosts, `sim` and `mini`."""
+    memory = partial(SimMemory, sizes=dict.fromkeys(FIVE, 20))
+    async with open_world(settings=attrs.evolve(SETTINGS, lease_renew_seconds=5.0), memory=memory) as world:
+        mini = await world.add_host("mini", memory=memory)
+        for host in world.hosts.values():
+            host.machine.shapes |= {f"builtin://{name}": shape_of(20) for name in FIVE}
+        await trio.sleep(10)
+        yield world, mini
+
+
+async def test_an_idle_service_moves_to_a_host_that_can_load_it(autojump_clock):
+    """Beside pinned models no request can load it: the other host gets its claim, and loads it for the next request.
+
+    It stays while nobody asks, if the other host lacks the memory, and if that does not take it in time.
+    """
+    async with two_hosts() as (world, mini):
+        mini.machine.memory.other = 62
+        await trio.sleep(30)
+        for name in "cab":
+            await deploy(world, name, activation={"pin": name != "c"})
+        await world.until(is_idle, True, world, "c", seconds=60)
+        assert await answered(world, "c", limit=60) is None
+        mini.machine.memory.other = 8
+        await trio.sleep(60)
+        assert await world.claims("c") == {0: "sim"}
+        mini.cut_off()
+        assert not isinstance(await answered(world, "c", limit=60), Backend)
+        await world.until(world.claims, {}, "c", seconds=10)
+        await world.until(world.claims, {0: "sim"}, "c", seconds=60)
+        await world.until(is_idle, True, world, "c", seconds=60)
+        mini.cut_off(False)
+        await trio.sleep(60)
+        assert not isinstance(await answered(world, "c", limit=60), Backend)
+        await world.until(world.claims, {0: "mini"}, "c", seconds=10)
+        await world.until(world.phase, "Idle", "c", seconds=10)
+        with mini.agent.activator.using("default/c"):
+            await world.until(world.live, ["mini"], "c", seconds=60)
+        assert resident(world) == ["a", "b"]
+
+
+async def test_a_request_wakes_one_of_two_replicas(autojump_clock):
+    """That of the host on which it arrives; the other one stays unloaded."""
+    async with two_hosts() as (world, _):
+        await world.apply("a", source="builtin://a", replicas=2, activation={"idleTimeout": "10s"})
+        await world.until(world.claims, {0: "mini", 1: "sim"}, "a", seconds=60)
+        await world.until(world.live, ["mini"], "a", seconds=60)  # loaded once, since it is new
+        await world.until(world.live, [], "a", seconds=60)
+        with world.agent.activator.using("default/a"):
+            await world.until(world.live, ["sim"], "a", seconds=60)
+            await trio.sleep(60)
+            assert world.live("a") == ["sim"]
+            assert (await world.condition("Available", "a"))[0] == "True"

@@ -41,7 +41,7 @@ from llmkube.router.backends import Backend, Found, UnavailableModel, not_ready
 from llmkube.router.dialects.inbound import in_dialect, unread_refusal
 from llmkube.router.dispatch.holds import Holds
 from llmkube.router.engine_proxy import OPEN_PATHS, key_or_peer_filter, proxy_handler
-from llmkube.router.front_door import PassThrough, passing_door
+from llmkube.router.front_door import STATE_PATHS, PassThrough, computes, passing_door
 from llmkube.supervisor.engine.door import LineReader, check_socket_folder
 from llmkube.supervisor.host import processes
 from llmkube.supervisor.values.door_state import DoorConfig, DoorEntry, DoorReport, dump_line, load_line, port_of
@@ -49,6 +49,9 @@ from llmkube.supervisor.values.lifecycle import ServiceView
 from llmkube.supervisor.values.proxy_config import ProxyConfig
 
 log = structlog.get_logger()
+
+LOADED_ONLY: Final = STATE_PATHS | {"/api/show"}
+"""Paths of llama.cpp's server that exist only while it runs, whatever the method."""
 
 LISTEN_RETRY_SECONDS: Final = 1.0
 """Time between attempts to listen on an address that this machine does not have now."""
@@ -94,9 +97,9 @@ class Doorway:
         return found
 
     @contextmanager
-    def using(self, service: str) -> Iterator[Hold]:
+    def using(self, service: str, tenant: str) -> Iterator[Hold]:
         """Have its agent keep it loaded, or load it; requests that do not wait may be in its engine (`running`)."""
-        del service
+        del service, tenant  # behind an address is a cluster's router or network, with any number of tenants
         self.add(requests=1, arrived=1, running=1)
         try:
             yield self._holding
@@ -244,15 +247,16 @@ def _released(entry: DoorEntry) -> DoorEntry:
 
 
 def doorway_handler(doorway: Doorway, client: HttpClient) -> StreamHandler:
-    """Return the handler of one service: requests that only read reach a loaded engine unchanged, and load none."""
+    """Return the handler of one service: other requests than those that compute reach a loaded engine unchanged."""
     holds = Holds(doorway, waker=doorway)
     computing = passing_door(PassThrough(doorway, client, holds=holds), utcnow)
 
     async def handle(exchange: StreamExchange) -> None:
-        found, reads = doorway.lookup(""), is_read_only(exchange.head)
-        if reads and isinstance(found, Backend):
+        head, found = exchange.head, doorway.lookup("")
+        needs_engine = (is_read_only(head) and head.path not in OPEN_PATHS) or head.path in LOADED_ONLY
+        if isinstance(found, Backend) and not computes(head):
             await proxy_handler((found.host, found.port), doorway.entry.view.api_key, client)(exchange)
-        elif reads and isinstance(found, UnavailableModel) and exchange.head.path not in OPEN_PATHS:
+        elif isinstance(found, UnavailableModel) and needs_engine:
             await exchange.respond(not_ready(doorway.key.name, found).response)
         else:
             await computing(exchange)

@@ -140,8 +140,8 @@ class ModelDirectory(Protocol):
 class Waker(Protocol):
     """Loads services for requests; services are named by namespace and name, as in `Backend.service`."""
 
-    def using(self, service: str) -> AbstractContextManager[Hold]:
-        """Keep a service loaded while a request of it waits or runs; load it first if it is idle.
+    def using(self, service: str, tenant: str) -> AbstractContextManager[Hold]:
+        """Keep a service loaded while a request of a tenant waits or runs; load it first if it is idle.
 
         A service whose last load failed is not loaded again before its back-off has ended. The request waits in the
         contexts that the value of this one returns: its engine may be stopped then.

@@ -65,11 +65,12 @@ _ENGINE_PATHS: Final = frozenset(
     (
         *("/infill", "/tokenize", "/detokenize", "/apply-template", "/completion", "/embedding", "/reranking"),
         *("/chat/completions", "/completions", "/embeddings", "/rerank", "/responses", "/audio/transcriptions"),
+        "/api/chat",
     )
 )
 """Paths of llama.cpp's server outside `/v1`."""
 
-_STATE_PATHS: Final = frozenset({"/props", "/slots", "/metrics", "/lora-adapters"})
+STATE_PATHS: Final = frozenset({"/props", "/slots", "/metrics", "/lora-adapters"})
 """Paths of llama.cpp's server that report its state; the query names the model."""
 
 _SLOTS: Final = "/slots"
@@ -105,12 +106,19 @@ _HINT: Final = """LLMKube gateway: an OpenAI-compatible API; set your client's b
 _OLLAMA: Final = (*(path for path in DIALECTS if path.startswith(OLLAMA)), *LIST_PATHS)
 _OLLAMA_HINT: Final = f"  Ollama's API: {', '.join(_OLLAMA)}\n"
 
-HEALTH_PATHS: Final = ("/health", "/healthz")
+HEALTH_PATHS: Final = ("/health", "/healthz", "/v1/health")
 _OPTIONAL: Final = frozenset((*("/chat/completions", "/completions", "/embeddings", "/rerank"),))
 """APIs that only some engines implement: requests are passed through first, and translated if that fails."""
 
 _MISSING_STATUSES: Final = (404, 405)
 """Statuses of an engine for a path that it does not implement."""
+
+
+def computes(head: RequestHead) -> bool:
+    """Return whether a request is one that an engine computes an answer to: it may load a model."""
+    path = head.path.rstrip("/")
+    is_listed = path in _ENGINE_PATHS or (path.startswith("/v1/") and not path.startswith("/v1/models"))
+    return head.method == "POST" and is_listed
 
 
 @attrs.define(eq=False)
@@ -187,7 +195,7 @@ class PassThrough:
         """
         head = exchange.head
         path = head.path.rstrip("/")
-        if path in _STATE_PATHS and head.method in ("GET", "HEAD"):
+        if path in STATE_PATHS and head.method in ("GET", "HEAD"):
             await self._report_state(exchange, path)
             return True
         if not path.startswith("/v1/") and path not in _ENGINE_PATHS:
@@ -197,7 +205,7 @@ class PassThrough:
             raise refused(405, f"{head.method} is not allowed on {path}", "method_not_allowed", {"Allow": "POST"})
         body = await _read(head, exchange.body)
         model_id, found = find_model(self.directory, body.model, head.path)
-        with self.holds.using(found) as hold:
+        with self.holds.using(found, exchange.peer) as hold:
             if isinstance(found, UnavailableModel):
                 streams = path in _STREAMS and body.is_json and await asks_for_stream(body.content)
                 client, lines = ClientStream(exchange), b"" if streams else None

@@ -27,10 +27,10 @@ class ServiceActivator:
     changed: Mailbox[None]
     _rescheduled: trio.Event = attrs.field(factory=trio.Event)
 
-    def using(self, service: str) -> AbstractContextManager[Hold]:
-        """Keep a service loaded while a request of it waits or runs; load it first if it is idle."""
+    def using(self, service: str, tenant: str = "") -> AbstractContextManager[Hold]:
+        """Keep a service loaded while a request of a tenant waits or runs; load it first if it is idle."""
         gate = self.gate_of(Key.parse(service))
-        return nullcontext(nullcontext) if gate is None else gate.using()
+        return nullcontext(nullcontext) if gate is None else gate.using(tenant)
 
     def load(self, service: str) -> None:
         """Load a service that is idle, also during the back-off after a failed load."""

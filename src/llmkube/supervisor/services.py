@@ -36,7 +36,7 @@ from llmkube.supervisor.host_cordon import HostCordon
 from llmkube.supervisor.memory.book import Book
 from llmkube.supervisor.memory.eviction import Cause, Decision, Eviction, Skip
 from llmkube.supervisor.memory.ledger import Ledger
-from llmkube.supervisor.memory.refusal import relative_name, unreturned_message
+from llmkube.supervisor.memory.refusal import Refusal, relative_name, unreturned_message
 from llmkube.supervisor.memory.reservation import MemorySpec
 from llmkube.supervisor.service.context import ServiceContext
 from llmkube.supervisor.service.door_link import DoorLink
@@ -311,7 +311,7 @@ class Services:
         )
         is_watched, running = ports.memory is not None, self.running
         doors_changed = partial(self.changed.put_nowait, None)
-        self.ledger = Ledger(running.book, is_watched, running.notify_evicted, doors_changed)
+        self.ledger = Ledger(running.book, is_watched, running.notify_evicted, doors_changed, self._on_refused)
         self.recorder = EventRecorder("llmkube-agent", settings.host_name, ports.utcnow, ports.rng)
         self.applier = Applier(ports.rng, self.running.notify_refused)
         self.drift_repair = DriftRepair(self.applier, self.conditions_of, ports.rng)
@@ -372,6 +372,14 @@ class Services:
         named = draft_key(service) if service else None
         draft = self.models.get(named) if named else None
         return desired_here(service, model, runs.desired if runs else None, self.cordon.serves, draft=draft)
+
+    def _on_refused(self, key: Key, refusal: Refusal) -> None:
+        """Leave a service that requests need to a host that can load it, if nothing makes room for it here."""
+        running, request = self.running.by_key.get(key), self.ledger.book.records[key].request
+        if running is not None and request is not None and refusal.is_lasting:
+            activation = running.gate.activation
+            if activation.on_request and activation.requests:
+                self.claims.leave(running.desired, request.need.total_bytes)
 
     def _gate_of(self, key: Key) -> Gate | None:
         running = self.running.by_key.get(key)

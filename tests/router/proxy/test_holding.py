@@ -34,7 +34,7 @@ class Host:
         self.engine = Backend(host, 1, "engine-alias", mode="chat")
         self.states = {name: attrs.evolve(IDLE, service=f"ml/{name}") for name in names or ("chat",)}
         self.seconds, self.failure, self.retried = LOAD_SECONDS, None, None
-        self.uses, self.calls = dict.fromkeys(self.states, 0), []
+        self.uses, self.calls, self.tenants = dict.fromkeys(self.states, 0), [], []
         self.changed = trio.Event()
 
     def model_ids(self):
@@ -57,7 +57,8 @@ class Host:
         self.put(name, self.failure or self.engine)
 
     @contextmanager
-    def using(self, service):
+    def using(self, service, tenant):
+        self.tenants.append(tenant)
         found = self.lookup(service)
         if isinstance(found, UnavailableModel) and (found.wakes or found is self.retried):
             self.load(service)
@@ -506,7 +507,7 @@ async def test_loading_and_unloading_need_a_key_of_the_owner(autojump_clock, nur
         if loads:
             assert (guest.status, "team `owner`" in json.loads(guest.body)["error"], host.calls) == (403, True, [])
         else:
-            assert (guest.status, host.calls) == (200, [("load", "ml/chat")])
+            assert (guest.status, host.calls, host.tenants) == (200, [("load", "ml/chat")], ["guests"])
             assert lab.audit[-1]["droppedFields"] == ["keep_alive"]
         owner = await lab.ask(body, "/api/generate", {"Authorization": "Bearer key-owner"})
         assert (owner.status, bool(host.calls), host.uses) == (200, True, {"chat": 0}), owner.body

@@ -1,5 +1,7 @@
 """The book alone: its reservations, its orders, and its state after all services are gone. No Trio."""
 
+import math
+
 import attrs
 import pytest
 from hypothesis import settings
@@ -22,7 +24,7 @@ from llmkube.supervisor.memory.book import (
 )
 from llmkube.supervisor.memory.eviction import Cause, Decision, Eviction, Observation, PressureState, step
 from llmkube.supervisor.memory.policy import Policy
-from llmkube.supervisor.memory.reservation import MemorySpec, Need, Role
+from llmkube.supervisor.memory.reservation import MemorySpec, Need, Role, Usage
 
 GIB = 1 << 30
 TOTAL, OTHERS = 64 * GIB, 8 * GIB
@@ -137,6 +139,24 @@ def test_a_successor_alone_is_the_one_that_serves():
     after = book.request_successor(A, Need(20 * GIB), 1.0)
     book.release(before, 2.0)
     assert book.records.serving(A).number == after.number
+
+
+def test_a_displacement_is_charged_to_the_tenant_that_waits_longest():
+    """Not to one whose request has ended, nor to others that wait, and not for ever."""
+    book, now = opened(), 0.0
+    for key, other, tenant in ((A, B, "one"), (B, A, "two"), (A, B, "one"), (C, A, "three")):
+        book.set_spec(key, MemorySpec(on_request=True), now)
+        book.set_spec(other, MemorySpec(on_request=True), now)
+        held = served(book, other, 40, now)
+        now += 3600.0
+        book.set_usage(key, Usage(1, 1, now, tenants={"gone": now, tenant: math.inf, "later": math.inf}), now)
+        assert StopEngine in kinds(book.make_request(key, Need(40 * GIB), now))
+        book.forget(key, now)
+        book.release(held, now)
+        book.forget(other, now)
+        book.observe(Sample(TOTAL, 56 * GIB, Level.NORMAL), {}, now)
+        book.decide(CALM, now)
+    assert {name: cost.recent_loads(now) for name, cost in book.swaps.items()} == {"one": 0.25 * 1.0625, "three": 1.0}
 
 
 def test_the_same_reason_is_reported_once():

@@ -1,17 +1,20 @@
 """One step of the policy that decides which models make room: its properties, and a table of delays."""
 
+import math
+
 import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.memory.swap import DRAIN_SECONDS, PATIENCE_SECONDS, Cost, Resident, Waiting, step
+from llmkube.supervisor.memory.swap import DRAIN_SECONDS, PATIENCE_SECONDS, SHARE_SECONDS, Cost, Resident, Waiting, step
 
 NOW = 10_000.0
 DEVICES = ("host", "gpu0", "gpu1")
 SIZES = st.dictionaries(st.sampled_from(DEVICES), st.integers(1, 9), min_size=1)
 AGES = st.sampled_from([0.0, 5.0, 59.0, 60.0, 61.0, 400.0, 5000.0]).map(lambda age: NOW - age)
+SWAPS = st.sampled_from([math.nan, math.nan, 0.0, 1.5, 3.0, 20.0])
 RESIDENTS = st.builds(
     Resident,
     key=st.integers().map(str),
@@ -24,6 +27,7 @@ RESIDENTS = st.builds(
     exiting=st.sampled_from([False, False, True]),
     loaded_at=st.none() | AGES,
     used_at=AGES,
+    swaps=SWAPS,
 )
 WAITING = st.builds(
     Waiting,
@@ -34,6 +38,7 @@ WAITING = st.builds(
     on_request=st.booleans(),
     requests=st.integers(0, 5),
     first=st.booleans(),
+    swaps=SWAPS,
 )
 COSTS = st.builds(Cost, load_seconds=st.floats(1, 200), uses=st.floats(0, 50), loads=st.floats(0, 5), at=AGES)
 
@@ -133,7 +138,7 @@ def test_no_one_waits_for_ever_or_without_a_time(host):
     assert (made or soon or one.key in outcome.delayed) == enough
     if one.key in outcome.delayed:
         at = outcome.next_at
-        assert at <= max(NOW, one.since) + PATIENCE_SECONDS + max(each.load_seconds for each in costs.values())
+        assert at <= max(NOW, one.since) + SHARE_SECONDS + max(each.load_seconds for each in costs.values())
         later = step(settled, queue, free, costs, at)
         assert later.displaced or later.closed
 
@@ -185,6 +190,15 @@ THRASHES = Cost(load_seconds=30.0, uses=5.0, loads=4.0, at=NOW)
         (wants(5), resident("a", 5), attrs.evolve(THRASHES, load_seconds=300.0), PATIENCE_SECONDS),
         (wants(5), resident("a", 5, uses=1), THRASHES, PATIENCE_SECONDS),
         (wants(5), resident("a", 5, uses=1, loaded_at=NOW), attrs.evolve(THRASHES, load_seconds=90.0), 90.0),
+        # Tenants: the quiet one's model is left alone for longer, and it waits for none of the busy one.
+        (wants(5, swaps=6.0), resident("a", 5, swaps=4.0), THRASHES, SHARE_SECONDS - 3),
+        (wants(5, swaps=6.0), resident("a", 5, uses=1, swaps=4.0), THRASHES, SHARE_SECONDS),
+        (wants(5, swaps=6.0, since=NOW - SHARE_SECONDS), resident("a", 5, swaps=0.0), THRASHES, None),
+        (wants(5, swaps=6.0, rank=3), resident("a", 5, swaps=0.0), THRASHES, None),
+        (wants(5, swaps=4.0), resident("a", 5, swaps=6.0), THRASHES, None),
+        (wants(5, swaps=4.0), resident("a", 5, uses=1, loaded_at=NOW, swaps=6.0), THRASHES, 30.0),
+        (wants(5, swaps=5.0), resident("a", 5, swaps=4.0), THRASHES, 57.0),
+        (wants(5, swaps=5.0), resident("a", 5, swaps=math.nan), THRASHES, 57.0),
     ],
 )
 def test_a_swap_is_delayed_until(one, other, cost, seconds):
@@ -234,13 +248,22 @@ def test_the_cheapest_set_is_displaced(sizes, displaced):
 
 
 @pytest.mark.parametrize(
-    ("facts", "winner"), [({}, "new"), ({"first": True}, "other"), ({"rank": 3}, "other"), ({"since": 1.0}, "other")]
+    ("facts", "winner"),
+    [
+        ({}, "new"),
+        ({"first": True}, "other"),
+        ({"rank": 3}, "other"),
+        ({"since": NOW - 101}, "other"),
+        ({"swaps": 1.0}, "other"),
+        ({"swaps": 2.0}, "new"),
+        ({"swaps": math.nan}, "new"),
+    ],
 )
 def test_a_model_makes_room_for_one_service(facts, winner):
-    """Of two that want the memory of the same model one gets it: by priority, a user's own start, the longest wait."""
+    """Of two that want its memory one gets it: by priority, a user's own start, the tenant, the longest wait."""
     there = resident("a", 5, used_at=0.0)
-    other = attrs.evolve(wants(5, since=20.0), key=Key("ns", "other"), **facts)
-    outcome = step([there], [wants(5, since=10.0), other], {"host": 0}, {}, NOW)
+    other = attrs.evolve(wants(5, since=NOW - 90), key=Key("ns", "other"), **facts)
+    outcome = step([there], [wants(5, since=NOW - 100, swaps=3.0), other], {"host": 0}, {}, NOW)
     assert outcome.displaced == {there.key: Key("ns", winner)}
 
 

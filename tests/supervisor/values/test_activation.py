@@ -7,7 +7,8 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.supervisor.values.activation import Activation, mode_of, unused_fields
+from llmkube.supervisor.memory.swap import SHARE_SECONDS
+from llmkube.supervisor.values.activation import MAX_TENANTS, Activation, mode_of, unused_fields
 from llmkube.supervisor.values.desired import Desired, Idle
 
 MODEL = decode(Model, {"metadata": {"name": "m", "namespace": "ns"}, "spec": {"source": "builtin://demo"}})
@@ -135,6 +136,20 @@ def test_requests_and_failures():
     assert failed.load().wanted
     assert failed.with_spec(desired(), desired(contextSize=512), "OnRequest").wanted
     assert Activation().fail(60.0, FAILED).wanted
+
+
+def test_tenants_are_known_while_they_use_it_and_for_a_while_after():
+    """Each is there once, in the order of their arrival, and only the newest ones are remembered."""
+    both = IDLE.begin(1.0, "a").begin(2.0, "b").begin(3.0, "a").begin(4.0)
+    assert list(both.usage.tenants.items()) == [("a", math.inf), ("b", math.inf)]
+    ended = both.end(5.0, has_memory=True).end(6.0, has_memory=True, tenant="a")
+    assert ended.tenants == {"a": 6.0, "b": math.inf}
+    assert list(ended.begin(7.0, "a").tenants) == ["b", "a"]
+    assert ended.begin(6.0 + SHARE_SECONDS, "c").tenants == {"b": math.inf, "c": math.inf}
+    many = ended
+    for number in range(2 * MAX_TENANTS):
+        many = many.begin(8.0, f"t{number}").end(8.0, has_memory=True, tenant=f"t{number}")
+    assert len(many.tenants) == MAX_TENANTS
 
 
 def test_what_stays_wanted_after_an_eviction():

@@ -82,7 +82,7 @@ class BackendCalls:
         self.stats.in_flight[name] += 1
         found = self.holds.state_of(permit.backend)
         try:
-            with self.holds.using(found) as hold:
+            with self.holds.using(found, request.record.decided.tenant) as hold:
                 return await self._hold(permit.backend, request, hold) or await self._call_loaded(permit, request, hold)
         finally:
             self.stats.in_flight[name] -= 1

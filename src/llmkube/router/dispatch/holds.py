@@ -77,11 +77,14 @@ class Holds:
         """Return the state of a backend; None if it is no service of this directory."""
         return None if self.directory is None or backend.provider else self.directory.lookup(backend.model)
 
-    def using(self, found: Found | None) -> AbstractContextManager[Hold]:
-        """Keep a model loaded, or load it, in this context: look it up again, since a failed load may be repeated."""
+    def using(self, found: Found | None, tenant: str) -> AbstractContextManager[Hold]:
+        """Keep a model loaded for a tenant, or load it, in this context.
+
+        Look it up again: a failed load may be repeated.
+        """
         if self.waker is None or found is None or not found.service:
             return nullcontext(nullcontext)
-        return self.waker.using(found.service)
+        return self.waker.using(found.service, tenant)
 
     async def wait(self, model_id: str, request: HeldRequest, hold: Hold) -> None:
         """Return once a model is loaded, or will not be; `hold` is the value of the context of `using`.

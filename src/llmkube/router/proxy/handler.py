@@ -362,7 +362,7 @@ class ListedFields:
         found = holds.state_of(backend)
         if isinstance(found, UnavailableModel) and holds.activator and not decided.principal.is_owner:
             raise refused(403, f"a request without a prompt loads the model, which {_FOR_OWNER}", "owner_only")
-        with holds.using(found) as hold:
+        with holds.using(found, decided.tenant) as hold:
             client, began_at = ClientStream(exchange), record.request.started_at
             await holds.wait(backend.model, HeldRequest(decided.tenant, began_at, client, None), hold)
             self._keep(backend, inbound.keep_seconds)

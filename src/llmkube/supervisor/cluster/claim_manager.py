@@ -6,6 +6,7 @@ something changes. While the API server is unreachable, claims are neither acqui
 """
 
 import datetime
+import math
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Never
@@ -43,6 +44,9 @@ UNCONTESTED_SECONDS: Final = 0.25
 
 REACQUIRE_SECONDS: Final = 1.0
 """Minimum time between two acquisitions of a slot, in case another writer keeps deleting the claim."""
+
+LEAVE_SECONDS: Final = 30.0
+"""Time for which a host leaves a service to others before it claims it again."""
 
 RETRY: Final = Backoff(base_seconds=0.5, cap_seconds=30.0)
 
@@ -167,6 +171,7 @@ class ClaimManager:
     _claims: ClaimIndex = attrs.field(factory=ClaimIndex)
     _leases: ClaimLeases = attrs.field(init=False)
     _services: dict[Key, _ServiceClaim] = attrs.field(factory=dict)
+    _left_until: dict[Key, float] = attrs.field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
         self.host = host_id(self.settings.host_name)
@@ -189,6 +194,10 @@ class ClaimManager:
         if not self.synced:
             return running
         key, decision = desired.key, self._decide(desired)
+        if key in self._left_until:
+            if not running:
+                self.release(key)
+            return False
         if isinstance(decision, NoFreeSlot):
             if running:
                 log.info(
@@ -224,6 +233,15 @@ class ClaimManager:
             service = self._services.setdefault(key, _ServiceClaim())
             service.wanted, service.unlisted, service.due = False, unlisted, None
             self._queue.add_nowait(key)
+
+    def leave(self, desired: Desired, needed_bytes: int) -> None:
+        """Leave a service for a while to a host that has so much memory free, if there is one without a replica."""
+        holders = {claim.holder for claim in self._claims.of(desired.key)}
+        able = {host for host, free in self._rivals(desired).items() if free >= needed_bytes} - holders
+        if able and desired.key not in self._left_until:
+            log.info("service left to hosts with free memory", name=desired.key.name, hosts=sorted(able))
+            self._left_until[desired.key] = trio.current_time() + LEAVE_SECONDS
+            self.enqueue(desired.key)
 
     def services(self) -> list[Key]:
         """Return the services with a claim that is held by this host, or by one that is gone."""
@@ -286,7 +304,8 @@ class ClaimManager:
             with trio.fail_after(WRITE_SECONDS):
                 if not service.wanted:
                     await self._give_up(key, service)
-                elif (desired := self.desired(key)) is None:
+                    return self._return_delay(key)
+                if (desired := self.desired(key)) is None:
                     pass  # it has just gone, and the next reconciliation releases it
                 elif isinstance(decision := self._decide(desired), FreeSlot):
                     return await self._acquire(desired, service, decision)
@@ -297,6 +316,15 @@ class ClaimManager:
             message = str(error) or "no answer"
             log.warning("claim not written; retrying", name=key.name, namespace=key.namespace, error=message)
             raise ExternalError(message) from error
+        return None
+
+    def _return_delay(self, key: Key) -> float | None:
+        """Return the time until this host may claim a service again that it has left; None if it may."""
+        left = self._left_until.get(key, -math.inf) - trio.current_time()
+        if left > 0:
+            return left
+        if self._left_until.pop(key, None) is not None:
+            self.enqueue(key)
         return None
 
     async def _give_up(self, key: Key, service: _ServiceClaim) -> None:

@@ -14,8 +14,8 @@ from llmkube.k8s.resource import Key
 from llmkube.supervisor.memory import swap
 from llmkube.supervisor.memory.capacity import Capacity
 from llmkube.supervisor.memory.refusal import Block, Refusal, find_refusal, needed_bytes, relative_name
-from llmkube.supervisor.memory.reservation import Request, Reservation, Role
-from llmkube.supervisor.memory.swap import Resident, Waiting, cheapest_set
+from llmkube.supervisor.memory.reservation import Request, Reservation, Role, Usage
+from llmkube.supervisor.memory.swap import SHARE_SECONDS, UNKNOWN, Resident, Waiting, cheapest_set
 
 
 def stoppable_for(request: Request, host: Capacity) -> tuple[Key, ...]:
@@ -53,14 +53,21 @@ def _resident(engine: Reservation, host: Capacity) -> Resident:
     size, pinned = {"budget": total, "headroom": total, "device": device}, spec.protected or spec.pinned or usage.pinned
     closed_at, used_at = door.since if door is not None else None, max(engine.busy_at, usage.used_at)
     there = Resident(engine.key, size, spec.rank, spec.on_request, pinned, uses, closed_at, used_at=used_at)
-    return attrs.evolve(there, loaded_at=engine.loaded_at)
+    return attrs.evolve(there, loaded_at=engine.loaded_at, swaps=_fewest_swaps(host, usage, host.now - SHARE_SECONDS))
 
 
 def _waiting(request: Request, host: Capacity) -> Waiting:
     spec, usage, size = request.spec, request.usage, needed_bytes(request, host)
     since, first = min(request.since, usage.held_since), usage.awaited or request.returns
     requests, displaces = usage.requests, request.may_displace
-    return Waiting(request.key, size, since, spec.rank, spec.on_request, requests, first, displaces)
+    swaps = _fewest_swaps(host, usage, math.inf)
+    return Waiting(request.key, size, since, spec.rank, spec.on_request, requests, first, displaces, swaps)
+
+
+def _fewest_swaps(host: Capacity, usage: Usage, since: float) -> float:
+    """Return the least number of swaps of those tenants whose last request has not ended before `since`."""
+    found = [host.swaps.get(name, UNKNOWN).recent_loads(host.now) for name, at in usage.tenants.items() if at >= since]
+    return min(found, default=math.nan)
 
 
 class Strategy(enum.Enum):
@@ -109,7 +116,8 @@ def step(queue: Sequence[Request], host: Capacity) -> Outcome:
     room, engines = room_for(able, host), _engines(host)
     exits = [each.key for each in host.exiting] + [*room.displaced]
     is_freeing = bool(exits or host.releasing_bytes)
-    ordered = sorted(queue, key=lambda each: _waiting(each, host).order)
+    by_key = {each.key: each for each in queue}
+    ordered = [by_key[each.key] for each in swap.in_order([_waiting(each, host) for each in queue], host.now)]
     promised = next((each for each in ordered if each.key in room.closed.values()), None)
     winner: Request | None = None
     for request in ordered:

@@ -33,6 +33,9 @@ from llmkube.supervisor.memory.swap import Outcome as Room
 RECOVERED_SHARE: Final = 0.8
 """Memory counts as released when this share of it is available again; other programs may have taken the rest."""
 
+FORGOTTEN_SWAPS: Final = 0.1
+"""Recent swaps of a tenant below which they are forgotten."""
+
 
 @attrs.frozen
 class _Release:
@@ -160,6 +163,7 @@ class Book:
         evictions: Evictions since the agent started, by cause.
         skips: Number of times memory was short but no engine was evicted, by reason; counted when the reason changes.
         costs: Costs of loading services, as measured on this host.
+        swaps: Displacements for tenants: their number is that of loads.
         closed: Doors that are closed to new requests.
         room: Residents that made room at the last decision, and for which service.
         unreturned: Memory that macOS has kept after engines exited.
@@ -173,6 +177,7 @@ class Book:
     skips: Counter[Skip] = attrs.field(factory=Counter)
     records: Records = attrs.field(factory=Records)
     costs: dict[Key, Cost] = attrs.field(factory=dict)
+    swaps: dict[str, Cost] = attrs.field(factory=dict)
     closed: Mapping[Key, Door] = {}
     room: Room = Room()
     unreturned: UnreturnedMemory = attrs.field(init=False)
@@ -196,7 +201,8 @@ class Book:
         if usage.requests > before.requests:
             self.costs[key] = self.costs.get(key, UNKNOWN).used(now)
         is_drained = key in self.closed and usage.requests == usage.held
-        return self.admit(now) if is_drained or usage.in_use is not before.in_use else ()
+        is_shared = usage.held > 0 and usage.tenants.keys() != before.tenants.keys()
+        return self.admit(now) if is_drained or is_shared or usage.in_use is not before.in_use else ()
 
     def adopt(self, key: Key, need: Need, now: float) -> None:
         """Reserve at once the memory of a running engine that an earlier agent started."""
@@ -365,6 +371,7 @@ class Book:
         orders += self._set_doors({**outcome.room.closed, **outcome.room.displaced}, now)
         for each in outcome.displaced:
             self.records[each.winner].displaced_at = now
+            self._charge(self.records[each.winner].usage, now)
             orders += self.evict(Eviction(each.victim, Cause.DISPLACED, each.why, winner=each.winner), now)
         return tuple(orders)
 
@@ -390,6 +397,7 @@ class Book:
             unreturned_bytes=self.unreturned.size_bytes,
             admit_unsized=self.rules.admit_unsized,
             costs=self.costs,
+            swaps=self.swaps,
             closed=self.closed,
             now=now,
         )
@@ -470,6 +478,13 @@ class Book:
         if request.returns:
             dwell = record.dwell_seconds(self.rules.policy, self._capacity_bytes(), self._reclaim_bytes)
         return attrs.evolve(request, dwell_seconds=dwell)
+
+    def _charge(self, usage: Usage, now: float) -> None:
+        """Charge a displacement to the tenant whose request waits longest; forget those of long ago."""
+        tenant = next((name for name, at in usage.tenants.items() if at == math.inf), None)
+        if tenant is not None:
+            kept = {name: cost for name, cost in self.swaps.items() if cost.recent_loads(now) >= FORGOTTEN_SWAPS}
+            self.swaps = {**kept, tenant: self.swaps.get(tenant, UNKNOWN).loaded(0.0, now)}
 
     def _set_doors(self, closed: Mapping[Key, Key], now: float) -> Orders:
         """Close these doors; the others are open again, except those of engines that exit."""

@@ -35,6 +35,7 @@ class Capacity:
         unreturned_bytes: Memory of exited engines that stays wired for no process.
         admit_unsized: Whether an engine with an unknown need is admitted.
         costs: Costs of loading services, where they are known.
+        swaps: Displacements for tenants: their number is that of loads.
         closed: Doors of services that are closed to new requests.
         now: Monotonic time in seconds.
     """
@@ -51,6 +52,7 @@ class Capacity:
     unreturned_bytes: int = 0
     admit_unsized: bool = False
     costs: Mapping[Key, Cost] = {}
+    swaps: Mapping[str, Cost] = {}
     closed: Mapping[Key, Door] = {}
     now: float = 0.0
 

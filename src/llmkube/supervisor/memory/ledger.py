@@ -73,6 +73,7 @@ class Ledger:
         watched: Whether the host's memory is sampled; if not, every engine is admitted at once.
         notified: Called with each eviction, before the scope is cancelled.
         doors_changed: Called when doors have been closed or opened.
+        refused: Called with a service that waits, and why.
         sample_requested: Set to sample the host before the next interval.
         decided: Set, and replaced, at every decision.
     """
@@ -81,6 +82,7 @@ class Ledger:
     watched: bool = True
     notified: Callable[[Eviction], None] = lambda _: None
     doors_changed: Callable[[], None] = lambda: None
+    refused: Callable[[Key, Refusal], None] = lambda *_: None
     sample_requested: trio.Event = attrs.field(factory=trio.Event)
     decided: trio.Event = attrs.field(factory=trio.Event)
     _waits: dict[Key, _Wait] = attrs.field(factory=dict)
@@ -254,6 +256,7 @@ class Ledger:
                     if (wait := self._waits.get(key)) is not None:
                         wait.refusal = refusal
                         wait.changed.set()
+                        self.refused(key, refusal)
                 case StopEngine(reservation, evict):
                     self._stop_engine(reservation, evict)
                 case ReportDoors():

@@ -64,6 +64,11 @@ class Refusal:
     awaited: tuple[Key, ...] = ()
 
     @property
+    def is_lasting(self) -> bool:
+        """Whether others have the memory, and none of them makes room."""
+        return self.block.lacks_memory and not self.awaited and self.until is None
+
+    @property
     def reason(self) -> Reason:
         """The reason for the condition `Loaded`."""
         if self.block in {Block.UNSIZED, Block.UNREADABLE}:

@@ -8,6 +8,7 @@
 
 import enum
 import math
+from collections.abc import Mapping
 from typing import Final
 
 import attrs
@@ -90,6 +91,7 @@ class Usage:
         awaited: Whether a user waits for its load.
         pinned: Whether it is not displaced, used or not.
         used_at: When the last of its requests ended.
+        tenants: When the last request of each tenant ended, infinite until it has; not those of long ago.
     """
 
     requests: int = 0
@@ -98,6 +100,7 @@ class Usage:
     awaited: bool = False
     pinned: bool = False
     used_at: float = -math.inf
+    tenants: Mapping[str, float] = {}
 
     @property
     def in_use(self) -> bool:

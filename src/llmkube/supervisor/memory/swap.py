@@ -11,6 +11,9 @@
  Always               the same of lower priority only
 ```
 
+Tenants share the swaps: one for which more models were displaced of late than for another tenant waits behind that one,
+and for up to SHARE_SECONDS before it displaces a model that the other has used; the other does not wait for its models.
+
 A set is displaced, or its doors are closed, only if the memory of all its models suffices. That memory is then promised
 to the waiting service: a younger one gets the rest. Pinned models and models with requests in use are never displaced.
 """
@@ -34,6 +37,12 @@ HALF_LIFE_SECONDS: Final = 1800.0
 
 DRAIN_SECONDS: Final = 120.0
 """Time after which another model is preferred to one whose door is closed and whose requests do not end."""
+
+SHARE_SECONDS: Final = 300.0
+"""Time for which a tenant with more swaps leaves another one its models, and the first place among those that wait."""
+
+MORE_SWAPS: Final = 2.0
+"""Difference from which on a tenant has more swaps than another one."""
 
 RECENT_SECONDS: Final = 1800.0
 """A model that has been idle for this long is worth half as much as one in use."""
@@ -79,7 +88,11 @@ class Cost:
 
     def hysteresis_seconds(self, now: float) -> float:
         """Return how long a model has to be idle before an equal displaces it: two load times if it is loaded often."""
-        return 2 * self.load_seconds * min(1.0, max(0.0, self.loads * self._weight(now) - 1))
+        return 2 * self.load_seconds * min(1.0, max(0.0, self.recent_loads(now) - 1))
+
+    def recent_loads(self, now: float) -> float:
+        """Return the number of loads, the earlier ones with less weight."""
+        return self.loads * self._weight(now)
 
     def _weight(self, now: float) -> float:
         return math.exp2((self.at - now) / HALF_LIFE_SECONDS)
@@ -100,6 +113,8 @@ class Resident:
         exiting: Whether it has been displaced, and its bytes are not free yet.
         loaded_at: When it first answered; None before.
         used_at: When it was last used.
+        swaps: Recent swaps of the tenant with the fewest among those that use it, or have until a moment ago; nan if
+            there is none.
     """
 
     key: Key
@@ -112,6 +127,7 @@ class Resident:
     exiting: bool = False
     loaded_at: float | None = None
     used_at: float = 0.0
+    swaps: float = math.nan
 
 
 @attrs.frozen
@@ -124,6 +140,7 @@ class Waiting:
         requests: Number that wait; 0 for an Always service.
         first: Whether its user started it: it is first among equals, and not delayed.
         displaces: Whether others may make room for it.
+        swaps: Recent swaps of the tenant with the fewest among those whose requests wait; nan if there is none.
     """
 
     key: Key
@@ -134,11 +151,7 @@ class Waiting:
     requests: int = 1
     first: bool = False
     displaces: bool = True
-
-    @property
-    def order(self) -> tuple[int, bool, float, Key]:
-        """By priority, then those that users start, then the longest wait."""
-        return -self.rank, not self.first, self.since, self.key
+    swaps: float = math.nan
 
 
 @attrs.frozen
@@ -167,7 +180,7 @@ class Outcome:
 def step(
     residents: Sequence[Resident], waiting: Iterable[Waiting], free: Bytes, costs: Mapping[Key, Cost], now: float
 ) -> Outcome:
-    """Decide for each waiting service, by priority, then for those that users start, then for the longest wait.
+    """Decide for each waiting service, in their order.
 
     Args:
         residents: All models that hold memory.
@@ -185,7 +198,7 @@ def step(
     displaced: dict[Key, Key] = {}
     closed: dict[Key, Key] = {}
     delayed: dict[Key, float] = {}
-    for one in sorted(waiting, key=lambda one: one.order):
+    for one in in_order(waiting, now):
         lacking = {device: size - soon.get(device, 0) for device, size in one.bytes.items()}
         lacking = {device: size for device, size in lacking.items() if size > 0}
         chosen: tuple[Resident, ...] = ()
@@ -206,6 +219,13 @@ def step(
             _add(free, one.bytes, -1)
             started.append(one.key)
     return Outcome(tuple(started), displaced, closed, delayed)
+
+
+def in_order(waiting: Iterable[Waiting], now: float) -> list[Waiting]:
+    """Return services by priority, then those that users start, then by their tenants' swaps, then by their wait."""
+    them = tuple(waiting)
+    last = {one.key for one in them if now < one.since + SHARE_SECONDS and any(_has_more(one, each) for each in them)}
+    return sorted(them, key=lambda one: (-one.rank, not one.first, one.key in last, one.since, one.key))
 
 
 def cheapest_set(
@@ -262,14 +282,22 @@ def _may_displace(one: Waiting, each: Resident) -> bool:
 
 def _allowed_at(one: Waiting, each: Resident, cost: Cost, now: float) -> float:
     """Return from when a resident is displaced for a service, or has its door closed for it if it is in use."""
-    patient = one.since + PATIENCE_SECONDS
+    patient, idle_seconds = one.since + PATIENCE_SECONDS, cost.hysteresis_seconds(now) / max(1, one.requests)
+    if _has_more(one, each):
+        patient, idle_seconds = one.since + SHARE_SECONDS, SHARE_SECONDS
+    elif _has_more(each, one):
+        patient = one.since
     if each.uses:
         if each.loaded_at is None:
             return float("inf")
         return one.since if each.rank < one.rank else max(patient, each.loaded_at + cost.load_seconds)
     if one.first or each.rank < one.rank:
         return one.since
-    return min(patient, each.used_at + cost.hysteresis_seconds(now) / max(1, one.requests))
+    return min(patient, each.used_at + idle_seconds)
+
+
+def _has_more(one: Waiting | Resident, each: Waiting | Resident) -> bool:
+    return one.swaps >= each.swaps + MORE_SWAPS  # not if either is not known
 
 
 def _door(each: Resident, now: float) -> int:

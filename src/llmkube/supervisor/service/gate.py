@@ -22,6 +22,14 @@ WOKEN = ServiceView(Reason.PENDING, "a request needs it")
 
 
 @attrs.define(eq=False)
+class _Use:
+    """A request of a tenant, "" if that is not known; `ended` is set once no engine has it."""
+
+    tenant: str = ""
+    ended: trio.Event = attrs.field(factory=trio.Event)
+
+
+@attrs.define(eq=False)
 class Gate:
     """Activation of one service, and its effect on the target.
 
@@ -37,7 +45,7 @@ class Gate:
     changed: Callable[[], None] = lambda: None
     activation: Activation = Activation()
     _target: Mailbox[Target] | None = None
-    _uses: dict[object, trio.Event] = attrs.field(factory=dict)  # by request, if an engine may have it; set at its end
+    _uses: dict[_Use, None] = attrs.field(factory=dict)
 
     def open(self, first: Target) -> Mailbox[Target]:
         """Return a new mailbox for the targets of the service."""
@@ -83,39 +91,41 @@ class Gate:
         self._target.put_nowait(after.target(launch, idle))
 
     @contextmanager
-    def using(self) -> Iterator[Hold]:
+    def using(self, tenant: str = "") -> Iterator[Hold]:
         """Keep the service loaded while one of its requests waits or runs; load it first if it is idle."""
-        self._uses[use := object()] = trio.Event()
-        self.change(self.activation.begin(trio.current_time()))
+        use = _Use(tenant)
+        self._uses[use] = None
+        self.change(self.activation.begin(trio.current_time(), tenant))
         try:
             yield partial(self._holding, use)
         finally:
-            self._uses.pop(use).set()
-            self.end_request()
+            del self._uses[use]
+            use.ended.set()
+            self.end_request("" if any(each.tenant == tenant for each in self._uses) else tenant)
 
     def uses(self) -> tuple[trio.Event, ...]:
         """Return an event for each request that may be in the engine, which is set at its end."""
-        return tuple(self._uses.values())
+        return tuple(use.ended for use in self._uses if not use.ended.is_set())
 
     @contextmanager
-    def _holding(self, use: object) -> Iterator[None]:
-        self._uses.pop(use).set()
+    def _holding(self, use: _Use) -> Iterator[None]:
+        use.ended.set()  # no engine has it
         self.add_held(1)
         try:
             yield
         finally:
             self.add_held(-1)
-            self._uses[use] = trio.Event()
+            use.ended = trio.Event()
 
     def add_held(self, more: int) -> None:
         """Record that so many more requests wait."""
         self.set_activation(self.activation.hold(self.activation.held + more, trio.current_time()))
 
-    def end_request(self) -> None:
-        """Record that a request has ended, or its client has left."""
+    def end_request(self, tenant: str = "") -> None:
+        """Record that a request has ended, or its client has left, and that it was the last one of a tenant."""
         engine = self.ledger.book.records.serving(self.manager.key)
         has_memory = not self.ledger.watched or (engine is not None and not engine.is_exiting)
-        self.change(self.activation.end(trio.current_time(), has_memory=has_memory))
+        self.change(self.activation.end(trio.current_time(), has_memory=has_memory, tenant=tenant))
 
     def record_loaded(self) -> None:
         """Record that the engine answers."""

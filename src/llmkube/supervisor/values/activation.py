@@ -12,6 +12,7 @@ Times are those of the monotonic clock, in seconds.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Final
 
 import attrs
@@ -23,7 +24,11 @@ from llmkube.k8s.crd.placement import ALWAYS, ON_REQUEST
 from llmkube.k8s.wire.conditions import LOADED, find_condition
 from llmkube.k8s.wire.reasons import Meaning, Reason
 from llmkube.supervisor.memory.reservation import Usage
+from llmkube.supervisor.memory.swap import SHARE_SECONDS
 from llmkube.supervisor.values.desired import Desired, Idle, Launch, Target
+
+MAX_TENANTS: Final = 64
+"""Tenants that are known to use a service, the newest ones."""
 
 BEFORE_LOAD: Final = frozenset({Reason.PENDING, Reason.WAITING_FOR_MODEL, Reason.FETCHING})
 """Reasons of a service that has been created, and not loaded yet."""
@@ -67,6 +72,7 @@ class Activation:
         held: Number of those that wait.
         held_since: Arrival of the oldest of them; infinite if there are none.
         used_at: When the last of them ended, or it was loaded.
+        tenants: When the last request of each tenant ended, infinite until it has; not those of long ago.
         kept_seconds: Time without requests after which a client wants it unloaded; infinite if it must stay loaded.
             None if no client has set one.
         retry_at: When a request may load it again after a failed load.
@@ -83,6 +89,7 @@ class Activation:
     held: int = 0
     held_since: float = math.inf
     used_at: float = 0.0
+    tenants: Mapping[str, float] = {}
     kept_seconds: float | None = None
     retry_at: float = -math.inf
     failure: Idle | None = None
@@ -91,7 +98,7 @@ class Activation:
     def usage(self) -> Usage:
         """Its requests and users."""
         is_pinned = self.pinned or self.kept_seconds == math.inf
-        return Usage(self.requests, self.held, self.held_since, self.awaited, is_pinned, self.used_at)
+        return Usage(self.requests, self.held, self.held_since, self.awaited, is_pinned, self.used_at, self.tenants)
 
     @property
     def limit_seconds(self) -> float:
@@ -162,19 +169,31 @@ class Activation:
         """A user wants it loaded."""
         return attrs.evolve(self, wanted=True, awaited=True, retry_at=-math.inf)
 
-    def begin(self, now: float) -> "Activation":
+    def begin(self, now: float, tenant: str = "") -> "Activation":
         """A request needs it, which does not load it during the back-off after a failed load."""
-        return attrs.evolve(self, requests=self.requests + 1, wanted=self.wanted or now >= self.retry_at)
+        tenants = self.tenants
+        if tenant and tenants.get(tenant) != math.inf:
+            recent = [each for each in tenants.items() if each[0] != tenant and each[1] > now - SHARE_SECONDS]
+            tenants = {**dict(recent[1 - MAX_TENANTS :]), tenant: math.inf}
+        wanted = self.wanted or now >= self.retry_at
+        return attrs.evolve(self, requests=self.requests + 1, wanted=wanted, tenants=tenants)
 
     def hold(self, held: int, now: float) -> "Activation":
         """So many of its requests wait now."""
         return attrs.evolve(self, held=held, held_since=min(self.held_since, now) if held else math.inf)
 
-    def end(self, now: float, *, has_memory: bool) -> "Activation":
-        """A request has ended or its client has left; without any, a load that still waits for memory is withdrawn."""
+    def end(self, now: float, *, has_memory: bool, tenant: str = "") -> "Activation":
+        """A request has ended or its client has left; without any, a load that still waits for memory is withdrawn.
+
+        Args:
+            now: Time of its end.
+            has_memory: Whether the service has memory.
+            tenant: Its tenant, if it was the last request of that one.
+        """
         left = self.requests - 1
         wanted = self.wanted and (left > 0 or has_memory or self.awaited or not self.on_request)
-        return attrs.evolve(self, requests=left, used_at=now, wanted=wanted)
+        tenants = {**self.tenants, tenant: now} if tenant in self.tenants else self.tenants
+        return attrs.evolve(self, requests=left, used_at=now, wanted=wanted, tenants=tenants)
 
     def loaded(self, now: float) -> "Activation":
         """It has been loaded."""
