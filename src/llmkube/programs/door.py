@@ -108,7 +108,7 @@ class Doorway:
         await self.changed.wait_newer(self.changed.version)
 
     @contextmanager
-    def running(self, _service: str, _slots: int) -> Iterator[Passage]:
+    def running(self, _service: str) -> Iterator[Passage]:
         """Count a request that is sent to the engine."""
         self.update(running=self.report.running + 1)
         try:

@@ -56,6 +56,7 @@ from llmkube.router.model_field import (
 )
 from llmkube.router.model_list import DescribeService, ModelEntry, ModelList, models_in
 from llmkube.router.origin_policy import is_loopback, is_preflight, names_near_host, preflight_answer
+from llmkube.router.prompt_parts import PartAnswers, PromptParts, split_prompts
 from llmkube.router.refusals import RefusedError, error_object, kind_of, refused
 from llmkube.router.responses.store import PREFIX as RESPONSES
 
@@ -80,6 +81,9 @@ _WITHOUT_SLOT: Final = frozenset(
     ("/tokenize", "/detokenize", "/apply-template", "/v1/messages/count_tokens", "/v1/responses/input_tokens")
 )
 """Paths that an engine serves without a slot."""
+
+_WITH_PROMPTS: Final = frozenset({"/completion", "/completions", "/v1/completions"})
+"""Paths where an engine writes an answer to each prompt of a list."""
 
 _STREAMS: Final = frozenset((*STREAMING, *(f"/v1{each}" for each in STREAMING), "/completion", "/infill"))
 """Paths where an engine streams its answer if the client requests it."""
@@ -138,17 +142,20 @@ class Passage:
 
     Attributes:
         max_answer_tokens: Longest answer that it may ask for; 0 for no limit.
-        wait: Limits the wait for the head of the response, while no slot is free; None for no limit.
         is_llama_cpp: Whether the engine is certainly llama.cpp's server.
+        slots: Slots of the engine; 0 if they are not known.
+        take: Takes so many slots. The value limits the wait for the head of the response, while no slot is free.
     """
 
     max_answer_tokens: int = 0
-    wait: trio.CancelScope | None = None
     is_llama_cpp: bool = False
+    slots: int = 0
+    take: "Callable[[int], Turn]" = lambda _: nullcontext()
 
 
-Begin = Callable[[str, int], AbstractContextManager[Passage]]
-"""Counts a request of a service, which takes so many slots of its engine, while it runs."""
+Turn = AbstractContextManager[trio.CancelScope | None]
+Begin = Callable[[str], AbstractContextManager[Passage]]
+"""Counts a request of a service while it runs."""
 
 
 ENGINE_FAILED: Final = "engine_failed"
@@ -172,7 +179,7 @@ class PassThrough:
 
     directory: ModelDirectory
     client: HttpClient
-    begin: Begin = lambda *_: nullcontext(Passage())
+    begin: Begin = lambda _: nullcontext(Passage())
     suspects: Suspects = attrs.field(factory=Suspects)
     on_error: Callable[[str], None] = lambda _: None
     holds: Holds = attrs.field(factory=Holds)
@@ -215,7 +222,7 @@ class PassThrough:
         if self.suspects.is_refused(request):
             raise refused(400, CULPRIT.detail, CULPRIT.cause.value)
         try:
-            with self.begin(engine.service, 0 if path in _WITHOUT_SLOT else body.answers) as passage:
+            with self.begin(engine.service) as passage:
                 if path.endswith("/chat/completions"):
                     async with long_step(len(body.content)):
                         body.content = encoded_for_engine(body.content, is_llama_cpp=passage.is_llama_cpp)
@@ -223,10 +230,13 @@ class PassThrough:
                     body.content = await limit_numbers(body.content, LIMIT_FIELDS, passage.max_answer_tokens)
                 is_renamed = isinstance(body.model, str) and body.model != engine.alias
                 editor = ModelNameRewriter.between(engine.alias, str(body.model)).edit if is_renamed else None
-                content, wait = body.content, passage.wait
-                to_engine = partial(
-                    self._forward, exchange, engine, content, excluding=excluding, wait=wait, editor=editor
-                )
+                slots = 0 if path in _WITHOUT_SLOT else body.answers
+                options: dict[str, Any] = {"excluding": excluding, "editor": editor}
+                to_engine = partial(self._forward, exchange, engine, body.content, turn=passage.take(slots), **options)
+                if path in _WITH_PROMPTS and slots > passage.slots > 0:
+                    parts = await split_prompts(body.content, passage.slots, slots)
+                    if parts is not None:
+                        to_engine = partial(self._forward_parts, exchange, engine, parts, passage, **options)
                 send = partial(self._send, engine, request, to_engine)
                 found = await self.suspects.attempt(engine.service, request, SUSPECT_SECONDS, send)
                 if isinstance(found, Failure):
@@ -250,6 +260,21 @@ class PassThrough:
             raise
         self.suspects.answered(request)
         return found
+
+    async def _forward_parts(
+        self, exchange: StreamExchange, engine: Backend, parts: PromptParts, passage: Passage, **options: Any
+    ) -> bool:
+        """Forward some prompts at a time, which leaves a slot for others: the engine would compute all before those."""
+        answers = PartAnswers(exchange, options["editor"])
+        for part in parts.bodies:
+            if not await self._forward(
+                exchange, engine, part, turn=passage.take(parts.slots), parts=answers, **options
+            ):
+                return False
+            if exchange.complete:  # with an error
+                return True
+        await answers.respond()
+        return True
 
     async def _report_state(self, exchange: StreamExchange, path: str) -> None:
         """Respond with the state of an engine, or with that of the gateway if `/props` names no model.
@@ -278,11 +303,12 @@ class PassThrough:
         body: bytes,
         *,
         excluding: Collection[int] = (),
-        wait: trio.CancelScope | None = None,
+        turn: Turn | None = None,
         editor: BodyEditor | None = None,
         on_sent: OnSent | None = None,
+        parts: PartAnswers | None = None,
     ) -> bool:
-        """Forward a request; with `on_sent` it computes, and its errors are classified."""
+        """Forward a request; with `on_sent` it computes, and its errors are classified; `parts` keeps the answer."""
 
         def edit_error(response: Response) -> Response:
             own = request_error(response)
@@ -292,19 +318,20 @@ class PassThrough:
 
         late = _LateRelay(ClientStream(exchange), editor, edit_error) if exchange.begun else None
         try:
-            return await forward(
-                exchange,
-                self.client,
-                (engine.host, engine.port),
-                body,
-                credentials=engine.credentials,
-                excluding=excluding,
-                wait=wait,
-                editor=editor,
-                edit_error=None if on_sent is None else edit_error,
-                on_sent=on_sent,
-                relay=late,
-            )
+            with turn or nullcontext() as wait:
+                return await forward(
+                    exchange,
+                    self.client,
+                    (engine.host, engine.port),
+                    body,
+                    credentials=engine.credentials,
+                    excluding=excluding,
+                    wait=wait,
+                    editor=editor,
+                    edit_error=None if on_sent is None else edit_error,
+                    on_sent=on_sent,
+                    relay=late if parts is None else partial(parts.keep, edit_error),
+                )
         except HttpError as exc:
             if exchange.begun and (late is None or late.has_begun):
                 raise  # the server closes the connection, so that no client takes a partial response for a complete one

@@ -655,7 +655,9 @@ async def test_values_by_which_an_engine_would_allocate_or_loop_are_refused(path
         ("/v1/completions", {"prompt": ["a", "b", "c"]}, 3),
         ("/v1/completions", PADDING | {"prompt": ["a", "b", "c"]}, 3),
         ("/v1/completions", {"prompt": [1, 2, 3]}, 1),
-        ("/v1/completions", {"prompt": ["a"] * 60}, 4),
+        ("/v1/completions", {"prompt": ["a"] * 60}, 3),
+        ("/v1/completions", {"prompt": ["a", "b", "c"], "n": 3}, 3),
+        ("/v1/completions", {"prompt": list(range(60))}, 1),
         ("/tokenize", {"content": ["a", "b"]}, 0),
     ],
 )
@@ -674,3 +676,114 @@ async def test_a_request_takes_a_slot_for_each_of_its_parts(path, asked, slots):
         await world.answer("/api/chat", HELLO | {"stream": False})  # the router reads the new spec
         await world.answer(path, HELLO | asked)
     assert engine.slots == slots
+
+
+class Slotted(Engine):
+    """An engine with two slots that takes a second for each prompt, in the order of arrival."""
+
+    def __init__(self):
+        super().__init__()
+        self.free = trio.CapacityLimiter(2)
+        self.unlike = None
+
+    async def handle(self, exchange):
+        body = json.loads(exchange.body)
+        prompts = body.get("prompt", ["a chat"])
+        answers = [None] * len(prompts)
+
+        async def compute(at):
+            async with self.free:
+                await trio.sleep(1)
+            answers[at] = {"index": at, "text": f"to {prompts[at]}"}
+
+        async with trio.open_nursery() as nursery:
+            for at in range(len(prompts)):
+                nursery.start_soon(compute, at)
+        self.asked.append(exchange.body)
+        if self.unlike is not None and len(self.asked) > 1:
+            await exchange.respond(Response.json(*self.unlike))
+        elif exchange.request.path == CHAT:
+            await exchange.respond(Response.json(200, completion("yes")))
+        elif exchange.request.path == "/completion":
+            await exchange.respond(Response.json(200, answers if len(prompts) > 1 else answers[0]))
+        else:
+            usage = {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
+            answer = {"model": "engine-alias", "choices": answers, "usage": usage}
+            await exchange.respond(Response.json(200, answer))
+
+
+@asynccontextmanager
+async def slotted_world(slots=2):
+    engine = Slotted()
+    async with open_world(engine) as world:
+        world.serve("chat", spec={"parallelSlots": slots})
+        await world.answer("/api/chat", HELLO | {"stream": False})  # the router reads the new spec
+        engine.asked.clear()
+        yield world, engine
+
+
+PROMPTS = [f"p{at}" for at in range(24)]
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+async def test_a_list_of_prompts_leaves_room_for_a_chat(autojump_clock, slots):
+    """The engine gets some prompts at a time, and nothing else is changed; the client gets one answer with all."""
+    body = b'{"model": "chat","odd" : [1.0], "prompt": %b , "max_tokens": 9}' % json.dumps(PROMPTS).encode()
+    async with slotted_world(slots) as (world, engine), trio.open_nursery() as nursery:
+        engine.free.total_tokens = slots
+        answers = []
+
+        async def ask():
+            answers.append(await world.ask("/v1/completions", body))
+
+        nursery.start_soon(ask)
+        await trio.sleep(5.5)
+        began = trio.current_time()
+        await world.answer(CHAT, HELLO)
+        assert trio.current_time() - began <= 1.5
+    joined = json.loads(answers[0].body)
+    assert [(each["index"], each["text"]) for each in joined["choices"]] == [
+        (at, f"to {each}") for at, each in enumerate(PROMPTS)
+    ]
+    assert joined["model"] == "chat"
+    assert joined["usage"] == {"prompt_tokens": 48, "completion_tokens": 72, "total_tokens": 120}
+    sent = [each for each in engine.asked if b"odd" in each]
+    assert sent == [
+        b'{"model": "engine-alias","odd" : [1.0], "prompt": ["%b"] , "max_tokens": 9}' % each.encode()
+        for each in PROMPTS
+    ]
+
+
+async def test_prompts_in_llama_cpps_own_format_are_answered_by_a_list(autojump_clock):
+    """Its answer to one prompt is no list."""
+    async with slotted_world() as (world, _):
+        answer = await world.answer("/completion", {"model": "chat", "prompt": PROMPTS[:3]})
+    assert answer == [{"index": at, "text": f"to {each}"} for at, each in enumerate(PROMPTS[:3])]
+
+
+@pytest.mark.parametrize(
+    ("unlike", "status", "words", "asked"),
+    [
+        ((503, {"error": {"message": "busy", "code": 503}}), 503, "busy", 2),
+        ((200, [1]), 502, "answers to the prompts cannot be joined: choices must be a list of objects", 24),
+        ((200, [{"text": "x" * (1 << 25)}]), 502, "longer than 33554432 bytes; send fewer prompts", 2),
+    ],
+)
+async def test_an_error_in_a_part_of_the_prompts_is_the_answer(autojump_clock, unlike, status, words, asked):
+    """After an error the engine gets no further part."""
+    async with slotted_world() as (world, engine):
+        engine.unlike = unlike
+        answer = await world.ask("/v1/completions", {"model": "chat", "prompt": PROMPTS})
+        assert (answer.status, words in answer.body.decode()) == (status, True), answer.body
+        assert len(engine.asked) == asked
+
+
+async def test_a_stream_of_more_prompts_than_slots_is_refused(autojump_clock):
+    """The error has the alternatives."""
+    async with slotted_world() as (world, engine):
+        answer = await world.ask("/v1/completions", {"model": "chat", "prompt": PROMPTS, "stream": True})
+        assert answer.status == 400
+        assert json.loads(answer.body)["error"]["message"] == (
+            "prompt has 24 prompts, and its engine computes 2 at a time; send fewer, or omit stream"
+        )
+        assert engine.asked == []

@@ -42,7 +42,7 @@ from llmkube.router.budget_store.budget_file import budget_file_of
 from llmkube.router.budget_store.local_budgets import LocalBudgets
 from llmkube.router.budget_store.redis_budgets import RedisBudgets
 from llmkube.router.budget_store.router_budgets import RouterBudgets
-from llmkube.router.config.routing_config import RoutingConfig, Tokens
+from llmkube.router.config.routing_config import Backend, RoutingConfig, Tokens
 from llmkube.router.dispatch.attempt import Attempts
 from llmkube.router.dispatch.backend_call import BackendCalls
 from llmkube.router.dispatch.circuits import BackendStats, CircuitPolicy, Circuits, State
@@ -115,28 +115,36 @@ class Router:
         return self.accounts.used(self.live.routing.config)
 
     @contextmanager
-    def begin(self, name: str, slots: int) -> Iterator[Passage]:
-        """Count a request to a backend that bypasses the handler, while it runs: a `Begin`.
-
-        Raises:
-            RefusedError: The engine had no slot for it in time.
-        """
-        config, in_flight = self.live.routing.config, self.stats.in_flight
-        backend = config.backends.get(name)
-        passage = Passage(backend.max_answer_tokens, None, bool(backend.model_digest)) if backend else Passage()
+    def begin(self, name: str) -> Iterator[Passage]:
+        """Count a request to a backend that bypasses the handler, while it runs: a `Begin`."""
+        backend, in_flight = self.live.routing.config.backends.get(name), self.stats.in_flight
         in_flight[name] += 1
         try:
-            if backend is None or not (slots and backend.slots):
-                yield passage
-                return
-            with self.turns.wait_at_engine(backend, config.first_byte_seconds, slots) as wait:
-                yield attrs.evolve(passage, wait=wait)
-        except trio.TooSlowError:
-            seconds = self.turns.queue_of(config.backends[name]).retry_seconds()
-            message = f"all slots of {name} are in use; retry in {seconds} s"
-            raise queue_refusal(message, seconds, has_siblings=False) from None
+            if backend is None:
+                yield Passage()
+            else:
+                take = partial(self._take_slots, backend)
+                yield Passage(backend.max_answer_tokens, bool(backend.model_digest), backend.slots, take)
         finally:
             in_flight[name] -= 1
+
+    @contextmanager
+    def _take_slots(self, backend: Backend, slots: int) -> Iterator[trio.CancelScope | None]:
+        """Take slots of a backend for such a request.
+
+        Raises:
+            RefusedError: The engine had none in time.
+        """
+        if not (slots and backend.slots):
+            yield None
+            return
+        try:
+            with self.turns.wait_at_engine(backend, self.live.routing.config.first_byte_seconds, slots) as wait:
+                yield wait
+        except trio.TooSlowError:
+            seconds = self.turns.queue_of(backend).retry_seconds()
+            message = f"all slots of {backend.name} are in use; retry in {seconds} s"
+            raise queue_refusal(message, seconds, has_siblings=False) from None
 
     def unavailable_reason(self, name: str) -> str:
         """Return why a backend gets no requests now; "" if it does."""
