@@ -11,7 +11,7 @@ engines do not implement: those requests are translated, which forwards listed f
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from datetime import datetime
 from functools import partial
 from typing import Any, Final
@@ -144,16 +144,16 @@ class Passage:
         max_answer_tokens: Longest answer that it may ask for; 0 for no limit.
         is_llama_cpp: Whether the engine is certainly llama.cpp's server.
         slots: Slots of the engine; 0 if they are not known.
-        take: Takes so many slots. The value limits the wait for the head of the response, while no slot is free.
+        take: Takes slots for a request of a client, given its bytes; the value is whether it has waited for them.
     """
 
     max_answer_tokens: int = 0
     is_llama_cpp: bool = False
     slots: int = 0
-    take: "Callable[[int], Turn]" = lambda _: nullcontext()
+    take: "Callable[[str, int, int], Turn]" = lambda *_: nullcontext()
 
 
-Turn = AbstractContextManager[trio.CancelScope | None]
+Turn = AbstractAsyncContextManager[bool | None]
 Begin = Callable[[str], AbstractContextManager[Passage]]
 """Counts a request of a service while it runs."""
 
@@ -208,7 +208,7 @@ class PassThrough:
             if isinstance(found, UnavailableModel):
                 streams = path in _STREAMS and body.is_json and await asks_for_stream(body.content)
                 client, lines = ClientStream(exchange), b"" if streams else None
-                await self.holds.wait(model_id, HeldRequest(exchange.peer, trio.current_time(), client, lines), hold)
+                await self.holds.wait(model_id, HeldRequest(exchange.owner, trio.current_time(), client, lines), hold)
             engine = engine_of(self.directory, model_id, head.path)
             return await self._compute(exchange, path, body, engine, excluding)
 
@@ -231,21 +231,32 @@ class PassThrough:
                 is_renamed = isinstance(body.model, str) and body.model != engine.alias
                 editor = ModelNameRewriter.between(engine.alias, str(body.model)).edit if is_renamed else None
                 slots = 0 if path in _WITHOUT_SLOT else body.answers
-                options: dict[str, Any] = {"excluding": excluding, "editor": editor}
-                to_engine = partial(self._forward, exchange, engine, body.content, turn=passage.take(slots), **options)
+                take = partial(passage.take, exchange.owner, len(body.content))
+                send = partial(self._send_in_turn, exchange, engine, request, excluding=excluding, editor=editor)
+                parts = None
                 if path in _WITH_PROMPTS and slots > passage.slots > 0:
                     parts = await split_prompts(body.content, passage.slots, slots)
-                    if parts is not None:
-                        to_engine = partial(self._forward_parts, exchange, engine, parts, passage, **options)
-                send = partial(self._send, engine, request, to_engine)
-                found = await self.suspects.attempt(engine.service, request, SUSPECT_SECONDS, send)
-                if isinstance(found, Failure):
-                    raise refused(503, found.detail, ENGINE_FAILED, {"Retry-After": "5"})
-                return found
+                if parts is None:
+                    return await send(take(slots), body.content)
+                return await _send_parts(parts, PartAnswers(exchange, editor), take, send)
         except DialectError as exc:
             raise refused(400, str(exc), exc.code) from exc
-        finally:
-            self.suspects.leave(engine.service, request)
+
+    async def _send_in_turn(
+        self, exchange: StreamExchange, engine: Backend, request: Suspect, turn: Turn, content: bytes, **options: Any
+    ) -> bool:
+        """Forward a request, or a part of one, once the engine has slots for it."""
+        async with turn as has_waited:
+            if has_waited:  # the engine may be another one by now
+                engine = engine_of(self.directory, engine.service, exchange.head.path)
+            send = partial(self._send, engine, request, partial(self._forward, exchange, engine, content, **options))
+            try:
+                found = await self.suspects.attempt(engine.service, request, SUSPECT_SECONDS, send)
+            finally:
+                self.suspects.leave(engine.service, request)
+        if isinstance(found, Failure):
+            raise refused(503, found.detail, ENGINE_FAILED, {"Retry-After": "5"})
+        return found
 
     async def _send(self, engine: Backend, request: Suspect, forward_body: Callable[..., Awaitable[bool]]) -> bool:
         """Forward a request that may end its engine."""
@@ -260,21 +271,6 @@ class PassThrough:
             raise
         self.suspects.answered(request)
         return found
-
-    async def _forward_parts(
-        self, exchange: StreamExchange, engine: Backend, parts: PromptParts, passage: Passage, **options: Any
-    ) -> bool:
-        """Forward some prompts at a time, which leaves a slot for others: the engine would compute all before those."""
-        answers = PartAnswers(exchange, options["editor"])
-        for part in parts.bodies:
-            if not await self._forward(
-                exchange, engine, part, turn=passage.take(parts.slots), parts=answers, **options
-            ):
-                return False
-            if exchange.complete:  # with an error
-                return True
-        await answers.respond()
-        return True
 
     async def _report_state(self, exchange: StreamExchange, path: str) -> None:
         """Respond with the state of an engine, or with that of the gateway if `/props` names no model.
@@ -303,7 +299,6 @@ class PassThrough:
         body: bytes,
         *,
         excluding: Collection[int] = (),
-        turn: Turn | None = None,
         editor: BodyEditor | None = None,
         on_sent: OnSent | None = None,
         parts: PartAnswers | None = None,
@@ -318,25 +313,36 @@ class PassThrough:
 
         late = _LateRelay(ClientStream(exchange), editor, edit_error) if exchange.begun else None
         try:
-            with turn or nullcontext() as wait:
-                return await forward(
-                    exchange,
-                    self.client,
-                    (engine.host, engine.port),
-                    body,
-                    credentials=engine.credentials,
-                    excluding=excluding,
-                    wait=wait,
-                    editor=editor,
-                    edit_error=None if on_sent is None else edit_error,
-                    on_sent=on_sent,
-                    relay=late if parts is None else partial(parts.keep, edit_error),
-                )
+            return await forward(
+                exchange,
+                self.client,
+                (engine.host, engine.port),
+                body,
+                credentials=engine.credentials,
+                excluding=excluding,
+                editor=editor,
+                edit_error=None if on_sent is None else edit_error,
+                on_sent=on_sent,
+                relay=late if parts is None else partial(parts.keep, edit_error),
+            )
         except HttpError as exc:
             if exchange.begun and (late is None or late.has_begun):
                 raise  # the server closes the connection, so that no client takes a partial response for a complete one
             _log.warning("engine request failed", model=engine.alias, error=str(exc))
             raise refused(502, f"the engine of {engine.alias!r} did not answer: {exc}", ENGINE_FAILED) from exc
+
+
+async def _send_parts(
+    parts: PromptParts, answers: PartAnswers, take: Callable[[int], Turn], send: Callable[..., Awaitable[bool]]
+) -> bool:
+    """Send the parts of a request one after the other, and respond with one answer."""
+    for part in parts.bodies:
+        if not await send(take(parts.slots), part, parts=answers):
+            return False
+        if answers.exchange.complete:  # with an error
+            return True
+    await answers.respond()
+    return True
 
 
 @attrs.define(eq=False)

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from collections import Counter
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -20,6 +21,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.programs.one_machine import AgentDirectory
 from llmkube.router.dialects.inbound import in_dialect
+from llmkube.router.fair_queue import MAX_WAITING
 from llmkube.router.origin_policy import cors_lines, refuse_foreign_pages
 from llmkube.router.proxy.default_route import Services, default_config, run_default_route
 from llmkube.router.proxy.router import LIMITS
@@ -186,7 +188,12 @@ async def open_world(*engines):
 async def run_world(world):
     """Run the gateway of a world."""
     async with open_http_client(world.connect) as client, trio.open_nursery() as nursery:
-        handler = await nursery.start(run_default_route, world.there, client)
+        route = await nursery.start(run_default_route, world.there, client)
+
+        async def handler(exchange):
+            exchange.owner = exchange.head.lines.get("x-owner") or ""
+            await route(exchange)
+
         for engine in world.engines.values():
             await nursery.start(run_server, engine.handle, [engine.listener])
         await nursery.start(
@@ -499,7 +506,7 @@ async def test_requests_wait_for_a_slot(autojump_clock):
 
 
 async def test_what_passes_takes_a_slot(autojump_clock):
-    """Translated requests wait in the router, and come before later direct ones, which wait at the engine."""
+    """Direct and translated requests wait in one queue, in order of arrival."""
     engine, ended = Engine(), []
     engine.pause = 1.0
     async with open_world(engine) as world, trio.open_nursery() as nursery:
@@ -516,7 +523,44 @@ async def test_what_passes_takes_a_slot(autojump_clock):
         nursery.start_soon(ask, "translated", "/api/chat", 0.2)
         nursery.start_soon(ask, "third", CHAT, 1.05)
     assert ended == ["first", "second", "translated", "third"]
-    assert engine.most_at_once == 3  # the router adds no limit
+    assert engine.most_at_once == 1
+
+
+async def test_many_requests_of_one_user_delay_one_of_another_by_one_turn(autojump_clock):
+    """Beyond the limit of a queue, requests of the user with the most are refused."""
+    engine, answers = Engine(), Counter()
+    engine.pause = 1.0
+    async with open_world(engine) as world, trio.open_nursery() as nursery:
+        world.serve("chat", spec={"parallelSlots": 1})
+        assert (await world.ask("/api/tags", method="GET")).status == 200
+
+        async def ask():
+            answer = await world.ask(CHAT, HELLO, **{"x-owner": "busy"})
+            answers[answer.status] += 1
+
+        for _ in range(MAX_WAITING + 44):
+            nursery.start_soon(ask)
+        await trio.sleep(0.5)
+        assert answers == {429: 43}  # one has the slot
+        assert (await world.ask(CHAT, HELLO, **{"x-owner": "quiet"})).status == 200
+        assert trio.current_time() < 2.1
+        assert answers == {200: 1, 429: 44}
+        nursery.cancel_scope.cancel()
+    assert world.turns.queue_of(default_config(world.there).backends["ml/chat"]).queue.running == 0
+
+
+async def test_a_request_that_waited_is_sent_to_the_engine_of_now(autojump_clock):
+    """The port of an engine that has exited may belong to another program."""
+    first, second = Engine(), Engine()
+    first.pause = 1.0
+    async with open_world(first, second) as world, trio.open_nursery() as nursery:
+        world.serve("chat", spec={"parallelSlots": 1})
+        assert (await world.ask("/api/tags", method="GET")).status == 200
+        nursery.start_soon(world.ask, CHAT, HELLO)
+        nursery.start_soon(world.ask, CHAT, HELLO)
+        await trio.sleep(0.5)
+        world.serve("chat", spec={"parallelSlots": 1}, port=2)
+    assert [[path for path, _, _ in each.asked].count(CHAT) for each in (first, second)] == [1, 1]
 
 
 async def test_an_answer_survives_its_engine(autojump_clock):

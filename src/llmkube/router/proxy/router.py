@@ -128,23 +128,27 @@ class Router:
         finally:
             in_flight[name] -= 1
 
-    @contextmanager
-    def _take_slots(self, backend: Backend, slots: int) -> Iterator[trio.CancelScope | None]:
-        """Take slots of a backend for such a request.
+    @asynccontextmanager
+    async def _take_slots(self, backend: Backend, tenant: str, size: int, slots: int) -> AsyncIterator[bool]:
+        """Take slots of a backend for such a request in its tenant's turn: `Passage.take`.
 
         Raises:
-            RefusedError: The engine had none in time.
+            RefusedError: It had no turn in time.
         """
         if not (slots and backend.slots):
-            yield None
+            yield False
             return
-        try:
-            with self.turns.wait_at_engine(backend, self.live.routing.config.first_byte_seconds, slots) as wait:
-                yield wait
-        except trio.TooSlowError:
-            seconds = self.turns.queue_of(backend).retry_seconds()
-            message = f"all slots of {backend.name} are in use; retry in {seconds} s"
-            raise queue_refusal(message, seconds, has_siblings=False) from None
+        engine_queue, slots = self.turns.queue_of(backend), min(slots, backend.slots)
+        with self.turns.turn(backend, tenant, engine_queue.tokens_of(size, None, slots), slots) as turn:
+            has_waited = not turn.settled.is_set()
+            if has_waited:
+                with trio.move_on_after(self.live.routing.config.first_byte_seconds):
+                    await turn.settled.wait()
+            if turn.admitted_at is None:
+                seconds, has_siblings = engine_queue.retry_info(turn)
+                message = f"all slots of {backend.name} are in use; retry in {seconds} s"
+                raise queue_refusal(message, seconds, has_siblings=has_siblings)
+            yield has_waited
 
     def unavailable_reason(self, name: str) -> str:
         """Return why a backend gets no requests now; "" if it does."""
