@@ -24,6 +24,7 @@ from llmkube.router.dialects.dialect import (
     text_in,
 )
 from llmkube.router.dialects.error_shapes import CONTEXT_FULL
+from llmkube.router.dialects.messages_backend import thoughts_of
 
 STOP_REASONS: Final[Mapping[str, str]] = {
     "stop": "end_turn",
@@ -68,8 +69,8 @@ def message_of_chat(chat: Mapping[str, Any], model: str) -> JsonObject:
     """Translate a whole answer."""
     choice = choice_in(chat)
     body = object_in(choice.get("message"), "message")
-    content: list[JsonObject] = []
-    if body.get("reasoning_content"):
+    content = thoughts_of(body, "message", [])
+    if body.get("reasoning_content") and not content:
         content.append({"type": "thinking", "thinking": body["reasoning_content"], "signature": ""})
     texts = [text for text in (body.get("content"), body.get("refusal")) if isinstance(text, str) and text]
     content += [{"type": "text", "text": text} for text in texts]
@@ -165,6 +166,13 @@ class MessagesTranslator(AnswerTranslator):
         if thought := text_in(delta, "reasoning_content"):
             events += self._block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
             events.append(self._piece({"type": "thinking_delta", "thinking": thought}))
+        for block in thoughts_of(delta, "delta", []):
+            if signature := block.get("signature"):
+                events += self._block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+                events.append(self._piece({"type": "signature_delta", "signature": signature}))
+            else:
+                events += self._block(block["type"], block)
+            events += self._stop()
         for text in (delta.get("content"), delta.get("refusal")):
             if isinstance(text, str) and text:
                 events += self._block("text", {"type": "text", "text": ""})

@@ -116,11 +116,13 @@ class Provider:
     name_length: float = math.inf
     blank: bool = True
     signed: str = ""
+    adds: Mapping[str, str] = attrs.field(factory=dict)
 
     @functools.cache  # noqa: B019 (rows are never freed)
     def shape(self, path: str) -> Mapping[str, Shape]:
         """Return the allowed fields of a request at a path below `/v1`."""
-        return functools.reduce(_without, (each.split(".") for each in self.drops), FIELDS[path])
+        known = {**FIELDS[path], **{name: _shape(each) for name, each in self.adds.items()}}
+        return functools.reduce(_without, (each.split(".") for each in self.drops), known)
 
 
 def _without(shape: Any, place: list[str]) -> Any:
