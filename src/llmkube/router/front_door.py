@@ -10,7 +10,7 @@ engines do not implement: those requests are translated, which forwards listed f
 `model`; the directory knows whether that engine runs, loads or has failed.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from datetime import datetime
 from functools import partial
@@ -26,7 +26,7 @@ from llmkube.base.http.client import HttpClient, OnSent
 from llmkube.base.http.connection import StreamHandler
 from llmkube.base.http.errors import HttpError
 from llmkube.base.http.exchange import StreamExchange
-from llmkube.base.http.forward import BodyEditor, ErrorEditor, forward, whole_error
+from llmkube.base.http.forward import BodyEditor, ErrorEditor, forward, whole_response
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Response
 from llmkube.base.http.streamed_response import StreamedResponse
@@ -56,7 +56,7 @@ from llmkube.router.model_field import (
 )
 from llmkube.router.model_list import DescribeService, ModelEntry, ModelList, models_in
 from llmkube.router.origin_policy import is_loopback, is_preflight, names_near_host, preflight_answer
-from llmkube.router.prompt_parts import PartAnswers, PromptParts, split_prompts
+from llmkube.router.prompt_parts import PartAnswers, split_prompts
 from llmkube.router.refusals import RefusedError, error_object, kind_of, refused
 from llmkube.router.responses.store import PREFIX as RESPONSES
 
@@ -150,10 +150,9 @@ class Passage:
     max_answer_tokens: int = 0
     is_llama_cpp: bool = False
     slots: int = 0
-    take: "Callable[[str, int, int], Turn]" = lambda *_: nullcontext()
+    take: Callable[[str, int, int], AbstractAsyncContextManager[bool | None]] = lambda *_: nullcontext()
 
 
-Turn = AbstractAsyncContextManager[bool | None]
 Begin = Callable[[str], AbstractContextManager[Passage]]
 """Counts a request of a service while it runs."""
 
@@ -231,22 +230,24 @@ class PassThrough:
                 is_renamed = isinstance(body.model, str) and body.model != engine.alias
                 editor = ModelNameRewriter.between(engine.alias, str(body.model)).edit if is_renamed else None
                 slots = 0 if path in _WITHOUT_SLOT else body.answers
-                take = partial(passage.take, exchange.owner, len(body.content))
-                send = partial(self._send_in_turn, exchange, engine, request, excluding=excluding, editor=editor)
+                send = partial(
+                    self._send_in_turn, exchange, engine, request, take=passage.take, excluding=excluding, editor=editor
+                )
                 parts = None
                 if path in _WITH_PROMPTS and slots > passage.slots > 0:
                     parts = await split_prompts(body.content, passage.slots, slots)
                 if parts is None:
-                    return await send(take(slots), body.content)
-                return await _send_parts(parts, PartAnswers(exchange, editor), take, send)
+                    return await send(body.content, slots)
+                return await _send_parts(*parts, PartAnswers(exchange, editor), send)
         except DialectError as exc:
             raise refused(400, str(exc), exc.code) from exc
 
     async def _send_in_turn(
-        self, exchange: StreamExchange, engine: Backend, request: Suspect, turn: Turn, content: bytes, **options: Any
+        self, exchange: StreamExchange, engine: Backend, request: Suspect, content: bytes, slots: int, **options: Any
     ) -> bool:
         """Forward a request, or a part of one, once the engine has slots for it."""
-        async with turn as has_waited:
+        take = options.pop("take")
+        async with take(exchange.owner, len(content), slots) as has_waited:
             if has_waited:  # the engine may be another one by now
                 engine = engine_of(self.directory, engine.service, exchange.head.path)
             send = partial(self._send, engine, request, partial(self._forward, exchange, engine, content, **options))
@@ -333,11 +334,11 @@ class PassThrough:
 
 
 async def _send_parts(
-    parts: PromptParts, answers: PartAnswers, take: Callable[[int], Turn], send: Callable[..., Awaitable[bool]]
+    bodies: Iterator[bytes], slots: int, answers: PartAnswers, send: Callable[..., Awaitable[bool]]
 ) -> bool:
     """Send the parts of a request one after the other, and respond with one answer."""
-    for part in parts.bodies:
-        if not await send(take(parts.slots), part, parts=answers):
+    for body in bodies:
+        if not await send(body, slots, parts=answers):
             return False
         if answers.exchange.complete:  # with an error
             return True
@@ -367,7 +368,7 @@ class _LateRelay:
             await self.client.send(edit(b""))
             await self.client.finish()
             return
-        response = self.edit_error(await whole_error(answer))
+        response = self.edit_error(await whole_response(answer))
         error = error_in(parsed_refusal(response.body), refused=response.status >= 400)
         error = error or error_object(502, "the engine did not stream its answer", ENGINE_FAILED)
         await self.client.fail(dict(error), is_whole=True)

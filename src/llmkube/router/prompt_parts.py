@@ -11,7 +11,7 @@ import attrs
 import orjson
 
 from llmkube.base.http.exchange import StreamExchange
-from llmkube.base.http.forward import BodyEditor, ErrorEditor, whole_error
+from llmkube.base.http.forward import BodyEditor, ErrorEditor, whole_response
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.streamed_response import StreamedResponse
 from llmkube.base.loop_shares import long_step
@@ -26,23 +26,11 @@ MAX_ANSWER_BYTES: Final = 32 << 20
 _COUNTS: Final = ("prompt_tokens", "completion_tokens", "total_tokens")
 
 
-@attrs.frozen(eq=False)
-class PromptParts:
-    """Requests with some of the prompts each.
-
-    Attributes:
-        bodies: Their bodies, which differ only in `prompt`.
-        slots: Slots that each of them takes.
-    """
-
-    bodies: Iterator[bytes]
-    slots: int
-
-
-async def split_prompts(body: bytes, slots: int, answers: int) -> PromptParts | None:
+async def split_prompts(body: bytes, slots: int, answers: int) -> tuple[Iterator[bytes], int] | None:
     """Split a request with more prompts than its engine has slots; None if it has one.
 
-    Each part leaves a slot for other requests, if the engine has several.
+    Each part leaves a slot for other requests, if the engine has several. Return the bodies, which differ only in
+    `prompt`, and the slots that each of them takes.
 
     Args:
         body: The request.
@@ -67,7 +55,7 @@ async def split_prompts(body: bytes, slots: int, answers: int) -> PromptParts | 
     each = answers // count
     size = max(1, (slots - 1) // each)
     parts = (prompts[at : at + size] for at in range(0, count, size))
-    return PromptParts((b"".join((body[:start], orjson.dumps(part), body[end:])) for part in parts), size * each)
+    return (b"".join((body[:start], orjson.dumps(part), body[end:])) for part in parts), size * each
 
 
 @attrs.define(eq=False)
@@ -89,17 +77,15 @@ class PartAnswers:
         Raises:
             RefusedError: The answers are too long.
         """
-        if answer.status != 200:
-            await self.exchange.respond(edit_error(await whole_error(answer)))
-            return
-        received = bytearray()
-        while piece := await answer.receive_some():
-            received += piece
-            if len(received) > self.left:
-                message = f"the answers are longer than {MAX_ANSWER_BYTES} bytes; send fewer prompts in a request"
-                raise refused(502, message, "answer_too_long")
-        self.left -= len(received)
-        self._kept.append(bytes(received))
+        response = await whole_response(answer, self.left + 1)
+        self.left -= len(response.body)
+        if response.status != 200:
+            await self.exchange.respond(edit_error(response))
+        elif self.left < 0:
+            message = f"the answers are longer than {MAX_ANSWER_BYTES} bytes; send fewer prompts in a request"
+            raise refused(502, message, "answer_too_long")
+        else:
+            self._kept.append(response.body)
 
     async def respond(self) -> None:
         """Respond with one answer.

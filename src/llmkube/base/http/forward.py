@@ -73,7 +73,7 @@ async def forward(
         if relay is not None:
             await relay(answer)
         elif edit_error is not None and (answer.status == 400 or answer.status >= 500):
-            await exchange.respond(edit_error(await whole_error(answer)))
+            await exchange.respond(edit_error(await whole_response(answer)))
         elif editor is None:
             await _relay(answer, exchange)
         else:
@@ -84,10 +84,10 @@ async def forward(
             await trio.aclose_forcefully(answer.stream)
 
 
-async def whole_error(answer: StreamedResponse) -> Response:
-    """Return an error with its body, up to `MAX_ERROR_BYTES`."""
+async def whole_response(answer: StreamedResponse, most: int = MAX_ERROR_BYTES) -> Response:
+    """Return a response with its body, up to about so many bytes."""
     received = bytearray()
-    while len(received) < MAX_ERROR_BYTES and (piece := await answer.receive_some()):
+    while len(received) < most and (piece := await answer.receive_some()):
         received += piece
     return Response(answer.status, answer.headers.end_to_end().without("content-length"), bytes(received))
 

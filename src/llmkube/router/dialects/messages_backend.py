@@ -23,7 +23,7 @@ from llmkube.router.dialects.dialect import (
     text_in,
     text_of_block,
 )
-from llmkube.router.dialects.providers import PROVIDERS, fitted
+from llmkube.router.dialects.providers import PROVIDERS, REASONS, fitted
 
 DEFAULT_TOKENS: Final = 4096
 """Limit for requests without one: it is mandatory in the Messages API."""
@@ -31,15 +31,6 @@ DEFAULT_TOKENS: Final = 4096
 VERSION: Final = "2023-06-01"
 """Version of the API, for its header."""
 
-FINISH_REASONS: Final[Mapping[str, str]] = {
-    "end_turn": "stop",
-    "stop_sequence": "stop",
-    "pause_turn": "stop",
-    "max_tokens": "length",
-    "model_context_window_exceeded": "length",
-    "tool_use": "tool_calls",
-    "refusal": "content_filter",
-}
 _SAME: Final = ("model", "temperature", "top_p", "top_k", "stream", "thinking")
 _TOOL_CHOICES: Final[Mapping[str, str]] = {"auto": "auto", "required": "any", "none": "none"}
 
@@ -278,7 +269,7 @@ def chat_of_message(message: Mapping[str, Any]) -> JsonObject:
     mapped: JsonObject = {"role": "assistant", "content": text or None, "refusal": None} | thought_fields(thoughts)
     if calls:
         mapped["tool_calls"] = calls
-    reason = FINISH_REASONS.get(str(message.get("stop_reason")), "stop")
+    reason = REASONS.get(str(message.get("stop_reason")), "stop")
     return {
         "id": message.get("id"),
         "object": "chat.completion",
@@ -358,7 +349,7 @@ class MessageEvents:
             reason = delta.get("stop_reason")
             if not reason:
                 return []
-            end = self._chunk({}, FINISH_REASONS.get(str(reason), "stop"))
+            end = self._chunk({}, REASONS.get(str(reason), "stop"))
             end["choices"][0] |= _matched_stop(delta)
             usage = {"choices": [], "usage": usage_of_message(self._usage)}
             return [end, self._chunk({}) | usage] if usage["usage"] else [end]

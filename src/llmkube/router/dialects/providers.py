@@ -20,6 +20,8 @@ from llmkube.base.package_data import read_table
 from llmkube.router.dialects.dialect import DialectError, JsonObject, dumped, object_in, objects_in
 
 TABLE: Final = read_table(__package__, "providers")
+REASONS: Final = {other: name for name, others in TABLE["writes"]["reasons"].items() for other in others}
+"""OpenAI's reason for the end of an answer, by the name that another API has for it."""
 
 
 class Leaf:

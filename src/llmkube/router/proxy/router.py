@@ -253,8 +253,10 @@ async def open_router(
         _open_writers(audit, accounts, routing.config),
     ):
         attempts = Attempts(transport, keys)
+        counters = (metrics.probes, metrics.shadows, metrics.attempts, metrics.continuations)
+        count_probe, count_shadow, count_attempt, count_break = (partial(metrics.count, each) for each in counters)
         watch = EngineWatch(attempts.ask, partial(_report_health, circuits, "watch"))
-        probes = Probes(attempts.ask, partial(_report_health, circuits, "probe"), metrics.count_probe)
+        probes = Probes(attempts.ask, partial(_report_health, circuits, "probe"), count_probe)
         probes.reload_nowait(routing.config, frozenset())
 
         async def reload(before: RoutingConfig, now: RoutingConfig) -> None:
@@ -272,7 +274,7 @@ async def open_router(
 
         live = LiveConfig(source, routing, reload, checker_of, stamp=stamp)
         caches = CacheWatch(attempts.ask, lambda: live.routing.config, stats.in_flight, watch.is_llama)
-        shadows = Shadows(attempts, metrics.count_shadow)
+        shadows = Shadows(attempts, count_shadow)
         conversations = Conversations(ResponseStore(), lambda: int(utcnow().timestamp()))
         calls = BackendCalls(
             attempts=attempts,
@@ -281,15 +283,15 @@ async def open_router(
             stats=stats,
             watch=watch,
             suspects=suspects,
-            on_attempt=metrics.count_attempt,
-            on_continuation=metrics.count_break,
+            on_attempt=count_attempt,
+            on_continuation=count_break,
             on_error=on_error,
             prefixes=prefixes,
             holds=holds,
         )
         listed_fields = ListedFields(
             routing=lambda: live.routing,
-            dispatcher=Dispatcher(calls, circuits, metrics.count_break),
+            dispatcher=Dispatcher(calls, circuits, count_break),
             stats=stats,
             shadows=shadows,
             metrics=metrics,
