@@ -25,25 +25,11 @@ from llmkube.router.dialects.dialect import (
 )
 from llmkube.router.dialects.error_shapes import CONTEXT_FULL
 from llmkube.router.dialects.messages_backend import thoughts_of
+from llmkube.router.dialects.providers import TABLE
 
-STOP_REASONS: Final[Mapping[str, str]] = {
-    "stop": "end_turn",
-    "length": "max_tokens",
-    "tool_calls": "tool_use",
-    "function_call": "tool_use",
-    "content_filter": "refusal",
-}
+STOP_REASONS: Final[Mapping[str, str]] = TABLE["messages"]["reasons"]
 _STOP_NAMES: Final = frozenset({*STOP_REASONS, *STOP_REASONS.values(), "stop_sequence"})
-_ERRORS: Final[Mapping[int, str]] = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-    529: "overloaded_error",
-}
+_ERRORS: Final[Mapping[str, str]] = TABLE["messages"]["errors"]
 _ANTHROPIC_USAGE: Final = dict.fromkeys(
     ("cache_creation", "inference_geo", "output_tokens_details", "server_tool_use", "service_tier")
 )
@@ -53,7 +39,7 @@ PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 def messages_error(status: int, error: Mapping[str, Any]) -> JsonObject:
     """Return an error in Anthropic's format."""
-    kind = _ERRORS.get(status) or ("invalid_request_error" if status < 500 else "api_error")
+    kind = _ERRORS.get(str(status)) or ("invalid_request_error" if status < 500 else "api_error")
     body: JsonObject = {"type": kind, "message": message_of(error)}
     needed, limit = count_in(error, "n_prompt_tokens"), count_in(error, "n_ctx")
     if error.get("code") == CONTEXT_FULL and (

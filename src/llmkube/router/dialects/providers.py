@@ -136,7 +136,7 @@ def _without(shape: Any, place: list[str]) -> Any:
     return kept | ({place[0]: _without(shape[place[0]], place[1:])} if place[1:] else {})
 
 
-_OTHERS: Final = ("shapes", "paths", "engine_fields", "engine_limits", "writes")
+_OTHERS: Final = ("shapes", "paths", "types", "engine_fields", "engine_limits", "writes", "messages")
 ENGINE_LIMITS: Final = _limits(TABLE["engine_limits"])
 """Fields by whose values engines of ours allocate or loop."""
 
