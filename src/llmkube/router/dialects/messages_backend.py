@@ -80,6 +80,7 @@ THOUGHTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "redacted_thinking": ("reasoning.encrypted", {"data": "data"}),
 }
 """For each type of a block, the type of the detail and its names; without the last one Anthropic refuses the block."""
+THOUGHT_KINDS: Final = tuple(THOUGHTS)
 
 
 def detail_of(block: Mapping[str, Any], index: int) -> JsonObject:
@@ -262,7 +263,7 @@ def chat_of_message(message: Mapping[str, Any]) -> JsonObject:
     for block in objects_in(message.get("content"), "content"):
         if block.get("type") == "text":
             text += str(block.get("text") or "")
-        elif block.get("type") in THOUGHTS:
+        elif block.get("type") in THOUGHT_KINDS:
             thoughts.append(block)
         elif block.get("type") == "tool_use":
             calls.append(call_of(block.get("id"), block.get("name"), block.get("input")))
@@ -366,7 +367,7 @@ class MessageEvents:
             function = {"name": block.get("name"), "arguments": ""}
             call = {"index": self._call, "id": block.get("id"), "type": "function", "function": function}
             return [self._chunk({"tool_calls": [call]})]
-        if block.get("type") in THOUGHTS:
+        if block.get("type") in THOUGHT_KINDS:
             self._thought += 1
             return self._detail(block)
         return [self._chunk({"content": block["text"]})] if block.get("text") else []

@@ -21,7 +21,7 @@ from llmkube.router.dialects.dialect import (
     text_in,
 )
 from llmkube.router.dialects.messages_answers import CountTranslator, MessagesTranslator
-from llmkube.router.dialects.messages_backend import THOUGHTS, thought_fields
+from llmkube.router.dialects.messages_backend import THOUGHT_KINDS, thought_fields
 
 _SAME: Final = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "thinking")
 _SCALARS: Final = {"max_tokens": int, "temperature": int | float, "top_p": int | float, "top_k": int, "thinking": dict}
@@ -150,7 +150,7 @@ def _assistant_message(content: object, where: str, dropped: list[str]) -> JsonO
         if kind == "tool_use":
             check_kinds(block, {"id": str, "name": str, "input": dict}, f"{where}[{at}].")
             calls.append(call_of(block.get("id"), block.get("name"), block.get("input")))
-        elif kind in THOUGHTS:
+        elif kind in THOUGHT_KINDS:
             check_kinds(block, {"thinking": str, "signature": str, "data": str}, f"{where}[{at}].")
             thoughts.append(block)
         else:
