@@ -171,14 +171,14 @@ THOUGHTS = [
     {"type": "redacted_thinking", "data": "secret"},
     {"type": "thinking", "thinking": "", "signature": "sig2"},
 ]
-CLAUDE_SAYS = [*THOUGHTS, {"type": "text", "text": "yes"}, {"type": "tool_use", "id": "t", "name": "f", "input": {}}]
+CLAUDE_BLOCKS = [*THOUGHTS, {"type": "text", "text": "yes"}, {"type": "tool_use", "id": "t", "name": "f", "input": {}}]
 THINKING = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
 
 
 def claude_stream():
     """Return the stream of an answer in pieces."""
     events = [{"type": "message_start", "message": CLAUDE_ANSWER | {"id": "x", "model": "c", "content": []}}]
-    for at, block in enumerate(CLAUDE_SAYS):
+    for at, block in enumerate(CLAUDE_BLOCKS):
         empty = block | {name: "" for name in ("thinking", "signature", "text") if name in block}
         events.append({"type": "content_block_start", "index": at, "content_block": empty})
         for name in ("thinking", "signature", "text"):
@@ -209,7 +209,7 @@ def chat_turn(chunks):
 async def test_signed_thoughts_of_anthropic_come_back_whole(path, streams):
     """Clients of messages and of chat completions get them with signatures, which Anthropic gets in the next turn."""
     backend = rl.cloud("p", base_url="http://a/v1", provider="anthropic", dialect="anthropic")
-    first = rl.stream(claude_stream()) if streams else rl.answer(body=CLAUDE_ANSWER | {"content": CLAUDE_SAYS})
+    first = rl.stream(claude_stream()) if streams else rl.answer(body=CLAUDE_ANSWER | {"content": CLAUDE_BLOCKS})
     player = rl.Player((first, rl.answer(body=CLAUDE_ANSWER)))
     is_chat, result = path == rl.CHAT, {"type": "tool_result", "tool_use_id": "t", "content": "r"}
     async with rl.open_lab(rl.config_of(backend), {"a": player}) as lab:
@@ -221,12 +221,12 @@ async def test_signed_thoughts_of_anthropic_come_back_whole(path, streams):
             turns = [found, {"role": "tool", "tool_call_id": "t", "content": "r"}]
         else:
             found = block_message(events_of(answer.body)) if streams else json.loads(answer.body)
-            assert found["content"] == CLAUDE_SAYS
+            assert found["content"] == CLAUDE_BLOCKS
             turns = [{"role": "assistant", "content": found["content"]}, {"role": "user", "content": [result]}]
         assert (await lab.ask(asked | {"messages": [HI, *turns], "stream": False}, path)).status == 200
         dropped = lab.audit[1].get("droppedFields") or []
     assert [each.get("thinking") for each in player.bodies] == [None if is_chat else THINKING["thinking"]] * 2
-    assert player.bodies[1]["messages"][1]["content"] == CLAUDE_SAYS
+    assert player.bodies[1]["messages"][1]["content"] == CLAUDE_BLOCKS
     assert [each for each in dropped if "refusal" not in each] == []
 
 
@@ -246,7 +246,7 @@ async def test_anthropic_gets_no_thought_without_a_signature(blocks, names):
 
 async def test_signed_thoughts_are_translated_for_others_and_the_rest_is_named():
     """Engines get the text; OpenRouter returns details to Anthropic; OpenAI takes neither."""
-    body = rl.MESSAGE | THINKING | {"messages": [HI, {"role": "assistant", "content": CLAUDE_SAYS[:-1]}, HI]}
+    body = rl.MESSAGE | THINKING | {"messages": [HI, {"role": "assistant", "content": CLAUDE_BLOCKS[:-1]}, HI]}
     for host, names in {
         "openrouter.ai": ["thinking"],
         "api.openai.com": ["thinking", "messages[1].reasoning_content", "messages[1].reasoning_details"],
