@@ -144,13 +144,13 @@ class Passage:
         max_answer_tokens: Longest answer that it may ask for; 0 for no limit.
         is_llama_cpp: Whether the engine is certainly llama.cpp's server.
         slots: Slots of the engine; 0 if they are not known.
-        take: Takes slots for a request of a client, given its bytes; the value is whether it has waited for them.
+        take: Takes so many slots for a request of a client; the value is whether it has waited for them.
     """
 
     max_answer_tokens: int = 0
     is_llama_cpp: bool = False
     slots: int = 0
-    take: Callable[[str, int, int], AbstractAsyncContextManager[bool | None]] = lambda *_: nullcontext()
+    take: Callable[[str, int], AbstractAsyncContextManager[bool | None]] = lambda *_: nullcontext()
 
 
 Begin = Callable[[str], AbstractContextManager[Passage]]
@@ -247,7 +247,7 @@ class PassThrough:
     ) -> bool:
         """Forward a request, or a part of one, once the engine has slots for it."""
         take = options.pop("take")
-        async with take(exchange.owner, len(content), slots) as has_waited:
+        async with take(exchange.owner, slots) as has_waited:
             if has_waited:  # the engine may be another one by now
                 engine = engine_of(self.directory, engine.service, exchange.head.path)
             send = partial(self._send, engine, request, partial(self._forward, exchange, engine, content, **options))

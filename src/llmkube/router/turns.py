@@ -73,6 +73,10 @@ class EngineQueue:
         answer = self.answer_tokens if max_tokens is None else min(max_tokens, self.answer_tokens)
         return max(1, body_bytes // BYTES_PER_TOKEN + round(answer * answers))
 
+    def tokens_in(self, seconds: float) -> int:
+        """Estimate the tokens of a request that had a slot for so long."""
+        return max(1, round(self.answer_tokens * seconds / max(self.seconds, 0.001)))
+
     def record_answer(self, turn: Turn, tokens: int, answer_tokens: int) -> None:
         """Charge an answer, and update the averages."""
         turn.charge, turn.answer_tokens = tokens, answer_tokens

@@ -549,6 +549,27 @@ async def test_many_requests_of_one_user_delay_one_of_another_by_one_turn(autoju
     assert world.turns.queue_of(default_config(world.there).backends["ml/chat"]).queue.running == 0
 
 
+async def test_long_bodies_cost_a_client_no_turns(autojump_clock):
+    """A picture or a cached history has more bytes than the engine computes; the time at the engine is charged."""
+    engine, ended = Engine(), []
+    engine.pause = 1.0
+    long = HELLO | {"pad": "x" * 1_000_000}
+
+    async def ask(body, owner):
+        await world.ask(CHAT, body, **{"x-owner": owner})
+        ended.append(owner)
+
+    async with open_world(engine) as world, trio.open_nursery() as nursery:
+        world.serve("chat", spec={"parallelSlots": 1})
+        assert (await world.ask("/api/tags", method="GET")).status == 200
+        for _ in range(4):
+            nursery.start_soon(ask, long, "long")
+        await trio.sleep(0.1)
+        for _ in range(12):
+            nursery.start_soon(ask, HELLO, "short")
+    assert max(at for at, owner in enumerate(ended) if owner == "long") <= 8, ended
+
+
 async def test_a_request_that_waited_is_sent_to_the_engine_of_now(autojump_clock):
     """The port of an engine that has exited may belong to another program."""
     first, second = Engine(), Engine()

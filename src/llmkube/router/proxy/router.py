@@ -129,7 +129,7 @@ class Router:
             in_flight[name] -= 1
 
     @asynccontextmanager
-    async def _take_slots(self, backend: Backend, tenant: str, size: int, slots: int) -> AsyncIterator[bool]:
+    async def _take_slots(self, backend: Backend, tenant: str, slots: int) -> AsyncIterator[bool]:
         """Take slots of a backend for such a request in its tenant's turn: `Passage.take`.
 
         Raises:
@@ -139,7 +139,7 @@ class Router:
             yield False
             return
         engine_queue, slots = self.turns.queue_of(backend), min(slots, backend.slots)
-        with self.turns.turn(backend, tenant, engine_queue.tokens_of(size, None, slots), slots) as turn:
+        with self.turns.turn(backend, tenant, engine_queue.tokens_of(0, None, slots), slots) as turn:
             has_waited = not turn.settled.is_set()
             if has_waited:
                 with trio.move_on_after(self.live.routing.config.first_byte_seconds):
@@ -148,7 +148,10 @@ class Router:
                 seconds, has_siblings = engine_queue.retry_info(turn)
                 message = f"all slots of {backend.name} are in use; retry in {seconds} s"
                 raise queue_refusal(message, seconds, has_siblings=has_siblings)
-            yield has_waited
+            try:
+                yield has_waited
+            finally:  # its tokens are not read, and its bytes may be a picture, or a prompt that is cached
+                turn.charge = engine_queue.tokens_in(slots * (trio.current_time() - turn.admitted_at))
 
     def unavailable_reason(self, name: str) -> str:
         """Return why a backend gets no requests now; "" if it does."""
