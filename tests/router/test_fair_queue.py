@@ -5,7 +5,6 @@ A turn is passed on however its scope ends; a light tenant next to a flood, unde
 
 import math
 import random
-from contextlib import ExitStack
 
 import attrs
 import pytest
@@ -388,34 +387,3 @@ async def test_without_the_queue_it_waits_for_all_earlier_requests(autojump_cloc
     late = [wait / first for wait, first in waits if first > 0.1]
     assert min(late) > 5
     assert used >= 0.95
-
-
-async def test_a_request_of_several_parts_takes_a_slot_for_each(autojump_clock):
-    """It gets those that become free, and has no deadline once the engine serves one of its parts."""
-    turns, backend = Turns(), local("mac", slots=4)
-    queue = turns.queue_of(backend).queue
-    with ExitStack() as first:
-        for _ in range(3):
-            first.enter_context(turns.wait_at_engine(backend, 9))
-        with turns.wait_at_engine(backend, 9, 60) as wait:
-            assert (queue.running, wait.deadline) == (4, math.inf)
-            first.close()
-            assert queue.running == 4
-            with turns.wait_at_engine(backend, 9) as late:
-                assert late.deadline == trio.current_time() + 9
-    assert queue.running == 0
-
-
-async def test_a_slot_without_a_turn_is_taken_only_while_one_is_free():  # noqa: ASYNC124 - a turn reads Trio's clock
-    """A waiting request is called when the slot is released; if none is free, none is taken."""
-    turns, backend = Turns(), local("mac", slots=1)
-    engine_queue = turns.queue_of(backend)
-    with ExitStack() as first:
-        first.enter_context(turns.wait_at_engine(backend, 9))
-        assert not engine_queue.queue.take_slot()
-        with turns.turn(backend, "team", 1) as turn:
-            assert not turn.settled.is_set()
-            first.close()
-            assert turn.settled.is_set()
-            assert not engine_queue.queue.take_slot()
-    assert (engine_queue.queue.running, engine_queue.queue.waiting) == (0, 0)

@@ -670,7 +670,7 @@ async def test_large_chats_of_one_client_delay_a_small_one_of_another_by_a_few_s
 
     finder = SimpleNamespace(finditer=partial(note, model_field._MEMBER.finditer))
     monkeypatch.setattr(model_field, "_MEMBER", finder)
-    monkeypatch.setattr(model_field, "_parsed", partial(note, model_field._parsed))
+    monkeypatch.setattr(model_field, "parsed", partial(note, model_field.parsed))
     monkeypatch.setattr(front_door, "encoded_for_engine", partial(note, front_door.encoded_for_engine))
     turn = {"role": "user", "content": [{"type": "text", "text": 'a "word" ' * 32}]}
     bodies = [json.dumps({"model": "only", "messages": [turn] * count}).encode() for count in (*[1000] * 10, 1)]

@@ -121,22 +121,6 @@ class FairQueue(Generic[Ticket]):
         one.finish = max(self._earliest, one.finish + took - tokens)
         self._prune()
 
-    def take_slot(self) -> bool:
-        """Take a free slot without queueing, charged to no tenant; return False if none is free.
-
-        `return_slot` frees it.
-        """
-        if self.running >= self.slots:
-            return False
-        self.running += 1
-        return True
-
-    def return_slot(self) -> None:
-        """Free a slot taken by `take_slot`."""
-        self.running -= 1
-        if self._tenants:
-            self._prune()
-
     @property
     def _earliest(self) -> float:
         """Virtual start of a request of an idle tenant."""

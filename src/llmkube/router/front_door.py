@@ -10,8 +10,8 @@ engines do not implement: those requests are translated, which forwards listed f
 `model`; the directory knows whether that engine runs, loads or has failed.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from datetime import datetime
 from functools import partial
 from typing import Any, Final
@@ -26,12 +26,13 @@ from llmkube.base.http.client import HttpClient, OnSent
 from llmkube.base.http.connection import StreamHandler
 from llmkube.base.http.errors import HttpError
 from llmkube.base.http.exchange import StreamExchange
-from llmkube.base.http.forward import BodyEditor, ErrorEditor, forward, whole_error
+from llmkube.base.http.forward import BodyEditor, ErrorEditor, forward, whole_response
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Response
 from llmkube.base.http.streamed_response import StreamedResponse
 from llmkube.base.json_text import well_formed
 from llmkube.base.loop_shares import long_step
+from llmkube.base.waiting import Hold
 from llmkube.router.backends import Backend, ModelDirectory, UnavailableModel, engine_of, find_model
 from llmkube.router.budgets.meter import LIMIT_FIELDS
 from llmkube.router.dialects.dialect import EVENT_STREAM, DialectError, dumped
@@ -56,6 +57,7 @@ from llmkube.router.model_field import (
 )
 from llmkube.router.model_list import DescribeService, ModelEntry, ModelList, models_in
 from llmkube.router.origin_policy import is_loopback, is_preflight, names_near_host, preflight_answer
+from llmkube.router.prompt_parts import PartAnswers, split_prompts
 from llmkube.router.refusals import RefusedError, error_object, kind_of, refused
 from llmkube.router.responses.store import PREFIX as RESPONSES
 
@@ -81,6 +83,9 @@ _WITHOUT_SLOT: Final = frozenset(
     ("/tokenize", "/detokenize", "/apply-template", "/v1/messages/count_tokens", "/v1/responses/input_tokens")
 )
 """Paths that an engine serves without a slot."""
+
+_WITH_PROMPTS: Final = frozenset({"/completion", "/completions", "/v1/completions"})
+"""Paths where an engine writes an answer to each prompt of a list."""
 
 _STREAMS: Final = frozenset((*STREAMING, *(f"/v1{each}" for each in STREAMING), "/completion", "/infill"))
 """Paths where an engine streams its answer if the client requests it."""
@@ -146,17 +151,32 @@ class Passage:
 
     Attributes:
         max_answer_tokens: Longest answer that it may ask for; 0 for no limit.
-        wait: Limits the wait for the head of the response, while no slot is free; None for no limit.
         is_llama_cpp: Whether the engine is certainly llama.cpp's server.
+        slots: Slots of the engine; 0 if they are not known.
+        take: Takes so many slots for a request of a client, which waits for them in the context of a `Hold`; the value
+            is whether it has waited.
     """
 
     max_answer_tokens: int = 0
-    wait: trio.CancelScope | None = None
     is_llama_cpp: bool = False
+    slots: int = 0
+    take: Callable[[str, Hold, int], "Turn"] = lambda *_: nullcontext()
 
 
-Begin = Callable[[str, int], AbstractContextManager[Passage]]
-"""Counts a request of a service, which takes so many slots of its engine, while it runs."""
+Turn = AbstractAsyncContextManager[bool | None]
+Begin = Callable[[str], AbstractContextManager[Passage]]
+"""Counts a request of a service while it runs."""
+
+
+@attrs.frozen(eq=False)
+class _Computation:
+    """A request that computes, and its wait for a loaded model."""
+
+    exchange: StreamExchange
+    path: str
+    body: Body
+    model_id: str
+    hold: Hold
 
 
 ENGINE_FAILED: Final = "engine_failed"
@@ -180,7 +200,7 @@ class PassThrough:
 
     directory: ModelDirectory
     client: HttpClient
-    begin: Begin = lambda *_: nullcontext(Passage())
+    begin: Begin = lambda _: nullcontext(Passage())
     suspects: Suspects = attrs.field(factory=Suspects)
     on_error: Callable[[str], None] = lambda _: None
     holds: Holds = attrs.field(factory=Holds)
@@ -205,25 +225,30 @@ class PassThrough:
             raise refused(405, f"{head.method} is not allowed on {path}", "method_not_allowed", {"Allow": "POST"})
         body = await _read(head, exchange.body)
         model_id, found = find_model(self.directory, body.model, head.path)
-        with self.holds.using(found, exchange.peer) as hold:
-            if isinstance(found, UnavailableModel):
-                streams = path in _STREAMS and body.is_json and await asks_for_stream(body.content)
-                client, lines = ClientStream(exchange), b"" if streams else None
-                await self.holds.wait(model_id, HeldRequest(exchange.peer, trio.current_time(), client, lines), hold)
-            engine = engine_of(self.directory, model_id, head.path)
-            return await self._compute(exchange, path, body, engine, excluding)
+        with self.holds.using(found, exchange.owner) as hold:
+            return await self._compute(_Computation(exchange, path, body, model_id, hold), excluding)
 
-    async def _compute(
-        self, exchange: StreamExchange, path: str, body: Body, engine: Backend, excluding: Collection[int]
-    ) -> bool:
+    async def _loaded_engine(self, computation: _Computation) -> Backend:
+        """Return the engine of a model, once it is loaded."""
+        exchange, path, body, model_id = computation.exchange, computation.path, computation.body, computation.model_id
+        if isinstance(self.directory.lookup(model_id), UnavailableModel):
+            streams = path in _STREAMS and body.is_json and await asks_for_stream(body.content)
+            client, lines = ClientStream(exchange), b"" if streams else None
+            held = HeldRequest(exchange.owner, trio.current_time(), client, lines)
+            await self.holds.wait(model_id, held, computation.hold)
+        return engine_of(self.directory, model_id, exchange.head.path)
+
+    async def _compute(self, computation: _Computation, excluding: Collection[int]) -> bool:
         """Forward a request to its engine."""
+        exchange, path, body = computation.exchange, computation.path, computation.body
+        engine = await self._loaded_engine(computation)
         if body.model != engine.alias:
             body.content = await body.with_model(engine.alias)
         request = Suspect("", path, body.content)
         if self.suspects.is_refused(request):
             raise refused(400, CULPRIT.detail, CULPRIT.cause.value)
         try:
-            with self.begin(engine.service, 0 if path in _WITHOUT_SLOT else body.answers) as passage:
+            with self.begin(engine.service) as passage:
                 if path.endswith("/chat/completions"):
                     async with long_step(len(body.content)):
                         body.content = encoded_for_engine(body.content, is_llama_cpp=passage.is_llama_cpp)
@@ -231,19 +256,44 @@ class PassThrough:
                     body.content = await limit_numbers(body.content, LIMIT_FIELDS, passage.max_answer_tokens)
                 is_renamed = isinstance(body.model, str) and body.model != engine.alias
                 editor = ModelNameRewriter.between(engine.alias, str(body.model)).edit if is_renamed else None
-                content, wait = body.content, passage.wait
-                to_engine = partial(
-                    self._forward, exchange, engine, content, excluding=excluding, wait=wait, editor=editor
+                slots = 0 if path in _WITHOUT_SLOT else body.answers
+                take = partial(passage.take, exchange.owner, computation.hold)
+                send = partial(
+                    self._send_in_turn, computation, engine, request, take=take, excluding=excluding, editor=editor
                 )
-                send = partial(self._send, engine, request, to_engine)
-                found = await self.suspects.attempt(engine.service, request, SUSPECT_SECONDS, send)
-                if isinstance(found, Failure):
-                    raise refused(503, found.detail, ENGINE_FAILED, {"Retry-After": "5"})
-                return found
+                parts = None
+                if path in _WITH_PROMPTS and slots > passage.slots > 0:
+                    parts = await split_prompts(body.content, passage.slots, slots)
+                if parts is None:
+                    return await send(body.content, slots)
+                return await _send_parts(*parts, PartAnswers(exchange, editor), send)
         except DialectError as exc:
             raise refused(400, str(exc), exc.code) from exc
-        finally:
-            self.suspects.leave(engine.service, request)
+
+    async def _send_in_turn(
+        self,
+        computation: _Computation,
+        engine: Backend,
+        request: Suspect,
+        content: bytes,
+        slots: int,
+        *,
+        take: Callable[[int], Turn],
+        **options: Any,
+    ) -> bool:
+        """Forward a request, or a part of one, once the engine has slots for it."""
+        async with take(slots) as has_waited:
+            if has_waited:  # the engine may be another one by now, or unloaded
+                engine = await self._loaded_engine(computation)
+            to_engine = partial(self._forward, computation.exchange, engine, content, **options)
+            try:
+                send = partial(self._send, engine, request, to_engine)
+                found = await self.suspects.attempt(engine.service, request, SUSPECT_SECONDS, send)
+            finally:
+                self.suspects.leave(engine.service, request)
+        if isinstance(found, Failure):
+            raise refused(503, found.detail, ENGINE_FAILED, {"Retry-After": "5"})
+        return found
 
     async def _send(self, engine: Backend, request: Suspect, forward_body: Callable[..., Awaitable[bool]]) -> bool:
         """Forward a request that may end its engine."""
@@ -286,11 +336,11 @@ class PassThrough:
         body: bytes,
         *,
         excluding: Collection[int] = (),
-        wait: trio.CancelScope | None = None,
         editor: BodyEditor | None = None,
         on_sent: OnSent | None = None,
+        parts: PartAnswers | None = None,
     ) -> bool:
-        """Forward a request; with `on_sent` it computes, and its errors are classified."""
+        """Forward a request; with `on_sent` it computes, and its errors are classified; `parts` keeps the answer."""
 
         def edit_error(response: Response) -> Response:
             own = request_error(response)
@@ -307,17 +357,29 @@ class PassThrough:
                 body,
                 credentials=engine.credentials,
                 excluding=excluding,
-                wait=wait,
                 editor=editor,
                 edit_error=None if on_sent is None else edit_error,
                 on_sent=on_sent,
-                relay=late,
+                relay=late if parts is None else partial(parts.keep, edit_error),
             )
         except HttpError as exc:
             if exchange.begun and (late is None or late.has_begun):
                 raise  # the server closes the connection, so that no client takes a partial response for a complete one
             _log.warning("engine request failed", model=engine.alias, error=str(exc))
             raise refused(502, f"the engine of {engine.alias!r} did not answer: {exc}", ENGINE_FAILED) from exc
+
+
+async def _send_parts(
+    bodies: Iterator[bytes], slots: int, answers: PartAnswers, send: Callable[..., Awaitable[bool]]
+) -> bool:
+    """Send the parts of a request one after the other, and respond with one answer."""
+    for body in bodies:
+        if not await send(body, slots, parts=answers):
+            return False
+        if answers.exchange.complete:  # with an error
+            return True
+    await answers.respond()
+    return True
 
 
 @attrs.define(eq=False)
@@ -342,7 +404,7 @@ class _LateRelay:
             await self.client.send(edit(b""))
             await self.client.finish()
             return
-        response = self.edit_error(await whole_error(answer))
+        response = self.edit_error(await whole_response(answer))
         error = error_in(parsed_refusal(response.body), refused=response.status >= 400)
         error = error or error_object(502, "the engine did not stream its answer", ENGINE_FAILED)
         await self.client.fail(dict(error), is_whole=True)

@@ -120,17 +120,17 @@ async def read_model(body: bytes) -> tuple[object, tuple[Span, ...] | None, int]
     await check_grammars(body)
     if is_parsed(body):
         async with long_step(len(body)):
-            payload = _parsed(body)
+            payload = parsed(body)
             if not isinstance(payload, dict):
                 raise BodyError("the body must be a JSON object")
             model = payload.get("model")
             _check_name(len(model) if isinstance(model, str) else 0)
             check_limits(payload)
             return model, None, answer_count(payload)
-    members = await _find_members(body, _READ)
+    members = await find_members(body, _READ)
     spans = tuple(Span(start, end, _name_at(body, start, end)) for name, start, end in members if name == "model")
     async with long_step(len(body)):
-        fields = {name: _parsed(body[start:end]) for name, start, end in members if name != "model"}
+        fields = {name: parsed(body[start:end]) for name, start, end in members if name != "model"}
         check_limits(fields)
         return (spans[-1].value if spans else None), spans, answer_count(fields)
 
@@ -160,7 +160,7 @@ async def find_model(body: bytes) -> tuple[Span, ...]:
     Raises:
         BodyError: The body is visibly not a JSON object, or has too many parts.
     """
-    members = await _find_members(body, ("model",))
+    members = await find_members(body, ("model",))
     return tuple(Span(start, end, _name_at(body, start, end)) for _, start, end in members)
 
 
@@ -172,14 +172,14 @@ async def limit_numbers(body: bytes, names: tuple[str, ...], most: int) -> bytes
     """
     async with long_step(len(body)):
         is_unique = all(body.count(b'"%b"' % name.encode()) < 2 for name in names) and not _ESCAPED_LETTER.search(body)
-        payload = _parsed(body) if is_unique and is_parsed(body) else None
+        payload = parsed(body) if is_unique and is_parsed(body) else None
     if isinstance(payload, dict):
         numbers = [each for name in names if isinstance(each := payload.get(name), int | float)]
         if max(numbers, default=most) <= most:
             return body
     pieces, at = [], 0
-    for _, start, end in await _find_members(body, names):
-        number = _parsed(body[start:end]) if end - start <= MAX_NAME_BYTES else None
+    for _, start, end in await find_members(body, names):
+        number = parsed(body[start:end]) if end - start <= MAX_NAME_BYTES else None
         if isinstance(number, int | float) and number > most:
             pieces += [body[at:start], b"%d" % most]
             at = end
@@ -192,11 +192,11 @@ async def asks_for_stream(body: bytes) -> bool:
     Raises:
         BodyError: The body is visibly not a JSON object, or has too many parts.
     """
-    found = await _find_members(body, ("stream",))
+    found = await find_members(body, ("stream",))
     return bool(found) and body[slice(*found[-1][1:])] == b"true"
 
 
-async def _find_members(body: bytes, names: tuple[str, ...]) -> list[tuple[str, int, int]]:
+async def find_members(body: bytes, names: tuple[str, ...]) -> list[tuple[str, int, int]]:
     """Return the name of each such member, and start and end of its value."""
     scanner = _Scanner(body, names)
     slices, has_more = scanner.scan(), True
@@ -216,7 +216,7 @@ def _name_at(body: bytes, start: int, end: int) -> str | int | None:
     if not raw.startswith(b'"'):
         return None if raw == b"null" else 0
     _check_name(len(raw))
-    name: str = _parsed(raw)
+    name: str = parsed(raw)
     return name
 
 
@@ -225,7 +225,12 @@ def _check_name(size: int) -> None:
         raise BodyError(f'"model" is longer than {MAX_NAME_BYTES} bytes; GET /v1/models lists the models')
 
 
-def _parsed(body: bytes) -> Any:
+def parsed(body: bytes) -> Any:
+    """Return a body, or a value in one.
+
+    Raises:
+        BodyError: It is not JSON.
+    """
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as exc:
@@ -310,7 +315,7 @@ class _Scanner:
         self._skip_whitespace()
         start = self._at
         yield from self._value()
-        if len(key) <= self._max_key_bytes and (name := _parsed(key)) in self._names:
+        if len(key) <= self._max_key_bytes and (name := parsed(key)) in self._names:
             self.found.append((name, start, self._at))
 
     def _value(self) -> Iterator[None]:

@@ -31,7 +31,7 @@ from llmkube.router.dialects.ollama_models import (
 )
 from llmkube.router.dispatch.request_body import BodyError, parse_body
 from llmkube.router.health.health_state import Reply
-from llmkube.router.refusals import RefusedError, refused
+from llmkube.router.refusals import refused
 
 LIST_TIMEOUT_SECONDS: Final = 2.0
 """For all engines together: people and menus wait for a list."""
@@ -139,10 +139,7 @@ class ModelList:
         objects = await self.objects(models)
         if not wanted:
             return Response.json(200, {"object": "list", "data": objects})
-        one = _named(models, wanted)
-        if one is None:
-            raise _no_such_model(wanted, models)
-        return Response.json(200, objects[models.index(one)])
+        return Response.json(200, objects[models.index(_required(models, wanted))])
 
     def switch(self, exchange: StreamExchange, command: str) -> Response:
         """Serve `/models/load` and `/models/unload` of llama.cpp's server, which do not wait.
@@ -159,9 +156,7 @@ class ModelList:
             wanted = parse_body(exchange.body)["model"]
         except BodyError as exc:
             raise refused(400, str(exc), exc.code) from exc
-        one = _named(models, wanted)
-        if one is None:
-            raise _no_such_model(wanted, models)
+        one = _required(models, wanted)
         value, loads = one.members["status"]["value"], command == "load"
         if loads == (value != State.UNLOADED.value):
             message = f"model {wanted!r} is {value}; it is {'already' if loads else 'not'} running"
@@ -257,8 +252,10 @@ def _named(models: Sequence[ModelEntry], wanted: str) -> ModelEntry | None:
     return by_name.get(known_name(wanted, by_name.__contains__))
 
 
-def _no_such_model(wanted: str, models: Sequence[ModelEntry]) -> RefusedError:
-    return no_such_model(wanted, [each.name for each in models if not each.is_alias])
+def _required(models: Sequence[ModelEntry], wanted: str) -> ModelEntry:
+    if (found := _named(models, wanted)) is None:
+        raise no_such_model(wanted, [each.name for each in models if not each.is_alias])
+    return found
 
 
 def _pulled(body: Mapping[str, Any], found: ModelEntry | None) -> Response:

@@ -9,7 +9,7 @@ import attrs
 import trio
 
 from llmkube.router.config.routing_config import Backend
-from llmkube.router.fair_queue import MAX_WAITING, FairQueue
+from llmkube.router.fair_queue import FairQueue
 
 DEFAULT_ANSWER_TOKENS: Final = 256.0
 """Assumed length of an answer until the engine has answered once."""
@@ -50,39 +50,17 @@ class Turn:
 
 
 @attrs.define(eq=False)
-class EngineWait:
-    """A request that waits at the engine itself, which serves such requests in order.
-
-    Attributes:
-        missing: Parts of it that have no slot yet.
-        scope: Limits its wait for the head of the response; without a deadline once it has a slot.
-        held: Number of slots that are taken for it.
-    """
-
-    missing: int
-    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
-    held: int = 0
-
-    def served(self, *, takes_slot: bool) -> None:
-        """Record that the engine serves one more part."""
-        self.missing, self.held = self.missing - 1, self.held + takes_slot
-        self.scope.deadline = math.inf
-
-
-@attrs.define(eq=False)
 class EngineQueue:
     """Queue of one engine, with moving averages in which the newest value has a weight of a fifth.
 
     Attributes:
         answer_tokens: Average length of an answer.
         seconds: Average time from admission to the end of a request.
-        at_engine: Requests that wait at the engine itself, oldest first.
     """
 
     queue: FairQueue[Turn]
     answer_tokens: float = DEFAULT_ANSWER_TOKENS
     seconds: float = DEFAULT_SECONDS
-    at_engine: dict[EngineWait, None] = attrs.field(factory=dict)
 
     def tokens_of(self, body_bytes: int, max_tokens: int | None, answers: int = 1) -> int:
         """Estimate the tokens of a request.
@@ -94,6 +72,10 @@ class EngineQueue:
         """
         answer = self.answer_tokens if max_tokens is None else min(max_tokens, self.answer_tokens)
         return max(1, body_bytes // BYTES_PER_TOKEN + round(answer * answers))
+
+    def tokens_in(self, seconds: float) -> int:
+        """Estimate the tokens of a request that had a slot for so long."""
+        return max(1, round(self.answer_tokens * seconds / max(self.seconds, 0.001)))
 
     def record_answer(self, turn: Turn, tokens: int, answer_tokens: int) -> None:
         """Charge an answer, and update the averages."""
@@ -112,17 +94,6 @@ class EngineQueue:
         for turn in self.queue.admit():
             turn.admitted_at = trio.current_time()
             turn.settled.set()
-
-    def pass_on_slot(self) -> None:
-        """Use a slot that was freed: the engine serves the oldest request that waits there.
-
-        A request that waits here is admitted as well, before later ones that wait at the engine.
-        """
-        if (oldest := next(iter(self.at_engine), None)) is not None:
-            oldest.served(takes_slot=not self.queue.waiting and self.queue.take_slot())
-            if not oldest.missing:
-                del self.at_engine[oldest]
-        self.admit()
 
     def retry_info(self, turn: Turn) -> tuple[int, bool]:
         """Return the retry delay for a turn that was not admitted, and whether its own tenant fills the queue."""
@@ -168,36 +139,9 @@ class Turns:
         finally:
             if turn.admitted_at is not None:
                 engine_queue.queue.ended(tenant, tokens, turn.charge, slots)
-                for _ in range(slots):
-                    engine_queue.pass_on_slot()
             else:
                 engine_queue.queue.remove(tenant, turn)
-                engine_queue.admit()
-
-    @contextmanager
-    def wait_at_engine(self, backend: Backend, seconds: float, slots: int = 1) -> Iterator[trio.CancelScope]:
-        """Take as many of some slots of a backend as are free, for a request that is sent to the engine in any case.
-
-        The result is cancelled after this time without a slot.
-
-        Raises:
-            trio.TooSlowError: Too many requests wait there already.
-        """
-        engine_queue, request = self.queue_of(backend), EngineWait(min(slots, backend.slots))
-        if len(engine_queue.at_engine) >= MAX_WAITING:
-            raise trio.TooSlowError
-        request.scope.deadline = trio.current_time() + seconds
-        while request.missing and engine_queue.queue.take_slot():
-            request.served(takes_slot=True)
-        if request.missing:
-            engine_queue.at_engine[request] = None
-        try:
-            yield request.scope
-        finally:
-            engine_queue.at_engine.pop(request, None)
-            for _ in range(request.held):
-                engine_queue.queue.return_slot()
-                engine_queue.pass_on_slot()
+            engine_queue.admit()
 
 
 def engines_of(backends: Iterable[Backend]) -> frozenset[Engine]:

@@ -34,7 +34,7 @@ async def test_another_user_does_not_take_all_places():
     async def hold(exchange):
         if exchange.head.path != "/quick":
             await trio.sleep_forever()
-        await exchange.respond(Response.text(200, "yes"))
+        await exchange.respond(Response.text(200, exchange.owner))
 
     def ask(target):
         sock = socket.create_connection(address)
@@ -57,7 +57,9 @@ async def test_another_user_does_not_take_all_places():
                 with contextlib.suppress(ConnectionResetError):
                     assert await sock.recv(100) == b""
         with trio.socket.from_stdlib_socket(ask("/quick")) as own:
-            assert (await own.recv(100)).startswith(b"HTTP/1.1 200")
+            answer = await own.recv(1000)
+            assert answer.startswith(b"HTTP/1.1 200")
+            assert answer.endswith(b"\r\n\r\n127.0.0.1 0")
         for each in others[:4]:
             each.close()
         nursery.cancel_scope.cancel()

@@ -25,18 +25,30 @@ CACHED = st.booleans().flatmap(
 CALL = st.builds(lambda name, given: {"type": "tool_use", "id": "c1", "name": name, "input": given}, NAMES, INPUTS)
 RESULT = st.builds(lambda text: {"type": "tool_result", "tool_use_id": "c1", "content": text}, WORDS)
 ASKED = st.lists(CACHED | IMAGE | DOCUMENT, min_size=1, max_size=3)
+THOUGHTS = st.lists(
+    st.builds(lambda text, name: {"type": "thinking", "thinking": text, "signature": name}, st.just("") | WORDS, NAMES)
+    | st.builds(lambda name: {"type": "redacted_thinking", "data": name}, NAMES),
+    max_size=3,
+)
 CALLED = st.builds(
-    lambda texts, calls, results, more: [
-        {"role": "assistant", "content": [*texts, *calls]},
+    lambda thoughts, texts, calls, results, more: [
+        {"role": "assistant", "content": [*thoughts, *texts, *calls]},
         {"role": "user", "content": [*results, *more]},
     ],
+    THOUGHTS,
     st.lists(TEXT, max_size=1),
     st.lists(CALL, min_size=1, max_size=2),
     st.lists(RESULT, min_size=1, max_size=2),
     st.lists(TEXT, max_size=2),
 )
 SAID = st.builds(
-    lambda text, asked: [{"role": "assistant", "content": [text]}, {"role": "user", "content": asked}], TEXT, ASKED
+    lambda thoughts, text, asked: [
+        {"role": "assistant", "content": [*thoughts, text]},
+        {"role": "user", "content": asked},
+    ],
+    THOUGHTS,
+    TEXT,
+    ASKED,
 )
 TURNS = st.builds(
     lambda first, more: [{"role": "user", "content": first}, *[turn for pair in more for turn in pair]],

@@ -113,7 +113,7 @@ MUTANTS = {
     "a cut answer looks finished": (messages_answers, "STOP_REASONS", lambda real: real | {"length": "end_turn"}),
     "a call looks like an end": (messages_answers, "STOP_REASONS", lambda real: real | {"tool_calls": "end_turn"}),
     "a cut answer of a backend looks finished": (
-        messages_backend, "FINISH_REASONS", lambda real: real | {"max_tokens": "stop"}),
+        messages_backend, "REASONS", lambda real: real | {"max_tokens": "stop"}),
     "a backend's tokens are not read": (messages_backend, "count_in", returning(lambda value: 0)),
     "Ollama's calls are lost": (ollama_client, "_calls_of", returning(lambda value: value[:1])),
     "Ollama's tokens are lost": (ollama_client, "count_in", returning(lambda value: 0)),

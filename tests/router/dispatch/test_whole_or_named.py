@@ -43,6 +43,7 @@ PATHS = {
     "responses": "/v1/responses",
     "ollama": "/api/chat",
 }
+DETAILS = r"messages\[\d+\]\.reasoning_details(\[\d+\])?"
 PICTURE, CONTENT = "iVBORw0KGgo", r"(messages|input)\[\d+\](\.(content|output)(\[\d+\])?)?"
 
 
@@ -129,8 +130,15 @@ def called(drawn, at):
     seen = [text_part(drawn, result)] + ([picture(drawn)] if drawn.dialect != "ollama" and drawn.is_drawn() else [])
     if drawn.dialect == "messages":
         use = {"type": "tool_use", "id": call_id, "name": name, "input": {"a": value}}
+        thought, signature = drawn.mark(r"messages\[\d+\]\.reasoning_content"), drawn.mark(DETAILS)
+        thoughts = [
+            {"type": "thinking", "thinking": thought, "signature": signature if drawn.is_drawn() else ""},
+            {"type": "redacted_thinking", "data": drawn.mark(DETAILS)},
+        ]
+        if not thoughts[0]["signature"]:
+            del drawn.marks[signature]
         return [
-            {"role": "assistant", "content": [text_part(drawn, said), use]},
+            {"role": "assistant", "content": [*thoughts, text_part(drawn, said), use]},
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call_id, "content": seen}]},
         ]
     if drawn.dialect == "responses":
@@ -153,7 +161,7 @@ def called(drawn, at):
         signature = drawn.mark(r"messages\[\d+\]\.tool_calls\[\d+\]\.extra_content")
         call["extra_content"] = {"google": {"thought_signature": signature}}
     if drawn.is_drawn(0.3):
-        detail = drawn.mark(r"messages\[\d+\]\.reasoning_details")
+        detail = drawn.mark(DETAILS)
         message["reasoning_details"] = [{"type": "reasoning.encrypted", "data": detail, "index": 0}]
     return [message, {"role": "tool", "tool_call_id": call_id, "content": seen}]
 

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from collections import Counter
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -20,6 +21,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.programs.one_machine import AgentDirectory
 from llmkube.router.dialects.inbound import in_dialect
+from llmkube.router.fair_queue import MAX_WAITING
 from llmkube.router.origin_policy import cors_lines, refuse_foreign_pages
 from llmkube.router.proxy.default_route import Services, default_config, run_default_route
 from llmkube.router.proxy.router import LIMITS
@@ -186,7 +188,12 @@ async def open_world(*engines):
 async def run_world(world):
     """Run the gateway of a world."""
     async with open_http_client(world.connect) as client, trio.open_nursery() as nursery:
-        handler = await nursery.start(run_default_route, world.there, client)
+        route = await nursery.start(run_default_route, world.there, client)
+
+        async def handler(exchange):
+            exchange.owner = exchange.head.lines.get("x-owner") or ""
+            await route(exchange)
+
         for engine in world.engines.values():
             await nursery.start(run_server, engine.handle, [engine.listener])
         await nursery.start(
@@ -499,7 +506,7 @@ async def test_requests_wait_for_a_slot(autojump_clock):
 
 
 async def test_what_passes_takes_a_slot(autojump_clock):
-    """Translated requests wait in the router, and come before later direct ones, which wait at the engine."""
+    """Direct and translated requests wait in one queue, in order of arrival."""
     engine, ended = Engine(), []
     engine.pause = 1.0
     async with open_world(engine) as world, trio.open_nursery() as nursery:
@@ -516,7 +523,65 @@ async def test_what_passes_takes_a_slot(autojump_clock):
         nursery.start_soon(ask, "translated", "/api/chat", 0.2)
         nursery.start_soon(ask, "third", CHAT, 1.05)
     assert ended == ["first", "second", "translated", "third"]
-    assert engine.most_at_once == 3  # the router adds no limit
+    assert engine.most_at_once == 1
+
+
+async def test_many_requests_of_one_user_delay_one_of_another_by_one_turn(autojump_clock):
+    """Beyond the limit of a queue, requests of the user with the most are refused."""
+    engine, answers = Engine(), Counter()
+    engine.pause = 1.0
+    async with open_world(engine) as world, trio.open_nursery() as nursery:
+        world.serve("chat", spec={"parallelSlots": 1})
+        assert (await world.ask("/api/tags", method="GET")).status == 200
+
+        async def ask():
+            answer = await world.ask(CHAT, HELLO, **{"x-owner": "busy"})
+            answers[answer.status] += 1
+
+        for _ in range(MAX_WAITING + 44):
+            nursery.start_soon(ask)
+        await trio.sleep(0.5)
+        assert answers == {429: 43}  # one has the slot
+        assert (await world.ask(CHAT, HELLO, **{"x-owner": "quiet"})).status == 200
+        assert trio.current_time() < 2.1
+        assert answers == {200: 1, 429: 44}
+        nursery.cancel_scope.cancel()
+    assert world.turns.queue_of(default_config(world.there).backends["ml/chat"]).queue.running == 0
+
+
+async def test_long_bodies_cost_a_client_no_turns(autojump_clock):
+    """A picture or a cached history has more bytes than the engine computes; the time at the engine is charged."""
+    engine, ended = Engine(), []
+    engine.pause = 1.0
+    long = HELLO | {"pad": "x" * 1_000_000}
+
+    async def ask(body, owner):
+        await world.ask(CHAT, body, **{"x-owner": owner})
+        ended.append(owner)
+
+    async with open_world(engine) as world, trio.open_nursery() as nursery:
+        world.serve("chat", spec={"parallelSlots": 1})
+        assert (await world.ask("/api/tags", method="GET")).status == 200
+        for _ in range(4):
+            nursery.start_soon(ask, long, "long")
+        await trio.sleep(0.1)
+        for _ in range(12):
+            nursery.start_soon(ask, HELLO, "short")
+    assert max(at for at, owner in enumerate(ended) if owner == "long") <= 8, ended
+
+
+async def test_a_request_that_waited_is_sent_to_the_engine_of_now(autojump_clock):
+    """The port of an engine that has exited may belong to another program."""
+    first, second = Engine(), Engine()
+    first.pause = 1.0
+    async with open_world(first, second) as world, trio.open_nursery() as nursery:
+        world.serve("chat", spec={"parallelSlots": 1})
+        assert (await world.ask("/api/tags", method="GET")).status == 200
+        nursery.start_soon(world.ask, CHAT, HELLO)
+        nursery.start_soon(world.ask, CHAT, HELLO)
+        await trio.sleep(0.5)
+        world.serve("chat", spec={"parallelSlots": 1}, port=2)
+    assert [[path for path, _, _ in each.asked].count(CHAT) for each in (first, second)] == [1, 1]
 
 
 async def test_an_answer_survives_its_engine(autojump_clock):
@@ -655,7 +720,9 @@ async def test_values_by_which_an_engine_would_allocate_or_loop_are_refused(path
         ("/v1/completions", {"prompt": ["a", "b", "c"]}, 3),
         ("/v1/completions", PADDING | {"prompt": ["a", "b", "c"]}, 3),
         ("/v1/completions", {"prompt": [1, 2, 3]}, 1),
-        ("/v1/completions", {"prompt": ["a"] * 60}, 4),
+        ("/v1/completions", {"prompt": ["a"] * 60}, 3),
+        ("/v1/completions", {"prompt": ["a", "b", "c"], "n": 3}, 3),
+        ("/v1/completions", {"prompt": list(range(60))}, 1),
         ("/tokenize", {"content": ["a", "b"]}, 0),
     ],
 )
@@ -674,3 +741,114 @@ async def test_a_request_takes_a_slot_for_each_of_its_parts(path, asked, slots):
         await world.answer("/api/chat", HELLO | {"stream": False})  # the router reads the new spec
         await world.answer(path, HELLO | asked)
     assert engine.slots == slots
+
+
+class Slotted(Engine):
+    """An engine with two slots that takes a second for each prompt, in the order of arrival."""
+
+    def __init__(self):
+        super().__init__()
+        self.free = trio.CapacityLimiter(2)
+        self.unlike = None
+
+    async def handle(self, exchange):
+        body = json.loads(exchange.body)
+        prompts = body.get("prompt", ["a chat"])
+        answers = [None] * len(prompts)
+
+        async def compute(at):
+            async with self.free:
+                await trio.sleep(1)
+            answers[at] = {"index": at, "text": f"to {prompts[at]}"}
+
+        async with trio.open_nursery() as nursery:
+            for at in range(len(prompts)):
+                nursery.start_soon(compute, at)
+        self.asked.append(exchange.body)
+        if self.unlike is not None and len(self.asked) > 1:
+            await exchange.respond(Response.json(*self.unlike))
+        elif exchange.request.path == CHAT:
+            await exchange.respond(Response.json(200, completion("yes")))
+        elif exchange.request.path == "/completion":
+            await exchange.respond(Response.json(200, answers if len(prompts) > 1 else answers[0]))
+        else:
+            usage = {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
+            answer = {"model": "engine-alias", "choices": answers, "usage": usage}
+            await exchange.respond(Response.json(200, answer))
+
+
+@asynccontextmanager
+async def slotted_world(slots=2):
+    engine = Slotted()
+    async with open_world(engine) as world:
+        world.serve("chat", spec={"parallelSlots": slots})
+        await world.answer("/api/chat", HELLO | {"stream": False})  # the router reads the new spec
+        engine.asked.clear()
+        yield world, engine
+
+
+PROMPTS = [f"p{at}" for at in range(24)]
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+async def test_a_list_of_prompts_leaves_room_for_a_chat(autojump_clock, slots):
+    """The engine gets some prompts at a time, and nothing else is changed; the client gets one answer with all."""
+    body = b'{"model": "chat","odd" : [1.0], "prompt": %b , "max_tokens": 9}' % json.dumps(PROMPTS).encode()
+    async with slotted_world(slots) as (world, engine), trio.open_nursery() as nursery:
+        engine.free.total_tokens = slots
+        answers = []
+
+        async def ask():
+            answers.append(await world.ask("/v1/completions", body))
+
+        nursery.start_soon(ask)
+        await trio.sleep(5.5)
+        began = trio.current_time()
+        await world.answer(CHAT, HELLO)
+        assert trio.current_time() - began <= 1.5
+    joined = json.loads(answers[0].body)
+    assert [(each["index"], each["text"]) for each in joined["choices"]] == [
+        (at, f"to {each}") for at, each in enumerate(PROMPTS)
+    ]
+    assert joined["model"] == "chat"
+    assert joined["usage"] == {"prompt_tokens": 48, "completion_tokens": 72, "total_tokens": 120}
+    sent = [each for each in engine.asked if b"odd" in each]
+    assert sent == [
+        b'{"model": "engine-alias","odd" : [1.0], "prompt": ["%b"] , "max_tokens": 9}' % each.encode()
+        for each in PROMPTS
+    ]
+
+
+async def test_prompts_in_llama_cpps_own_format_are_answered_by_a_list(autojump_clock):
+    """Its answer to one prompt is no list."""
+    async with slotted_world() as (world, _):
+        answer = await world.answer("/completion", {"model": "chat", "prompt": PROMPTS[:3]})
+    assert answer == [{"index": at, "text": f"to {each}"} for at, each in enumerate(PROMPTS[:3])]
+
+
+@pytest.mark.parametrize(
+    ("unlike", "status", "words", "asked"),
+    [
+        ((503, {"error": {"message": "busy", "code": 503}}), 503, "busy", 2),
+        ((200, [1]), 502, "answers to the prompts cannot be joined: choices must be a list of objects", 24),
+        ((200, [{"text": "x" * (1 << 25)}]), 502, "longer than 33554432 bytes; send fewer prompts", 2),
+    ],
+)
+async def test_an_error_in_a_part_of_the_prompts_is_the_answer(autojump_clock, unlike, status, words, asked):
+    """After an error the engine gets no further part."""
+    async with slotted_world() as (world, engine):
+        engine.unlike = unlike
+        answer = await world.ask("/v1/completions", {"model": "chat", "prompt": PROMPTS})
+        assert (answer.status, words in answer.body.decode()) == (status, True), answer.body
+        assert len(engine.asked) == asked
+
+
+async def test_a_stream_of_more_prompts_than_slots_is_refused(autojump_clock):
+    """The error has the alternatives."""
+    async with slotted_world() as (world, engine):
+        answer = await world.ask("/v1/completions", {"model": "chat", "prompt": PROMPTS, "stream": True})
+        assert answer.status == 400
+        assert json.loads(answer.body)["error"]["message"] == (
+            "prompt has 24 prompts, and its engine computes 2 at a time; send fewer, or omit stream"
+        )
+        assert engine.asked == []

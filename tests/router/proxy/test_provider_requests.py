@@ -5,6 +5,7 @@ import json
 import pytest
 
 from router.proxy import router_lab as rl
+from router.proxy.test_provider_shapes import block_message, events_of
 
 PIXEL = "data:image/png;base64,iVBORw0KGgo="
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
@@ -163,6 +164,101 @@ async def test_thoughts_go_back_to_the_provider_that_wrote_them():
             None if any("extra" in each for each in names) else google
         )
         assert turn.get("reasoning_details") == (None if any("reasoning" in each for each in names) else details)
+
+
+THOUGHTS = [
+    {"type": "thinking", "thinking": "hm, so", "signature": "sig1"},
+    {"type": "redacted_thinking", "data": "secret"},
+    {"type": "thinking", "thinking": "", "signature": "sig2"},
+]
+CLAUDE_BLOCKS = [*THOUGHTS, {"type": "text", "text": "yes"}, {"type": "tool_use", "id": "t", "name": "f", "input": {}}]
+THINKING = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
+
+
+def claude_stream():
+    """Return the stream of an answer in pieces."""
+    events = [{"type": "message_start", "message": CLAUDE_ANSWER | {"id": "x", "model": "c", "content": []}}]
+    for at, block in enumerate(CLAUDE_BLOCKS):
+        empty = block | {name: "" for name in ("thinking", "signature", "text") if name in block}
+        events.append({"type": "content_block_start", "index": at, "content_block": empty})
+        for name in ("thinking", "signature", "text"):
+            pieces = [each for each in (block.get(name, "")[:3], block.get(name, "")[3:]) if each]
+            pieces = ["".join(pieces)] if name == "signature" and pieces else pieces
+            events += [
+                {"type": "content_block_delta", "index": at, "delta": {"type": f"{name}_delta", name: each}}
+                for each in pieces
+            ]
+        events.append({"type": "content_block_stop", "index": at})
+    events += [{"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": {}}, {"type": "message_stop"}]
+    return b"".join(f"event: {each['type']}\ndata: {json.dumps(each)}\n\n".encode() for each in events)
+
+
+def chat_turn(chunks):
+    """Add up the chunks of an answer, without joining the details of its thoughts."""
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    return {
+        "role": "assistant",
+        "content": "".join(each.get("content") or "" for each in deltas),
+        "tool_calls": [CALL | {"id": "t"}],
+        "reasoning_details": [one for each in deltas for one in each.get("reasoning_details", ())],
+    }
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", rl.CHAT])
+@pytest.mark.parametrize("streams", [True, False])
+async def test_signed_thoughts_of_anthropic_come_back_whole(path, streams):
+    """Clients of messages and of chat completions get them with signatures, which Anthropic gets in the next turn."""
+    backend = rl.cloud("p", base_url="http://a/v1", provider="anthropic", dialect="anthropic")
+    first = rl.stream(claude_stream()) if streams else rl.answer(body=CLAUDE_ANSWER | {"content": CLAUDE_BLOCKS})
+    player = rl.Player((first, rl.answer(body=CLAUDE_ANSWER)))
+    is_chat, result = path == rl.CHAT, {"type": "tool_result", "tool_use_id": "t", "content": "r"}
+    async with rl.open_lab(rl.config_of(backend), {"a": player}) as lab:
+        asked = {"model": "m", "max_tokens": 2048, "messages": [HI], "stream": streams} | ({} if is_chat else THINKING)
+        answer = await lab.ask(asked, path)
+        assert answer.status == 200
+        if is_chat:
+            found = chat_turn(events_of(answer.body)) if streams else json.loads(answer.body)["choices"][0]["message"]
+            turns = [found, {"role": "tool", "tool_call_id": "t", "content": "r"}]
+        else:
+            found = block_message(events_of(answer.body)) if streams else json.loads(answer.body)
+            assert found["content"] == CLAUDE_BLOCKS
+            turns = [{"role": "assistant", "content": found["content"]}, {"role": "user", "content": [result]}]
+        assert (await lab.ask(asked | {"messages": [HI, *turns], "stream": False}, path)).status == 200
+        dropped = lab.audit[1].get("droppedFields") or []
+    assert [each.get("thinking") for each in player.bodies] == [None if is_chat else THINKING["thinking"]] * 2
+    assert player.bodies[1]["messages"][1]["content"] == CLAUDE_BLOCKS
+    assert [each for each in dropped if "refusal" not in each] == []
+
+
+@pytest.mark.parametrize(
+    ("blocks", "names"),
+    [
+        ([{"type": "thinking", "thinking": "hm", "signature": ""}], ["messages[1].reasoning_content"]),
+        (THOUGHTS, []),
+    ],
+)
+async def test_anthropic_gets_no_thought_without_a_signature(blocks, names):
+    """It is of an engine or of another provider, and Anthropic refuses it."""
+    said = {"role": "assistant", "content": [*blocks, {"type": "text", "text": "yes"}]}
+    asked, dropped = await claude(rl.MESSAGE | {"messages": [HI, said, HI]}, "/v1/messages")
+    assert (asked["messages"][1]["content"], dropped) == ([*([] if names else blocks), said["content"][-1]], names)
+
+
+async def test_signed_thoughts_are_translated_for_others_and_the_rest_is_named():
+    """Engines get the text; OpenRouter returns details to Anthropic; OpenAI takes neither."""
+    body = rl.MESSAGE | THINKING | {"messages": [HI, {"role": "assistant", "content": CLAUDE_BLOCKS[:-1]}, HI]}
+    for host, names in {
+        "openrouter.ai": ["thinking"],
+        "api.openai.com": ["thinking", "messages[1].reasoning_content", "messages[1].reasoning_details"],
+    }.items():
+        asked, dropped = await sent_to(host, body, "/v1/messages")
+        assert (dropped, "thinking" in asked) == (names, False)
+        assert ("reasoning_details" in asked["messages"][1]) == (host == "openrouter.ai")
+    async with rl.open_lab(rl.config_of(rl.local("e")), {"e": rl.Player((rl.answer(),))}) as lab:
+        assert (await lab.ask(body, "/v1/messages")).status == 200
+        (asked,) = lab.players["e"].bodies
+        assert asked["messages"][1] == {"role": "assistant", "content": "yes", "reasoning_content": "hm, so"}
+        assert lab.audit[0]["droppedFields"] == ["thinking", "messages[1].reasoning_details"]
 
 
 async def test_a_signature_survives_a_client_that_keeps_only_ids():

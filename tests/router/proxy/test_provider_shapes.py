@@ -100,7 +100,7 @@ def block_message(events):
         elif event["type"] == "content_block_delta":
             delta = event["delta"]
             written += delta.get("partial_json", "")
-            for name in ("text", "thinking"):
+            for name in ("text", "thinking", "signature"):
                 if name in delta:
                     message["content"][-1][name] += delta[name]
         elif event["type"] == "content_block_stop" and written:

@@ -267,6 +267,16 @@ async def test_a_provider_s_cache_shows_nothing_of_another_tenant(auth, path, st
     assert lab.audit[-1]["cachedTokens"] == 1111
 
 
+async def test_an_engine_shows_a_tenant_what_is_cached_of_its_own_prompts(auth):
+    """Its caches are separate: the counters are in the answer and in `Server-Timing`."""
+    whole = TIMED | {"usage": CACHED}
+    async with rl.open_lab(rl.config_of(rl.local("mac"), auth=auth), mac=rl.answer(body=whole)) as lab:
+        found = await lab.ask(headers=QUIET)
+        assert lab.players["mac"].bodies[0]["cache_salt"]
+    assert json.loads(found.body)["usage"] == CACHED
+    assert 'cached;desc="1111"' in found.headers.get("server-timing")
+
+
 @pytest.mark.parametrize("shared", [Auth(), None])
 async def test_a_router_may_share_caches(auth, shared):
     """Without keys there are no tenants; with them, it is the owner's decision."""

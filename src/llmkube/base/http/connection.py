@@ -312,6 +312,7 @@ class Connection:
             keep_alive=keep_alive,
             stamp=self._stamp,
             peer=self.peer_host,
+            owner=self.owner,
         )
         try:
             if isinstance(below_tls(self._stream), HubStream):

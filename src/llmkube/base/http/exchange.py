@@ -63,6 +63,7 @@ class StreamExchange:
         keep_alive: The client may send another request after this response.
         stamp: Header lines to add to the response.
         peer: Address that the request comes from; "" if it has none.
+        owner: The same with the client's user, where the server knows it.
     """
 
     head: RequestHead
@@ -73,6 +74,7 @@ class StreamExchange:
     keep_alive: bool = attrs.field(kw_only=True)
     stamp: bytes = attrs.field(default=b"", kw_only=True)
     peer: str = attrs.field(default="", kw_only=True)
+    owner: str = attrs.field(default="", kw_only=True)
     begun: bool = attrs.field(default=False, init=False)
     complete: bool = attrs.field(default=False, init=False)
     _hub_stream: HubStream | None = attrs.field(init=False)

@@ -5,7 +5,6 @@ other server's CORS headers are left out if this one adds its own (`stamp`): a b
 """
 
 from collections.abc import Awaitable, Callable, Collection
-from contextlib import nullcontext
 from typing import Final
 
 import trio
@@ -37,7 +36,6 @@ async def forward(
     *,
     credentials: bytes = b"",
     excluding: Collection[int] = (),
-    wait: trio.CancelScope | None = None,
     editor: BodyEditor | None = None,
     edit_error: ErrorEditor | None = None,
     on_sent: OnSent | None = None,
@@ -54,7 +52,6 @@ async def forward(
         body: The whole body.
         credentials: Header lines that replace the client's own credentials, which are not forwarded.
         excluding: Statuses whose responses are not relayed: the caller responds instead.
-        wait: Cancels the wait for the head of the response.
         editor: Edits the body of the response; None relays it unchanged.
         edit_error: Edits errors; None relays them like other responses.
         on_sent: Called once the whole request has been sent.
@@ -64,24 +61,19 @@ async def forward(
         ConnectError: No connection.
         ConnectionLostError: The connection was lost; if `exchange.begun`, in the middle of the response.
         ProtocolError: The server does not speak HTTP/1.1.
-        TooSlowError: `wait` was cancelled.
     """
     request_head = exchange.head
     passed = request_head.without_credentials + credentials
     lines = (request_head.request_line, netloc(origin).encode("ascii"), passed, len(body))
     head = b"%bHost: %b\r\n%bContent-Length: %d\r\n\r\n" % lines
-    answer = None
-    with wait or nullcontext():
-        answer = await client.start(origin, request_head.method, head, body, on_sent=on_sent)
-    if answer is None:
-        raise trio.TooSlowError
+    answer = await client.start(origin, request_head.method, head, body, on_sent=on_sent)
     try:
         if answer.head.status in excluding:
             return False
         if relay is not None:
             await relay(answer)
         elif edit_error is not None and (answer.status == 400 or answer.status >= 500):
-            await exchange.respond(edit_error(await whole_error(answer)))
+            await exchange.respond(edit_error(await whole_response(answer)))
         elif editor is None:
             await _relay(answer, exchange)
         else:
@@ -92,10 +84,10 @@ async def forward(
             await trio.aclose_forcefully(answer.stream)
 
 
-async def whole_error(answer: StreamedResponse) -> Response:
-    """Return an error with its body, up to `MAX_ERROR_BYTES`."""
+async def whole_response(answer: StreamedResponse, most: int = MAX_ERROR_BYTES) -> Response:
+    """Return a response with its body, up to about so many bytes."""
     received = bytearray()
-    while len(received) < MAX_ERROR_BYTES and (piece := await answer.receive_some()):
+    while len(received) < most and (piece := await answer.receive_some()):
         received += piece
     return Response(answer.status, answer.headers.end_to_end().without("content-length"), bytes(received))
 

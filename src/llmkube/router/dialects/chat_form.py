@@ -13,13 +13,12 @@ import attrs
 import orjson
 
 from llmkube.router.dialects.dialect import DialectError, JsonObject, dumped, object_in, objects_in, text_in
-from llmkube.router.dialects.providers import TABLE, with_signature
+from llmkube.router.dialects.providers import REASONS, TABLE, with_signature
 
 MAX_CALLS: Final = 1024
 """Tool calls of one answer; more are a fault of the backend."""
 
 _WRITES: Final = TABLE["writes"]
-_REASONS: Final = {other: name for name, others in _WRITES["reasons"].items() for other in others}
 _WITHOUT_CACHE: Final = ("prompt_tokens", "completion_tokens", "total_tokens", "completion_tokens_details")
 """Members of `usage` that do not depend on what was cached; prices do."""
 
@@ -101,7 +100,7 @@ class ChatForm:
         calls = self._calls.setdefault(str(choice.get("index") or 0), []) if pieces or self._calls else []
         fixed = [_fixed(piece, calls, answer_id, is_whole=place == "message") for piece in pieces]
         reason = choice.get("finish_reason")
-        found = _REASONS.get(reason.lower(), reason) if isinstance(reason, str) else reason
+        found = REASONS.get(reason.lower(), reason) if isinstance(reason, str) else reason
         if calls and reason:
             found = "tool_calls" if found == "stop" else found
             for call in calls:

@@ -58,6 +58,10 @@ def engine_body(body: Mapping[str, Any], dropped: list[str], *, is_llama_cpp: bo
     if is_llama_cpp:
         refuse_unknown_patterns(body)
     messages = objects_in(body.get("messages"), "messages")
+    if signed := [at for at, turn in enumerate(messages) if "reasoning_details" in turn]:  # no template reads them
+        dropped += [f"messages[{at}].reasoning_details" for at in signed]
+        messages = [{name: each for name, each in turn.items() if name != "reasoning_details"} for turn in messages]
+        body = {**body, "messages": messages}
     roles = [turn.get("role") for turn in messages]
     first = messages[0].get("content") if messages else None
     cleaned = _without_billing(first) if first and roles[0] in _SYSTEM else first

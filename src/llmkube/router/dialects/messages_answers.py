@@ -24,25 +24,12 @@ from llmkube.router.dialects.dialect import (
     text_in,
 )
 from llmkube.router.dialects.error_shapes import CONTEXT_FULL
+from llmkube.router.dialects.messages_backend import thoughts_of
+from llmkube.router.dialects.providers import TABLE
 
-STOP_REASONS: Final[Mapping[str, str]] = {
-    "stop": "end_turn",
-    "length": "max_tokens",
-    "tool_calls": "tool_use",
-    "function_call": "tool_use",
-    "content_filter": "refusal",
-}
+STOP_REASONS: Final[Mapping[str, str]] = TABLE["messages"]["reasons"]
 _STOP_NAMES: Final = frozenset({*STOP_REASONS, *STOP_REASONS.values(), "stop_sequence"})
-_ERRORS: Final[Mapping[int, str]] = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-    529: "overloaded_error",
-}
+_ERRORS: Final[Mapping[str, str]] = TABLE["messages"]["errors"]
 _ANTHROPIC_USAGE: Final = dict.fromkeys(
     ("cache_creation", "inference_geo", "output_tokens_details", "server_tool_use", "service_tier")
 )
@@ -52,7 +39,7 @@ PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 def messages_error(status: int, error: Mapping[str, Any]) -> JsonObject:
     """Return an error in Anthropic's format."""
-    kind = _ERRORS.get(status) or ("invalid_request_error" if status < 500 else "api_error")
+    kind = _ERRORS.get(str(status)) or ("invalid_request_error" if status < 500 else "api_error")
     body: JsonObject = {"type": kind, "message": message_of(error)}
     needed, limit = count_in(error, "n_prompt_tokens"), count_in(error, "n_ctx")
     if error.get("code") == CONTEXT_FULL and (
@@ -68,8 +55,8 @@ def message_of_chat(chat: Mapping[str, Any], model: str) -> JsonObject:
     """Translate a whole answer."""
     choice = choice_in(chat)
     body = object_in(choice.get("message"), "message")
-    content: list[JsonObject] = []
-    if body.get("reasoning_content"):
+    content = thoughts_of(body, "message", [])
+    if body.get("reasoning_content") and not content:
         content.append({"type": "thinking", "thinking": body["reasoning_content"], "signature": ""})
     texts = [text for text in (body.get("content"), body.get("refusal")) if isinstance(text, str) and text]
     content += [{"type": "text", "text": text} for text in texts]
@@ -165,6 +152,13 @@ class MessagesTranslator(AnswerTranslator):
         if thought := text_in(delta, "reasoning_content"):
             events += self._block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
             events.append(self._piece({"type": "thinking_delta", "thinking": thought}))
+        for block in thoughts_of(delta, "delta", []):
+            if signature := block.get("signature"):
+                events += self._block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+                events.append(self._piece({"type": "signature_delta", "signature": signature}))
+            else:
+                events += self._block(block["type"], block)
+            events += self._stop()
         for text in (delta.get("content"), delta.get("refusal")):
             if isinstance(text, str) and text:
                 events += self._block("text", {"type": "text", "text": ""})

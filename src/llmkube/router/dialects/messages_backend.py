@@ -20,9 +20,10 @@ from llmkube.router.dialects.dialect import (
     dumped,
     object_in,
     objects_in,
+    text_in,
     text_of_block,
 )
-from llmkube.router.dialects.providers import PROVIDERS, fitted
+from llmkube.router.dialects.providers import PROVIDERS, REASONS, fitted
 
 DEFAULT_TOKENS: Final = 4096
 """Limit for requests without one: it is mandatory in the Messages API."""
@@ -30,16 +31,7 @@ DEFAULT_TOKENS: Final = 4096
 VERSION: Final = "2023-06-01"
 """Version of the API, for its header."""
 
-FINISH_REASONS: Final[Mapping[str, str]] = {
-    "end_turn": "stop",
-    "stop_sequence": "stop",
-    "pause_turn": "stop",
-    "max_tokens": "length",
-    "model_context_window_exceeded": "length",
-    "tool_use": "tool_calls",
-    "refusal": "content_filter",
-}
-_SAME: Final = ("model", "temperature", "top_p", "top_k", "stream")
+_SAME: Final = ("model", "temperature", "top_p", "top_k", "stream", "thinking")
 _TOOL_CHOICES: Final[Mapping[str, str]] = {"auto": "auto", "required": "any", "none": "none"}
 
 
@@ -59,7 +51,7 @@ def messages_request(chat: Mapping[str, Any], *, count: bool = False) -> tuple[J
     body: JsonObject = {name: chat[name] for name in _SAME if chat.get(name) is not None}
     limit = chat.get("max_completion_tokens") or chat.get("max_tokens")
     body["max_tokens"] = limit or DEFAULT_TOKENS
-    system, body["messages"] = _turns(objects_in(chat.get("messages"), "messages"))
+    system, body["messages"] = _turns(objects_in(chat.get("messages"), "messages"), dropped)
     last = body["messages"][-1] if body["messages"] else {}
     if last.get("role") == "assistant" and last["content"][-1]["type"] == "text":
         last["content"][-1]["text"] = last["content"][-1]["text"].rstrip()  # refused at the end of a request
@@ -80,7 +72,53 @@ def messages_request(chat: Mapping[str, Any], *, count: bool = False) -> tuple[J
     return body, tuple(dropped)
 
 
-_COUNT_FIELDS: Final = frozenset({"model", "messages", "system", "tools", "tool_choice"})
+_COUNT_FIELDS: Final = frozenset({"model", "messages", "system", "thinking", "tools", "tool_choice"})
+SIGNED: Final = "anthropic-claude-v1"
+"""Format of Anthropic's thoughts in `reasoning_details`, where OpenRouter writes them as well."""
+THOUGHTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
+    "thinking": ("reasoning.text", {"thinking": "text", "signature": "signature"}),
+    "redacted_thinking": ("reasoning.encrypted", {"data": "data"}),
+}
+"""For each type of a block, the type of the detail and its names; without the last one Anthropic refuses the block."""
+THOUGHT_KINDS: Final = tuple(THOUGHTS)
+
+
+def detail_of(block: Mapping[str, Any], index: int) -> JsonObject:
+    """Return a thought, or a piece of one, as a detail of a chat completion."""
+    kind, names = THOUGHTS[block["type"]]
+    found = {name: each for own, name in names.items() if (each := text_in(block, own))}
+    return {"type": kind, "format": SIGNED, "index": index} | found
+
+
+def thought_fields(blocks: list[JsonObject]) -> JsonObject:
+    """Return the fields of a chat's message for thoughts: their text, and the details if any is signed."""
+    details = [detail_of(block, at) for at, block in enumerate(blocks)]
+    text = "".join(each.get("text", "") for each in details)
+    is_signed = any("signature" in each or "data" in each for each in details)
+    return ({"reasoning_content": text} if text else {}) | ({"reasoning_details": details} if is_signed else {})
+
+
+def thoughts_of(message: Mapping[str, Any], where: str, dropped: list[str]) -> list[JsonObject]:
+    """Return the blocks of the thoughts in a message, or in a piece of one, and name those without a signature."""
+    whole: list[JsonObject] = []
+    for piece in objects_in(message.get("reasoning_details"), f"{where}.reasoning_details"):
+        last = whole[-1] if whole and "signature" not in whole[-1] else {}
+        if last and (last.get("type"), last.get("index")) == (piece.get("type"), piece.get("index")):
+            text = text_in(last, "text") + text_in(piece, "text")
+            whole[-1] = last | piece | {"text": text}
+        else:
+            whole.append(piece)
+    found = []
+    for at, detail in enumerate(whole):
+        own, names = next(((own, row[1]) for own, row in THOUGHTS.items() if row[0] == detail.get("type")), ("", {}))
+        block = {"type": own} | {name: text_in(detail, each) for name, each in names.items()}
+        if detail.get("format") == SIGNED and list(block.values())[-1] and names:
+            found.append(block)
+        else:
+            dropped.append(f"{where}.reasoning_details[{at}]")
+    has_text = any(each["type"] == "thinking" for each in found)
+    dropped += [f"{where}.{name}" for name in ("reasoning", "reasoning_content") if message.get(name) and not has_text]
+    return found
 
 
 def _refuse_unsupported(chat: Mapping[str, Any]) -> None:
@@ -106,7 +144,7 @@ def _output_format(chat: Mapping[str, Any]) -> JsonObject | None:
     return {"type": "json_schema", "schema": schema}
 
 
-def _turns(messages: list[JsonObject]) -> tuple[list[JsonObject], list[JsonObject]]:
+def _turns(messages: list[JsonObject], dropped: list[str]) -> tuple[list[JsonObject], list[JsonObject]]:
     """Return the system blocks, and the turns; consecutive turns of one role are merged."""
     system: list[JsonObject] = []
     turns: list[JsonObject] = []
@@ -123,7 +161,7 @@ def _turns(messages: list[JsonObject]) -> tuple[list[JsonObject], list[JsonObjec
                 result["is_error"] = True
             blocks = [result | ({"content": _tool_content(content, f"{where}.content")} if content else {})]
         elif role == "assistant":
-            mapped, blocks = "assistant", _assistant_blocks(message, where)
+            mapped, blocks = "assistant", _assistant_blocks(message, where, dropped)
         elif role in ("user", "system", "developer"):  # Anthropic's models read a later system turn in its place
             mapped, blocks = "user" if role == "user" else "system", _blocks(content, f"{where}.content")
         else:
@@ -139,8 +177,8 @@ def _tool_content(content: object, where: str) -> str | list[JsonObject]:
     return content if isinstance(content, str) else _blocks(content, where)
 
 
-def _assistant_blocks(message: Mapping[str, Any], where: str) -> list[JsonObject]:
-    blocks = _blocks(message.get("content"), f"{where}.content")
+def _assistant_blocks(message: Mapping[str, Any], where: str, dropped: list[str]) -> list[JsonObject]:
+    blocks = thoughts_of(message, where, dropped) + _blocks(message.get("content"), f"{where}.content")
     if isinstance(message.get("refusal"), str):
         blocks.append({"type": "text", "text": message["refusal"]})
     for at, call in enumerate(objects_in(message.get("tool_calls"), f"{where}.tool_calls")):
@@ -219,21 +257,20 @@ def chat_of_message(message: Mapping[str, Any]) -> JsonObject:
     if "input_tokens" in message:  # a token count, which costs no tokens
         none = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
         return {"input_tokens": message["input_tokens"], "usage": none}
-    text, thoughts = "", ""
+    text = ""
     calls: list[JsonObject] = []
+    thoughts: list[JsonObject] = []
     for block in objects_in(message.get("content"), "content"):
         if block.get("type") == "text":
             text += str(block.get("text") or "")
-        elif block.get("type") == "thinking":
-            thoughts += str(block.get("thinking") or "")
+        elif block.get("type") in THOUGHT_KINDS:
+            thoughts.append(block)
         elif block.get("type") == "tool_use":
             calls.append(call_of(block.get("id"), block.get("name"), block.get("input")))
-    mapped: JsonObject = {"role": "assistant", "content": text or None, "refusal": None}
-    if thoughts:
-        mapped["reasoning_content"] = thoughts
+    mapped: JsonObject = {"role": "assistant", "content": text or None, "refusal": None} | thought_fields(thoughts)
     if calls:
         mapped["tool_calls"] = calls
-    reason = FINISH_REASONS.get(str(message.get("stop_reason")), "stop")
+    reason = REASONS.get(str(message.get("stop_reason")), "stop")
     return {
         "id": message.get("id"),
         "object": "chat.completion",
@@ -283,6 +320,7 @@ class MessageEvents:
     _model: str = ""
     _usage: JsonObject = attrs.field(factory=dict)
     _call: int = -1
+    _thought: int = -1
     _role: JsonObject = attrs.field(factory=dict)
     _input: JsonObject | None = None  # of the open call, whose arguments have not begun
 
@@ -312,7 +350,7 @@ class MessageEvents:
             reason = delta.get("stop_reason")
             if not reason:
                 return []
-            end = self._chunk({}, FINISH_REASONS.get(str(reason), "stop"))
+            end = self._chunk({}, REASONS.get(str(reason), "stop"))
             end["choices"][0] |= _matched_stop(delta)
             usage = {"choices": [], "usage": usage_of_message(self._usage)}
             return [end, self._chunk({}) | usage] if usage["usage"] else [end]
@@ -329,17 +367,26 @@ class MessageEvents:
             function = {"name": block.get("name"), "arguments": ""}
             call = {"index": self._call, "id": block.get("id"), "type": "function", "function": function}
             return [self._chunk({"tool_calls": [call]})]
+        if block.get("type") in THOUGHT_KINDS:
+            self._thought += 1
+            return self._detail(block)
         return [self._chunk({"content": block["text"]})] if block.get("text") else []
 
     def _piece(self, delta: Mapping[str, Any]) -> list[JsonObject]:
         kind = delta.get("type")
         if kind == "text_delta":
             return [self._chunk({"content": delta.get("text")})]
-        if kind == "thinking_delta":
-            return [self._chunk({"reasoning_content": delta.get("thinking")})]
+        if kind in ("thinking_delta", "signature_delta"):
+            return self._detail({**delta, "type": "thinking"})
         if kind == "input_json_delta" and delta.get("partial_json"):
             return self._arguments(delta["partial_json"])
         return []
+
+    def _detail(self, block: Mapping[str, Any]) -> list[JsonObject]:
+        detail = detail_of(block, self._thought)
+        text = {"reasoning_content": detail["text"]} if "text" in detail else {}
+        is_empty = detail.keys().isdisjoint(("text", "signature", "data"))
+        return [] if is_empty else [self._chunk(text | {"reasoning_details": [detail]})]
 
     def _arguments(self, text: object) -> list[JsonObject]:
         self._input = None

@@ -21,9 +21,10 @@ from llmkube.router.dialects.dialect import (
     text_in,
 )
 from llmkube.router.dialects.messages_answers import CountTranslator, MessagesTranslator
+from llmkube.router.dialects.messages_backend import THOUGHT_KINDS, thought_fields
 
-_SAME: Final = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream")
-_SCALARS: Final = {"max_tokens": int, "temperature": int | float, "top_p": int | float, "top_k": int}
+_SAME: Final = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "thinking")
+_SCALARS: Final = {"max_tokens": int, "temperature": int | float, "top_p": int | float, "top_k": int, "thinking": dict}
 _TOOL_CHOICES: Final[Mapping[str, str]] = {"auto": "auto", "any": "required", "none": "none"}
 _TOOL_FIELDS: Final = frozenset({"type", "name", "description", "input_schema", "strict", "cache_control"})
 CLIENT_TOOLS: Final = read_table(__package__, "client_tools")
@@ -143,24 +144,23 @@ def _assistant_message(content: object, where: str, dropped: list[str]) -> JsonO
         return {"role": "assistant", "content": content}
     texts: list[JsonObject] = []
     calls: list[JsonObject] = []
-    thoughts = ""
+    thoughts: list[JsonObject] = []
     for at, block in enumerate(objects_in(content, where)):
         kind = block.get("type")
         if kind == "tool_use":
             check_kinds(block, {"id": str, "name": str, "input": dict}, f"{where}[{at}].")
             calls.append(call_of(block.get("id"), block.get("name"), block.get("input")))
-        elif kind == "thinking":
-            thoughts += text_in(block, "thinking")
-        elif kind != "redacted_thinking":
+        elif kind in THOUGHT_KINDS:
+            check_kinds(block, {"thinking": str, "signature": str, "data": str}, f"{where}[{at}].")
+            thoughts.append(block)
+        else:
             texts += _part(block, f"{where}[{at}]", dropped)
     message: JsonObject = {"role": "assistant", "content": texts or (None if calls else "")}
     if len(texts) == 1 and set(texts[0]) == {"type", "text"}:
         message["content"] = texts[0]["text"]
-    if thoughts:
-        message["reasoning_content"] = thoughts
     if calls:
         message["tool_calls"] = calls
-    return message
+    return message | thought_fields(thoughts)
 
 
 def _tool_result(block: Mapping[str, Any], where: str, dropped: list[str]) -> JsonObject:

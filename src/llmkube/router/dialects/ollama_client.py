@@ -41,7 +41,6 @@ MAX_CALL_CHARACTERS: Final = 4 << 20
 _NANOSECONDS: Final = 1_000_000
 _MAX_TIMESTAMP: Final = 253402300799
 """The last second of year 9999, the maximum of `datetime`."""
-_REASONS: Final[Mapping[str, str]] = {"length": "length"}
 
 
 def ollama_error(_status: int, error: Mapping[str, Any]) -> JsonObject:
@@ -160,7 +159,7 @@ def _stats(body: Mapping[str, Any], reason: str) -> JsonObject:
     read, written = (_nanoseconds(timings.get(name)) for name in ("prompt_ms", "predicted_ms"))
     return {
         "done": True,
-        "done_reason": _REASONS.get(reason, "stop"),
+        "done_reason": reason if reason == "length" else "stop",
         "total_duration": read + written,
         "load_duration": 0,
         "prompt_eval_count": count_in(usage, "prompt_tokens"),
@@ -205,19 +204,12 @@ class EmbedTranslator(AnswerTranslator):
         }
 
 
-_OPTIONS: Final[Mapping[str, str]] = {
-    "frequency_penalty": "frequency_penalty",
-    "min_p": "min_p",
-    "num_predict": "max_tokens",
-    "presence_penalty": "presence_penalty",
-    "repeat_last_n": "repeat_last_n",
-    "repeat_penalty": "repeat_penalty",
-    "seed": "seed",
-    "stop": "stop",
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "typical_p": "typical_p",
+_OPTIONS: Final[Mapping[str, str]] = {"num_predict": "max_tokens"} | {
+    name: name
+    for name in (
+        *("frequency_penalty", "min_p", "presence_penalty", "repeat_last_n", "repeat_penalty", "seed", "stop"),
+        *("temperature", "top_k", "top_p", "typical_p"),
+    )
 }
 _KINDS: Final = {name: int | float for name in _OPTIONS if name != "stop"}
 _REFUSED: Final = ("context", "raw", "suffix", "template")

@@ -20,6 +20,8 @@ from llmkube.base.package_data import read_table
 from llmkube.router.dialects.dialect import DialectError, JsonObject, dumped, object_in, objects_in
 
 TABLE: Final = read_table(__package__, "providers")
+REASONS: Final = {other: name for name, others in TABLE["writes"]["reasons"].items() for other in others}
+"""OpenAI's reason for the end of an answer, by the name that another API has for it."""
 
 
 class Leaf:
@@ -116,11 +118,13 @@ class Provider:
     name_length: float = math.inf
     blank: bool = True
     signed: str = ""
+    adds: Mapping[str, str] = attrs.field(factory=dict)
 
     @functools.cache  # noqa: B019 (rows are never freed)
     def shape(self, path: str) -> Mapping[str, Shape]:
         """Return the allowed fields of a request at a path below `/v1`."""
-        return functools.reduce(_without, (each.split(".") for each in self.drops), FIELDS[path])
+        known = {**FIELDS[path], **{name: _shape(each) for name, each in self.adds.items()}}
+        return functools.reduce(_without, (each.split(".") for each in self.drops), known)
 
 
 def _without(shape: Any, place: list[str]) -> Any:
@@ -132,7 +136,7 @@ def _without(shape: Any, place: list[str]) -> Any:
     return kept | ({place[0]: _without(shape[place[0]], place[1:])} if place[1:] else {})
 
 
-_OTHERS: Final = ("shapes", "paths", "engine_fields", "engine_limits", "writes")
+_OTHERS: Final = ("shapes", "paths", "types", "engine_fields", "engine_limits", "writes", "messages")
 ENGINE_LIMITS: Final = _limits(TABLE["engine_limits"])
 """Fields by whose values engines of ours allocate or loop."""
 

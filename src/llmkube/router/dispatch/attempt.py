@@ -123,7 +123,7 @@ class Stream:
     state: AnswerState
     events: tuple[AnswerEvent, ...]
     silence_seconds: float
-    hides_usage: bool
+    hides_usage: bool = False
     dropped: tuple[str, ...] = ()
 
 
@@ -325,13 +325,8 @@ class _AnswerReader:
                 if (event.kind is Kind.GARBAGE and piece) or (event.kind is Kind.DONE and not has_written):
                     return Failure(Cause.MALFORMED, "its stream has an invalid event", 200)
             if any(event.kind is Kind.PIECE for event in events):
-                return Stream(
-                    answer=self.answer,
-                    state=state,
-                    events=tuple(events),
-                    silence_seconds=self.silence_seconds,
-                    hides_usage=False,
-                )
+                seconds = self.silence_seconds
+                return Stream(answer=self.answer, state=state, events=tuple(events), silence_seconds=seconds)
             if not piece:
                 return Failure(Cause.BROKEN, "its stream ended without content")
 
@@ -379,13 +374,8 @@ class _AnswerReader:
             return Failure(Cause.MALFORMED, "its answer is not a JSON object", status)
         if streams:
             return Failure(Cause.MALFORMED, "its answer is not a stream, although one was requested", status)
-        return Answer(
-            status=status,
-            headers=headers,
-            body=body,
-            usage=usage,
-            model=model if isinstance(model, str) else "",
-        )
+        model = model if isinstance(model, str) else ""
+        return Answer(status=status, headers=headers, body=body, usage=usage, model=model)
 
     def _error(self, error: Mapping[str, Any], status: int, body: bytes) -> Answer | Failure:
         """Classify an error, by the status that it should have had if it came with 200."""

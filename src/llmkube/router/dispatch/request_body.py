@@ -26,6 +26,7 @@ from llmkube.router.dialects.providers import (
     NUMBERS,
     PLAIN,
     STRINGS,
+    TABLE,
     ListOf,
     Shape,
     check_limits,
@@ -58,24 +59,15 @@ _CACHE_FIELDS: Final = ("cache_prompt", "cache_salt", "id_slot", "n_cache_reuse"
 STREAMING: Final = frozenset({"/chat/completions", "/completions"})
 """Paths where a model generates text, as a stream if the client requests one."""
 
-_NUMBER_FIELDS: Final = (
-    *("best_of", "dimensions", "frequency_penalty", "max_completion_tokens", "max_tokens", "min_p", "n", "n_predict"),
-    *("presence_penalty", "repeat_last_n", "repeat_penalty", "seed", "temperature", "top_k", "top_logprobs", "top_n"),
-    *("top_p", "typical_p"),
-)
-_STRING_FIELDS: Final = (
-    *("encoding_format", "prompt_cache_key", "query", "reasoning_effort", "safety_identifier", "service_tier"),
-    *("suffix", "user", "verbosity"),
-)
-_FIELD_TYPES: Final[Mapping[str, type | UnionType]] = {
-    **dict.fromkeys(_NUMBER_FIELDS, int | float),
-    **dict.fromkeys(_STRING_FIELDS, str),
-    **dict.fromkeys(("echo", "parallel_tool_calls", "return_documents"), bool),
-    **dict.fromkeys(("response_format", "stream_options"), dict),
-    **dict.fromkeys(("documents", "input", "prompt"), str | list),
-    "tool_choice": str | dict,
+_TYPES: Final[Mapping[str, type | UnionType]] = {
+    "numbers": int | float,
+    "strings": str,
+    "flags": bool,
+    "objects": dict,
+    "texts": str | list,
+    "choices": str | dict,
 }
-"""Types without which llama.cpp's server returns 500, which its circuit would count as a failure."""
+_FIELD_TYPES: Final = {name: _TYPES[group] for group, names in TABLE["types"].items() for name in names.split()}
 _MESSAGE_STRINGS: Final[Mapping[str, type | UnionType]] = {"role": str, "name": str, "tool_call_id": str}
 _MESSAGE_OBJECTS: Final = frozenset({"content", "tool_calls"})
 """Lists of objects; a content may also be a string."""

@@ -90,21 +90,9 @@ class RouterMetrics:
         """Count a request that was refused before it was read: unauthenticated or malformed."""
         self.requests.of[self.router, "none", "none", "none", outcome].value += 1
 
-    def count_attempt(self, backend: str, result: str) -> None:
-        """Count an attempt."""
-        self.attempts.of[self.router, backend, result].value += 1
-
-    def count_break(self, outcome: str) -> None:
-        """Count an interruption of an answer."""
-        self.continuations.of[self.router, outcome].value += 1
-
-    def count_shadow(self, backend: str, result: str) -> None:
-        """Count a copy of a request."""
-        self.shadows.of[self.router, backend, result].value += 1
-
-    def count_probe(self, backend: str, result: str) -> None:
-        """Count a health check."""
-        self.probes.of[self.router, backend, result].value += 1
+    def count(self, family: Family[Counter], *labels: str) -> None:
+        """Add one to a counter."""
+        family.of[self.router, *labels].value += 1
 
     def count_prompt(self, backend: str, result: str) -> None:
         """Count a cache result: hit, miss or cold; "" if the engine does not report it."""

@@ -32,6 +32,7 @@ from llmkube.base.http.dial import Connect, dial
 from llmkube.base.http.egress import DIRECTLY, Egress
 from llmkube.base.http.limits import CONNECTIONS_PER_PEER, Limits
 from llmkube.base.http.outbound import trusted_context
+from llmkube.base.waiting import Hold
 from llmkube.router.auth.jwks_refresh import JwksRefresh, fetch_jwks
 from llmkube.router.auth.key_files import BackendKeys
 from llmkube.router.auth.principals import access_check, can_authenticate
@@ -42,7 +43,7 @@ from llmkube.router.budget_store.budget_file import budget_file_of
 from llmkube.router.budget_store.local_budgets import LocalBudgets
 from llmkube.router.budget_store.redis_budgets import RedisBudgets
 from llmkube.router.budget_store.router_budgets import RouterBudgets
-from llmkube.router.config.routing_config import RoutingConfig, Tokens
+from llmkube.router.config.routing_config import Backend, RoutingConfig, Tokens
 from llmkube.router.dispatch.attempt import Attempts
 from llmkube.router.dispatch.backend_call import BackendCalls
 from llmkube.router.dispatch.circuits import BackendStats, CircuitPolicy, Circuits, State
@@ -115,28 +116,43 @@ class Router:
         return self.accounts.used(self.live.routing.config)
 
     @contextmanager
-    def begin(self, name: str, slots: int) -> Iterator[Passage]:
-        """Count a request to a backend that bypasses the handler, while it runs: a `Begin`.
-
-        Raises:
-            RefusedError: The engine had no slot for it in time.
-        """
-        config, in_flight = self.live.routing.config, self.stats.in_flight
-        backend = config.backends.get(name)
-        passage = Passage(backend.max_answer_tokens, None, bool(backend.model_digest)) if backend else Passage()
+    def begin(self, name: str) -> Iterator[Passage]:
+        """Count a request to a backend that bypasses the handler, while it runs: a `Begin`."""
+        backend, in_flight = self.live.routing.config.backends.get(name), self.stats.in_flight
         in_flight[name] += 1
         try:
-            if backend is None or not (slots and backend.slots):
-                yield passage
-                return
-            with self.turns.wait_at_engine(backend, config.first_byte_seconds, slots) as wait:
-                yield attrs.evolve(passage, wait=wait)
-        except trio.TooSlowError:
-            seconds = self.turns.queue_of(config.backends[name]).retry_seconds()
-            message = f"all slots of {name} are in use; retry in {seconds} s"
-            raise queue_refusal(message, seconds, has_siblings=False) from None
+            if backend is None:
+                yield Passage()
+            else:
+                take = partial(self._take_slots, backend)
+                yield Passage(backend.max_answer_tokens, bool(backend.model_digest), backend.slots, take)
         finally:
             in_flight[name] -= 1
+
+    @asynccontextmanager
+    async def _take_slots(self, backend: Backend, tenant: str, hold: Hold, slots: int) -> AsyncIterator[bool]:
+        """Take slots of a backend for such a request in its tenant's turn: `Passage.take`.
+
+        Raises:
+            RefusedError: It had no turn in time.
+        """
+        if not (slots and backend.slots):
+            yield False
+            return
+        engine_queue, slots = self.turns.queue_of(backend), min(slots, backend.slots)
+        with self.turns.turn(backend, tenant, engine_queue.tokens_of(0, None, slots), slots) as turn:
+            has_waited = not turn.settled.is_set()
+            if has_waited:
+                with hold(), trio.move_on_after(self.live.routing.config.first_byte_seconds):
+                    await turn.settled.wait()
+            if turn.admitted_at is None:
+                seconds, has_siblings = engine_queue.retry_info(turn)
+                message = f"all slots of {backend.name} are in use; retry in {seconds} s"
+                raise queue_refusal(message, seconds, has_siblings=has_siblings)
+            try:
+                yield has_waited
+            finally:  # its tokens are not read, and its bytes may be a picture, or a prompt that is cached
+                turn.charge = engine_queue.tokens_in(slots * (trio.current_time() - turn.admitted_at))
 
     def unavailable_reason(self, name: str) -> str:
         """Return why a backend gets no requests now; "" if it does."""
@@ -241,8 +257,10 @@ async def open_router(
         _open_writers(audit, accounts, routing.config),
     ):
         attempts = Attempts(transport, keys)
+        counters = (metrics.probes, metrics.shadows, metrics.attempts, metrics.continuations)
+        count_probe, count_shadow, count_attempt, count_break = (partial(metrics.count, each) for each in counters)
         watch = EngineWatch(attempts.ask, partial(_report_health, circuits, "watch"))
-        probes = Probes(attempts.ask, partial(_report_health, circuits, "probe"), metrics.count_probe)
+        probes = Probes(attempts.ask, partial(_report_health, circuits, "probe"), count_probe)
         probes.reload_nowait(routing.config, frozenset())
 
         async def reload(before: RoutingConfig, now: RoutingConfig) -> None:
@@ -260,7 +278,7 @@ async def open_router(
 
         live = LiveConfig(source, routing, reload, checker_of, stamp=stamp)
         caches = CacheWatch(attempts.ask, lambda: live.routing.config, stats.in_flight, watch.is_llama)
-        shadows = Shadows(attempts, metrics.count_shadow)
+        shadows = Shadows(attempts, count_shadow)
         conversations = Conversations(ResponseStore(), lambda: int(utcnow().timestamp()))
         calls = BackendCalls(
             attempts=attempts,
@@ -269,15 +287,15 @@ async def open_router(
             stats=stats,
             watch=watch,
             suspects=suspects,
-            on_attempt=metrics.count_attempt,
-            on_continuation=metrics.count_break,
+            on_attempt=count_attempt,
+            on_continuation=count_break,
             on_error=on_error,
             prefixes=prefixes,
             holds=holds,
         )
         listed_fields = ListedFields(
             routing=lambda: live.routing,
-            dispatcher=Dispatcher(calls, circuits, metrics.count_break),
+            dispatcher=Dispatcher(calls, circuits, count_break),
             stats=stats,
             shadows=shadows,
             metrics=metrics,
