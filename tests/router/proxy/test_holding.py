@@ -473,6 +473,31 @@ async def test_a_request_that_queues_while_its_model_is_unloaded_waits_for_it(au
         assert answers == [200, 200, 200]
 
 
+async def test_a_request_that_queues_at_the_gateway_while_its_model_is_unloaded_waits_for_it(autojump_clock, nursery):
+    """The same holds for what passes unchanged."""
+    engine, answers = Engine(), []
+    engine.pause = 4.0
+    world = Gateway(Host(nursery, "chat"), engine)
+    only = test_default_route.service("chat", parallelSlots=1)
+    world.services |= {only.key: only}
+    async with test_default_route.run_world(world):
+        world.host.put("chat", world.host.engine)
+
+        async def ask():
+            answers.append((await world.ask(CHAT, HELLO)).status)
+
+        for _ in range(3):
+            nursery.start_soon(ask)
+        await trio.sleep(1)
+        world.host.put("chat", attrs.evolve(LOADING, reason="InsufficientMemory"))
+        assert world.host.uses == {"chat": 1}
+        await trio.sleep(9)
+        assert (answers, world.host.uses) == ([200], {"chat": 0})
+        world.host.put("chat", world.host.engine)
+        await trio.sleep(9)
+        assert answers == [200, 200, 200]
+
+
 async def test_copies_and_probes_load_nothing(autojump_clock, nursery):
     """A router that is ready does not imply a loaded model."""
     rules = (Rule(name="all", match=Match(), backends=("cloud", "mac"), strategy="shadow"),)
