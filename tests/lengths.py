@@ -55,6 +55,9 @@ MANY_CLIENTS: Final = _length("MANY_CLIENTS", 3, 6, 50)
 MANY_SECONDS: Final = _length("MANY_SECONDS", 20, 20, 1200)
 """Seconds for which they ask."""
 
+SWAP_POD_SECONDS: Final = _length("SWAP_POD_SECONDS", 30, 30, 600)
+"""Seconds for which ten pods ask two models that do not fit together (tests/node/test_machines.py)."""
+
 QUIET_MINUTES: Final = _length("QUIET_MINUTES", 6, 11, 30)
 """Minutes without faults after each, in which nothing may change; reports are repeated every 5 minutes."""
 
@@ -62,7 +65,8 @@ RANDOM_HOSTS: Final = _length("RANDOM_HOSTS", 1, 4, 200)
 """Timelines of three hosts that Hypothesis draws (tests/sim/test_random_hosts.py)."""
 
 RESTORES: Final = _length("RESTORES", 4, 12, 500)
-"""Restores of a saved prompt into engines of drawn flags and builds, from damaged files (tests/supervisor/service)."""
+"""Restores of a saved prompt into engines of drawn models, flags and builds, some of damaged files
+(tests/supervisor/service)."""
 
 PRESSURE_SEEDS: Final = _length("PRESSURE_SEEDS", 4, 12, 400)
 """Random timelines of a host's memory (tests/pressure/test_random.py)."""

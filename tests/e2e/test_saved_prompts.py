@@ -7,11 +7,17 @@ from contextlib import asynccontextmanager
 from hashlib import sha256
 
 import pytest
+import trio
 
 from e2e.agents.model import write_model
 from e2e.one_machine import eventually, served
 from e2e.up_process import FREE_PORTS, command_line, engines_in, open_up, run_program
 from llmkube.base.http.client import open_http_client
+from llmkube.k8s.auth.kubeconfig import load_config
+from llmkube.k8s.client import open_client
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.conditions import find_condition
 from llmkube.supervisor.network import host_facts
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ci]
@@ -102,6 +108,26 @@ async def test_a_prompt_survives_every_stop_and_ends_with_its_service(tmp_path):
             assert code == 0, out + err
             await eventually(lambda: async_value(not records(folder)), bool)
     assert all(share >= 0.99 for share in found.values()), found
+
+
+async def test_a_killed_engine_has_lost_nothing_if_it_was_idle(tmp_path):
+    """The kernel kills engines first; an engine that has been idle for a minute was saved."""
+
+    async def loaded():
+        async with open_client(load_config(tmp_path / "state" / "kubeconfig", None)) as client:
+            service = await client.get(InferenceService, Key("default", "chat"))
+        return find_condition(service.status.conditions, "Loaded").message
+
+    async with open_machine(tmp_path) as (_, gateway):
+        assert await cached_share(gateway) < 0.1
+        assert (await loaded()).endswith("; prompts are saved")
+        with trio.fail_after(60):
+            await eventually(lambda: async_value(records(tmp_path)), bool)
+        (engine,) = (each for each in engines_in(tmp_path / "state") if "chat" in command_line(each))
+        engine.kill()
+        await eventually(lambda: async_value(not engine.is_running()), bool)
+        await eventually(loaded, lambda message: message.endswith("tokens of saved prompts restored"))
+        assert await cached_share(gateway) >= 0.99
 
 
 async def test_a_swap_keeps_both_conversations_and_a_failed_restore_replaces_the_engine(tmp_path):

@@ -93,10 +93,10 @@ async def slices(node: Node, namespace: str, service: str) -> Sequence[tuple[str
     ]
 
 
-def demo(**spec: Any) -> Object:
+def demo(name: str = "demo", **spec: Any) -> Object:
     extra = ["--threads=1", "--context-shift"]
-    wanted = {"modelRef": "demo", "contextSize": 1024, "parallelSlots": 2, "extraArgs": extra, **spec}
-    return {"apiVersion": API, "kind": "InferenceService", "metadata": {"name": "demo"}, "spec": wanted}
+    wanted = {"modelRef": name, "contextSize": 1024, "parallelSlots": 2, "extraArgs": extra, **spec}
+    return {"apiVersion": API, "kind": "InferenceService", "metadata": {"name": name}, "spec": wanted}
 
 
 @asynccontextmanager
@@ -134,12 +134,14 @@ async def answered(node: Node, namespace: str, *, key: str = "", url: str = URL)
     raise AssertionError(answer)
 
 
-async def traffic(node: Node, namespace: str, seconds: int, tokens: int = 100) -> Any:
+async def traffic(
+    node: Node, namespace: str, seconds: int, tokens: int = 100, *, name: str = "traffic", url: str = URL
+) -> Any:
     """Stream answers in a pod of its own, which needs neither kubelet nor API server while it does."""
-    words = (URL, str(seconds), str(tokens), "2")
-    await node.apply(namespace, pod("traffic", ["python3", "-c", TRAFFIC, *words], restartPolicy="Never"))
-    await wait(node, namespace, "pod/traffic", "jsonpath={.status.phase}=Succeeded", f"{seconds + 60}s")
-    return json.loads(await node.kubectl("logs", "-n", namespace, "traffic"))
+    words = (url, str(seconds), str(tokens), "2")
+    await node.apply(namespace, pod(name, ["python3", "-c", TRAFFIC, *words], restartPolicy="Never"))
+    await wait(node, namespace, f"pod/{name}", "jsonpath={.status.phase}=Succeeded", f"{seconds + 120}s")
+    return json.loads(await node.kubectl("logs", "-n", namespace, name))
 
 
 @asynccontextmanager

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import trio
 
+from lengths import SWAP_POD_SECONDS
+from llmkube.supervisor.network import host_facts
 from node.machines import (
     AGENT,
     LLMKUBE,
@@ -29,6 +31,9 @@ from node.wiring import ADDRESS, MACHINES, STATE
 pytestmark = pytest.mark.node
 
 KEY = "chat-key-of-a-client"
+
+ONE_ENGINE_BYTES = 200 << 20
+"""Memory for one engine of the demo's model."""
 
 
 async def test_a_pod_is_served_by_a_mac_and_a_stranger_on_the_wire_is_not(node: Node, release: Release, namespace: str):
@@ -56,6 +61,35 @@ async def test_a_pod_asks_an_unloaded_model_by_its_name_and_is_answered(node: No
         assert (await node.run("python3", "-c", ASK, direct, "", machine="mac2")).startswith("401 ")
         assert not agent.processes("engine")
         assert ANSWER in await chat(node, namespace, "asker", URL)
+
+
+async def test_ten_pods_ask_two_models_that_do_not_fit_together(node: Node, release: Release, namespace: str):
+    """The models make room for each other all the time, and every request of every pod is answered."""
+    mac, names, found = Agent(node, "mac", namespace), ("demo", "other"), dict[str, Any]()
+    fraction = ONE_ENGINE_BYTES / host_facts().total_bytes
+    await mac.join()
+    for name in names:
+        service = demo(name, activation={"mode": "OnRequest"})
+        await node.apply(namespace, model(name, hardware={"accelerator": "metal"}), service)
+    async with mac.running("--memory-fraction", f"{fraction:.6f}"):
+        for name in names:
+            await wait(node, namespace, f"isvc/{name}", "condition=Available")
+        await node.apply(namespace, pod("asker", SLEEP))
+        await wait(node, namespace, "pod/asker", "condition=Ready")
+        for name in names:  # kube-proxy has the endpoints
+            await answered(node, namespace, url=f"http://{name}:8080")
+
+        async def ask(pod_name: str, url: str) -> None:
+            found[pod_name] = await traffic(node, namespace, SWAP_POD_SECONDS, 16, name=pod_name, url=url)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(10):
+                nursery.start_soon(ask, f"pod{number}", f"http://{names[number % 2]}:8080")
+    print(found)  # noqa: T201
+    assert [each["broken"] for each in found.values()] == [[]] * 10
+    assert all(each["whole"] for each in found.values())
+    log = (node.state / "logs" / f"agent-{mac.name}.log").read_text("utf-8")
+    assert log.count("started inference service") > len(names)
 
 
 @pytest.mark.alone  # it serves the Metal services of every namespace

@@ -18,6 +18,7 @@ from llmkube.base.http.server import run_server
 from llmkube.k8s.resource import Key
 from llmkube.programs.door import serve
 from llmkube.programs.program import Stop
+from llmkube.router import front_door
 from llmkube.supervisor.engine.door import MAX_SOCKET_PATH, HostDoor, LineReader, socket_path
 from llmkube.supervisor.values.door_state import DoorConfig, DoorEntry, DoorReport, dump_line, load_line, port_of
 from llmkube.supervisor.values.lifecycle import ServiceView
@@ -169,6 +170,32 @@ async def test_a_request_is_held_until_another_agent_sends_an_engine_and_after_t
             await agent.report(lambda each: each.requests == 1)
             stop.request_nowait("test")  # requests that wait are answered
         assert len(seen) == 2
+
+
+async def test_a_request_is_reported_as_running_before_its_engine_has_it(tmp_path, monkeypatch):
+    """Otherwise an engine that is being unloaded would end between the look-up of its address and the connection."""
+    routed, rename = trio.Event(), front_door.replace_model
+
+    async def rename_late(*args):
+        await routed.wait()
+        return await rename(*args)
+
+    monkeypatch.setattr(front_door, "replace_model", rename_late)
+    async with door(tmp_path) as (connect, _), engine() as (view, _, seen), open_http_client() as http:
+        agent = await connect()
+        await agent.send(attrs.evolve(IDLE, view=view))
+        report = await agent.report(lambda each: each.listen and each.engine)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(expect, http, report, 200)
+            await agent.report(lambda each: each.requests == 1)
+            await agent.send(attrs.evolve(IDLE, view=attrs.evolve(view, reason="Stopping")))
+            assert (await agent.report(lambda each: not each.engine)).running == 1
+            nursery.start_soon(expect, http, report, 200)
+            assert (await agent.report(lambda each: each.requests == 2)).running == 1
+            assert seen == []
+            routed.set()
+            await agent.report(lambda each: (each.requests, each.running) == (1, 0))
+            await agent.send(attrs.evolve(IDLE, view=view))
 
 
 async def test_a_failed_load_is_answered_at_once_and_repeated_once_its_back_off_has_ended(tmp_path):

@@ -62,9 +62,6 @@ that are cut, or wait beyond their bound, loads that nothing needs, and hosts wi
 MAKES_ROOM_SECONDS = 60.0
 """Time after the last use of a service in which another one may be unloaded for it."""
 
-ENDING_SECONDS = 2.0
-"""Maximum time from the decision to unload to the signal; a request in it loads the service again."""
-
 WAKING = ("replicas", "suspend", "activation")
 """Fields of a spec whose changes may load an idle service; other edits are planned only."""
 
@@ -304,10 +301,7 @@ class InvariantMonitor:
         else:
             if not self._may_unload(host, child):
                 self.report("needless", f"{what} is unloaded without a reason")
-            needed = (
-                self._users[child.name] or trio.current_time() < self._needed_at.get(child.name, 0) + ENDING_SECONDS
-            )
-            if not (needed or host.machine.no_descriptors):  # without these the journal has it
+            if not (self._users[child.name] or host.machine.no_descriptors):  # without these the journal has it
                 self._unloaded[child.name] = trio.current_time()
 
     def _may_unload(self, host, child):

@@ -6,11 +6,13 @@ from functools import partial
 import attrs
 import pytest
 import trio
+import trio.testing
 
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
 from llmkube.programs.one_machine import AgentDirectory
 from llmkube.router.backends import Backend
+from llmkube.supervisor.memory.eviction import Cause, Eviction
 from sim.machine import Script
 from sim.memory import SimMemory, shape_of
 from sim.world import agent_settings, open_world
@@ -204,6 +206,63 @@ async def test_a_request_on_its_way_to_the_engine_is_not_cut(autojump_clock):
         assert not resident(world)
 
 
+async def ended_during(world, stop, seconds=100.0):
+    """Send a request to `a`, call `stop` once the engine has it; return the answer, and the time until the exit."""
+    async with trio.open_nursery() as nursery:
+        (engine,), begun, found = world.machine.live("a"), trio.current_time(), []
+
+        async def ask():
+            found.append(await answered(world, "a", seconds=seconds))
+
+        nursery.start_soon(ask)
+        await trio.testing.wait_all_tasks_blocked()
+        await stop()
+        await engine.ended.wait()
+    return found[0], trio.current_time() - begun
+
+
+async def test_a_request_during_an_unload_is_not_cut(autojump_clock, monkeypatch):
+    """It arrives after the decision, while the journal is written: it waits, and loads the model again."""
+    async with activating("a") as world, trio.open_nursery() as nursery:
+        (engine,), write = world.machine.live("a"), type(world.machine).write
+        writing, written = trio.Event(), trio.Event()
+
+        async def write_late(machine, entry):
+            writing.set()
+            await written.wait()
+            await write(machine, entry)
+
+        monkeypatch.setattr(type(world.machine), "write", write_late)
+        world.agent.activator.unload("default/a")
+        await writing.wait()
+        nursery.start_soon(partial(answered, world, "a", seconds=100))
+        await trio.testing.wait_all_tasks_blocked()
+        assert (engine.in_flight, directory(world).lookup("a").wakes) == (0, True)
+        written.set()
+        await engine.ended.wait()
+        await world.until(lambda: [each.in_flight for each in world.machine.live("a")], [1], seconds=60)
+
+
+async def test_an_eviction_cuts_a_request_only_if_memory_is_critically_short(autojump_clock):
+    """Otherwise it takes the time of the longest answer, and a client that leaves meanwhile leaves nothing to load."""
+    for cause, longest in ((Cause.WARNING, 110), (Cause.CRITICAL, 10)):
+        async with activating("a") as world:
+            ledger = world.agent.activator.gate_of(Key("default", "a")).ledger
+
+            async def evict(cause=cause, ledger=ledger):
+                evict = Eviction(Key("default", "a"), cause, "memory is short")
+                ledger.carry_out(ledger.book.evict(evict, trio.current_time()))
+                await trio.lowlevel.checkpoint()
+
+            if cause is Cause.CRITICAL:
+                with pytest.RaisesGroup(pytest.RaisesExc(AssertionError, match="the answer was cut")):
+                    await ended_during(world, evict)
+            else:
+                found, seconds = await ended_during(world, evict)
+                assert (isinstance(found, Backend), 100 <= seconds <= longest) == (True, True)
+                await world.until(is_idle, True, world, "a", seconds=20)
+
+
 async def test_idle_timeout_pin_and_unload(autojump_clock):
     """A model is unloaded after its timeout, never while it is in use; a pinned one stays; `unload` ends a pin."""
     async with activating("a", activation={"idleTimeout": "30s", "maxHold": "90s"}) as world:
@@ -317,6 +376,25 @@ async def test_a_restart_keeps_what_is_resident_and_idle(autojump_clock):
         await world.until(resident, before[0], world)
         await trio.sleep(60)
         assert (resident(world), len(world.machine.spawned)) == (before[0], before[1] + 2)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_an_engine_is_adopted_before_it_is_unloaded(autojump_clock, at_once):
+    """The idle time of an adopted engine begins anew; one that is unloaded before it is adopted is stopped."""
+    async with activating("a", activation={"idleTimeout": "30s"}) as world:
+        await trio.sleep(10)
+        await world.kill_agent()
+        await trio.sleep(100)
+        await world.start_agent()
+        while (gate := world.agent.activator.gate_of(Key("default", "a"))) is None:
+            await trio.lowlevel.checkpoint()
+        if at_once:
+            gate.change(gate.activation.unload())
+        else:
+            await trio.sleep(25)
+            assert resident(world) == ["a"]
+        await world.until(resident, [], world, seconds=60)
+        assert loads(world, "a") == 1
 
 
 async def test_what_does_not_wake(autojump_clock):

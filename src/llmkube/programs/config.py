@@ -60,8 +60,9 @@ def prompt_cache_setting(default: float) -> Any:
     """Return the setting of the disk space for saved prompts."""
     return setting(
         default,
-        help="Disk space in GiB for what models have computed of conversations when they are unloaded, so that they "
-        "continue after the next load; the files contain the conversations. 0 saves nothing and removes them.",
+        help="Disk space in GiB for what models have computed of conversations, saved while they are idle and when "
+        "they are unloaded, so that they continue after the next load; the files contain the conversations. 0 saves "
+        "nothing and removes them.",
         minimum=0,
     )
 

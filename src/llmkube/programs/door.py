@@ -10,7 +10,7 @@ While no agent runs, requests are held, and those for loaded models are forwarde
 import json
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Never
@@ -30,17 +30,18 @@ from llmkube.base.http.server import run_server
 from llmkube.base.mailbox import Mailbox
 from llmkube.base.private_files import make_private_folder
 from llmkube.base.times import utcnow
+from llmkube.base.waiting import Hold
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.programs.engine_proxy import AdmittedPeers, run_companion
 from llmkube.programs.found_models import lookup_result
 from llmkube.programs.program import Stop, freeze_heap, open_service_nursery
 from llmkube.router.auth.client_key import is_read_only
-from llmkube.router.backends import Backend, Found, Hold, UnavailableModel, not_ready
+from llmkube.router.backends import Backend, Found, UnavailableModel, not_ready
 from llmkube.router.dialects.inbound import in_dialect, unread_refusal
 from llmkube.router.dispatch.holds import Holds
 from llmkube.router.engine_proxy import OPEN_PATHS, key_or_peer_filter, proxy_handler
-from llmkube.router.front_door import STATE_PATHS, Passage, PassThrough, computes, passing_door
+from llmkube.router.front_door import STATE_PATHS, PassThrough, computes, passing_door
 from llmkube.supervisor.engine.door import LineReader, check_socket_folder
 from llmkube.supervisor.host import processes
 from llmkube.supervisor.values.door_state import DoorConfig, DoorEntry, DoorReport, dump_line, load_line, port_of
@@ -97,13 +98,13 @@ class Doorway:
 
     @contextmanager
     def using(self, service: str, tenant: str) -> Iterator[Hold]:
-        """Have its agent keep it loaded, or load it; requests wait that are not sent to its engine (`running`)."""
+        """Have its agent keep it loaded, or load it; requests that do not wait may be in its engine (`running`)."""
         del service, tenant  # behind an address is a cluster's router or network, with any number of tenants
-        self.update(requests=self.report.requests + 1, arrived=self.report.arrived + 1)
+        self.add(requests=1, arrived=1, running=1)
         try:
-            yield nullcontext
+            yield self._holding
         finally:
-            self.update(requests=self.report.requests - 1)
+            self.add(requests=-1, running=-1)
 
     async def wait_changed(self, service: str) -> None:
         """Return once its state has changed."""
@@ -111,13 +112,16 @@ class Doorway:
         await self.changed.wait_newer(self.changed.version)
 
     @contextmanager
-    def running(self, _service: str, _slots: int) -> Iterator[Passage]:
-        """Count a request that is sent to the engine."""
-        self.update(running=self.report.running + 1)
+    def _holding(self) -> Iterator[None]:
+        self.add(running=-1)
         try:
-            yield Passage()
+            yield
         finally:
-            self.update(running=self.report.running - 1)
+            self.add(running=1)
+
+    def add(self, **more: int) -> None:
+        """Change numbers of the report."""
+        self.update(**{name: getattr(self.report, name) + count for name, count in more.items()})
 
     def update(self, **changes: Any) -> None:
         """Change the report."""
@@ -245,7 +249,7 @@ def _released(entry: DoorEntry) -> DoorEntry:
 def doorway_handler(doorway: Doorway, client: HttpClient) -> StreamHandler:
     """Return the handler of one service: other requests than those that compute reach a loaded engine unchanged."""
     holds = Holds(doorway, waker=doorway)
-    computing = passing_door(PassThrough(doorway, client, begin=doorway.running, holds=holds), utcnow)
+    computing = passing_door(PassThrough(doorway, client, holds=holds), utcnow)
 
     async def handle(exchange: StreamExchange) -> None:
         head, found = exchange.head, doorway.lookup("")

@@ -2,13 +2,14 @@
 
 import enum
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Final, Protocol
 
 import attrs
 
 from llmkube.base.http.message import Headers
+from llmkube.base.waiting import Hold
 from llmkube.k8s.wire.reasons import Meaning, Reason
 from llmkube.router.dialects.ollama_models import known_name
 from llmkube.router.refusals import RefusedError, refused
@@ -134,9 +135,6 @@ class ModelDirectory(Protocol):
     def lookup(self, model_id: str) -> Found | None:
         """Return the engine of a model or the reason why it is not ready; None if there is no such model."""
         ...
-
-
-Hold = Callable[[], AbstractContextManager[None]]
 
 
 class Waker(Protocol):

@@ -9,8 +9,9 @@ import attrs
 import trio
 
 from llmkube.base.mailbox import Mailbox
+from llmkube.base.waiting import Hold
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.service.gate import Gate, Hold
+from llmkube.supervisor.service.gate import Gate
 
 
 @attrs.define(eq=False)

@@ -1,7 +1,8 @@
 """Requests for models that are loaded on request: they wait, with whatever client, and nothing else loads a model."""
 
 import json
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 
 import attrs
 import pytest
@@ -61,12 +62,18 @@ class Host:
         found = self.lookup(service)
         if isinstance(found, UnavailableModel) and (found.wakes or found is self.retried):
             self.load(service)
+        with self._counted(service, 1):
+            yield partial(self._counted, service, -1)
+
+    @contextmanager
+    def _counted(self, service, count):
+        """Count requests that may be in the engine: those that use a service, without those that are held."""
         name = service.removeprefix("ml/")
-        self.uses[name] += 1
+        self.uses[name] += count
         try:
-            yield nullcontext
+            yield
         finally:
-            self.uses[name] -= 1
+            self.uses[name] -= count
 
     def load(self, service):
         self.calls.append(("load", service))
@@ -203,12 +210,19 @@ async def test_a_load_that_fails_ends_the_request_at_once(autojump_clock, gatewa
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/api/chat"])
-async def test_a_request_repeats_a_failed_load_once_its_back_off_has_ended(autojump_clock, gateway, path):
-    """Only the activator knows when; before, the request fails at once."""
+async def test_a_request_repeats_a_failed_load_once_its_back_off_has_ended(autojump_clock, gateway, path, nursery):
+    """Only the activator knows when; before, the request fails at once. While it is held, it keeps no engine in use."""
     gateway.host.put("chat", FAILED)
     assert ((await gateway.ask(path, MESSAGE)).status, gateway.host.calls) == (503, [])
-    gateway.host.retried = gateway.host.lookup("chat")
+    gateway.host.retried, uses = gateway.host.lookup("chat"), []
+    nursery.start_soon(lambda: record_later(uses, gateway.host))
     assert ((await gateway.ask(path, MESSAGE)).status, gateway.host.calls[:1]) == (200, [("load", "ml/chat")])
+    assert uses == [0]
+
+
+async def record_later(uses, host):
+    await trio.sleep(LOAD_SECONDS / 2)
+    uses.append(host.uses["chat"])
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
@@ -433,6 +447,30 @@ async def test_a_router_falls_back_when_a_load_fails_or_takes_too_long(autojump_
         ]  # fmt: skip
         host.put("chat", host.engine)
         assert (await lab.ask()).headers.get("x-llmkube-backend") == "mac"
+
+
+async def test_a_request_that_queues_while_its_model_is_unloaded_waits_for_it(autojump_clock, nursery):
+    """No engine has it while it queues or is held, even behind one that is held: it is in the way of no other model."""
+    config, answers = rl.config_of(attrs.evolve(MAC, slots=1)), []
+    async with open_router(nursery, config, mac=rl.saying(rl.answer()[:9], rl.answer()[9:], seconds=4.0)) as (
+        lab,
+        host,
+    ):
+        host.put("chat", host.engine)
+
+        async def ask():
+            answers.append((await lab.ask()).status)
+
+        for _ in range(3):
+            nursery.start_soon(ask)
+        await trio.sleep(1)
+        host.put("chat", attrs.evolve(LOADING, reason="InsufficientMemory"))
+        assert host.uses == {"chat": 1}
+        await trio.sleep(9)
+        assert (answers, host.uses) == ([200], {"chat": 0})
+        host.put("chat", host.engine)
+        await trio.sleep(9)
+        assert answers == [200, 200, 200]
 
 
 async def test_copies_and_probes_load_nothing(autojump_clock, nursery):

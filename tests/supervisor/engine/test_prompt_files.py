@@ -21,7 +21,7 @@ def saved(root, key=KEY, *, slot=0, content=b"x" * 100, limit=10_000, **values):
     folder.mkdir(parents=True, exist_ok=True)
     prompt = SavedPrompt(**{"digest": DIGEST, "owner": OWNER, "slot": slot, "tokens": 10, "size_bytes": 0,
                             "sha256": "", "priority": 1000.0, **values})  # fmt: skip
-    (folder / prompt.name).write_bytes(content)
+    (folder / prompt.new_name).write_bytes(content)
     prompt_files.add(root, folder, prompt, limit)
     return folder / prompt.name
 
@@ -66,6 +66,17 @@ def test_no_damaged_or_foreign_file_is_taken(tmp_path):
         assert bool(found) == (damage == 5 and asked == (DIGEST, OWNER)), (number, damage, asked)
         taken += len(found)
     assert taken
+
+
+def test_a_save_that_an_engine_does_not_finish_leaves_the_last_one(tmp_path):
+    """An engine that is killed while it saves a slot again has damaged nothing."""
+    path = saved(tmp_path, content=b"first")
+    path.with_name(path.name + ".new").write_bytes(b"sec")
+    assert len(prompt_files.take(path.parent, DIGEST, OWNER)) == 1
+    assert names(path.parent) == [path.name]
+    saved(tmp_path, content=b"second")
+    assert path.read_bytes() == b"second"
+    assert len(prompt_files.take(path.parent, DIGEST, OWNER)) == 1
 
 
 def test_unfinished_files_and_those_of_a_deleted_object_are_removed(tmp_path):

@@ -287,6 +287,6 @@ def test_promised_memory_goes_to_no_younger_service():
 
 
 def test_costs_are_learned():
-    """Uses and loads lose half their weight in half an hour, and the last load time is taken."""
-    cost = Cost().loaded(12.0, 0.0).used(0.0).used(1800.0)
+    """Uses and loads lose half their weight in half an hour, a burst is one use, and the last load time is taken."""
+    cost = Cost().loaded(12.0, 0.0).used(0.0).used(30.0).used(1800.0)
     assert attrs.astuple(cost) == pytest.approx((12.0, 1.5, 0.5, 1800.0))

@@ -74,7 +74,7 @@ async def left(outcome, *, keep=False, leads=True):
     if not leads:
         new.lead()
     manager.views.clear()
-    async with old.withdrawn(outcome, Allocation(), Shutdown(keep), tuple):
+    async with old.withdrawn(outcome, Allocation(), Shutdown(keep)):
         pass
     return [view.reason for view in manager.views], manager.waits
 

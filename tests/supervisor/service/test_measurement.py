@@ -74,6 +74,20 @@ async def test_an_engine_that_computes_has_worked(autojump_clock, measured_engin
     measured_engine.shown["stats"] = EngineStats("S", 6.0)
     measured_engine.measuring.measure_nowait()
     assert (measured_engine.allocation.works, measured_engine.child.works) == (1, 1)
+    assert measured_engine.measuring.worked_at == trio.current_time()
+
+
+async def test_what_we_have_an_engine_do_is_no_work(autojump_clock, measured_engine):
+    """An idle engine whose prompts are saved is unloaded no later."""
+    await measured_engine.measuring.measure()
+    await trio.sleep(10)
+    with measured_engine.measuring.ignoring():
+        measured_engine.shown["stats"] = EngineStats("S", 6.0)
+        measured_engine.measuring.measure_nowait()
+    await trio.sleep(5)
+    measured_engine.shown["stats"] = EngineStats("S", 7.0)
+    measured_engine.measuring.measure_nowait()
+    assert measured_engine.allocation.works == 0
 
 
 async def test_its_peak_is_learned(autojump_clock, measured_engine):

@@ -1,3 +1,5 @@
+from collections import Counter
+
 import attrs
 import pytest
 from hypothesis import given
@@ -5,7 +7,9 @@ from hypothesis import strategies as st
 
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.runtimes.process.memory_demand import demand_of
+from llmkube.weights.estimate import compute_buffer
 from llmkube.weights.estimate.demand import ALL_LAYERS, Demand, Location
+from llmkube.weights.estimate.graph_allocator import Graph
 from llmkube.weights.estimate.sizing import default_cache_ram_bytes, estimate, largest_context
 from model_shapes import decoder, golden, golden_shape
 
@@ -48,6 +52,43 @@ def test_cache_state_and_output_are_exact(case):
         reported = sum(case["buffers"].get(key, 0) for key in REPORTED[name])
         lines = sum(key in case["buffers"] for key in REPORTED[name]) + 4  # each rounds; an iSWA cache has two
         assert abs(part(found, name) - reported) <= lines * 0.01 * MIB, name
+
+
+def deep(shape, times):
+    """Return a model in which all layers of another one are repeated so many times."""
+    count, tensors = shape.layer_count, list(shape.tensors)
+    for each, (block, name) in [(each, each.place) for each in shape.tensors if each.place[0] >= 0]:
+        suffix = each.name.partition(name)[2]
+        tensors += [each._replace(name=f"blk.{block + part * count}.{name}{suffix}") for part in range(1, times)]
+    numbers = {name: each * times if len(each) == count > 1 else each for name, each in shape.numbers.items()}
+    return attrs.evolve(shape, tensors=tuple(tensors), numbers=numbers, layer_count=count * times)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_a_long_row_of_layers_is_like_its_first(case, monkeypatch):
+    """The estimate is that of a graph with all layers."""
+    shape, demand = deep(golden_shape(case["model"]), 3), demand_in(case["flags"])
+    found = estimate(shape, demand)
+    monkeypatch.setattr(compute_buffer, "_GROUPS", shape.layer_count)
+    assert found == estimate(shape, demand)
+
+
+def test_the_work_does_not_grow_with_equal_layers(monkeypatch):
+    """Neither of an estimate nor of a candidate for the largest context, which is searched on the event loop."""
+    nodes, calls = Counter(), Counter()
+    expand = Graph.expand
+
+    def counted(graph, *more):
+        expand(graph, *more)
+        calls[layers] += 1
+        nodes[layers] = max(nodes[layers], len(graph))
+
+    monkeypatch.setattr(Graph, "expand", counted)
+    for layers in (20, 160):
+        shape = decoder(layers=layers, context_length=131072)
+        assert largest_context(shape, Demand(context=4096, cache_ram_bytes=0), 40 * GIB)
+    assert nodes[20] == nodes[160] < 400
+    assert calls[160] < 400
 
 
 def test_tensors_are_not_searched_layer_by_layer():

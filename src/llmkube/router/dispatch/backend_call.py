@@ -9,7 +9,8 @@ import orjson
 import trio
 
 from llmkube.base.http.message import NO_HEADERS, Headers, Origin
-from llmkube.router.backends import NOT_READY, Hold, UnavailableModel
+from llmkube.base.waiting import Hold
+from llmkube.router.backends import NOT_READY, UnavailableModel
 from llmkube.router.budgets.meter import answer_count, prompt_bytes, requested_tokens, usage_of_all_answers
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.dialects.dialect import DialectError, error_in_answer
@@ -82,14 +83,14 @@ class BackendCalls:
         found = self.holds.state_of(permit.backend)
         try:
             with self.holds.using(found, request.record.decided.tenant) as hold:
-                is_held = isinstance(found, UnavailableModel)
-                failure = await self._hold(permit.backend, request, hold) if is_held else None
-                return failure or await self._call_loaded(permit, request)
+                return await self._hold(permit.backend, request, hold) or await self._call_loaded(permit, request, hold)
         finally:
             self.stats.in_flight[name] -= 1
 
     async def _hold(self, backend: Backend, request: RoutedRequest, hold: Hold) -> Failure | None:
         """Wait until the model of a backend is loaded; return a failure if it takes too long."""
+        if not isinstance(self.holds.state_of(backend), UnavailableModel):
+            return None
         record, began_at, lines = request.record, trio.current_time(), None
         if request.inbound.streams:
             lines = answer_lines(NO_HEADERS, request.inbound.request_id, backend.name)
@@ -107,18 +108,18 @@ class BackendCalls:
             self.circuits.apply(backend.name, record.decided.tenant, Circuit.succeeded)  # its engine is a new one
         return None
 
-    async def _call_loaded(self, permit: Permit, request: RoutedRequest) -> Failure | None:
+    async def _call_loaded(self, permit: Permit, request: RoutedRequest, hold: Hold) -> Failure | None:
         name = permit.backend.name
         if not permit.backend.slots or request.inbound.path == COUNT_TOKENS or self._is_open(name, request):
             return await self._call(permit, request)
-        return await self._call_in_turn(permit, request)
+        return await self._call_in_turn(permit, request, hold)
 
     def _is_open(self, name: str, request: RoutedRequest) -> bool:
         return self.circuits.is_open(name, request.record.decided.tenant, trio.current_time())
 
-    async def _call_in_turn(self, permit: Permit, request: RoutedRequest) -> Failure | None:
+    async def _call_in_turn(self, permit: Permit, request: RoutedRequest, hold: Hold) -> Failure | None:
         backend, inbound, record, started_at = permit.backend, request.inbound, request.record, trio.current_time()
-        engine_queue = self.turns.queue_of(backend)
+        name, engine_queue = backend.name, self.turns.queue_of(backend)
         writes, parts = inbound.path in STREAMING, answer_count(inbound.body)
         if writes and parts > backend.slots:  # its own queue would have the rest before other tenants' requests
             failure = Failure(Cause.UNSUPPORTED, _TOO_MANY_PARTS.format(parts=parts, slots=backend.slots))
@@ -128,14 +129,16 @@ class BackendCalls:
         tokens = engine_queue.tokens_of(size, requested_tokens(inbound.body) if writes else 0, parts)
         with self.turns.turn(backend, record.decided.tenant, tokens, min(parts, backend.slots)) as turn:
             lines = answer_lines(NO_HEADERS, inbound.request_id, backend.name) if inbound.streams else None
-            is_admitted = await _wait_for_turn(turn, request.first_byte_seconds(backend.name), request.client, lines)
+            with hold():  # an unload does not wait for what no engine has
+                is_admitted = await _wait_for_turn(turn, request.first_byte_seconds(name), request.client, lines)
             waited = trio.current_time() - started_at
             record.update(queue_seconds=(record.answer.queue_seconds or 0.0) + waited)
             if not is_admitted:
                 failure = _queue_failure(turn, engine_queue)
                 self._record_attempt(record, backend.name, failure, waited)
                 return failure
-            result = await self._call(permit, request)
+            # its engine may have been unloaded, or its door closed, since it began to queue
+            result = await self._hold(backend, request, hold) or await self._call(permit, request)
             if result is not None:
                 turn.charge = turn.tokens if result.is_fault else 0
             elif (usage := record.answer.last_usage) is not None:

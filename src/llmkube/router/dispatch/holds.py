@@ -13,7 +13,8 @@ import attrs
 import trio
 
 from llmkube.base.http.message import Headers
-from llmkube.router.backends import Activator, Found, Hold, ModelDirectory, UnavailableModel, Waker, not_ready
+from llmkube.base.waiting import Hold
+from llmkube.router.backends import Activator, Found, ModelDirectory, UnavailableModel, Waker, not_ready
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.dispatch.relay import COMMENT_SECONDS, LOADING_COMMENT, ClientStream
 from llmkube.router.fair_queue import Shares

@@ -146,13 +146,14 @@ def _listed_fields(services: Services, router: Router) -> StreamHandler:
                     named = orjson.loads(exchange.body).get(MODEL_NAME)
                 model_id, found = find_model(services.directory, named, path)
         is_unready = isinstance(found, UnavailableModel) and not found.wakes
-        with services.holds.using(found if is_unready else None, exchange.peer):
+        with services.holds.using(found if is_unready else None, exchange.peer) as hold:
             if is_unready:
                 found = services.directory.lookup(model_id)
             if isinstance(found, UnavailableModel) and not found.wakes:
                 raise not_ready(model_id, found)  # at once, while the model loads
             await router.live.reload_if_changed()  # so that the router has every model of the directory
-            await router.listed_fields(exchange)
+            with hold():  # the router has a use of its own
+                await router.listed_fields(exchange)
 
     return answer
 

@@ -57,6 +57,11 @@ class SavedPrompt:
         """Name of its file."""
         return f"{self.digest[:16]}-{self.slot}"
 
+    @property
+    def new_name(self) -> str:
+        """Name of its file until it is recorded; an earlier file stays complete while an engine writes this one."""
+        return f"{self.name}.new"
+
 
 def folder_of(root: Path, key: Key) -> Path:
     """Return the folder of a service's prompts."""
@@ -74,8 +79,10 @@ def read_all(folder: Path) -> Iterator[tuple[Path, SavedPrompt]]:
         yield path.with_suffix(""), prompt
 
 
-def add(root: Path, folder: Path, prompt: SavedPrompt, limit_bytes: int) -> None:
+def add(root: Path, folder: Path, prompt: SavedPrompt, limit_bytes: int) -> int:
     """Record a file that an engine has just written, and remove those of the lowest priority beyond the limit.
+
+    Return its size.
 
     The priority of a new prompt starts at that of the last one that was removed, so that old ones lose against it
     without a clock (as in GreedyDual-Size).
@@ -89,13 +96,15 @@ def add(root: Path, folder: Path, prompt: SavedPrompt, limit_bytes: int) -> None
     Raises:
         OSError: The file cannot be read, or the record cannot be written.
     """
-    path = folder / prompt.name
-    path.chmod(_PRIVATE)
-    size, digest = _measure(path)
+    path, written = folder / prompt.name, folder / prompt.new_name
+    written.chmod(_PRIVATE)
+    size, digest = _measure(written)
     priority = _floor(root) + prompt.priority / max(size, 1)
     prompt = attrs.evolve(prompt, size_bytes=size, sha256=digest, priority=priority)
+    written.replace(path)
     write_private(_record_of(path), json.dumps(attrs.asdict(prompt)), durable=False)
     trim(root, limit_bytes)
+    return size
 
 
 def put_back(folder: Path, prompt: SavedPrompt) -> None:
@@ -129,13 +138,13 @@ def take(folder: Path, digest: str, owner: str) -> list[SavedPrompt]:
                     taken.append(prompt)
         elif prompt.owner != owner:
             remove(path)
-    names = {prompt.name for prompt in taken} | {path.name for path, _ in read_all(folder)}
-    remove_others(folder, names)
+    remove_unfinished(folder, {prompt.name for prompt in taken})
     return taken
 
 
-def remove_others(folder: Path, names: Collection[str]) -> None:
-    """Remove the files of a folder that are neither records nor of these names: an engine has not finished them."""
+def remove_unfinished(folder: Path, kept: Collection[str] = ()) -> None:
+    """Remove the files without a record, but those of these names: an engine has not finished them."""
+    names = {*kept, *(path.name for path, _ in read_all(folder))}
     for path in folder.glob("*"):
         if path.suffix not in {_RECORD, _REFUSED} and path.name not in names:
             path.unlink(missing_ok=True)

@@ -283,6 +283,11 @@ class Book:
         if before is not None:
             self._mark_exiting(before, now + self.rules.gentle_seconds, role=Role.PREDECESSOR)
 
+    def record_stopping(self, key: Key, now: float) -> None:
+        """Record that the engine of a service is being stopped: its memory will be free."""
+        if (engine := self.records.serving(key)) is not None and not engine.is_exiting:
+            self._mark_exiting(engine, now + self.rules.gentle_seconds)
+
     def release(self, reservation: Reservation, now: float) -> Orders:
         """Release the reservation of an engine whose process is gone."""
         record = self.records.get(reservation.key)

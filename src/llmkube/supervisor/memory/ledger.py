@@ -32,12 +32,14 @@ class Allocation:
     Attributes:
         scope: Cancelled when the engine must stop.
         expedited: Set when its requests are cut short.
+        unload: Stops the engine, for a reason, once its requests have ended; None while it has no process.
     """
 
     _book: Book
     _reservation: Reservation
     scope: trio.CancelScope
     expedited: trio.Event = attrs.field(factory=trio.Event)
+    unload: Callable[[str], None] | None = None
 
     @property
     def reservation(self) -> Reservation:
@@ -269,4 +271,7 @@ class Ledger:
         if (allocation := self._allocations.get(reservation.number)) is not None:
             if reservation.urgent:
                 allocation.expedited.set()
-            allocation.scope.cancel(reason=evict.why)
+            if allocation.unload is None or reservation.urgent or not reservation.spec.on_request:
+                allocation.scope.cancel(reason=evict.why)
+            else:  # the next request loads it: those that it has may take their time
+                allocation.unload(evict.why)

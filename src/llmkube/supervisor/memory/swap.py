@@ -44,8 +44,11 @@ SHARE_SECONDS: Final = 300.0
 MORE_SWAPS: Final = 2.0
 """Difference from which on a tenant has more swaps than another one."""
 
-RECENT_SECONDS: Final = 300.0
+RECENT_SECONDS: Final = 1800.0
 """A model that has been idle for this long is worth half as much as one in use."""
+
+BURST_SECONDS: Final = 60.0
+"""Requests that follow one another within this time are one use: one load would have served them all."""
 
 
 @attrs.frozen
@@ -54,7 +57,7 @@ class Cost:
 
     Attributes:
         load_seconds: Duration of its last load.
-        uses: Number of requests, the earlier ones with less weight.
+        uses: Number of bursts of requests, the earlier ones with less weight.
         loads: Number of loads, likewise.
         at: Time of the last of them.
     """
@@ -66,8 +69,8 @@ class Cost:
 
     def used(self, now: float) -> "Cost":
         """Return the cost after another request."""
-        after = self.seen(now)
-        return attrs.evolve(after, uses=after.uses + 1)
+        after, is_new = self.seen(now), not self.uses or now > self.at + BURST_SECONDS
+        return attrs.evolve(after, uses=after.uses + is_new)
 
     def seen(self, at: float) -> "Cost":
         """Return the cost of a model that worked at `at`."""
@@ -81,8 +84,7 @@ class Cost:
 
     def value(self, now: float) -> float:
         """Return the expected cost of unloading the model now; only comparable with that of others."""
-        occasions = math.sqrt((self.uses + self.loads) * self._weight(now))  # a burst of requests is one occasion
-        return self.load_seconds * occasions / (RECENT_SECONDS + now - self.at)
+        return self.load_seconds * (self.uses + self.loads) * self._weight(now) / (RECENT_SECONDS + now - self.at)
 
     def hysteresis_seconds(self, now: float) -> float:
         """Return how long a model has to be idle before an equal displaces it: two load times if it is loaded often."""

@@ -17,7 +17,7 @@ memory for both, the next engine takes that model over and loads nothing.
 """
 
 import ipaddress
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from typing import Final
@@ -249,6 +249,7 @@ class Attempt:
     prompts: EnginePrompts | None = None
     _task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     _waiting: trio.CancelScope | None = None  # of `until_ended`
+    _serving: trio.CancelScope = attrs.field(factory=trio.CancelScope)  # while it answers; `unload` cancels it
     _refused: trio.Event = attrs.field(factory=trio.Event)  # set when memory was refused once
     _host: str = ""  # the address that it listens on, while it loads and serves
 
@@ -291,6 +292,10 @@ class Attempt:
             yield
         self._waiting = None
 
+    def unload(self, reason: str) -> None:
+        """Stop the engine once the requests that it has have ended, whatever time they take; others wait."""
+        (self._serving if self.serves else self.scope).cancel(reason=reason)
+
     def address_changed(self) -> None:
         """Stop the engine if this host no longer has the address that it listens on."""
         if self._host and not self.context.status_manager.host_address.value.serves(self._host):
@@ -328,7 +333,7 @@ class Attempt:
 
     # -- the process ----------------------------------------------------------------------------------------------
 
-    async def _in_process(self, allocation: Allocation) -> Failure:
+    async def _in_process(self, allocation: Allocation) -> Failure | None:
         """Start or adopt a process, and serve until it exits; it is stopped on return, unless a shutdown keeps it."""
         context, adoptable = self.context, self.adoptable
         grace = metal.grace_of(self.launch, context.settings, partial(context.ledger.wait_urgent, allocation))
@@ -337,6 +342,7 @@ class Attempt:
             if not self.journal.has_entry:  # a successor, which the journal gets when it takes over
                 self.journal.expect(record)
             context.ledger.started(allocation, child.pid)
+            allocation.unload = self.unload
             running = RunningEngine(child, record, self.launch, context.ports.http, context.settings.limits)
             self._host = "" if self._is_behind_door(record) else record.address[0]
             self.address_changed()
@@ -404,8 +410,8 @@ class Attempt:
 
     # -- its service ----------------------------------------------------------------------------------------------
 
-    async def _serve(self, running: RunningEngine, allocation: Allocation) -> Failure:
-        """Return when the child has exited, has stalled while loading, hangs, or does not own its port."""
+    async def _serve(self, running: RunningEngine, allocation: Allocation) -> Failure | None:
+        """Return when the child has exited, stalls while loading, hangs, or does not own its port; None if unloaded."""
         context, launch, child, engine = self.context, self.launch, running.child, running.engine
         view = ServiceView(
             Reason.LOADING,
@@ -434,7 +440,7 @@ class Attempt:
             nursery.start_soon(watch_exit)
             async with (
                 self._drained(running, outcome, allocation.expedited, prompts),
-                self.status.withdrawn(outcome, allocation, context.shutdown, context.gate.uses),
+                self.status.withdrawn(outcome, allocation, context.shutdown),
             ):
                 if self.adoptable is None or not await running.answers_at_once():
                     self.status.set_view(view)
@@ -445,18 +451,22 @@ class Attempt:
                 if outcome.failure is None:
                     outcome.ready_at = trio.current_time()
                     context.ledger.record_loaded(allocation, adopted=self.adoptable is not None)
-                    restored = await self._restore_prompts(prompts) if self.adoptable is None else ""
+                    restored = await self._restore_prompts(prompts)
                     if self.before is not None:
                         await self._take_over(running, allocation)
                     gpu_warning = await metal_monitor.load_warning(context.ledger.set_device_limit)
                     view = attrs.evolve(view, build=await engine.build() or view.build)
                     by = " ".join(filter(None, (view.engine, view.build, "from", view.weights_format, "weights")))
                     message = f"loaded in {outcome.ready_at - started_at:.1f} s by {by}{gpu_warning}{restored}"
+                    await trio.lowlevel.checkpoint_if_cancelled()  # an engine that is being stopped gets no request
                     self.status.serve(attrs.evolve(view, reason=Reason.LOADED, message=message))
                     outcome.published = self.serves = True
                     context.gate.record_loaded()
-                    outcome.failure = await self._watch(running, allocation)
-            nursery.cancel_scope.cancel(reason="it hangs, has stalled, or does not own its port")
+                    with self._serving:
+                        outcome.failure = await self._watch(running, allocation, prompts)
+            nursery.cancel_scope.cancel(reason="it is unloaded, hangs, has stalled, or does not own its port")
+        if self._serving.cancelled_caught:
+            return None
         return failure_of(
             outcome,
             await child.last_lines(LAST_LINES),
@@ -466,8 +476,8 @@ class Attempt:
             memory_short=context.ledger.book.is_short,
         )
 
-    async def _watch(self, running: RunningEngine, allocation: Allocation) -> Failure:
-        """Return when the engine hangs or its GPU has failed."""
+    async def _watch(self, running: RunningEngine, allocation: Allocation, prompts: EnginePrompts) -> Failure:
+        """Return when the engine hangs or its GPU has failed; save its prompts whenever it is idle."""
         context, child, record, engine = self.context, running.child, running.record, running.engine
         context.log.info("started inference service", pid=child.pid, port=record.address[1])
         self._report_started()
@@ -495,7 +505,16 @@ class Attempt:
             tick = context.settings.limits.tick_seconds
             await watch_model(engine, self.status.set_model, tick)
 
-        other_watches = [watch_metal] if metal.uses_metal(self.launch, context.settings) else []
+        async def save_prompts() -> int | None:
+            with measuring.ignoring():
+                return await prompts.save(timestamp(context.ports.utcnow()))
+
+        def used_at() -> float:
+            return max(measuring.worked_at, context.gate.activation.used_at)
+
+        other_watches: list[Callable[[], Awaitable[None]]] = []
+        other_watches += [partial(prompts.keep_saved, used_at, self._may_save, save_prompts)] if prompts.is_on else []
+        other_watches += [watch_metal] if metal.uses_metal(self.launch, context.settings) else []
         other_watches += [watch_model_loss] if holds_elsewhere(self.launch.plan.runtime) else []
         if other_watches:
             await wait_any(watch_hang, *other_watches)
@@ -518,7 +537,7 @@ class Attempt:
         self.before = None
 
     async def _restore_prompts(self, prompts: EnginePrompts) -> str:
-        """Restore what was saved of this launch; return what to add to the report of the load.
+        """Restore what was saved of this launch, unless it is adopted; return what to add to the report of the load.
 
         After a failed restore the engine is replaced at once, without what it could not restore.
         """
@@ -527,7 +546,7 @@ class Attempt:
             if serving is not None and serving.digest == prompts.digest:  # otherwise they would be of no use here
                 with trio.move_on_after(SAVE_SECONDS):
                     await serving.save(timestamp(self.context.ports.utcnow()))
-            restored = await prompts.restore()
+            restored = await (prompts.restore() if self.adoptable is None else prompts.report())
         except RestoreError as error:
             self.context.log.warning("saved prompts not restored; restarting the engine", error=str(error))
             self.scope.cancel(reason="saved prompts could not be restored")
@@ -542,33 +561,44 @@ class Attempt:
         """On exit, wait until the requests in flight have finished, and save what the engine has computed.
 
         The endpoint is withdrawn, so no new ones arrive; the engine may not know yet of one that this host's gateway
-        has sent to it. Do not wait for an engine that hangs or has exited, nor when memory is critically short; save
-        nothing while memory is short, or if another engine serves.
+        has sent to it. An unload takes the time that such requests need; any other stop has a limit. Do not wait for an
+        engine that hangs or has exited, nor when memory is critically short; save nothing while memory is short, or if
+        another engine serves.
         """
         context = self.context
 
         try:
             yield
+            if self._serving.cancelled_caught:
+                await wait_any(expedited.wait, partial(self._wait_answered, running))
         finally:
             can_drain = outcome.published and outcome.failure is None and outcome.exit is None
-            if can_drain and not context.shutdown.keep and not expedited.is_set():
+            if can_drain and (self._serving.cancelled_caught or not (context.shutdown.keep or expedited.is_set())):
                 with trio.move_on_after(context.settings.drain_seconds, shield=True) as bound:
-                    await wait_any(expedited.wait, partial(self._wait_finished, running, outcome))
+                    await wait_any(expedited.wait, partial(self._wait_finished, running))
                 if bound.cancelled_caught or expedited.is_set():
                     late = f"not finished within {context.settings.drain_seconds:g} s"
                     why = "memory is critically short" if expedited.is_set() else late
                     context.status_manager.emit(cut_short_event(why))
-                elif self.status.leads and not context.ledger.book.is_short:
+                elif self._may_save():
                     with trio.move_on_after(SAVE_SECONDS, shield=True):
                         await wait_any(expedited.wait, partial(prompts.save, timestamp(context.ports.utcnow())))
 
-    async def _wait_finished(self, running: RunningEngine, outcome: Outcome) -> None:
+    def _may_save(self) -> bool:
+        """Whether what the engine has computed may be saved now."""
+        return self.status.leads and not self.context.ledger.book.is_short
+
+    async def _wait_finished(self, running: RunningEngine) -> None:
         """Return when no request is in flight, neither at this host's gateway or door nor in the engine."""
-        for use in outcome.uses:
+        await self._wait_answered(running)
+        await running.engine.wait_idle()
+
+    async def _wait_answered(self, running: RunningEngine) -> None:
+        """Return when the requests that this host's gateway or door have sent to the engine have ended."""
+        for use in self.context.gate.uses():
             await use.wait()
         if self.context.door is not None:
             await self.context.door.wait_unused(self.context.key, running.record.address[1])
-        await running.engine.wait_idle()
 
 
 def watch_failure(found: str) -> Failure:

@@ -26,6 +26,9 @@ from llmkube.supervisor.values.ports import Door, Shutdown
 CONNECT_SECONDS: Final = 0.1
 """Time between attempts to connect to a door that starts."""
 
+REPORT_SECONDS: Final = 10.0
+"""Longest wait for the first report of a door that starts, or that an earlier agent has left."""
+
 
 @attrs.define(eq=False)
 class DoorLink:
@@ -69,8 +72,12 @@ class DoorLink:
     async def wait_unused(self, key: Key, engine: int) -> None:
         """Return when the door sends no requests of a service to the engine on this port, and those that it sent ended.
 
-        If it sends them to another engine by now, those of the old one cannot be distinguished, and are not waited for.
+        A door that is not connected yet may have some. If it sends them to another engine by now, those of the old one
+        cannot be distinguished, and are not waited for.
         """
+        with trio.move_on_after(REPORT_SECONDS):
+            while key not in self._reports.value and self.entries().get(key) is not None:
+                await self._reports.wait_newer(self._reports.version)
         while (report := self._reports.value.get(key)) is not None:
             if report.engine != engine and (report.engine or not report.running):
                 return

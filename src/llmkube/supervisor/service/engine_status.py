@@ -52,14 +52,12 @@ class Outcome:
         ready_at: When it first answered, on Trio's clock.
         exit: The exit of its process, if it exited by itself.
         failure: Why it had to be stopped.
-        uses: The ends of the requests that it may have when its endpoint is withdrawn.
     """
 
     published: bool = False
     ready_at: float | None = None
     exit: Exit | None = None
     failure: Failure | None = None
-    uses: Sequence[trio.Event] = ()
 
 
 def failure_of(
@@ -189,10 +187,13 @@ class EngineStatus:
         self.view = loaded
         self.manager.update(Facts.with_engine, loaded, newest=self.newest)
 
+    def withdraw(self) -> None:
+        """Report this engine as stopping: requests that arrive from now on wait for the next one."""
+        if self.view.ready or not self.view.reason:  # otherwise it is reported as not ready, with the reason
+            self.set_reason(Reason.STOPPING, "the endpoint is being withdrawn")
+
     @asynccontextmanager
-    async def withdrawn(
-        self, outcome: Outcome, allocation: Allocation, shutdown: Shutdown, uses: Callable[[], Sequence[trio.Event]]
-    ) -> AsyncIterator[None]:
+    async def withdrawn(self, outcome: Outcome, allocation: Allocation, shutdown: Shutdown) -> AsyncIterator[None]:
         """On exit from the body, withdraw the endpoint before the engine stops, if it may be published.
 
         The wait for the API server is bounded, so an engine can be stopped while the API server is unreachable. There
@@ -202,14 +203,12 @@ class EngineStatus:
         try:
             yield
         finally:
-            outcome.uses = uses()
             if not outcome.published:
                 pass
             elif outcome.exit is not None:
                 self.set_reason(Reason.ENGINE_EXITED, f"the engine exited: {outcome.exit}")
             elif self.leads and not shutdown.keep:
-                if self.view.ready or not self.view.reason:  # otherwise it is reported as not ready, with the reason
-                    self.set_reason(Reason.STOPPING, "the endpoint is being withdrawn")
+                self.withdraw()
                 if not allocation.urgent:
                     await self._wait_withdrawn()  # noqa: ASYNC102 - it shields itself, with a deadline
 

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 
 import attrs
 import trio
 
 from llmkube.base.mailbox import Mailbox
+from llmkube.base.waiting import Hold
 from llmkube.k8s.wire.reasons import Reason, is_failing
 from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.service.facts import Facts
@@ -18,9 +19,6 @@ from llmkube.supervisor.values.desired import Idle, Launch, Target, launch_of
 from llmkube.supervisor.values.lifecycle import ServiceView
 
 WOKEN = ServiceView(Reason.PENDING, "a request needs it")
-
-
-Hold = Callable[[], AbstractContextManager[None]]
 
 
 @attrs.define(eq=False)
@@ -121,12 +119,12 @@ class Gate:
 
     def add_held(self, more: int) -> None:
         """Record that so many more requests wait."""
-        activation = self.activation
-        self.set_activation(activation.hold(activation.held + more, trio.current_time()))
+        self.set_activation(self.activation.hold(self.activation.held + more, trio.current_time()))
 
     def end_request(self, tenant: str = "") -> None:
         """Record that a request has ended, or its client has left, and that it was the last one of a tenant."""
-        has_memory = not self.ledger.watched or self.ledger.book.records.serving(self.manager.key) is not None
+        engine = self.ledger.book.records.serving(self.manager.key)
+        has_memory = not self.ledger.watched or (engine is not None and not engine.is_exiting)
         self.change(self.activation.end(trio.current_time(), has_memory=has_memory, tenant=tenant))
 
     def record_loaded(self) -> None:

@@ -1,7 +1,8 @@
 """Measure an engine while it serves: when it last worked, and how much memory it really uses."""
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import attrs
@@ -49,6 +50,7 @@ class EngineMeasurement:
         allocation: Its memory: reserved, and last measured.
         ports: Dependencies; their `learned` stores the figures.
         errors: Returns the number of errors that clients have got from the service.
+        worked_at: When it last had work.
     """
 
     child: Child
@@ -62,6 +64,7 @@ class EngineMeasurement:
     _cpu_seconds: float = 0.0
     _sampled_at: float = math.inf
     _learned_bytes: int = 0
+    worked_at: float = -math.inf
 
     def __attrs_post_init__(self) -> None:
         self._errors_before = self.errors()
@@ -88,9 +91,19 @@ class EngineMeasurement:
         if stats is not None:
             now = trio.current_time()
             if stats.cpu_seconds - self._cpu_seconds > ALIVE_CPU_SHARE * (now - self._sampled_at) > 0:
+                self.worked_at = now
                 self.allocation.record_activity()
                 self.child.record_activity()
             self._cpu_seconds, self._sampled_at = stats.cpu_seconds, now
+
+    @contextmanager
+    def ignoring(self) -> Iterator[None]:
+        """Regard what the engine does meanwhile as no work of its clients."""
+        self._sampled_at = math.inf
+        try:
+            yield
+        finally:
+            self._sampled_at = math.inf
 
     @property
     def _has_grown(self) -> bool:

@@ -158,8 +158,10 @@ class Runner:
     async def _reconcile_target(self, engines: EngineNursery, target: Mailbox[Target]) -> Never:
         while True:
             version, goal = target.version, target.value
+            if isinstance(goal, Idle) and self.adoptable is not None:
+                goal = goal.launch or goal  # an engine has to be adopted before it can be stopped
             if isinstance(goal, Idle):
-                await self._stop_all(goal)
+                await self._stop_all(goal, target)
                 newest = await target.wait_newer(version)
                 if goal.launch is None or newest != goal.launch:  # a failed load that is repeated keeps its back-off
                     self._state = RestartState()
@@ -187,10 +189,13 @@ class Runner:
 
     # -- the steps ------------------------------------------------------------------------------------------------
 
-    async def _stop_all(self, goal: Idle) -> None:
-        """Stop all engines, and report why."""
+    async def _stop_all(self, goal: Idle, target: Mailbox[Target]) -> None:
+        """Stop all engines, and report why; requests that arrive from now on wait, and may load the service again."""
         alive = tuple(self._engines)
         if alive:
+            for each in alive:
+                each.status.withdraw()
+            self.context.ledger.book.record_stopping(self.context.key, trio.current_time())
             zero = goal.reason == Reason.SCALED_TO_ZERO
             message = "replicas=0; stopping process" if zero else "stopping process"
             self.context.log.info(message, reason=goal.message)
@@ -199,10 +204,12 @@ class Runner:
         await self._forget_if_unwanted(goal)
         if goal.launch is not None:
             self.context.status_manager.update(Facts.with_newest_plan)
-        for each in alive:
-            each.scope.cancel(reason=goal.message)
-        for each in alive:
-            await each.ended.wait()
+        while alive := tuple(each for each in alive if not each.ended.is_set()):
+            newest, version = target.value, target.version
+            is_over = isinstance(newest, Idle) and newest.launch is None  # no request loads it again
+            for each in alive:
+                each.scope.cancel(reason=goal.message) if is_over else each.unload(goal.message)
+            await wait_any(alive[0].ended.wait, partial(target.wait_newer, version))
         self._current = None
         self.context.status_manager.update(Facts.with_view, ServiceView(goal.reason, goal.message))
 
@@ -375,7 +382,7 @@ class Runner:
             version, newest = target.version, target.value
             if isinstance(newest, Idle):
                 await self._forget_if_unwanted(newest)
-                engine.scope.cancel(reason=newest.message)
+                engine.unload(newest.message)
             elif newest.plan.digest not in accepted:
                 self.context.log.info("plan changed while loading")
                 engine.scope.cancel(reason="the plan changed")

@@ -84,7 +84,7 @@ class DoorReport:
     Attributes:
         requests: Number of requests that wait or run.
         arrived: Number of requests that have ever arrived.
-        running: Number of those that were sent to an engine and run.
+        running: Number of those that do not wait, and may be in an engine.
         engine: Port of the engine to which it sends them; 0 while it holds them.
         listen: Where it accepts them; empty while it does not.
     """

@@ -5,6 +5,7 @@ facts are from llama.cpp's `llama-model.cpp` (the patterns of windows) and `llam
 layers).
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Final
 
@@ -52,6 +53,7 @@ class Layer:
     state_elements: int = 0
 
 
+@functools.lru_cache(maxsize=4)  # `largest_context` needs them for each candidate
 def layers_of(shape: Shape) -> tuple[Layer, ...]:
     """Return the layers that run, in order, without those for multi-token prediction."""
     windows, recurrent = _windows(shape), _recurrent(shape)

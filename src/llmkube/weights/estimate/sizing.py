@@ -131,7 +131,7 @@ class _EstimateBuilder:
 
 
 def _add_weights(builder: _EstimateBuilder, shape: Shape, demand: Demand) -> None:
-    weights = place_weights(shape, demand)
+    weights = place_weights(shape, attrs.evolve(demand, context=0, cache_ram_bytes=None))  # neither matters here
     rest = Location.DEVICE if demand.device_layers else Location.HOST
     builder.add("weights", Location.DEVICE, weights.device_bytes)
     builder.add("weights", Location.HOST, weights.host_bytes)

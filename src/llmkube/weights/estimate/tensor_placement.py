@@ -6,6 +6,7 @@ file is in memory from the first to the last tensor that is used directly from i
 and what llama.cpp reports as `CPU_Mapped`).
 """
 
+import functools
 import math
 import re
 from collections.abc import Mapping
@@ -48,6 +49,7 @@ class Weights:
     repacked_bytes: int
 
 
+@functools.lru_cache(maxsize=4)
 def place_weights(shape: Shape, demand: Demand) -> Weights:
     """Sum up the tensors by location; blocks for multi-token prediction are not loaded unless it is used."""
     device_layers, uses_mtp = demand.device_layers, "draft-mtp" in demand.speculation

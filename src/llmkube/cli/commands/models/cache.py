@@ -174,7 +174,7 @@ def prune_models(*, models: tuple[str, ...], dry_run: bool, force: bool, form: s
 @settings_options(CacheConfig)
 @output_option("json", "yaml")
 def list_prompts(*, service: str | None, clear: bool, form: str, **flags: Any) -> None:
-    """List or remove what unloaded models have computed of conversations, of one service or of all.
+    """List or remove what models have computed of conversations, of one service or of all.
 
     The files contain the conversations. `--prompt-cache-gib` of `llmkube up` and `llmkube agent` limits their size.
     """
