@@ -91,6 +91,7 @@ async def test_requests_for_an_unloaded_service_outlive_the_agent_and_a_new_door
                     assert all(ready for ready, *_ in seen)
                     await wait_idle(cluster)
                     door.kill()
+                    await until(lambda: door not in doors_in(tmp_path))
                     await until(lambda: doors_in(tmp_path) and is_open(url))
                     assert await chat(url) == ANSWER
                     assert (await cluster.slice())[2] == int(url.rpartition(":")[2])
