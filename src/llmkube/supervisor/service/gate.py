@@ -114,8 +114,8 @@ class Gate:
     def end_request(self) -> None:
         """Record that a request has ended, or its client has left."""
         engine = self.ledger.book.records.serving(self.manager.key)
-        has_memory = not self.ledger.watched or (engine is not None and not engine.is_exiting)
-        self.change(self.activation.end(trio.current_time(), has_memory=has_memory))
+        stays = engine is not None and (engine.urgent or not engine.is_exiting)  # or returns, after a shortage
+        self.change(self.activation.end(trio.current_time(), has_memory=stays or not self.ledger.watched))
 
     def record_loaded(self) -> None:
         """Record that the engine answers."""

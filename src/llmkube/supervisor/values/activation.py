@@ -172,9 +172,8 @@ class Activation:
 
     def end(self, now: float, *, has_memory: bool) -> "Activation":
         """A request has ended or its client has left; without any, a load that still waits for memory is withdrawn."""
-        left = self.requests - 1
-        wanted = self.wanted and (left > 0 or has_memory or self.awaited or not self.on_request)
-        return attrs.evolve(self, requests=left, used_at=now, wanted=wanted)
+        after = attrs.evolve(self, requests=self.requests - 1, used_at=now)
+        return attrs.evolve(after, wanted=self.wanted and (has_memory or after.usage.in_use or not self.on_request))
 
     def loaded(self, now: float) -> "Activation":
         """It has been loaded."""
