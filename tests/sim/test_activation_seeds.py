@@ -14,6 +14,7 @@ from llmkube.router.dispatch.holds import HeldRequest
 from llmkube.supervisor import services
 from llmkube.supervisor.memory import admission
 from llmkube.supervisor.memory.reservation import Reservation
+from llmkube.supervisor.service.attempt import Attempt
 from llmkube.supervisor.service.gate import Gate
 from llmkube.supervisor.values.activation import Activation
 from sim import machine, score
@@ -101,6 +102,10 @@ MUTANTS = {
         "a service in use is displaced": (Activation, "in_use", False),
         "a client that leaves withdraws nothing": (Activation, "end", keep_loading),
         "the end of a request is not recorded": (Gate, "end_request", lambda self: None),
+    },
+    activation.test_an_eviction_cuts_a_request_only_if_memory_is_critically_short: {
+        "an unload has the time limit of a stop": (Attempt, "unload", lambda self, why: self.scope.cancel(reason=why)),
+        "an engine that exits is one that stays": (Activation, "end", keep_loading),
     },
     activation.test_idle_timeout_pin_and_unload: {
         "a service is unloaded in the middle of a request": (Activation, "due_at", due_while_used),

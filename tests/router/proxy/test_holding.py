@@ -450,7 +450,7 @@ async def test_a_router_falls_back_when_a_load_fails_or_takes_too_long(autojump_
 
 
 async def test_a_request_that_queues_while_its_model_is_unloaded_waits_for_it(autojump_clock, nursery):
-    """No engine has it while it queues or is held, even behind one that is held: it is in the way of no other model."""
+    """No engine has it while it queues or is held, even behind one that is held: it delays no other model."""
     config, answers = rl.config_of(attrs.evolve(MAC, slots=1)), []
     async with open_router(nursery, config, mac=rl.saying(rl.answer()[:9], rl.answer()[9:], seconds=4.0)) as (
         lab,

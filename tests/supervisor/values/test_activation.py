@@ -129,7 +129,8 @@ def test_requests_and_failures():
     assert not asked.end(2.0, has_memory=False).wanted
     assert asked.end(2.0, has_memory=True).wanted
     assert asked.begin(1.5).end(2.0, has_memory=False).wanted
-    assert asked.load().end(2.0, has_memory=False).wanted
+    for kept in (asked.load(), asked.keep(None), attrs.evolve(asked, pinned=True)):
+        assert kept.end(2.0, has_memory=False).wanted
     failed = asked.fail(60.0, FAILED)
     assert not failed.begin(59.0).wanted
     assert failed.begin(60.0).wanted

@@ -124,7 +124,8 @@ class Gate:
     def end_request(self, tenant: str = "") -> None:
         """Record that a request has ended, or its client has left, and that it was the last one of a tenant."""
         engine = self.ledger.book.records.serving(self.manager.key)
-        has_memory = not self.ledger.watched or (engine is not None and not engine.is_exiting)
+        stays = engine is not None and (engine.urgent or not engine.is_exiting)  # or returns, after a shortage
+        has_memory = stays or not self.ledger.watched
         self.change(self.activation.end(trio.current_time(), has_memory=has_memory, tenant=tenant))
 
     def record_loaded(self) -> None:

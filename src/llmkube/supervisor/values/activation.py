@@ -190,10 +190,9 @@ class Activation:
             has_memory: Whether the service has memory.
             tenant: Its tenant, if it was the last request of that one.
         """
-        left = self.requests - 1
-        wanted = self.wanted and (left > 0 or has_memory or self.awaited or not self.on_request)
         tenants = {**self.tenants, tenant: now} if tenant in self.tenants else self.tenants
-        return attrs.evolve(self, requests=left, used_at=now, wanted=wanted, tenants=tenants)
+        after = attrs.evolve(self, requests=self.requests - 1, used_at=now, tenants=tenants)
+        return attrs.evolve(after, wanted=self.wanted and (has_memory or after.usage.in_use or not self.on_request))
 
     def loaded(self, now: float) -> "Activation":
         """It has been loaded."""
