@@ -208,7 +208,7 @@ class InvariantMonitor:
     def _record_cordons(self, now):
         """Record since when each host is cordoned by its own wall clock."""
         for host in self.world.hosts.values():
-            if not _is_cordoned(host):
+            if not is_cordoned(host):
                 self._restart_cordon(host)
             else:
                 since = self._cordoned.get(host.name, (math.inf, now))[0]
@@ -265,7 +265,8 @@ class InvariantMonitor:
             for child in host.machine.spawned[self._spawned[host.name] :]:
                 self._spawned[host.name] += 1
                 since = self._unloaded.pop(child.name, math.inf)
-                if since < math.inf and self.desired.woken.get(child.name, -math.inf) < since:
+                is_false = trio.current_time() < self.false_list_at + 60  # an old object has never been loaded
+                if since < math.inf and self.desired.woken.get(child.name, -math.inf) < since and not is_false:
                     self.report("uncalled", f"{child.name} (pid {child.pid}) is loaded, idle since {since:.1f} s")
         if trio.current_time() > self.quiet_since:
             self.report("restless", "an engine was started or ended")
@@ -310,7 +311,10 @@ class InvariantMonitor:
         if child.name in self._unloadable or "idleTimeout" in given or now <= self._pressed_until:
             return True
         recent = {
-            name for name, at in (self._needed_at | self.desired.touched).items() if at >= now - MAKES_ROOM_SECONDS
+            name
+            for times in (self._needed_at, self.desired.touched)
+            for name, at in times.items()
+            if at >= now - MAKES_ROOM_SECONDS
         }
         return bool((recent | {name for name, users in self._users.items() if users}) - {child.name})
 
@@ -385,7 +389,7 @@ class InvariantMonitor:
             for child in host.machine.live():
                 if not (child.owners or child.stuck or blind):
                     yield child, "orphans", f"{child.name} (pid {child.pid}) runs unattended on {host.name}", settled
-                if _is_cordoned(host) and not (child.stuck or blind or host.name in self._still):
+                if is_cordoned(host) and not (child.stuck or blind or host.name in self._still):
                     free = max(self._cordoned[host.name][0], self._started.get(host.name, 0.0)) + evict_deadline(host)
                     text = f"{child.name} (pid {child.pid}) runs on {host.name}, which is cordoned"
                     yield (child, "cordon"), "not given back", text, free
@@ -443,7 +447,7 @@ class InvariantMonitor:
                 yield "lost", f"{name} was deleted: {count} engines, ready on {sorted(ready)}"
             return
         replicas = 0 if spec.get("suspend") else spec.get("replicas", 1)
-        wanted = min(replicas, sum(not _is_cordoned(host) for host in self.world.hosts.values()))
+        wanted = min(replicas, sum(not is_cordoned(host) for host in self.world.hosts.values()))
         if spec.get("extraArgs") and replicas:
             yield from _problems_of_refused(name, service, count, wanted)
             return
@@ -522,7 +526,7 @@ def evict_deadline(host):
     return CORDON_LOOK_SECONDS + settings.withdraw_seconds + settings.drain_seconds + ends
 
 
-def _is_cordoned(host):
+def is_cordoned(host):
     cordon = host.machine.cordon
     return cordon is not None and (cordon.until is None or host.utcnow() < cordon.until)
 

@@ -24,7 +24,15 @@ from sim.clients import SimClient
 from sim.faults import FAULTS, USERS
 from sim.faults_activation import ACTIVATION_FAULTS, ACTIVATION_USERS, tight
 from sim.faults_mac import MAC_FAULTS
-from sim.invariants import COLUMNS, DesiredServices, InvariantMonitor, Violation, WatchedStore, is_on_request
+from sim.invariants import (
+    COLUMNS,
+    DesiredServices,
+    InvariantMonitor,
+    Violation,
+    WatchedStore,
+    is_cordoned,
+    is_on_request,
+)
 from sim.machine import SimChild
 from sim.macs import mac_of
 from sim.memory import SimMemory, shape_of
@@ -233,11 +241,14 @@ async def _converge(stage, result):
     restarted; that is not restless, and the monitor knows how long it may take. A status is fixed within seconds.
     """
     healed = trio.current_time()
-    while not await _wake_each(stage) and trio.current_time() - healed < CONVERGED_SECONDS:
-        await trio.sleep(1.0)
     for host in stage.world.hosts.values():  # a cordon with an end expires by itself
         if (cordon := host.machine.cordon) is not None and cordon.until is not None:
             healed = max(healed, trio.current_time() + (cordon.until - host.utcnow()).total_seconds())
+    await trio.sleep_until(healed)
+    while not await _wake_each(stage) and trio.current_time() - healed < CONVERGED_SECONDS:
+        await trio.sleep(1.0)
+    for name in stage.desired.specs:  # some are loaded anew, and kept for minutes
+        stage.unload(name)
     while True:
         problems = stage.monitor.problems(stage.desired)
         changed = stage.monitor.last_change
@@ -261,7 +272,7 @@ def _woken(stage):
     for host in stage.world.hosts.values():
         for name, spec in sorted(stage.desired.specs.items()):
             runs = spec.get("replicas", 1) and not (spec.get("suspend") or spec.get("extraArgs"))
-            if runs and is_on_request(host, spec) and host.machine.cordon is None:
+            if runs and is_on_request(host, spec) and not is_cordoned(host):
                 yield host, name
 
 

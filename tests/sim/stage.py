@@ -175,11 +175,11 @@ class Stage:
             self.world.controller.start()
         self.busy.clear()
         for name in self.desired.specs:
-            self._unload(name)
+            self.unload(name)
             if await self.world.model(name) is None:
                 await self.desired.apply(self.world, name)
 
-    def _unload(self, name):
+    def unload(self, name):
         """Unload a service that is loaded on request: no client wants to keep it any more."""
         self.monitor.user_unloads(name)
         for host in self.world.hosts.values():
