@@ -363,7 +363,7 @@ async def test_a_restart_keeps_what_is_resident_and_idle(autojump_clock):
         await world.kill_agent()
         world.faults.down = True
         await world.start_agent()
-        await trio.sleep(60)
+        await trio.sleep(150)
         assert (resident(world), len(world.machine.spawned)) == before
         assert directory(world).lookup("a").estimated_seconds >= 5
         assert isinstance(await answered(world, "a"), Backend)

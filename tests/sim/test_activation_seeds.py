@@ -13,7 +13,6 @@ from lengths import ACTIVATION_SEEDS, QUIET_MINUTES
 from llmkube.router.dispatch.holds import HeldRequest
 from llmkube.supervisor import services
 from llmkube.supervisor.memory import admission
-from llmkube.supervisor.memory.reservation import Reservation
 from llmkube.supervisor.service.attempt import Attempt
 from llmkube.supervisor.service.gate import Gate
 from llmkube.supervisor.values.activation import Activation
@@ -81,27 +80,27 @@ def a_minute(self):
     return 60.0 if self.on_request and self.wanted else math.inf
 
 
-def loaded_is_unused(self):
-    return self.spec.on_request and self.loaded_at is not None
+def never_used(original):
+    return lambda engine, host: attrs.evolve(original(engine, host), uses=0)
 
 
-def wake_at_once(self, now):
+def wake_at_once(self, now, tenant=""):
     return attrs.evolve(self, requests=self.requests + 1, wanted=True)
 
 
-def keep_loading(self, now, *, has_memory):
+def keep_loading(self, now, *, has_memory, tenant=""):
     return attrs.evolve(self, requests=self.requests - 1, used_at=now)
 
 
 MUTANTS = {
     activation.test_five_models_and_memory_for_two: {
-        "a displaced service waits to return": (Activation, "displace", lambda self: self),
+        "a displaced service waits to return": (Activation, "displace", lambda self, **_: self),
         "the target does not follow a request": (Gate, "change", Gate.set_activation),
     },
     activation.test_no_model_with_a_request_is_displaced: {
-        "a service in use is displaced": (Activation, "in_use", False),
+        "a service in use is displaced": (admission, "_resident", never_used(admission._resident)),
         "a client that leaves withdraws nothing": (Activation, "end", keep_loading),
-        "the end of a request is not recorded": (Gate, "end_request", lambda self: None),
+        "the end of a request is not recorded": (Gate, "end_request", lambda self, tenant="": None),
     },
     activation.test_an_eviction_cuts_a_request_only_if_memory_is_critically_short: {
         "an unload has the time limit of a stop": (Attempt, "unload", lambda self, why: self.scope.cancel(reason=why)),
@@ -113,7 +112,7 @@ MUTANTS = {
         "an unload keeps the pin": (Activation, "unload", lambda self: attrs.evolve(self, wanted=False)),
     },
     activation.test_a_failed_load_is_not_repeated_by_itself: {
-        "a failed load is repeated": (Activation, "fail", lambda self, retry_at: self),
+        "a failed load is repeated": (Activation, "fail", lambda self, retry_at, failure: self),
         "a request during the back-off loads": (Activation, "begin", wake_at_once),
     },
     activation.test_a_restart_keeps_what_is_resident_and_idle: {
@@ -131,9 +130,6 @@ MUTANTS = {
 
 
 RECORDED = {
-    (steps(*THREE, *((60.0 + 5 * at, "ask", at) for at in range(60))), "cut"): {
-        "a service in use is displaced": (Reservation, "is_unused", property(loaded_is_unused)),
-    },
     (steps(*THREE, (60.0, "slow-load"), (65.0, "ask", 213), (66.0, "ask", 221), (67.0, "ask", 200)), "late"): {
         "a request waits for ever": (HeldRequest, "deadline", lambda self, hold_seconds: math.inf),
     },
