@@ -319,6 +319,24 @@ async def test_a_failed_load_is_not_repeated_by_itself(autojump_clock):
         await world.until(world.phase, "Ready", "a")
 
 
+async def test_a_request_waits_while_a_load_is_repeated_at_once(autojump_clock):
+    """Another program takes the port of the first engine: the second one gets another, and the request its answer."""
+    async with activating("a") as world, trio.open_nursery() as nursery:
+        world.agent.activator.unload("default/a")
+        await world.until(is_idle, True, world, "a", seconds=30)
+        world.machine.scripts["a"], found, count = Script(intruder=True), [], loads(world, "a")
+
+        async def ask():
+            found.append(await answered(world, "a"))
+
+        nursery.start_soon(ask)
+        await world.until(loads, count + 1, world, "a")
+        world.machine.scripts["a"] = Script()
+        await world.until(loads, count + 2, world, "a")
+        await world.until(found.copy, lambda answers: len(answers) == 1)
+        assert isinstance(found[0], Backend)
+
+
 async def annotate(world, name, verb):
     at = f"{trio.current_time():020.6f}"
     body = {"metadata": {"annotations": {f"inference.llmkube.dev/{verb}-requested-at": at}}}
