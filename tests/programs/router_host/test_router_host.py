@@ -19,9 +19,11 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.conditions import find_condition
+from llmkube.programs.router_host import hosted_router
 from llmkube.programs.router_host.router_host import RouterHost
 from llmkube.programs.router_host.router_paths import routers_handler
 from llmkube.router.backends import Backend
+from llmkube.router.budget_store.budget_file import BudgetFile
 from llmkube.router.config.compile_backend import model_digest
 from llmkube.router.proxy.default_route import Services
 from router.auth.token_lab import jwks, token
@@ -317,6 +319,25 @@ async def test_a_budget_survives_a_restart_of_the_host(patient_clock, tmp_path):
         assert (await host.ask()).status == 429
         assert host.asked == []
         assert (await host.status()).budget_utilization[0].tokens_used > 4096
+
+
+async def test_an_edit_while_a_router_opens_its_budgets_does_not_open_them_too(patient_clock, tmp_path, monkeypatch):
+    """SQLite would refuse one of the two, and a router that cannot open its file ends the program."""
+    checked = []
+
+    @asynccontextmanager
+    async def never_open(*_, **__):
+        await trio.sleep_forever()
+        yield
+
+    monkeypatch.setattr(BudgetFile, "check", lambda file: checked.append(file.path))
+    monkeypatch.setattr(hosted_router, "open_router", never_open)
+    async with open_host(tmp_path) as host:
+        await host.apply(**BUDGETED)
+        await trio.sleep(SEEN)
+        await host.apply(**BUDGETED, endpoint={"path": "/v1/edited"})
+        await trio.sleep(SEEN)
+        assert len(checked) == 1
 
 
 async def test_a_damaged_budget_file_stops_its_router_alone(patient_clock, tmp_path):

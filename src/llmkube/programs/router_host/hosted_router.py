@@ -149,7 +149,7 @@ class HostedRouter:
         await write_files(self.folder / KEYS, contents, folders)
         try:
             await trio.to_thread.run_sync(keys_for, config)
-            if self.router is None and config.budgets and config.budget_store is None:
+            if not self._runnable.is_set() and config.budgets and config.budget_store is None:
                 await trio.to_thread.run_sync(budget_file_of(self.folder / _BUDGETS, config.name).check)
         except UserError as error:
             return attrs.evolve(compiled, config=None, errors=(str(error),))
