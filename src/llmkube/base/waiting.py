@@ -2,13 +2,9 @@
 
 import math
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
 
 import attrs
 import trio
-
-Hold = Callable[[], AbstractContextManager[None]]
-"""Opens a context in which a request waits for its model: no engine has it."""
 
 
 async def wait_any(first: Callable[[], Awaitable[object]], *others: Callable[[], Awaitable[object]]) -> None:

@@ -19,6 +19,7 @@ import attrs
 import structlog
 import trio
 
+from llmkube.base.hold import Hold
 from llmkube.base.http.client import HttpClient, open_http_client
 from llmkube.base.http.connection import StreamHandler
 from llmkube.base.http.exchange import StreamExchange
@@ -30,7 +31,6 @@ from llmkube.base.http.server import run_server
 from llmkube.base.mailbox import Mailbox
 from llmkube.base.private_files import make_private_folder
 from llmkube.base.times import utcnow
-from llmkube.base.waiting import Hold
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.programs.engine_proxy import AdmittedPeers, run_companion

@@ -8,8 +8,8 @@ from typing import Final, Protocol
 
 import attrs
 
+from llmkube.base.hold import Hold
 from llmkube.base.http.message import Headers
-from llmkube.base.waiting import Hold
 from llmkube.k8s.wire.reasons import Meaning, Reason
 from llmkube.router.dialects.ollama_models import known_name
 from llmkube.router.refusals import RefusedError, refused

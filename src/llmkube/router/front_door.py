@@ -22,6 +22,7 @@ import structlog
 import trio
 
 from llmkube import __version__
+from llmkube.base.hold import Hold
 from llmkube.base.http.client import HttpClient, OnSent
 from llmkube.base.http.connection import StreamHandler
 from llmkube.base.http.errors import HttpError
@@ -32,7 +33,6 @@ from llmkube.base.http.message import Response
 from llmkube.base.http.streamed_response import StreamedResponse
 from llmkube.base.json_text import well_formed
 from llmkube.base.loop_shares import long_step
-from llmkube.base.waiting import Hold
 from llmkube.router.backends import Backend, ModelDirectory, UnavailableModel, engine_of, find_model
 from llmkube.router.budgets.meter import LIMIT_FIELDS
 from llmkube.router.dialects.dialect import EVENT_STREAM, DialectError, dumped

@@ -8,8 +8,8 @@ from typing import Never
 import attrs
 import trio
 
+from llmkube.base.hold import Hold
 from llmkube.base.mailbox import Mailbox
-from llmkube.base.waiting import Hold
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.service.gate import Gate
 

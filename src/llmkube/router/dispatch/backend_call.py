@@ -8,8 +8,8 @@ import attrs
 import orjson
 import trio
 
+from llmkube.base.hold import Hold
 from llmkube.base.http.message import NO_HEADERS, Headers, Origin
-from llmkube.base.waiting import Hold
 from llmkube.router.backends import NOT_READY, UnavailableModel
 from llmkube.router.budgets.meter import answer_count, prompt_bytes, requested_tokens, usage_of_all_answers
 from llmkube.router.config.routing_config import Backend

@@ -12,8 +12,8 @@ from typing import Final
 import attrs
 import trio
 
+from llmkube.base.hold import Hold
 from llmkube.base.http.message import Headers
-from llmkube.base.waiting import Hold
 from llmkube.router.backends import Activator, Found, ModelDirectory, UnavailableModel, Waker, not_ready
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.dispatch.relay import COMMENT_SECONDS, LOADING_COMMENT, ClientStream

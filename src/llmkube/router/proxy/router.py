@@ -27,12 +27,12 @@ import attrs
 import trio
 from prometheus_client import CollectorRegistry
 
+from llmkube.base.hold import Hold
 from llmkube.base.http.connection import RequestFilter, StreamHandler
 from llmkube.base.http.dial import Connect, dial
 from llmkube.base.http.egress import DIRECTLY, Egress
 from llmkube.base.http.limits import CONNECTIONS_PER_PEER, Limits
 from llmkube.base.http.outbound import trusted_context
-from llmkube.base.waiting import Hold
 from llmkube.router.auth.jwks_refresh import JwksRefresh, fetch_jwks
 from llmkube.router.auth.key_files import BackendKeys
 from llmkube.router.auth.principals import access_check, can_authenticate

@@ -8,8 +8,8 @@ from functools import partial
 import attrs
 import trio
 
+from llmkube.base.hold import Hold
 from llmkube.base.mailbox import Mailbox
-from llmkube.base.waiting import Hold
 from llmkube.k8s.wire.reasons import Reason, is_failing
 from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.service.facts import Facts
