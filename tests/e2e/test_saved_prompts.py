@@ -1,6 +1,7 @@
 """The computation of a prompt survives the stop of its engine: a real `llmkube up` with a real engine."""
 
 import json
+import re
 import signal
 import stat
 from contextlib import asynccontextmanager
@@ -136,12 +137,13 @@ async def test_a_swap_keeps_both_conversations_and_a_failed_restore_replaces_the
     async with open_machine(tmp_path, "--memory-fraction", f"{budget:.6f}", "--log-level", "info") as (up, gateway):
         assert [await cached_share(gateway, name) < 0.1 for name in ("chat", "other")] == [True, True]
         assert [await cached_share(gateway, name) >= 0.99 for name in ("chat", "other", "chat")] == [True] * 3
-        for change, report in ((cut_short, "the engine exited"), (miscounted, "restarting the engine")):
+        for change, count in ((cut_short, 1), (miscounted, 2)):
             await unload(tmp_path, gateway)
             (record,) = records(tmp_path)
             record.write_text(json.dumps(json.loads(record.read_text()) | change(record.with_suffix(""))))
             assert await cached_share(gateway) < 0.1
-            assert report in up.err
+            # An engine that aborts is reported by its exit, or by the connection that it breaks first.
+            assert len(re.findall("the engine exited|restarting the engine", up.err)) == count
             assert not records(tmp_path)
             assert await cached_share(gateway) >= 0.99
 
