@@ -337,6 +337,16 @@ async def test_a_request_waits_while_a_load_is_repeated_at_once(autojump_clock):
         assert isinstance(found[0], Backend)
 
 
+async def test_a_request_for_a_model_that_never_fits_fails_at_once(autojump_clock):
+    """Nothing makes room for it, however long a request waits."""
+    async with activating() as world:
+        world.machine.shapes["builtin://b"] = shape_of(100)
+        await world.apply("b", source="builtin://b")
+        await world.until(world.phase, "Failed", "b", seconds=60)
+        begun = trio.current_time()
+        assert ((await answered(world, "b")).reason, trio.current_time()) == ("ExceedsMemory", begun)
+
+
 async def annotate(world, name, verb):
     at = f"{trio.current_time():020.6f}"
     body = {"metadata": {"annotations": {f"inference.llmkube.dev/{verb}-requested-at": at}}}

@@ -25,7 +25,7 @@ from llmkube.k8s.events import EventRecorder
 from llmkube.k8s.leases.host_monitor import HostMonitor
 from llmkube.k8s.reflector import CONFIRM_SECONDS, Cache
 from llmkube.k8s.resource import Key
-from llmkube.k8s.wire.reasons import Reason, is_failing
+from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.activator import ServiceActivator
 from llmkube.supervisor.cluster.applier import Applier
 from llmkube.supervisor.cluster.claim_manager import ClaimManager
@@ -51,7 +51,7 @@ from llmkube.supervisor.values.desired import Desired, Idle, Target, desired_her
 from llmkube.supervisor.values.door_state import DoorEntry
 from llmkube.supervisor.values.host_addresses import HostAddress
 from llmkube.supervisor.values.journal import Entry
-from llmkube.supervisor.values.lifecycle import ServiceView
+from llmkube.supervisor.values.lifecycle import REPEATED, ServiceView
 from llmkube.supervisor.values.need import need_of
 from llmkube.supervisor.values.ports import Ports, Shutdown
 from llmkube.supervisor.values.settings import AgentSettings
@@ -101,8 +101,8 @@ class RunningService:
             view = attrs.evolve(view, closed=f"it is unloaded for `{name}` once its requests have ended")
         if not gate.activation.on_request:
             return view
-        if gate.is_active and is_failing(view.reason, unknown=False):  # after a pause it would be idle
-            view = attrs.evolve(view, reason=Reason.RESTARTING)
+        if gate.is_active and view.reason in REPEATED:
+            view = attrs.evolve(view, reason=Reason.RESTARTING)  # at once: before a later attempt it would be idle
         view = attrs.evolve(view, on_request=True, load_seconds=book.load_seconds(key))
         hold_seconds, delayed_until = gate.activation.hold_seconds, book.room.delayed.get(key, 0.0)
         return attrs.evolve(view, hold_seconds=hold_seconds, delayed_until=delayed_until)

@@ -17,7 +17,7 @@ from typing import Final
 import attrs
 
 from llmkube.base.backoff import Backoff
-from llmkube.k8s.wire.reasons import Reason
+from llmkube.k8s.wire.reasons import Meaning, Reason
 
 
 @attrs.frozen
@@ -65,6 +65,9 @@ STABLE_SECONDS: Final = 300.0
 """Time of serving after which earlier failures are forgotten."""
 
 PORT_TRIES: Final = 3
+
+REPEATED: Final = frozenset({Reason.PORT_TAKEN, *(each for each in Reason if each.meaning is Meaning.RETRIED)})
+"""Reasons of failed attempts that are repeated, at once or after a delay."""
 
 
 @attrs.frozen
