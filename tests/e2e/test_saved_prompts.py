@@ -121,7 +121,7 @@ async def test_a_killed_engine_has_lost_nothing_if_it_was_idle(tmp_path):
 
     async with open_machine(tmp_path) as (_, gateway):
         assert await cached_share(gateway) < 0.1
-        assert (await loaded()).endswith("; prompts are saved")
+        await eventually(loaded, lambda message: message.endswith("; prompts are saved"))
         with trio.fail_after(60):
             await eventually(lambda: async_value(records(tmp_path)), bool)
         (engine,) = (each for each in engines_in(tmp_path / "state") if "chat" in command_line(each))
