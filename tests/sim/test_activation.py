@@ -243,15 +243,19 @@ async def test_a_request_during_an_unload_is_not_cut(autojump_clock, monkeypatch
         await world.until(lambda: [each.in_flight for each in world.machine.live("a")], [1], seconds=60)
 
 
+def evict_for_others(world, name, cause=Cause.WARNING):
+    ledger = world.agent.activator.gate_of(Key("default", name)).ledger
+    evict = Eviction(Key("default", name), cause, "memory is short")
+    ledger.carry_out(ledger.book.evict(evict, trio.current_time()))
+
+
 async def test_an_eviction_cuts_a_request_only_if_memory_is_critically_short(autojump_clock):
     """Otherwise it takes the time of the longest answer, and a client that leaves meanwhile leaves nothing to load."""
     for cause, longest in ((Cause.WARNING, 110), (Cause.CRITICAL, 10)):
         async with activating("a") as world:
-            ledger = world.agent.activator.gate_of(Key("default", "a")).ledger
 
-            async def evict(cause=cause, ledger=ledger):
-                evict = Eviction(Key("default", "a"), cause, "memory is short")
-                ledger.carry_out(ledger.book.evict(evict, trio.current_time()))
+            async def evict(cause=cause, world=world):
+                evict_for_others(world, "a", cause)
                 await trio.lowlevel.checkpoint()
 
             if cause is Cause.CRITICAL:
@@ -335,6 +339,18 @@ async def test_a_request_waits_while_a_load_is_repeated_at_once(autojump_clock):
         await world.until(loads, count + 2, world, "a")
         await world.until(found.copy, lambda answers: len(answers) == 1)
         assert isinstance(found[0], Backend)
+
+
+@pytest.mark.parametrize("verb", ["load", "run"])
+async def test_a_load_of_what_is_loaded_ends_at_once(autojump_clock, verb):
+    """The user waits for nothing any more: after an eviction for other programs the model is not loaded again."""
+    async with activating("a") as world:
+        world.agent.activator.load("default/a") if verb == "load" else await annotate(world, "a", "load")
+        await trio.sleep(10)
+        evict_for_others(world, "a")
+        await trio.sleep(600)
+        assert loads(world, "a") == 1
+        await world.until(is_idle, True, world, "a")
 
 
 async def test_a_request_for_a_model_that_never_fits_fails_at_once(autojump_clock):

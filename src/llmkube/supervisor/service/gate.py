@@ -71,6 +71,8 @@ class Gate:
 
     def set_activation(self, after: Activation) -> None:
         """Set the activation; the planner's next target follows it."""
+        if after.awaited and self.manager.view.ready:  # a user wants what is loaded already
+            after = attrs.evolve(after, awaited=False)
         self.activation = after
         self.ledger.set_usage(self.manager.key, after.usage)
         if after.limit_seconds < math.inf and not after.requests:
