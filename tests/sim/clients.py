@@ -8,7 +8,7 @@ import trio
 
 from llmkube.base.http.message import Headers
 from llmkube.programs.one_machine import AgentDirectory
-from llmkube.router.backends import Backend, UnavailableModel
+from llmkube.router.backends import HOLD_SECONDS, Backend, UnavailableModel
 from llmkube.router.dispatch.holds import HeldRequest, Holds
 from llmkube.router.refusals import RefusedError
 
@@ -100,6 +100,8 @@ class Gateway:
         finally:
             newest, waited = self.directory.lookup(name), trio.current_time() - arrived
             longest = max(each.hold_seconds for each in (found, newest or found) if isinstance(each, UnavailableModel))
+            if self.monitor.desired.touched[name] > arrived:  # by the newest spec, which a loaded model does not show
+                longest = max(longest, HOLD_SECONDS)
             if standstills == self.monitor.standstills and waited > min(longest, client.patience) + SLACK_SECONDS:
                 self.monitor.report("late", f"a request for {name} has waited for {waited:.0f} s")
 

@@ -209,6 +209,7 @@ async def journal_lost(stage, rng):
         for key in list(host.machine.entries):
             if rng.random() < 0.6:
                 del host.machine.entries[key]
+        stage.monitor.forget_unloads()
         await trio.sleep(span(rng, 0.05, 30))
 
 
@@ -219,6 +220,7 @@ async def journal_old(stage, rng):
     await trio.sleep(span(rng, 30, 600))
     async with stage.away(host, "kill"):
         host.machine.entries = saved
+        stage.monitor.forget_unloads()
         await trio.sleep(span(rng, 0.05, 30))
 
 

@@ -234,6 +234,10 @@ class InvariantMonitor:
         """Record that a user wants to have a service unloaded, now or after its last request."""
         self._unloadable.add(name)
 
+    def forget_unloads(self):
+        """Record that the journal no longer says which services are idle: the next agent may load them."""
+        self._unloaded.clear()
+
     @contextmanager
     def pressed(self):
         """During the block other programs take memory."""

@@ -12,7 +12,10 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
 from llmkube.programs.one_machine import AgentDirectory
 from llmkube.router.backends import Backend
+from llmkube.router.dispatch.holds import HeldRequest, Holds
+from llmkube.router.refusals import RefusedError
 from llmkube.supervisor.memory.eviction import Cause, Eviction
+from sim.clients import SimClient
 from sim.machine import Script
 from sim.memory import SimMemory, shape_of
 from sim.world import agent_settings, open_world
@@ -265,6 +268,27 @@ async def test_an_eviction_cuts_a_request_only_if_memory_is_critically_short(aut
                 found, seconds = await ended_during(world, evict)
                 assert (isinstance(found, Backend), 100 <= seconds <= longest) == (True, True)
                 await world.until(is_idle, True, world, "a", seconds=20)
+
+
+async def test_a_shorter_hold_applies_to_requests_that_wait_already(autojump_clock):
+    """An edit of `maxHold` ends their wait at the new bound, although nothing else happens meanwhile."""
+    async with activating("a") as world, trio.open_nursery() as nursery:
+        world.agent.activator.unload("default/a")
+        await world.until(is_idle, True, world, "a", seconds=30)
+        world.machine.scripts["a"], ends = Script(load_seconds=300), []
+        models, begun = directory(world), trio.current_time()
+
+        async def ask():
+            holds, held = Holds(models, world.agent.activator), HeldRequest("somebody", begun, SimClient(), None)
+            with holds.using(models.lookup("a"), "") as hold, pytest.raises(RefusedError):
+                await holds.wait("a", held, hold)
+            ends.append(trio.current_time() - begun)
+
+        nursery.start_soon(ask)
+        await trio.sleep(20)
+        await world.apply("a", source="builtin://a", activation={"maxHold": "40s"})
+        await world.until(ends.copy, lambda found: len(found) == 1, seconds=400)
+        assert ends == [pytest.approx(40, abs=1)]
 
 
 async def test_idle_timeout_pin_and_unload(autojump_clock):
