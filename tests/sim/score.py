@@ -247,7 +247,7 @@ async def _converge(stage, result):
     await trio.sleep_until(healed)
     while not await _wake_each(stage) and trio.current_time() - healed < CONVERGED_SECONDS:
         await trio.sleep(1.0)
-    for name in stage.desired.specs:  # some are loaded anew, and kept for minutes
+    for name in stage.desired.specs:  # some are loaded again, and kept for minutes
         stage.unload(name)
     while True:
         problems = stage.monitor.problems(stage.desired)

@@ -448,7 +448,7 @@ async def test_a_restart_keeps_what_is_resident_and_idle(autojump_clock):
 
 @pytest.mark.parametrize("at_once", [False, True])
 async def test_an_engine_is_adopted_before_it_is_unloaded(autojump_clock, at_once):
-    """The idle time of an adopted engine begins anew; one that is unloaded before it is adopted is stopped."""
+    """The idle time of an adopted engine begins again; one that is unloaded before it is adopted is stopped."""
     async with activating("a", activation={"idleTimeout": "30s"}) as world:
         await trio.sleep(10)
         await world.kill_agent()
@@ -510,7 +510,7 @@ async def two_hosts():
 async def test_an_idle_service_moves_to_a_host_that_can_load_it(autojump_clock):
     """Beside pinned models no request can load it: the other host gets its claim, and loads it for the next request.
 
-    It stays while nobody asks, if the other host lacks the memory, and if that does not take it in time.
+    It stays while there are no requests, if the other host lacks the memory, and if that does not take it in time.
     """
     async with two_hosts() as (world, mini):
         mini.machine.memory.other = 62

@@ -1,7 +1,7 @@
-"""The contract between a request that waits for its model and whoever loads that."""
+"""The contract between a request that waits for its model and the program that loads it."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 Hold = Callable[[], AbstractContextManager[None]]
-"""Opens a context in which a request waits for its model: no engine has it."""
+"""Opens a context in which a request waits for its model, and no engine has it."""

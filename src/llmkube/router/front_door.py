@@ -120,7 +120,7 @@ _MISSING_STATUSES: Final = (404, 405)
 
 
 def computes(head: RequestHead) -> bool:
-    """Return whether a request is one that an engine computes an answer to: it may load a model."""
+    """Return whether an engine computes the answer to a request, so that the request loads its model."""
     path = head.path.rstrip("/")
     is_listed = path in _ENGINE_PATHS or (path.startswith("/v1/") and not path.startswith("/v1/models"))
     return head.method == "POST" and is_listed

@@ -239,9 +239,9 @@ async def test_signed_thoughts_of_anthropic_come_back_whole(path, streams):
 )
 async def test_anthropic_gets_no_thought_without_a_signature(blocks, names):
     """It is of an engine or of another provider, and Anthropic refuses it."""
-    said = {"role": "assistant", "content": [*blocks, {"type": "text", "text": "yes"}]}
-    asked, dropped = await claude(rl.MESSAGE | {"messages": [HI, said, HI]}, "/v1/messages")
-    assert (asked["messages"][1]["content"], dropped) == ([*([] if names else blocks), said["content"][-1]], names)
+    answer = {"role": "assistant", "content": [*blocks, {"type": "text", "text": "yes"}]}
+    asked, dropped = await claude(rl.MESSAGE | {"messages": [HI, answer, HI]}, "/v1/messages")
+    assert (asked["messages"][1]["content"], dropped) == ([*([] if names else blocks), answer["content"][-1]], names)
 
 
 async def test_signed_thoughts_are_translated_for_others_and_the_rest_is_named():

@@ -190,7 +190,7 @@ THRASHES = Cost(load_seconds=30.0, uses=5.0, loads=4.0, at=NOW)
         (wants(5), resident("a", 5), attrs.evolve(THRASHES, load_seconds=300.0), PATIENCE_SECONDS),
         (wants(5), resident("a", 5, uses=1), THRASHES, PATIENCE_SECONDS),
         (wants(5), resident("a", 5, uses=1, loaded_at=NOW), attrs.evolve(THRASHES, load_seconds=90.0), 90.0),
-        # Tenants: the quiet one's model is left alone for longer, and it waits for none of the busy one.
+        # Tenants: the quiet one's model stays for longer, and it waits for none of the busy one.
         (wants(5, swaps=6.0), resident("a", 5, swaps=4.0), THRASHES, SHARE_SECONDS - 3),
         (wants(5, swaps=6.0), resident("a", 5, uses=1, swaps=4.0), THRASHES, SHARE_SECONDS),
         (wants(5, swaps=6.0, since=NOW - SHARE_SECONDS), resident("a", 5, swaps=0.0), THRASHES, None),

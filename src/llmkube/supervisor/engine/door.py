@@ -35,10 +35,10 @@ def socket_path(state_dir: Path) -> Path:
 
 
 def check_socket_folder(folder: Path) -> None:
-    """Check that no other user has put a folder in the place of this one: agent and door exchange keys of engines.
+    """Check that the folder is this user's: agent and door exchange keys of engines in it.
 
     Raises:
-        PermissionError: Another user has it, or the link to it.
+        PermissionError: It, or the link to it, belongs to another user.
     """
     if folder.stat().st_uid != os.getuid() or folder.lstat().st_uid not in {os.getuid(), 0}:
         raise PermissionError(f"{folder} belongs to another user; choose a shorter path with --state-dir")

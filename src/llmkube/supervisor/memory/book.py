@@ -163,7 +163,7 @@ class Book:
         evictions: Evictions since the agent started, by cause.
         skips: Number of times memory was short but no engine was evicted, by reason; counted when the reason changes.
         costs: Costs of loading services, as measured on this host.
-        swaps: Displacements for tenants: their number is that of loads.
+        swaps: Displacements by tenant; `Cost.loads` is their number.
         closed: Doors that are closed to new requests.
         room: Residents that made room at the last decision, and for which service.
         unreturned: Memory that macOS has kept after engines exited.

@@ -35,7 +35,7 @@ class Capacity:
         unreturned_bytes: Memory of exited engines that stays wired for no process.
         admit_unsized: Whether an engine with an unknown need is admitted.
         costs: Costs of loading services, where they are known.
-        swaps: Displacements for tenants: their number is that of loads.
+        swaps: Displacements by tenant; `Cost.loads` is their number.
         closed: Doors of services that are closed to new requests.
         now: Monotonic time in seconds.
     """

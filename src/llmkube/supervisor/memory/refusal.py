@@ -65,7 +65,7 @@ class Refusal:
 
     @property
     def is_lasting(self) -> bool:
-        """Whether others have the memory, and none of them makes room."""
+        """Whether other services have the memory, and none makes room for this one."""
         return self.block.lacks_memory and not self.awaited and self.until is None
 
     @property

@@ -98,7 +98,7 @@ class EngineMeasurement:
 
     @contextmanager
     def ignoring(self) -> Iterator[None]:
-        """Regard what the engine does meanwhile as no work of its clients."""
+        """Leave the engine's work within the context out of its clients' use."""
         self._sampled_at = math.inf
         try:
             yield
