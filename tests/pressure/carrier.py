@@ -124,7 +124,15 @@ class Memory:
         if self.touchy and held > self.touchy * GIB:
             level = Level.CRITICAL
         limit = None if self.device_limit is None else int(self.device_limit * GIB)
-        return Sample(total, available, level if self.level is None else self.level, device_limit_bytes=limit, why=why)
+        is_mac = any(process.engine.late_seconds for process in self.processes)  # Linux is never late
+        return Sample(
+            total,
+            available,
+            level if self.level is None else self.level,
+            device_limit_bytes=limit,
+            wired_bytes=3 * GIB + held if is_mac else None,
+            why=why,
+        )
 
     async def wait_change(self):
         await self.news.wait()

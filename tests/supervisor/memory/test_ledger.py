@@ -19,7 +19,8 @@ A, B, C = (Key("ns", name) for name in "abc")
 
 def sample(ledger, available=56, footprints=None, total=64, decision=CALM):
     """One sample of a host with this much memory left, in GiB."""
-    ledger.observe(Sample(total * GIB, int(available * GIB), decision.level), footprints or {})
+    sampled = Sample(total * GIB, int(available * GIB), decision.level, wired_bytes=0)  # as a Mac
+    ledger.observe(sampled, footprints or {})
     ledger.decide(decision)
 
 

@@ -67,7 +67,9 @@ class PendingReleases:
     def update(self, sample: Sample, now: float) -> int:
         """Update the pending releases with a sample; return the device bytes whose deadline has passed."""
         before = min((each.before_bytes for each in self._open), default=0)
-        if sample.level is not Level.UNKNOWN and sample.available_bytes >= before + RECOVERED_SHARE * self.size_bytes:
+        # Linux frees a process's memory before its exit is seen. Pages of a mapped model were available all the time.
+        is_seen = sample.wired_bytes is None or sample.available_bytes >= before + RECOVERED_SHARE * self.size_bytes
+        if sample.level is not Level.UNKNOWN and is_seen:
             self._open.clear()
         overdue = sum(each.device_bytes for each in self._open if now >= each.until)
         self._open = [each for each in self._open if now < each.until]
