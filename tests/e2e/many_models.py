@@ -5,6 +5,7 @@ import json
 import math
 import random
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
@@ -105,13 +106,13 @@ def _read(status: int, received: bytes, *, stream: bool) -> tuple[Verdict, str]:
     return Verdict.RIGHT, "".join(each.get("content") or "" for each in deltas)
 
 
-async def keep_asking(url: str, seed: int, answers: list[Answer]) -> None:
+async def keep_asking(urls: Mapping[PaddedModel, str], seed: int, answers: list[Answer]) -> None:
     """Be a client for ever: ask a few questions of one model, then of another, half of them as streams."""
     rng = random.Random(seed)
     async with open_http_client() as http:
         while True:
             model = rng.choice(MODELS)
             for _ in range(rng.randint(1, 4)):
-                answers.append(await ask(http, url, model, stream=rng.random() < 0.5))
+                answers.append(await ask(http, urls[model], model, stream=rng.random() < 0.5))
                 if answers[-1].verdict is not Verdict.RIGHT:
                     await trio.sleep(1)  # before its next attempt

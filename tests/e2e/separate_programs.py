@@ -46,14 +46,17 @@ class Cluster:
 
     @asynccontextmanager
     async def open_agent(
-        self, address: str, *args: str, folder: str = "agent", prefix: tuple[str, ...] = ()
+        self, address: str, *args: str, folder: str = "agent", prefix: tuple[str, ...] = (), kills: bool = True
     ) -> AsyncIterator[Program]:
-        """Run an agent; a second one in the same folder is the same host. `prefix`: see `open_program`."""
+        """Run an agent; a second one in the same folder is the same host. `prefix`: see `open_program`.
+
+        If `kills`, its engines and proxies are killed after the block.
+        """
         state = self.folder / folder
         state.mkdir(exist_ok=True)
         where = ("--host-ip", address, "--host-name", "box", "--state-dir", str(state), "--port", "0")
         args = ("agent", "--accelerator", "cpu", *where, *args)
-        async with open_program(state, *args, kubeconfig=self.kubeconfig, prefix=prefix, runs_engines=True) as agent:
+        async with open_program(state, *args, kubeconfig=self.kubeconfig, prefix=prefix, runs_engines=kills) as agent:
             await agent.wait_for("err", '"msg":"agent started"')
             yield agent
 

@@ -5,12 +5,11 @@ import json
 import shlex
 import signal
 
-import psutil
 import pytest
 import trio
 
 from e2e.separate_programs import REAL_ENGINE, SLICE, chat, eventually, open_cluster
-from e2e.up_process import ANSWER, engines_in, fake_engine, is_open, processes_in
+from e2e.up_process import ANSWER, doors_in, engines_in, fake_engine, is_open
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import NO_HEADERS, Headers
 from llmkube.k8s.builtins import EndpointSlice, Secret
@@ -21,10 +20,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 ON_REQUEST = ("--activation", "OnRequest")
 SHORT = {"idleTimeout": "1s"}
 ASK = json.dumps({"model": "any", "max_tokens": 1, "messages": [{"role": "user", "content": "What is LLMKube?"}]})
-
-
-def doors_in(folder):
-    return [each for each in processes_in(folder, "llmkube.programs.door") if each.status() != psutil.STATUS_ZOMBIE]
 
 
 def slow_engine(folder):

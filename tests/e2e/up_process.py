@@ -181,6 +181,11 @@ def proxies_in(folder: Path) -> list[psutil.Process]:
     return processes_in(folder, "engine_proxy")
 
 
+def doors_in(folder: Path) -> list[psutil.Process]:
+    """Return the door of an agent that has its state in the folder."""
+    return [each for each in processes_in(folder, "llmkube.programs.door") if each.status() != psutil.STATUS_ZOMBIE]
+
+
 def fake_engine(folder: Path, script: str, name: str = "engine") -> str:
     """Write a llama-server as a shell script: it prints its flags and version, and otherwise runs `script`."""
     path = folder / name
