@@ -2,7 +2,7 @@
 
 Each kind of `tests/router/proxy/test_two_tenants.py` in real time, with a router and three scripted engines of its own.
 The quiet tenant sends a chat of 100 KB twenty times a second, on new connections and without waiting for the last
-answer; its engine takes 50 ms. The hostile tenant is another process, which repeats its requests over 64 connections,
+answer; its engine takes 50 ms. The hostile tenant is another process, with an address of its own, which repeats its requests over 64 connections,
 each as fast as they are answered, or has its slow connections open, or ends engines. A request that is refused, or has
 no answer within ten seconds, is counted as refused. The kinds take turns in random order, and p99 is the median of the
 rounds.
@@ -37,6 +37,7 @@ NONE, CRASH = "none", "crash"
 KINDS: Final = (NONE, *FLOODS, *SLOW, CRASH)
 ROUNDS, SECONDS, EVERY_SECONDS, LIMIT_SECONDS, ENGINE_SECONDS = 3, 10.0, 0.05, 10.0, 0.05
 CONNECTIONS, MOST_TIMES = 64, 2.0
+ELSEWHERE: Final = "127.0.0.2"
 
 
 def request(method: str, path: str, headers: dict[str, str], body: bytes) -> bytes:
@@ -48,10 +49,10 @@ def request(method: str, path: str, headers: dict[str, str], body: bytes) -> byt
     return head.encode() + body
 
 
-async def ask(port: int, data: bytes) -> bool:
-    """Send a request; return whether its answer began with 200."""
+async def ask(port: int, data: bytes, source: str = "127.0.0.1") -> bool:
+    """Send a request from an address; return whether its answer began with 200."""
     with trio.move_on_after(LIMIT_SECONDS), suppress(OSError, trio.BrokenResourceError):
-        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        async with await trio.open_tcp_stream("127.0.0.1", port, local_address=source) as stream:
             await stream.send_all(data)
             return (await stream.receive_some()).startswith(b"HTTP/1.1 200 ")
     return False
@@ -70,7 +71,7 @@ class Front:
 
     async def connect(self, _host: str, _port: int) -> trio.SocketStream:
         """Return a connection."""
-        return await trio.open_tcp_stream("127.0.0.1", self.port)
+        return await trio.open_tcp_stream("127.0.0.1", self.port, local_address=ELSEWHERE)
 
 
 async def attack(kind: str, port: int) -> None:
@@ -81,7 +82,7 @@ async def attack(kind: str, port: int) -> None:
 
     async def repeat() -> None:
         for each in asked:
-            await ask(port, request(*each))
+            await ask(port, request(*each), ELSEWHERE)
 
     async def hold(begin: bytes, each: bytes) -> None:
         while True:

@@ -15,10 +15,10 @@ def steps(mock_clock):
     """Run steps that take some milliseconds, and return when each began."""
     began = []
 
-    async def step(client, seconds=STEP_SECONDS, times=1):
+    async def step(client, seconds=STEP_SECONDS, times=1, size=LONG):
         current_client.set(client)
         for _ in range(times):
-            async with long_step(LONG):
+            async with long_step(size):
                 began.append((client, round(1000 * trio.current_time())))
                 mock_clock.jump(seconds)
 
@@ -56,6 +56,18 @@ async def test_after_a_step_the_loop_is_free_for_as_long(steps, mock_clock):
         mock_clock.autojump_threshold = 0.0
     first = 1000 + 1000 * MAX_PAUSE_SECONDS
     assert steps.began == [(c, first + at) for c, at in (("noisy", 0), ("quiet", 8), ("noisy", 16), ("noisy", 24))]
+
+
+async def test_a_smaller_step_waits_for_a_part_of_the_pause(steps, mock_clock):
+    """After a step of 8 ms one of an eighth of its size begins after 1 ms, and the next large one after 8 ms."""
+    async with trio.open_nursery() as nursery:
+        async with long_step(8 * LONG):
+            for client in ("small", "large"):
+                nursery.start_soon(steps.step, client, 0.001, 1, LONG if client == "small" else 8 * LONG)
+                await trio.testing.wait_all_tasks_blocked()
+            mock_clock.jump(0.008)
+        mock_clock.autojump_threshold = 0.0
+    assert steps.began == [("small", 9), ("large", 16)]
 
 
 async def test_a_task_alone_does_not_wait(steps, mock_clock):

@@ -5,6 +5,7 @@ The `model` of a form: found among files and replaced; everything else is unchan
 
 import contextlib
 import json
+import re
 
 import pytest
 import trio
@@ -18,6 +19,7 @@ from llmkube.router.model_field import (
     PARSE_BYTES,
     check_grammars,
     find_model,
+    parsed_bytes,
     read_form_model,
     read_model,
     replace_form_model,
@@ -204,6 +206,21 @@ def test_too_many_parts_are_refused():
     """The error has the limit."""
     with pytest.raises(BodyError, match="more than 250000 strings, objects and arrays"):
         run(find_model, b'{"x": [' + b"[]," * 150_000 + b"[]]}")
+
+
+@given(MEMBERS)
+def test_values_are_counted_without_parsing(members):
+    """A body is refused for values, strings and brackets; those in strings are none, wherever a slice ends."""
+    body = json.dumps({name: [value, ["\\", '{"[,', value]] for name, value in members}).encode()
+    outside = re.sub(rb'"(?:[^"\\]|\\.)*"', b"'", body)
+    tokens, commas = sum(map(outside.count, (b"'", b"[", b"{"))), outside.count(b",")
+    for most in {tokens - 1, tokens, commas - 1, commas}:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(model_field, "SLICE_BYTES", 5)
+            patch.setattr(model_field, "MAX_TOKENS", most)
+            is_refused = sum(map(body.count, (b",", b"[", b"{"))) > most < max(tokens, commas)
+            with pytest.raises(BodyError) if is_refused else contextlib.nullcontext():
+                run(parsed_bytes, body)
 
 
 @pytest.mark.parametrize(

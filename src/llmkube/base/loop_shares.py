@@ -2,7 +2,8 @@
 
 Trio runs all tasks that are ready in one round, so a client with many of them, or with long ones, delays every other.
 Sockets (`base/http/hub`) wake few tasks in a round, of one client after the other. Steps on large bodies (`long_step`)
-run one at a time, of one client after the other, and after each the loop is free of them for as long as it took.
+run one at a time, of one client after the other. After each the loop is free of them for as long as it took, and of a
+smaller one for a part of that.
 """
 
 import math
@@ -57,6 +58,19 @@ class ClientQueues(Generic[Item]):
         return taken
 
 
+@attrs.frozen(order=True)
+class _Pause:
+    """The time after a step of some size."""
+
+    end: float = 0.0
+    begin: float = 0.0
+    size: int = 1
+
+    def end_for(self, size: int) -> float:
+        """Return when a step of this size may begin."""
+        return self.begin + (self.end - self.begin) * min(1.0, size / self.size)
+
+
 @attrs.define(eq=False)
 class _LongSteps:
     """The steps of one Trio run: one runs or is about to, others wait."""
@@ -64,24 +78,24 @@ class _LongSteps:
     waiting: ClientQueues[trio.Event] = attrs.field(factory=ClientQueues)
     is_taken: bool = False
     last: trio.lowlevel.Task | None = None
-    free_at: float = 0.0
+    pause: _Pause = _Pause()
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    async def turn(self, size: int) -> AsyncIterator[None]:
         """Wait for a turn, a round of the event loop at least, and for the end of the pause after the last step."""
         task, began_at = trio.lowlevel.current_task(), math.inf
         if self.is_taken:
             await self._wait_turn()
         elif task is self.last:  # no other task has waited
-            self.free_at = 0.0
+            self.pause = _Pause()
         self.is_taken, self.last = True, task
         try:
-            await trio.sleep_until(self.free_at)
+            await trio.sleep_until(self.pause.end_for(size))
             began_at = trio.current_time()
             yield
         finally:
             now = trio.current_time()
-            self.free_at = max(self.free_at, now + min(now - began_at, MAX_PAUSE_SECONDS))
+            self.pause = max(self.pause, _Pause(now + min(now - began_at, MAX_PAUSE_SECONDS), now, size))
             self._pass_on()
 
     async def _wait_turn(self) -> None:
@@ -115,7 +129,7 @@ def long_step(size: int) -> AbstractAsyncContextManager[None]:
     if size <= LONG_BYTES:
         return _SHORT
     try:
-        return _steps.get().turn()
+        return _steps.get().turn(size)
     except LookupError:
         _steps.set(steps := _LongSteps())
-        return steps.turn()
+        return steps.turn(size)

@@ -52,6 +52,7 @@ _LONGEST_MEMBER: Final = 200
 """Bytes of the longest match of `_MEMBER`: slices overlap by so many."""
 
 _BRACKETS: Final = re.compile(r"[(\[{)\]}]")
+_BACKSLASHES: Final = re.compile(rb"\\*")
 _SPACE: Final = re.compile(rb"[ \t\n\r]*")
 _TEXT: Final = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
 _PLAIN: Final = re.compile(rb'[^"{}\[\]]*')
@@ -253,10 +254,37 @@ async def parsed_bytes(body: bytes) -> int:
             count = body.count(mark)
         marks, found = marks + count, found + count * size
     if marks > MAX_TOKENS:  # some may be in strings
-        await find_model(body)
+        await _check_counts(body)
         found = min(found, MAX_TOKENS * max(_VALUE_BYTES.values()))
     is_narrow = body.isascii() and b"\\u" not in body  # a character outside ASCII makes all of a string wider
     return found + len(body) * (2 if is_narrow else 5)
+
+
+async def _check_counts(body: bytes) -> None:
+    """Count the values of a body without parsing it.
+
+    Raises:
+        BodyError: It has too many.
+    """
+    at = inside = commas = tokens = 0
+    while at < len(body):
+        async with long_step(SLICE_BYTES):
+            found = _BACKSLASHES.match(body, at + SLICE_BYTES - 1)  # a slice ends after an escape, not within one
+            assert found is not None  # it also matches the empty string
+            end = found.end() + 1
+            pieces = body[at:end].replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
+            text = b"".join(pieces[inside::2])
+            commas += text.count(b",")
+            tokens += text.count(b"{") + text.count(b"[") + (len(pieces) - inside) // 2
+        at, inside = end, (inside + len(pieces) - 1) % 2
+        _check_limits(commas, tokens)
+
+
+def _check_limits(commas: int, tokens: int) -> None:
+    if commas > MAX_TOKENS:
+        raise BodyError(f"the body has more than {MAX_TOKENS} values")
+    if tokens > MAX_TOKENS:
+        raise BodyError(f"the body has more than {MAX_TOKENS} strings, objects and arrays")
 
 
 def _space_end(body: bytes, at: int) -> int:
@@ -337,8 +365,7 @@ class _Scanner:
             plain = _PLAIN.match(self._body, self._at, self._at + SLICE_BYTES)
             assert plain is not None  # it also matches the empty string
             self._commas += self._body.count(b",", self._at, plain.end())
-            if self._commas > MAX_TOKENS:
-                raise BodyError(f"the body has more than {MAX_TOKENS} values")
+            _check_limits(self._commas, self._tokens)
             self._at = plain.end()
             mark = self._peek()
             if mark == b'"':
@@ -373,8 +400,7 @@ class _Scanner:
         """Count a token, and yield if the slice is done."""
         self._tokens += 1
         self._slice_tokens += 1
-        if self._tokens > MAX_TOKENS:
-            raise BodyError(f"the body has more than {MAX_TOKENS} strings, objects and arrays")
+        _check_limits(self._commas, self._tokens)
         if self._slice_tokens >= SLICE_TOKENS or self._at - self._slice_at >= SLICE_BYTES:
             self._slice_at, self._slice_tokens = self._at, 0
             yield

@@ -235,7 +235,7 @@ class ClaimManager:
             self._queue.add_nowait(key)
 
     def leave(self, desired: Desired, needed_bytes: int) -> None:
-        """Leave a service for LEAVE_SECONDS to a host that has this much memory free and no replica, if there is one."""
+        """Leave a service for LEAVE_SECONDS to a host with this much free memory and no replica, if there is one."""
         holders = {claim.holder for claim in self._claims.of(desired.key)}
         able = {host for host, free in self._rivals(desired).items() if free >= needed_bytes} - holders
         if able and desired.key not in self._left_until:

@@ -11,8 +11,9 @@
  Always               the same of lower priority only
 ```
 
-Tenants share the swaps: one for which more models were displaced recently than for another tenant waits behind that one,
-and for up to SHARE_SECONDS before it displaces a model that the other has used; the other does not wait for its models.
+Tenants share the swaps: one for which more models were displaced recently than for another tenant waits behind that
+one, and for up to SHARE_SECONDS before it displaces a model that the other has used; the other does not wait for its
+models.
 
 A set is displaced, or its doors are closed, only if the memory of all its models suffices. That memory is then promised
 to the waiting service: a younger one gets the rest. Pinned models and models with requests in use are never displaced.
