@@ -19,6 +19,8 @@ from llmkube.k8s.resource import Key
 from llmkube.programs.door import serve
 from llmkube.programs.program import Stop
 from llmkube.router import front_door
+from llmkube.router.backends import HELD_HEADER
+from llmkube.router.dispatch import holds
 from llmkube.supervisor.engine.door import MAX_SOCKET_PATH, HostDoor, LineReader, socket_path
 from llmkube.supervisor.values.door_state import DoorConfig, DoorEntry, DoorReport, dump_line, load_line, port_of
 from llmkube.supervisor.values.lifecycle import ServiceView
@@ -86,7 +88,12 @@ async def engine(view=IDLE.view):
 
     async def answer(exchange):
         seen.append(exchange.head)
-        await exchange.respond(Response.json(200, {"model": "chat", "choices": []}))
+        if b'"stream": true' in exchange.body:
+            await exchange.respond(
+                Response(200, Headers.of({"Content-Type": "text/event-stream"}), b"data: [DONE]\n\n")
+            )
+        else:
+            await exchange.respond(Response.json(200, {"model": "chat", "choices": []}))
 
     listeners = await open_listeners("127.0.0.1", 0)
     port = listeners[0].socket.getsockname()[1]
@@ -100,10 +107,10 @@ async def engine(view=IDLE.view):
         nursery.cancel_scope.cancel()
 
 
-async def ask(http, report, *, key="", path="/v1/chat/completions", method="POST"):
-    headers = Headers.of({"Authorization": f"Bearer {key}"} if key else {})
+async def ask(http, report, *, key="", path="/v1/chat/completions", method="POST", stream=False, lines=()):
+    headers = Headers.of(dict(lines) | ({"Authorization": f"Bearer {key}"} if key else {}))
     host, port = report.listen
-    body = json.dumps({"model": "any", "messages": []}).encode() if method == "POST" else b""
+    body = json.dumps({"model": "any", "messages": [], "stream": stream}).encode() if method == "POST" else b""
     return await http.request(method, f"http://{host}:{port}{path}", headers=headers, body=body)
 
 
@@ -217,6 +224,105 @@ async def test_a_failed_load_is_answered_at_once_and_repeated_once_its_back_off_
         async with trio.open_nursery() as nursery:
             nursery.start_soon(expect, http, report, 503)  # a service that is gone
             await agent.report(lambda each: each.requests == 1)
+            await agent.send(None)
+
+
+@asynccontextmanager
+async def two_doors(tmp_path, *, allowed=HERE, keys=()):
+    """Run the doors of two hosts with an idle service; yield their agents."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    async with door(tmp_path / "a") as (connect, _), door(tmp_path / "b", allowed) as (connect_other, _):
+        agents = await connect(), await connect_other()
+        for agent in agents:
+            await agent.send(attrs.evolve(IDLE, keys=keys))
+            await agent.report(lambda each: each.listen)
+        yield agents
+
+
+@pytest.fixture
+def heads_at_once(monkeypatch):
+    monkeypatch.setattr(holds, "HEAD_SECONDS", 0.0)
+
+
+def moved_to(agent):
+    """Return the line that an agent, which does not have the clients' keys any more, sends about a moved service."""
+    return DoorEntry(ServiceView("Pending"), "127.0.0.1", ("",), moved_to=agent.reports[CHAT].listen)
+
+
+@pytest.mark.usefixtures("heads_at_once")
+@pytest.mark.parametrize(
+    ("allowed", "keys", "sent", "stream"),
+    [(HERE, (), "", False), (HERE, (), "of-no-service", True), ((), ("other", "of-a-client"), "of-a-client", False)],
+)
+async def test_a_request_is_forwarded_to_the_host_that_has_its_service(tmp_path, allowed, keys, sent, stream):
+    """It waits there, with the client's key if the service has keys; a stream that has begun is continued."""
+    async with two_doors(tmp_path, allowed=allowed, keys=keys) as (agent, other), engine() as (view, _, seen):
+        async with open_http_client() as http, trio.open_nursery() as nursery:
+            answers = []
+
+            async def collect():
+                answers.append(await ask(http, agent.reports[CHAT], key=sent, stream=stream))
+
+            nursery.start_soon(collect)
+            await agent.report(lambda each: each.requests == 1)
+            await agent.send(moved_to(other))
+            await other.report(lambda each: each.requests == 1)
+            assert not seen
+            await other.send(attrs.evolve(IDLE, keys=keys, view=view))
+            await agent.report(lambda each: each.arrived == 1 and not each.requests)
+            assert (await ask(http, agent.reports[CHAT], path="/v1/models", method="GET")).status == 200
+            assert (await ask(http, agent.reports[CHAT], key="unknown")).status == (401 if keys else 200)
+        ((status, body),) = [(each.status, each.body) for each in answers]
+        assert status == 200
+        assert body.count(b"data: [DONE]") == stream
+        assert seen[0].lines.get("authorization") == "Bearer of-the-engine"
+        assert float(seen[0].lines.get(HELD_HEADER)) >= 0
+
+
+async def test_a_client_that_leaves_withdraws_its_request_at_both_hosts(tmp_path):
+    async with two_doors(tmp_path) as (agent, other), open_http_client() as http, trio.open_nursery() as nursery:
+        nursery.start_soon(ask, http, agent.reports[CHAT])
+        await agent.report(lambda each: each.requests == 1)
+        await agent.send(moved_to(other))
+        await other.report(lambda each: each.requests == 1)
+        nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            for each in (other, agent):
+                await each.report(lambda each: each.arrived == 1 and not each.requests)
+
+
+async def test_a_request_is_forwarded_once(tmp_path):
+    """Each of two hosts believes that the other one has the service: the client gets an answer, and may retry."""
+    async with two_doors(tmp_path) as (agent, other), open_http_client() as http:
+        await agent.send(moved_to(other))
+        await other.send(moved_to(agent))
+        async with trio.open_nursery() as nursery:
+            for method, path in (("POST", "/v1/chat/completions"), ("GET", "/props")):
+                nursery.start_soon(partial(expect, http, agent.reports[CHAT], 503, method=method, path=path))
+        assert (await other.report(lambda each: each.arrived)).arrived == 1
+
+
+async def test_a_host_that_is_not_admitted_by_the_other_one_gets_no_401(tmp_path):
+    """Its client is admitted, and is answered by the other host when it retries."""
+    async with two_doors(tmp_path, allowed=()) as (agent, other), open_http_client() as http:
+        await agent.send(moved_to(other))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(expect, http, other.reports[CHAT], 401)
+            answer = await ask(http, agent.reports[CHAT])
+        assert (answer.status, answer.headers.get("retry-after")) == (503, "2")
+
+
+async def test_the_wait_at_another_host_is_a_part_of_the_longest_wait(tmp_path):
+    async with door(tmp_path) as (connect, _), open_http_client() as http:
+        agent = await connect()
+        await agent.send(attrs.evolve(IDLE, view=attrs.evolve(IDLE.view, hold_seconds=60.0)))
+        report = await agent.report(lambda each: each.listen)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(expect, http, report, 503, lines={HELD_HEADER: "nan"}))
+            await agent.report(lambda each: each.requests == 1)
+            await expect(http, report, 503, lines={HELD_HEADER: "60"})
+            assert (await agent.report(lambda each: each.arrived == 2 and each.requests == 1)).running == 0
             await agent.send(None)
 
 

@@ -36,8 +36,8 @@ from llmkube.k8s.wire.reasons import Reason
 from llmkube.programs.engine_proxy import AdmittedPeers, run_companion
 from llmkube.programs.found_models import lookup_result
 from llmkube.programs.program import Stop, freeze_heap, open_service_nursery
-from llmkube.router.auth.client_key import is_read_only
-from llmkube.router.backends import Backend, Found, UnavailableModel, not_ready
+from llmkube.router.auth.client_key import is_read_only, presented_credential
+from llmkube.router.backends import HELD_HEADER, Backend, Found, UnavailableModel, not_ready
 from llmkube.router.dialects.inbound import in_dialect, unread_refusal
 from llmkube.router.dispatch.holds import Holds
 from llmkube.router.engine_proxy import OPEN_PATHS, key_or_peer_filter, proxy_handler
@@ -52,6 +52,8 @@ log = structlog.get_logger()
 
 LOADED_ONLY: Final = STATE_PATHS | {"/api/show"}
 """Paths of llama.cpp's server that exist only while it runs, whatever the method."""
+
+MOVED: Final = UnavailableModel(Reason.RELEASED, "another host has it by now")
 
 LISTEN_RETRY_SECONDS: Final = 1.0
 """Time between attempts to listen on an address that this machine does not have now."""
@@ -90,11 +92,27 @@ class Doorway:
     def lookup(self, model_id: str) -> Found:
         """Return its engine, or why it is not ready; a request may repeat a failed load once the back-off has ended."""
         del model_id
+        if self.entry.moved_to:
+            return Backend(*self.entry.moved_to, self.key.name, service=str(self.key))
         found = lookup_result(self.key, self.entry.view)
         if isinstance(found, UnavailableModel) and found.failed:
             is_due = trio.current_time() >= self.entry.retry_at > -math.inf
             return attrs.evolve(found, wakes=found.wakes or is_due)
         return found
+
+    def credentials(self, exchange: StreamExchange, engine: Backend) -> bytes:
+        """Return the header lines that replace the client's credentials; another host gets the client's own key.
+
+        Raises:
+            RefusedError: Another host has forwarded the request, and the service has moved again.
+        """
+        if (engine.host, engine.port) != self.entry.moved_to:
+            return engine.credentials
+        if HELD_HEADER in exchange.head.lines:
+            raise not_ready(self.key.name, MOVED)
+        key, waited = presented_credential(exchange.head.lines), trio.current_time() - exchange.arrived_at
+        known = f"Authorization: Bearer {key}\r\n" if key in self.entry.keys else ""
+        return f"{HELD_HEADER}: {waited:.3f}\r\n{known}".encode("latin-1")
 
     @contextmanager
     def using(self, service: str, tenant: str) -> Iterator[Hold]:
@@ -209,6 +227,7 @@ class DoorServer:
             known = self.doorways[key] = Doorway(key, entry, self.reports)
             self.nursery.start_soon(self._listen, known)
         before, view = known.entry, entry.view
+        entry = attrs.evolve(before, moved_to=entry.moved_to) if entry.moved_to else entry
         is_watched = known.report.engine and _engine_of(before) == _engine_of(entry)
         known.set_entry(entry)
         if entry.host != before.host:
@@ -249,10 +268,11 @@ def _released(entry: DoorEntry) -> DoorEntry:
 def doorway_handler(doorway: Doorway, client: HttpClient) -> StreamHandler:
     """Return the handler of one service: other requests than those that compute reach a loaded engine unchanged."""
     holds = Holds(doorway, waker=doorway)
-    computing = passing_door(PassThrough(doorway, client, holds=holds), utcnow)
+    computing = passing_door(PassThrough(doorway, client, holds=holds, credentials=doorway.credentials), utcnow)
 
     async def handle(exchange: StreamExchange) -> None:
-        head, found = exchange.head, doorway.lookup("")
+        head = exchange.head
+        found = MOVED if doorway.entry.moved_to and not computes(head) else doorway.lookup("")
         needs_engine = (is_read_only(head) and head.path not in OPEN_PATHS) or head.path in LOADED_ONLY
         if isinstance(found, Backend) and not computes(head):
             await proxy_handler((found.host, found.port), doorway.entry.view.api_key, client)(exchange)

@@ -20,6 +20,9 @@ NOT_READY: Final = "model_not_ready"
 HOLD_SECONDS: Final = 600.0
 """Longest time for which a request waits for a model that is loaded on request, unless its service has another one."""
 
+HELD_HEADER: Final = "X-LLMKube-Held-Seconds"
+"""Header of a request that the door of another host has forwarded: how long it has waited there."""
+
 NOT_FOUND: Final = "model_not_found"
 """Error code of the gateway for an unknown model."""
 

@@ -19,6 +19,7 @@ from llmkube.base.http.forward import forward
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Origin, Response
 from llmkube.router.auth.client_key import digest_of_key, is_read_only, key_refusal, presents_key
+from llmkube.router.backends import HELD_HEADER, NOT_READY
 from llmkube.router.origin_policy import is_foreign_origin
 from llmkube.router.refusals import refused
 from llmkube.weights.address_policy import Network
@@ -53,6 +54,9 @@ def key_or_peer_filter(api_key: str, admits: Callable[[str], bool], client_keys:
         if not foreign and _SLOTS not in head.path.casefold() and admits(peer):
             return None
         problem = f"this engine requires a key from {peer or 'this client'}"
+        if HELD_HEADER in head.lines:  # the client has a key, or is admitted, at the host that has forwarded it
+            message = f"request not admitted: {peer} forwarded it; retry, or admit that host with --allow-from"
+            return refused(503, message, NOT_READY, {"Retry-After": "2"}).response
         if client_keys:
             return key_refusal(problem)
         return key_refusal(

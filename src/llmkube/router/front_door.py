@@ -196,6 +196,7 @@ class PassThrough:
         suspects: Requests that were in engines when these died.
         on_error: Called with the service of an engine that answers with 500 or higher for no fault of the request.
         holds: Requests that wait until their model is loaded.
+        credentials: Returns the header lines that replace the client's credentials.
     """
 
     directory: ModelDirectory
@@ -204,6 +205,7 @@ class PassThrough:
     suspects: Suspects = attrs.field(factory=Suspects)
     on_error: Callable[[str], None] = lambda _: None
     holds: Holds = attrs.field(factory=Holds)
+    credentials: Callable[[StreamExchange, Backend], bytes] = lambda _, engine: engine.credentials
 
     async def __call__(self, exchange: StreamExchange, *, excluding: Collection[int] = ()) -> bool:
         """Forward a request and stream the response back; return False, without responding, at an excluded status.
@@ -355,7 +357,7 @@ class PassThrough:
                 self.client,
                 (engine.host, engine.port),
                 body,
-                credentials=engine.credentials,
+                credentials=self.credentials(exchange, engine),
                 excluding=excluding,
                 editor=editor,
                 edit_error=None if on_sent is None else edit_error,

@@ -42,7 +42,7 @@ from llmkube.supervisor.service.context import ServiceContext
 from llmkube.supervisor.service.door_link import DoorLink
 from llmkube.supervisor.service.events import Event, displacing_event
 from llmkube.supervisor.service.facts import Facts
-from llmkube.supervisor.service.gate import Gate
+from llmkube.supervisor.service.gate import WOKEN, Gate
 from llmkube.supervisor.service.runner import Runner, run_service
 from llmkube.supervisor.service.saved_prompts import PromptStore
 from llmkube.supervisor.service.status_manager import StatusManager
@@ -320,7 +320,8 @@ class Services:
         self.activator = ServiceActivator(self._gate_of, self.changed)
         self.prompts = PromptStore.of(settings)
         if ports.door is not None:
-            self.door = DoorLink(ports.door, self._door_entries, self._gate_of, self.changed, self.shutdown)
+            find = self.claims.find_endpoint
+            self.door = DoorLink(ports.door, self._door_entries, self._gate_of, self.changed, self.shutdown, find)
         self._earlier = dict(ports.earlier)
 
     def synced(self) -> bool:
@@ -388,8 +389,11 @@ class Services:
         return None if running is None else running.gate
 
     def _door_entries(self) -> dict[Key, DoorEntry | None]:
-        host = self.host_address.value.bind
-        return {key: each.door_entry(host) for key, each in self.running.by_key.items() if each.passes_door}
+        host, entries = self.host_address.value.bind, dict[Key, DoorEntry | None]()
+        for key, to in self.door.left.items() if self.door and self.settings.endpoints_api != "endpoints" else ():
+            if self.desired_state(key) is not None:  # an earlier version of the door admits nobody with this key
+                entries[key] = DoorEntry(WOKEN, host, ("",), moved_to=to) if to else None
+        return entries | {key: each.door_entry(host) for key, each in self.running.by_key.items() if each.passes_door}
 
     async def run_address(self) -> Never:
         """Notify all services whenever this host's address changes; never return."""

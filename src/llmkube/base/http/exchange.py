@@ -60,6 +60,7 @@ class StreamExchange:
         scope: Cancel scope of the handler; a write to a disconnected client cancels it.
         begun: Part of the response may have been sent.
         complete: All of the response was sent, to its clean end.
+        arrived_at: When the request had been read.
         keep_alive: The client may send another request after this response.
         stamp: Header lines to add to the response.
         peer: Address that the request comes from; "" if it has none.
@@ -77,6 +78,7 @@ class StreamExchange:
     owner: str = attrs.field(default="", kw_only=True)
     begun: bool = attrs.field(default=False, init=False)
     complete: bool = attrs.field(default=False, init=False)
+    arrived_at: float = attrs.field(factory=trio.current_time, init=False)
     _hub_stream: HubStream | None = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:

@@ -14,7 +14,7 @@ import trio
 
 from llmkube.base.hold import Hold
 from llmkube.base.http.message import Headers
-from llmkube.router.backends import Activator, Found, ModelDirectory, UnavailableModel, Waker, not_ready
+from llmkube.router.backends import HELD_HEADER, Activator, Found, ModelDirectory, UnavailableModel, Waker, not_ready
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.dispatch.relay import COMMENT_SECONDS, LOADING_COMMENT, ClientStream
 from llmkube.router.fair_queue import Shares
@@ -53,8 +53,10 @@ class HeldRequest:
     lines: bytes | None
 
     def deadline(self, hold_seconds: float) -> float:
-        """Return the end of its wait for a model whose requests wait so long."""
-        return self.arrived_at + min(hold_seconds, _PART_OF_TIMEOUT * _timeout_in(self.client.exchange.head.lines))
+        """Return the end of its wait for a model whose requests wait so long, at all hosts together."""
+        lines = self.client.exchange.head.lines
+        timeout = _PART_OF_TIMEOUT * min(_seconds_in(lines, name, math.inf) for name in _TIMEOUTS)
+        return self.arrived_at - _seconds_in(lines, HELD_HEADER, 0.0) + min(hold_seconds, timeout)
 
 
 @attrs.frozen(eq=False)
@@ -129,13 +131,10 @@ class Holds:
                 self._of_services.pop(service, None)
 
 
-def _timeout_in(headers: Headers) -> float:
-    """Return the seconds that a client waits; infinite if it does not tell."""
-    found = math.inf
-    for name in _TIMEOUTS:
-        try:
-            seconds = float(headers.get(name) or "inf")
-        except ValueError:
-            continue
-        found = min(found, seconds) if seconds > 0 else found
-    return found
+def _seconds_in(headers: Headers, name: str, default: float) -> float:
+    """Return the positive number in a header."""
+    try:
+        seconds = float(headers.get(name) or default)
+    except ValueError:
+        return default
+    return seconds if seconds > 0 else default

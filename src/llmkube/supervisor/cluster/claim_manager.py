@@ -9,6 +9,7 @@ import datetime
 import math
 import random
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Final, Never
 
 import attrs
@@ -17,7 +18,7 @@ import trio
 
 from llmkube.base.backoff import Backoff
 from llmkube.base.errors import ExternalError, LLMKubeError
-from llmkube.k8s.builtins import Lease
+from llmkube.k8s.builtins import EndpointSlice, Lease
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -26,11 +27,12 @@ from llmkube.k8s.errors import AlreadyExistsError, ConflictError, ForbiddenError
 from llmkube.k8s.leases.host_monitor import HostMonitor
 from llmkube.k8s.reflector import Cache, is_older, run_reflector
 from llmkube.k8s.resource import Key
-from llmkube.k8s.wire.names import CLAIM_LABEL, host_id
+from llmkube.k8s.wire.names import CLAIM_LABEL, HOST_LABEL, SERVICE_NAME_LABEL, host_id, service_name
 from llmkube.k8s.workqueue import WorkQueue, run_workers
 from llmkube.supervisor.cluster import claims
 from llmkube.supervisor.cluster.claims import Claim, ClaimIndex, FreeSlot, HeldSlot, NoFreeSlot
 from llmkube.supervisor.values.desired import Desired, accelerator, slots
+from llmkube.supervisor.values.door_state import Listen
 from llmkube.supervisor.values.settings import AgentSettings
 
 log = structlog.get_logger(__name__)
@@ -242,6 +244,17 @@ class ClaimManager:
             log.info("service left to hosts with free memory", name=desired.key.name, hosts=sorted(able))
             self._left_until[desired.key] = trio.current_time() + LEAVE_SECONDS
             self.enqueue(desired.key)
+
+    async def find_endpoint(self, key: Key) -> Listen:
+        """Return where another host with a claim on a service accepts its requests; empty if that is not known."""
+        hosts = {claim.holder for claim in self._claims.of(key)} - {self.host}
+        selector = f"{SERVICE_NAME_LABEL}={service_name(key.name)}"
+        with trio.move_on_after(WRITE_SECONDS), suppress(LLMKubeError):
+            for each in (await self.client.list(EndpointSlice, namespace=key.namespace, label_selector=selector)).items:
+                for one, port in zip(each.endpoints, each.ports, strict=False):
+                    if each.metadata.labels.get(HOST_LABEL) in hosts and one.conditions.ready and one.addresses:
+                        return one.addresses[0], port.port or 0
+        return ()
 
     def services(self) -> list[Key]:
         """Return the services with a claim that is held by this host, or by one that is gone."""

@@ -9,7 +9,7 @@ Both sides send what has changed, and everything on a new connection: an agent t
 door which services to load, and a new door learns from its agent where to listen.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Never
 
 import attrs
@@ -20,11 +20,14 @@ from llmkube.k8s.resource import Key
 from llmkube.supervisor.engine.door import LineReader
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.gate import Gate
-from llmkube.supervisor.values.door_state import DoorEntry, DoorReport, dump_line, load_line
+from llmkube.supervisor.values.door_state import DoorEntry, DoorReport, Listen, dump_line, load_line
 from llmkube.supervisor.values.ports import Door, Shutdown
 
 CONNECT_SECONDS: Final = 0.1
 """Time between attempts to connect to a door that starts."""
+
+FOLLOW_SECONDS: Final = 1.0
+"""Interval of looking up where a service is that requests wait for, and that this host no longer serves."""
 
 REPORT_SECONDS: Final = 10.0
 """Longest wait for the first report of a door that starts, or that an earlier agent has left."""
@@ -40,6 +43,7 @@ class DoorLink:
         gate_of: Returns the gate of a service; None if this host does not serve it.
         changed: Its version grows whenever an entry may have changed.
         shutdown: Whether the door keeps running after the agent.
+        find: Returns where another host accepts the requests of a service; empty if that is not known.
     """
 
     door: Door
@@ -47,8 +51,10 @@ class DoorLink:
     gate_of: Callable[[Key], Gate | None]
     changed: Mailbox[None]
     shutdown: Shutdown
+    find: Callable[[Key], Awaitable[Listen]]
     _is_complete: bool = False  # whether `entries` has every service; until then, the door keeps others
     _reports: Mailbox[Mapping[Key, DoorReport]] = attrs.field(factory=lambda: Mailbox({}))
+    _moved: Mapping[Key, Listen] = {}
     _used: dict[Key, tuple[Gate, int, bool]] = attrs.field(factory=dict)
 
     async def run(self) -> Never:
@@ -59,10 +65,17 @@ class DoorLink:
                 continue
             async with self.door.running(self.shutdown), trio.open_nursery() as connecting:
                 connecting.start_soon(self._stay_connected)
+                connecting.start_soon(self._follow)
                 while self.entries() or not self._is_complete:
                     await self.changed.wait_newer(self.changed.version)
                 connecting.cancel_scope.cancel(reason="no service needs the door")
             self._apply()
+
+    @property
+    def left(self) -> Mapping[Key, Listen]:
+        """The services that requests need, and that this host no longer serves: where another one accepts them."""
+        needed = (key for key, report in self._reports.value.items() if report.requests)
+        return {key: self._moved.get(key, ()) for key in needed if self.gate_of(key) is None}
 
     def set_complete(self) -> None:
         """Record that `entries` has all services of this host: the door forgets others."""
@@ -83,6 +96,15 @@ class DoorLink:
                 return
             await self._reports.wait_newer(self._reports.version)
 
+    async def _follow(self) -> Never:
+        """Have requests forwarded whose service another host serves by now."""
+        while True:
+            while not (self.left or self._moved):
+                await self.changed.wait_newer(self.changed.version)
+            self._moved = {key: await self.find(key) for key in self.left}
+            self.changed.put_nowait(None)
+            await trio.sleep(FOLLOW_SECONDS)
+
     async def _stay_connected(self) -> Never:
         while True:
             self._set_reports({})
@@ -98,14 +120,8 @@ class DoorLink:
             await trio.sleep(CONNECT_SECONDS)
 
     def _receive(self, lines: list[bytes]) -> None:
-        reports = dict(self._reports.value)
-        for line in lines:
-            key, report = load_line(DoorReport, line)
-            if report is None:
-                reports.pop(key, None)
-            else:
-                reports[key] = report
-        self._set_reports(reports)
+        reports = {**self._reports.value, **dict(load_line(DoorReport, line) for line in lines)}
+        self._set_reports({key: report for key, report in reports.items() if report is not None})
 
     def _set_reports(self, reports: Mapping[Key, DoorReport]) -> None:
         self._reports.put_nowait(reports)

@@ -64,12 +64,15 @@ class DoorEntry:
         keys: API keys of its clients; with them, requests without one are refused.
         retry_at: When a request may load it again after a failed load; -inf if no load has failed. By the clock of
             the process, and in lines, as all times, in seconds from now.
+        moved_to: Where another host accepts its requests, which has it now; the rest stays as it was then. Empty while
+            this host serves it.
     """
 
     view: ServiceView = attrs.field(converter=_view)
     host: str
     keys: tuple[str, ...] = attrs.field(default=(), converter=_tuple, repr=False)
     retry_at: float = -math.inf
+    moved_to: Listen = attrs.field(default=(), converter=_tuple)
 
     def shifted(self, seconds: float) -> "DoorEntry":
         """Return it by another clock."""
