@@ -4,7 +4,9 @@ import base64
 import json
 import shlex
 import signal
+from contextlib import nullcontext
 
+import attrs
 import pytest
 import trio
 
@@ -12,7 +14,9 @@ from e2e.separate_programs import REAL_ENGINE, SLICE, chat, eventually, open_clu
 from e2e.up_process import ANSWER, doors_in, engines_in, fake_engine, is_open
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import NO_HEADERS, Headers
-from llmkube.k8s.builtins import EndpointSlice, Secret
+from llmkube.k8s.builtins import EndpointSlice, Lease, Secret
+from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import claim_name
 from waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ci]
@@ -93,6 +97,38 @@ async def test_requests_for_an_unloaded_service_outlive_the_agent_and_a_new_door
                     third.process.send_signal(signal.SIGTERM)
                     await third.process.wait()
                     assert not doors_in(tmp_path)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_a_request_that_waits_is_answered_by_the_host_that_takes_the_service(tmp_path, address, is_killed):
+    """Its client notices nothing, also if the claim moves after the agent has been killed."""
+    engine, closed = slow_engine(tmp_path)
+    args = (*ON_REQUEST, "--llama-server", engine)
+    async with open_cluster(tmp_path) as cluster, trio.open_nursery() as nursery:
+        answers = []
+
+        async def ask(url):
+            answers.append(await chat(url, "any name", stream=True))
+
+        async with cluster.open_agent(address, *args) as agent:
+            await cluster.apply_demo(activation=SHORT)
+            _, url = await wait_idle(cluster)
+            closed.touch()
+            nursery.start_soon(ask, url)
+            await until(lambda: agent.err.count('"msg":"starting inference service"') == 2)
+            async with cluster.open_agent(address, *ON_REQUEST, "--host-name", "other", folder="other"):
+                lease = Key("llmkube-system", "other")
+                await eventually(lambda: cluster.client.get(Lease, lease), lambda _: True)
+                if is_killed:
+                    agent.process.kill()
+                    await agent.process.wait()
+                claim = attrs.evolve(lease, name=claim_name("default", "demo", 0))
+                await cluster.client.patch(Lease, claim, {"spec": {"holderIdentity": "other"}})
+                async with cluster.open_agent(address, *args) if is_killed else nullcontext():
+                    await until(lambda: answers == [ANSWER])
+                    assert not engines_in(tmp_path / "agent")
+                    names = [each.metadata.name for each in (await cluster.client.list(EndpointSlice)).items]
+                    assert names == ["demo.other"]
 
 
 async def test_the_door_of_an_unloaded_service_checks_its_keys(tmp_path, address):

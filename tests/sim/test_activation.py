@@ -14,11 +14,14 @@ from llmkube.programs.one_machine import AgentDirectory
 from llmkube.router.backends import Backend
 from llmkube.router.dispatch.holds import HeldRequest, Holds
 from llmkube.router.refusals import RefusedError
+from llmkube.supervisor.engine.door import LineReader
 from llmkube.supervisor.memory.eviction import Cause, Eviction
+from llmkube.supervisor.values.door_state import DoorEntry, DoorReport, dump_line, load_line
 from sim.clients import SimClient
 from sim.machine import Script
 from sim.memory import SimMemory, shape_of
 from sim.world import agent_settings, open_world
+from supervisor.service.known import Door
 
 pytestmark = pytest.mark.ci
 
@@ -535,6 +538,43 @@ async def test_an_idle_service_moves_to_a_host_that_can_load_it(autojump_clock):
         with mini.agent.activator.using("default/c"):
             await world.until(world.live, ["mini"], "c", seconds=60)
         assert resident(world) == ["a", "b"]
+
+
+async def test_requests_at_the_door_follow_a_service_that_moves(autojump_clock, nursery):
+    """They wait at the first host until the other one accepts them; then its door is sent where."""
+    door, key, seen = Door(), Key("default", "c"), []
+
+    async def read():
+        reader = LineReader(door.stream)
+        while lines := await reader.read_lines():
+            seen.extend(entry for of, entry in (load_line(DoorEntry, line) for line in lines) if of == key)
+
+    async def report(requests):
+        await door.stream.send_all(dump_line(key, DoorReport(requests, arrived=1)))
+
+    async with two_hosts() as (world, mini):
+        await world.stop_agent()
+        world.first.door = door
+        door.is_open.set()
+        mini.machine.memory.other = 62
+        await world.start_agent()
+        await trio.sleep(30)
+        for name in "cab":
+            await deploy(world, name, activation={"pin": name != "c"})
+        await world.until(is_idle, True, world, "c", seconds=60)
+        mini.machine.memory.other = 8
+        await trio.sleep(60)
+        nursery.start_soon(read)
+        await report(1)
+        await world.until(world.claims, {0: "mini"}, "c", seconds=60)
+        await trio.sleep(5)
+        assert seen[-1].view.on_request
+        assert not any(each is None or each.moved_to for each in seen)
+        with mini.agent.activator.using("default/c"):
+            await world.until(lambda: seen[-1].moved_to, bool, seconds=60)
+        assert seen[-1].moved_to[0] == mini.settings.advertise_address
+        await report(0)
+        await world.until(lambda: seen[-1], None, seconds=5)
 
 
 async def test_a_request_wakes_one_of_two_replicas(autojump_clock):

@@ -38,7 +38,7 @@ from llmkube.k8s.wire.names import CLAIM_LABEL, HOST_LABEL, SERVICE_NAME_LABEL, 
 from llmkube.supervisor.agent import AgentView, run_agent
 from llmkube.supervisor.credentials import client_keys_of
 from llmkube.supervisor.values.cordon import Cordon
-from llmkube.supervisor.values.ports import Ports
+from llmkube.supervisor.values.ports import Door, Ports
 from llmkube.supervisor.values.settings import AgentSettings
 from memory_api_server import EVERY_KIND
 from sim.freezing import be_a_program
@@ -294,6 +294,7 @@ class Host:
     faults: Faults = attrs.field(factory=Faults)
     asleep_seconds: float = 0.0
     running: bool = False
+    door: Door | None = None  # the simulation has none; a test may be one
     starts: int = 0  # no two agents have the same random seed: cookies would be the same
     network: Network = attrs.field(init=False)
     agent: AgentView = attrs.field(init=False)
@@ -340,6 +341,7 @@ class Host:
                     learned=machine.learned,
                     client_keys=partial(client_keys_of, partial(client.get, Secret)),
                     cordon=lambda: machine.cordon,
+                    door=self.door,
                 )
                 await run_agent(client, self.settings, ports, task_status=task_status)
         self.gone.set()

@@ -1,8 +1,11 @@
 """Facts of one service for the tests of this folder."""
 
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import attrs
+import trio
+import trio.testing
 
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -32,3 +35,21 @@ def desired(uid="s1", generation=1, model_uid="m1", source="builtin://demo"):
 def new_facts():
     """The facts of a service at its start, on a reachable host."""
     return Facts(desired(), "mac", HostAddress("192.0.2.1", "192.0.2.1", "given"))
+
+
+class Door:
+    """A door that is not there, and accepts its agent once it is open."""
+
+    is_left = True
+
+    def __init__(self):
+        self.is_open, self.stream = trio.Event(), None
+
+    @asynccontextmanager
+    async def running(self, shutdown):
+        yield
+
+    async def connect(self):
+        await self.is_open.wait()
+        ours, self.stream = trio.testing.memory_stream_pair()
+        return ours

@@ -1,7 +1,5 @@
 """The agent's side of the door, with the lines of a door that is not there."""
 
-from contextlib import asynccontextmanager
-
 import trio
 import trio.testing
 
@@ -10,34 +8,16 @@ from llmkube.k8s.resource import Key
 from llmkube.supervisor.service.door_link import DoorLink
 from llmkube.supervisor.values.door_state import DoorEntry, DoorReport, dump_line
 from llmkube.supervisor.values.ports import Shutdown
-from supervisor.service.known import LOADED
+from supervisor.service.known import LOADED, Door
 
 CHAT = Key("default", "chat")
 ENTRIES = {CHAT: DoorEntry(LOADED, "127.0.0.1")}
 
 
-class Door:
-    """A door that accepts its agent once it is open."""
-
-    is_left = True
-
-    def __init__(self):
-        self.is_open, self.stream = trio.Event(), None
-
-    @asynccontextmanager
-    async def running(self, shutdown):
-        yield
-
-    async def connect(self):
-        await self.is_open.wait()
-        ours, self.stream = trio.testing.memory_stream_pair()
-        return ours
-
-
 async def test_an_engine_is_unused_once_the_door_has_reported_that(nursery, mock_clock):
     """A new agent does not know the requests of the door that an earlier one has left until it is connected."""
     door, ended = Door(), trio.Event()
-    link = DoorLink(door, lambda: ENTRIES, lambda _: None, Mailbox(None), Shutdown())
+    link = DoorLink(door, lambda: ENTRIES, lambda _: None, Mailbox(None), Shutdown(), trio.sleep_forever)
 
     async def wait():
         await link.wait_unused(CHAT, LOADED.port)
