@@ -391,7 +391,7 @@ class Services:
     def _door_entries(self) -> dict[Key, DoorEntry | None]:
         host, entries = self.host_address.value.bind, dict[Key, DoorEntry | None]()
         for key, to in self.door.left.items() if self.door and self.settings.endpoints_api != "endpoints" else ():
-            if self.desired_state(key) is not None:  # an earlier version of the door admits nobody with this key
+            if self.desired_state(key) is not None:  # with this key, a door of an earlier version refuses all
                 entries[key] = DoorEntry(WOKEN, host, ("",), moved_to=to) if to else None
         return entries | {key: each.door_entry(host) for key, each in self.running.by_key.items() if each.passes_door}
 
