@@ -2,10 +2,10 @@
 
 Each kind of `tests/router/proxy/test_two_tenants.py` in real time, with a router and three scripted engines of its own.
 The quiet tenant sends a chat of 100 KB twenty times a second, on new connections and without waiting for the last
-answer; its engine takes 50 ms. The hostile tenant is another process, with an address of its own, which repeats its requests over 64 connections,
-each as fast as they are answered, or has its slow connections open, or ends engines. A request that is refused, or has
-no answer within ten seconds, is counted as refused. The kinds take turns in random order, and p99 is the median of the
-rounds.
+answer; its engine takes 50 ms. The hostile tenant is another process, with an address of its own, which repeats its
+requests over 64 connections, each as fast as they are answered, or has its slow connections open, or ends engines. A
+request that is refused, or has no answer within ten seconds, is counted as refused. The kinds take turns in random
+order, and p99 is the median of the rounds.
 """
 
 import itertools
