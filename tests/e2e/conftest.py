@@ -9,8 +9,9 @@ import trio
 from e2e.addresses import own_address
 from e2e.client_packages import find_client_packages
 from e2e.kubectl_tool import needs_kubectl
+from lengths import MANY_SECONDS
 
-DEADLINE_SECONDS = 600.0  # some tests start twenty programs on a busy machine
+DEADLINE_SECONDS = 600.0 + MANY_SECONDS  # some tests start twenty programs on a busy machine
 
 
 def pytest_itemcollected(item):
