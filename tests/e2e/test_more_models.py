@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from e2e.many_models import JSON_BODY
 from e2e.router_lab import run_clients
 from e2e.separate_programs import QUESTION, REAL_ENGINE
 from e2e.up_process import ANSWER, engines_in, fake_engine, open_machine
 from gguf_corpus import DEMO
+from llmkube.base.http.client import open_http_client
+from llmkube.router.dispatch.relay import LOADING_COMMENT
 from llmkube.supervisor.network import host_facts
 from waiting import until
 
@@ -70,3 +73,22 @@ async def test_openais_client_waits_for_a_load(tmp_path, client_packages):
         assert code == 0, err
         answer = await run_clients(tmp_path / "home", client_packages, str(script), gateway, QUESTION)
     assert answer == {"plain": ANSWER}
+
+
+async def test_a_stop_denies_no_model(tmp_path):
+    """A request that waits while `up` stops gets an error that can be retried, not that of an unknown model."""
+    slow = fake_engine(tmp_path, "exec sleep 600")
+    async with open_machine(tmp_path, "--llama-server", slow) as (up, run), open_http_client() as http:
+        _, gateway, _ = await up.urls()
+        code, _, err = await run("deploy", "demo", "--source", "builtin://demo", "--no-wait")
+        assert code == 0, err
+        await up.wait_for("out", "default/demo: Creating")
+        body = b'{"model": "demo", "messages": [{"role": "user", "content": "hi"}], "stream": true}'
+        url = f"{gateway}/v1/chat/completions"
+        async with http.open_stream("POST", url, headers=JSON_BODY, body=body) as answer:
+            assert LOADING_COMMENT in await answer.receive_some()
+            up.process.terminate()
+            received = b""
+            while piece := await answer.receive_some():
+                received += piece
+    assert b'"code":"model_not_ready","reason":"Stopping"' in received

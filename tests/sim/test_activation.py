@@ -323,6 +323,18 @@ async def test_idle_timeout_pin_and_unload(autojump_clock):
         assert resident(world) == ["a", "b"]
 
 
+async def test_a_client_that_keeps_a_model_does_not_reload_a_displaced_one(autojump_clock):
+    """`keep_alive` takes effect at the end of an answer, when another model may have got the memory."""
+    async with activating("a", "b") as world:
+        activator = world.agent.activator
+        activator.pin("default/b", None)
+        with activator.using("default/a"):
+            await world.apply("c", source="builtin://c", priority="high")
+            await trio.sleep(20)
+        activator.pin("default/a", 300)
+        await world.until(is_idle, True, world, "a", seconds=60)
+
+
 async def test_a_failed_load_is_not_repeated_by_itself(autojump_clock):
     """Requests fail at once with the engine's reason until the back-off has ended; an edit tries again."""
     async with activating("a") as world:

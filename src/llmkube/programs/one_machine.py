@@ -15,7 +15,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import attrs
 import structlog
@@ -31,6 +31,7 @@ from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.crd.placement import ACCELERATORS
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.reasons import Reason
 from llmkube.programs.api_server import open_server
 from llmkube.programs.config import UpConfig
 from llmkube.programs.found_models import lookup_result
@@ -52,7 +53,7 @@ from llmkube.programs.program import (
 from llmkube.programs.router_host.router_host import RouterHost
 from llmkube.programs.router_host.router_paths import ROUTERS, refuse_models, routers_handler
 from llmkube.programs.server_side_apply import Applier, ApplyResult, Manifest
-from llmkube.router.backends import Found
+from llmkube.router.backends import Found, UnavailableModel
 from llmkube.router.dialects.inbound import in_dialect, unread_refusal
 from llmkube.router.origin_policy import cors_lines, refuse_foreign_pages
 from llmkube.router.proxy.default_route import Services, run_default_route
@@ -62,6 +63,8 @@ from llmkube.supervisor.metrics import agent_registry
 from llmkube.supervisor.network import own_addresses
 from llmkube.supervisor.values.lifecycle import ServiceView
 from llmkube.supervisor.values.settings import AgentSettings
+
+_STOPPING: Final = UnavailableModel(Reason.STOPPING, "llmkube up is stopping; retry once it has started again")
 
 
 @attrs.define(eq=False)
@@ -74,10 +77,12 @@ class AgentDirectory:
     Attributes:
         services: Returns the current services.
         version: Changes whenever `services` may return something else.
+        stopping: Whether the program stops: services that have ended exist for the next one.
     """
 
     services: Callable[[], Mapping[Key, ServiceView]]
     version: Callable[[], int]
+    stopping: Callable[[], bool] = lambda: False
     _seen_version: int | None = None
     _by_id: Mapping[str, Found] = {}
     _ids: Sequence[str] = ()
@@ -109,6 +114,7 @@ class AgentDirectory:
         unique = {name: keys[0] for name, keys in names.items() if len(keys) == 1}
         by_key = {key: lookup_result(key, view) for key, view in services.items()}
         by_name = {name: by_key[key] for name, key in unique.items()}
+        ended = dict.fromkeys(self._by_id, _STOPPING) if self.stopping() else {}
         self._by_id = {str(key): found for key, found in by_key.items()} | by_name
         taken = {*self._by_id, *names}
         candidates: dict[str, set[Key]] = {}
@@ -117,7 +123,7 @@ class AgentDirectory:
                 if alias not in taken:
                     candidates.setdefault(alias, set()).add(key)
         aliases = {alias: keys.pop() for alias, keys in candidates.items() if len(keys) == 1}
-        self._by_id |= {alias: by_key[key] for alias, key in aliases.items()}
+        self._by_id = ended | self._by_id | {alias: by_key[key] for alias, key in aliases.items()}
         self._aliases = sorted(aliases)
         self._ids = sorted(key.name if key.name in unique else str(key) for key in services)
         self._seen_version = version
@@ -269,7 +275,7 @@ class _Up(Generic[T]):
                         view.services, ports.downloads, view.memory, cordon=lambda: view.cordon.current
                     )
                     registry.register(loop_watchdog)
-                    directory = AgentDirectory(view.services, lambda: view.changed.version)
+                    directory = AgentDirectory(view.services, lambda: view.changed.version, lambda: bool(stop.reason))
                     services = Services(
                         directory=directory,
                         get=caches.services.get,

@@ -46,9 +46,13 @@ class ServiceActivator:
         return True
 
     def pin(self, service: str, seconds: float | None) -> None:
-        """Load a service and keep it loaded until `seconds` after its last request; if None, until `unload`."""
+        """Load a service and keep it loaded until `seconds` after its last request; if None, until `unload`.
+
+        One that has just been displaced is not loaded: the request that asked for this has been answered.
+        """
         if (gate := self.gate_of(Key.parse(service))) is not None and gate.activation.on_request:
-            gate.change(gate.activation.load().keep(seconds))
+            engine, after = gate.ledger.book.records.serving(gate.manager.key), gate.activation.keep(seconds)
+            gate.change(after if engine is not None and engine.is_exiting else after.load())
 
     async def wait_changed(self, service: str) -> None:
         """Return once the directory's answer for a service may have changed since the call."""

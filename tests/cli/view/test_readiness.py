@@ -30,7 +30,7 @@ class World:
         self.caches = caches
         self.steps = Steps()
 
-    async def wait(self, *, changed=False, fresh=("Model", "InferenceService")):
+    async def wait(self, *, changed=False, loads=False, fresh=("Model", "InferenceService")):
         readiness = Readiness(
             caches=self.caches,
             key=DEMO,
@@ -39,6 +39,7 @@ class World:
             detail=lambda _service, _model, health: health.headline,
             may_be_stale=lambda health: health.faulty_kind not in fresh,
             changed=changed,
+            loads=loads,
             applied=bool(fresh),
         )
         with trio.fail_after(60):
@@ -155,6 +156,22 @@ async def test_after_a_change_ready_has_to_hold(autojump_clock, world):
         assert not ended
         await world.become_ready()
     assert ended[0] - began >= 5 + SETTLE_SECONDS
+
+
+async def test_a_requested_load_is_awaited(autojump_clock, world):
+    """An idle service is not taken for the result before the agent has begun the load, whose failure is the result."""
+    await world.become_ready()
+    accepted = ("Accepted", "True", "Accepted", "")
+    await world.report(InferenceService, accepted, ("Loaded", "False", "Idle", "not loaded"), phase="Idle")
+    await trio.sleep(1)  # the acknowledged write reaches the caches
+    async with trio.open_nursery() as nursery:
+
+        async def wait():
+            assert (await world.wait(loads=True, fresh=())).reason == "CrashLoopBackOff"
+
+        nursery.start_soon(wait)
+        await trio.sleep(STALE_SECONDS - 1)
+        await world.report(InferenceService, accepted, ("Loaded", "False", "CrashLoopBackOff", "it exited"))
 
 
 async def test_service_that_stayed_ready_shows_no_steps(autojump_clock, world):

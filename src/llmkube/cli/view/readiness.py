@@ -11,6 +11,7 @@ from llmkube.cli.view.progress_line import Display
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.reasons import Reason
 from llmkube.k8s.wire.service_health import STEPS, Health, State
 from llmkube.programs.informer import ObjectCaches
 
@@ -38,6 +39,7 @@ class Readiness:
         detail: Returns the text that is shown while waiting.
         may_be_stale: Whether a failure may be older than the wait: then it has to persist for `STALE_SECONDS`.
         changed: Whether a service that ran before was changed: then "Ready" has to persist for `SETTLE_SECONDS`.
+        loads: Whether a load was requested: then "Idle" has to persist for `STALE_SECONDS`.
         applied: Whether anything was created or changed: without a change, no steps are shown.
         timer: Measures the steps.
         last: The text that was shown last.
@@ -50,6 +52,7 @@ class Readiness:
     detail: Callable[[InferenceService, Model | None, Health], str]
     may_be_stale: Callable[[Health], bool]
     changed: bool = False
+    loads: bool = False
     applied: bool = True
     timer: Stopwatch = attrs.field(factory=lambda: Stopwatch(trio.current_time()))
     last: str = ""
@@ -91,7 +94,8 @@ class Readiness:
         self._ready_since = _since(self._ready_since, now) if is_done else None
         if self._failing_since is not None:
             return not self.may_be_stale(health) or now - self._failing_since >= STALE_SECONDS
-        return self._ready_since is not None and (not self.changed or now - self._ready_since >= SETTLE_SECONDS)
+        settle = STALE_SECONDS if self.loads and health.reason == Reason.IDLE else SETTLE_SECONDS * self.changed
+        return self._ready_since is not None and now - self._ready_since >= settle
 
     def _show_done(self, done: int, service: InferenceService, model: Model | None) -> None:
         for step in self.timer.mark_done(done, trio.current_time()):

@@ -75,6 +75,7 @@ async def wait_until_ready(
                 detail=_detail,
                 may_be_stale=lambda health: health.faulty_kind not in written,
                 changed=edited,
+                loads=True,
                 applied=bool(written),
             )
             async with open_service_nursery() as nursery:
