@@ -227,7 +227,7 @@ class PassThrough:
             raise refused(405, f"{head.method} is not allowed on {path}", "method_not_allowed", {"Allow": "POST"})
         body = await _read(head, exchange.body)
         model_id, found = find_model(self.directory, body.model, head.path)
-        with self.holds.using(found, exchange.peer) as hold:
+        with self.holds.using(found, exchange.owner) as hold:
             return await self._compute(_Computation(exchange, path, body, model_id, hold), excluding)
 
     async def _loaded_engine(self, computation: _Computation) -> Backend:
@@ -236,7 +236,7 @@ class PassThrough:
         if isinstance(self.directory.lookup(model_id), UnavailableModel):
             streams = path in _STREAMS and body.is_json and await asks_for_stream(body.content)
             client, lines = ClientStream(exchange), b"" if streams else None
-            held = HeldRequest(exchange.peer, trio.current_time(), client, lines)
+            held = HeldRequest(exchange.owner, trio.current_time(), client, lines)
             await self.holds.wait(model_id, held, computation.hold)
         return engine_of(self.directory, model_id, exchange.head.path)
 

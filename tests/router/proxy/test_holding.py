@@ -164,7 +164,7 @@ async def test_a_client_is_one_tenant_in_every_api(autojump_clock, gateway, monk
     monkeypatch.setattr("llmkube.base.http.connection._peer_of", lambda *_, **__: ("127.0.0.1", "127.0.0.1 1000"))
     for path, body in ((CHAT, HELLO), ("/v1/messages", MESSAGE), ("/api/chat", {"model": "chat"})):
         assert (await gateway.ask(path, body)).status == 200
-    assert {*gateway.host.tenants} == {"127.0.0.1"}
+    assert {*gateway.host.tenants} == {"127.0.0.1 1000"}
 
 
 @pytest.mark.parametrize(

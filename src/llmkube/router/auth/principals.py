@@ -40,7 +40,7 @@ def identify(headers: Headers, peer: str, clients: ClientAuth | None) -> Princip
 
     Args:
         headers: The request's headers.
-        peer: Address of the client.
+        peer: Address of the client, with its user where that is known.
         clients: None if the router needs no authentication.
     """
     if clients is None:

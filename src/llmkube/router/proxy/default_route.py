@@ -146,7 +146,7 @@ def _listed_fields(services: Services, router: Router) -> StreamHandler:
                     named = orjson.loads(exchange.body).get(MODEL_NAME)
                 model_id, found = find_model(services.directory, named, path)
         is_unready = isinstance(found, UnavailableModel) and not found.wakes
-        with services.holds.using(found if is_unready else None, exchange.peer) as hold:
+        with services.holds.using(found if is_unready else None, exchange.owner) as hold:
             if is_unready:
                 found = services.directory.lookup(model_id)
             if isinstance(found, UnavailableModel) and not found.wakes:

@@ -169,7 +169,7 @@ class ListedFields:
         """Return the models that the client may request, each with the capabilities of the backend that it reaches."""
         routing, found = self.routing(), []
         config = routing.config
-        principal = principal_of(exchange.head.lines, exchange.peer, routing.clients) or ANONYMOUS
+        principal = principal_of(exchange.head.lines, exchange.owner, routing.clients) or ANONYMOUS
         for model_id, owner in _ids(config):
             decision = self._decision(config, facts_of(config, {}, {"model": model_id}, principal))
             if decision.order:
@@ -249,7 +249,7 @@ class ListedFields:
         if head.method != "POST":
             message = f"{head.method} is not allowed on {path}"
             raise refused(405, message, "method_not_allowed", {"Allow": "POST"})
-        principal = principal_of(head.lines, exchange.peer, routing.clients)
+        principal = principal_of(head.lines, exchange.owner, routing.clients)
         if principal is None:  # admitted by its head, but the token has expired since, or the keys have changed
             raise refused(401, "this key or token is no longer valid", "invalid_api_key")
         record.decided.principal = principal
@@ -419,7 +419,7 @@ class ListedFields:
         logged_path = f"{PREFIX}ID{suffix}"  # readers of the log must not learn the ID
         record = record_of(head, exchange.peer, logged_path, self.rng)
         try:
-            principal = principal_of(head.lines, exchange.peer, routing.clients)
+            principal = principal_of(head.lines, exchange.owner, routing.clients)
             if principal is None:
                 response = refused(401, "this key is no longer valid", "invalid_api_key").response
             else:
