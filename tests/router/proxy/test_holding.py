@@ -159,11 +159,10 @@ async def test_one_request_loads_a_model_and_is_answered(autojump_clock, gateway
     assert gateway.host.calls == [("load", "ml/chat")]
 
 
-async def test_a_client_is_one_tenant_in_every_api(autojump_clock, gateway, monkeypatch):
+async def test_a_client_is_one_tenant_in_every_api(autojump_clock, gateway):
     """Otherwise its swaps in one API would delay those in another one, as if they were another client's."""
-    monkeypatch.setattr("llmkube.base.http.connection._peer_of", lambda *_, **__: ("127.0.0.1", "127.0.0.1 1000"))
     for path, body in ((CHAT, HELLO), ("/v1/messages", MESSAGE), ("/api/chat", {"model": "chat"})):
-        assert (await gateway.ask(path, body)).status == 200
+        assert (await gateway.ask(path, body, **{"x-owner": "127.0.0.1 1000"})).status == 200
     assert {*gateway.host.tenants} == {"127.0.0.1 1000"}
 
 
