@@ -67,13 +67,15 @@ def bearer(api_key: str) -> Headers:
 async def wait_ready(http: HttpClient, url: str) -> None:
     """Return when the engine answers 200 on its readiness URL; the caller sets the deadline.
 
-    The first polls follow each other closely, since a small model loads faster than the regular interval.
+    The pause between polls is a twentieth of the time so far, and of a long load a hundredth, so that a model is used
+    soon after it is loaded.
     """
-    pause, started_at = FIRST_POLL_SECONDS, trio.current_time()
+    started_at = trio.current_time()
     while await probe(http, url) != "ok":
-        await trio.sleep(pause)
-        cap = max(POLL_CAP_SECONDS, min((trio.current_time() - started_at) / 100, LONG_POLL_CAP_SECONDS))
-        pause = min(pause * 1.5, cap)
+        elapsed = trio.current_time() - started_at
+        await trio.sleep(
+            max(FIRST_POLL_SECONDS, min(elapsed / 20, POLL_CAP_SECONDS), min(elapsed / 100, LONG_POLL_CAP_SECONDS))
+        )
 
 
 async def probe(http: HttpClient, url: str) -> Health:
