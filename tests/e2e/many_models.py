@@ -1,6 +1,7 @@
 """Clients of several models at one address: each answer is right, refused, cut off or wrong."""
 
 import enum
+import itertools
 import json
 import math
 import random
@@ -25,6 +26,7 @@ MEMORY = 620 << 20
 JSON_BODY = Headers.of({"Content-Type": "application/json"})
 
 
+_SEEDS = itertools.count()
 _TOKEN = re.compile(rb'"content":"[^"]')
 
 
@@ -72,7 +74,8 @@ spec: {{modelRef: {model.name}, contextSize: 1024, parallelSlots: 2, extraArgs: 
 async def ask(http: HttpClient, url: str, model: PaddedModel, *, stream: bool, key: str = "") -> Answer:
     """Ask a model the demo's question, with all that OpenAI's API needs."""
     body = {"model": model.name, "messages": [{"role": "user", "content": QUESTION}], "stream": stream}
-    asked = json.dumps(body | {"temperature": 0, "max_tokens": TOKENS}).encode()
+    # No request is another one's repetition: one that was in two killed engines would be refused for ten minutes.
+    asked = json.dumps(body | {"temperature": 0, "max_tokens": TOKENS, "seed": next(_SEEDS)}).encode()
     headers = Headers([*JSON_BODY, ("Authorization", f"Bearer {key}")]) if key else JSON_BODY
     began, first, received, status = trio.current_time(), math.inf, b"", 0
     try:
