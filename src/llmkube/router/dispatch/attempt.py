@@ -130,7 +130,8 @@ class Stream:
 def without_unseen_pictures(inbound: ClientRequest, found: Answer | Stream | Failure) -> ClientRequest | None:
     """Return a request without its earlier pictures, if the model cannot see them; None to keep what was found."""
     answered = found.body.decode("utf-8", "replace") if isinstance(found, Answer) and found.error_code else ""
-    if not find_words("blind", found.detail if isinstance(found, Failure) else answered):
+    words = found.detail if isinstance(found, Failure) else answered
+    if not words or not find_words("blind", words):
         return None
     dropped: list[str] = []
     body = {**inbound.body, "messages": without_old_pictures(inbound.body.get("messages") or [], dropped)}
@@ -331,6 +332,8 @@ class _AnswerReader:
                 return Failure(Cause.BROKEN, "its stream ended without content")
 
     async def _read_body(self, streams: bool) -> Answer | Failure:
+        if self.answer.has_full_body:
+            return self._classify(self.answer.take_body(), streams)
         received, started_at = bytearray(), None
         while piece := await self.answer.receive_some():
             received += piece

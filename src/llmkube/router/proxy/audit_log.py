@@ -30,7 +30,7 @@ MAX_WAITING_LINES: Final = 4096
 PUT_SECONDS: Final = 5.0
 """Time limit for a request that waits to enqueue its line."""
 
-PAUSE_SECONDS: Final = 0.01
+PAUSE_SECONDS: Final = 0.05
 """Pause between two writes, to batch lines: a call to a thread costs more than formatting a line."""
 
 DRAIN_SECONDS: Final = 5.0
