@@ -10,14 +10,13 @@ The controller compiles it from a ModelRouter and writes it to a ConfigMap; `llm
 * A URL is local if its host can only be in this network, whatever the ModelRouter says.
 """
 
-import functools
 import ipaddress
 import math
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -46,7 +45,7 @@ def covers(pattern: str, other: str) -> bool:
     return pattern in {"*", other} or ("*" not in other and "?" not in other and matches_any((pattern,), other))
 
 
-@functools.lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024)
 def _matcher(patterns: tuple[str, ...]) -> Callable[[str], bool]:
     compiled = re.compile("|".join(f"(?:{_regex(pattern)})" for pattern in patterns) or r"(?!)", re.DOTALL)
     return lambda model: compiled.fullmatch(model) is not None

@@ -47,12 +47,11 @@ class Routing:
     decisions: dict[Hashable, Decision] | None = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        rules = self.config.rules
         self.classes = known_classes(self.config)
-        self.balances = any(each.strategy == "least-loaded" and len(each.backends) > 1 for each in rules)
-        self.matched_headers = tuple({name for each in rules for name in each.match.headers})
-        depends = not all(each.strategy in _STEADY and each.match.latency_seconds is None for each in rules)
-        self.decisions = None if depends else {}
+        self.balances = any(each.strategy == "least-loaded" and len(each.backends) > 1 for each in self.config.rules)
+        self.matched_headers = tuple({name for each in self.config.rules for name in each.match.headers})
+        steady = all(each.strategy in _STEADY and each.match.latency_seconds is None for each in self.config.rules)
+        self.decisions = {} if steady else None
 
 
 @attrs.frozen
