@@ -173,7 +173,7 @@ class Backend:
     key_file: str = ""
     missing: str = ""
 
-    @cached_property
+    @property
     def is_llama_cpp(self) -> bool:
         """Whether it is certainly llama.cpp's server: only its slots and settings are known."""
         return bool(self.slots or self.model_digest)

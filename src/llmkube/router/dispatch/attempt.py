@@ -183,13 +183,13 @@ class Attempts:
         if directory is None:
             return backend, b""
         try:
-            engine = engine_of(directory, backend.model, f"/v1{path}")
+            found = engine_of(directory, backend.model, f"/v1{path}")
         except RefusedError as refusal:
             reply = refusal.response
             failure = failure_in(reply.status, reply.headers, error_in(orjson.loads(reply.body)), ours=True)
             assert failure is not None, "engine_of raises no error that is an answer"
             return failure
-        return attrs.evolve(backend, model=engine.alias), engine.credentials
+        return backend if found.alias == backend.model else attrs.evolve(backend, model=found.alias), found.credentials
 
     async def make(
         self,
