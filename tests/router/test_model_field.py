@@ -369,3 +369,14 @@ async def test_grammars_of_a_long_body_are_found(monkeypatch):
         body = json.dumps({"x": 'a "word" ' * 9 + "y" * before, "grammar": DEEP}).encode()
         with pytest.raises(BodyError, match="nested brackets"):
             await check_grammars(body)
+
+
+@pytest.mark.parametrize("most", [1, 4096])
+@pytest.mark.parametrize("text", ["", "a, [b] {c}", r"a\n, \u00e9", r"a\\n", "é[[["])
+async def test_the_memory_of_a_body_is_that_of_its_values_and_characters(monkeypatch, text, most):
+    """Each mark may be a value, in strings too, few marks or many; a wide character makes each of its string wider."""
+    monkeypatch.setattr(model_field, "_FEW", most)
+    body = f'{{"model": ["m", "{text}"]}}'.encode()
+    values = 72 * body.count(b",") + 184 * (body.count(b"[") + body.count(b"{"))
+    is_wide = "é" in text or "\\u" in text
+    assert await parsed_bytes(body) == values + len(body) * (5 if is_wide else 2)

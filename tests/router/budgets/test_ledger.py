@@ -17,7 +17,7 @@ def take(of, tokens, now):
     """Reserve and settle at once; return whether it fit."""
     if of.wait_seconds(Amount(tokens), now) != 0.0:
         return False
-    of.reserve(Amount(tokens))
+    of.reserved += Amount(tokens)
     of.settle(Amount(tokens), Amount(tokens), now)
     return True
 
@@ -25,7 +25,7 @@ def take(of, tokens, now):
 def test_a_reservation_is_held_until_it_is_settled():
     """A second request sees the first one's reservation, and later what it consumed."""
     one = account()
-    one.reserve(Amount(80))
+    one.reserved += Amount(80)
     assert one.wait_seconds(Amount(30), 0.0) != 0.0
     one.settle(Amount(80), Amount(10), 1.0)
     assert one.wait_seconds(Amount(90), 1.0) == 0.0
@@ -50,7 +50,7 @@ def test_what_never_fits_is_not_waited_for():
 def test_dollars_and_tokens_both_count():
     """The limit that is reached first decides."""
     one = account(tokens=100, nano_usd=50)
-    one.reserve(Amount(10, 40))
+    one.reserved += Amount(10, 40)
     assert one.wait_seconds(Amount(10, 10), 0.0) == 0.0
     assert one.wait_seconds(Amount(10, 11), 0.0) != 0.0
 
@@ -58,7 +58,7 @@ def test_dollars_and_tokens_both_count():
 def test_a_budget_reserved_by_running_requests_is_retried_after_a_step():
     """Their end is not known."""
     one = account()
-    one.reserve(Amount(100))
+    one.reserved += Amount(100)
     assert one.wait_seconds(Amount(1), 0.0) == HOUR / STEPS
 
 
@@ -75,7 +75,7 @@ def test_no_window_holds_more_than_the_limit(seed):
             one.settle(Amount(reserved), Amount(used), now)
             took.append((now, used))
         elif one.wait_seconds(Amount(asked := rng.randint(1, 40)), now) == 0.0:
-            one.reserve(Amount(asked))
+            one.reserved += Amount(asked)
             open_requests.append(asked)
         assert one.taken(now).tokens + one.reserved.tokens <= 100
     for start, _ in took:

@@ -14,7 +14,6 @@ from llmkube.router.budgets.meter import (
     Hold,
     Meter,
     charged_amount,
-    nano_usd,
     usage_bound,
     with_max_tokens,
 )
@@ -64,7 +63,9 @@ def test_a_price_is_exact_and_rounded_up(seed):
             prompt, answer = rng.randint(0, 10**7), rng.randint(0, 10**7)
             exact = (given[0] * prompt + given[1] * answer) * 1000
             prices = Prices(prompt_usd=given[0], completion_usd=given[1])
-            assert nano_usd(prices, prompt, answer) == int(exact.to_integral_value(ROUND_CEILING))
+            assert Consumption(prompt=prompt, answer=answer, prices=prices).nano_usd == int(
+                exact.to_integral_value(ROUND_CEILING)
+            )
 
 
 @pytest.mark.parametrize("seed", range(5))

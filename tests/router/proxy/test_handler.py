@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmkube.base.http.limits import Limits
-from llmkube.router.config.routing_config import Auth
+from llmkube.router.config.routing_config import Auth, Match, Rule
 from llmkube.router.dialects.inbound import DIALECTS
 from llmkube.router.policy.request_facts import Principal
 from llmkube.router.proxy import handler
@@ -212,6 +212,48 @@ async def test_sensitive_data_stays_or_is_refused():
     assert lab.metric("llmkube_router_fail_closed_total", rule="default", classification="pii") == 1
     assert not lab.players["cloud"].asked
     assert not lab.players["cloud"].listener.dialled
+
+
+FACTS = {
+    "nothing else": ("red", "small", {}, "cloud"),
+    "its team": ("blue", "small", {}, "mac"),
+    "its model": ("red", "large", {}, "mac"),
+    "a header of a rule": ("red", "small", {"X-Team": "a"}, "mac"),
+    "its complexity": ("red", "small", {"X-LLMKube-Task-Complexity": "high"}, "mac"),
+    "its class": ("red", "small", {"X-LLMKube-Classification": "pii"}, "mac"),
+    "its capabilities": ("red", "small", {"X-LLMKube-Capabilities": "vision"}, "mac"),
+    "its regions": ("red", "small", {"X-LLMKube-Region": "eu"}, "mac"),
+}
+"""Facts of requests: the team, the model, headers, and the backend that answers."""
+
+
+@pytest.mark.parametrize("most", [len(FACTS), 2])
+async def test_a_decision_is_kept_for_equal_facts_only(most, tmp_path, monkeypatch):
+    """Each request gets the backend that its own facts allow, in any order; equal facts are decided once."""
+    monkeypatch.setattr(handler, "MAX_DECISIONS", most)
+    for team in ("red", "blue"):
+        (tmp_path / team).write_text(team)
+    matches = (Match(headers={"x-team": "a"}), Match(complexity="high"), Match(models=("large",)))
+    rules = [Rule(name=f"r{at}", match=match, backends=("mac",)) for at, match in enumerate(matches)]
+    rules.append(Rule(name="rest", match=Match(), backends=("cloud", "mac")))
+    auth = Auth(keys_folder=str(tmp_path), models_of_team={"red": ("*",), "blue": ("small",)})
+    mac = local("mac", capabilities=frozenset({"vision"}), region="eu")
+    async with open_lab(
+        config_of(mac, cloud("cloud"), rules=tuple(rules), auth=auth), mac=answer(), cloud=answer()
+    ) as lab:
+        for name, (team, model, headers, backend) in 2 * [*FACTS.items()]:
+            response = await lab.ask(ASKED | {"model": model}, headers={"Authorization": f"Bearer {team}"} | headers)
+            assert (name, response.status, response.headers.get("x-llmkube-backend")) == (name, 200, backend)
+        assert len(lab.router.live.routing.decisions) == most
+
+
+@pytest.mark.parametrize("changes", [{"strategy": "weighted"}, {"match": Match(latency_seconds=1.0)}])
+async def test_a_decision_that_depends_on_more_is_not_kept(changes):
+    """Chance or measured times may decide otherwise the next time."""
+    rules = (Rule(**{"name": "r", "match": Match(), "backends": ("mac", "cloud")} | changes),)
+    async with open_lab(config_of(local("mac"), cloud("cloud"), rules=rules), mac=answer(), cloud=answer()) as lab:
+        assert (await lab.ask()).status == 200
+        assert lab.router.live.routing.decisions is None
 
 
 async def test_readyz_lists_unavailable_backends():

@@ -40,11 +40,6 @@ class _Share:
     stored: Amount | None = _NOTHING
     held: Amount = _NOTHING
 
-    @property
-    def reserved(self) -> Amount:
-        """Amount reserved for requests under way."""
-        return self.in_use - self.unwritten
-
 
 @attrs.frozen(kw_only=True)
 class Plan:
@@ -77,8 +72,8 @@ class Holds:
             share.window_seconds = seconds
             share.in_use = in_use = share.in_use + amount
             if in_use[0] > share.most[0] or in_use[1] > share.most[1]:
-                share.most = share.most.at_least(in_use)
-            is_held = is_held and share.held.covers(in_use)
+                share.most = Amount(*map(max, share.most, in_use))
+            is_held = is_held and in_use[0] <= share.held[0] and in_use[1] <= share.held[1]
         return is_held
 
     def settle(self, accounts: Mapping[AccountKey, Amount], spent: Amount | None, charges: Sequence[Charge]) -> None:
@@ -92,10 +87,9 @@ class Holds:
         for key, reserved in accounts.items():
             share, amount = self._shares[key], reserved if spent is None else spent
             share.unwritten += amount
-            if amount != reserved:
-                share.in_use += amount - reserved
-                if not reserved.covers(amount):
-                    share.most = share.most.at_least(share.in_use)
+            share.in_use = Amount(share.in_use[0] + amount[0] - reserved[0], share.in_use[1] + amount[1] - reserved[1])
+            if amount[0] > reserved[0] or amount[1] > reserved[1]:
+                share.most = Amount(*map(max, share.most, share.in_use))
         for charge in charges:
             self._charges[charge.key, charge.ends] = charge
 
@@ -112,11 +106,12 @@ class Holds:
         """
         held, unwritten = [], {}
         for key, share in self._shares.items():
-            spare = _NOTHING if is_last else share.most - share.reserved
-            amount = share.reserved + spare + spare
+            reserved = share.in_use - share.unwritten
+            spare = _NOTHING if is_last else share.most - reserved
+            amount = reserved + spare + spare
             unwritten[key] = share.unwritten
             if amount != share.stored:
-                share.held = share.held.at_most(amount)  # until it is known which of the two amounts the file has
+                share.held = Amount(*map(min, share.held, amount))  # until it is known which of the two the file has
                 held.append(Hold(key=key, window_seconds=share.window_seconds, amount=amount))
         return Plan(held=tuple(held), charges=tuple(self._charges.values()), unwritten=unwritten)
 

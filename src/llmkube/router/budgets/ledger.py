@@ -29,20 +29,6 @@ class Amount(NamedTuple):
     def __sub__(self, other: "Amount") -> "Amount":
         return _new(Amount, (self[0] - other[0], self[1] - other[1]))
 
-    def covers(self, other: "Amount") -> bool:
-        """Whether both tokens and dollars are at least those of the other."""
-        return self[0] >= other[0] and self[1] >= other[1]
-
-    def at_least(self, other: "Amount") -> "Amount":
-        """Return the maximum of tokens and of dollars."""
-        if self.covers(other):
-            return self
-        return Amount(max(self.tokens, other.tokens), max(self.nano_usd, other.nano_usd))
-
-    def at_most(self, other: "Amount") -> "Amount":
-        """Return the minimum of tokens and of dollars."""
-        return Amount(min(self.tokens, other.tokens), min(self.nano_usd, other.nano_usd))
-
 
 _NOTHING: Final = Amount()
 
@@ -93,10 +79,6 @@ class Account:
                 return max(0.0, ends + limit.window_seconds - now)
         # Only running requests block it, and it is unknown when they finish.
         return limit.window_seconds / STEPS
-
-    def reserve(self, requested: Amount) -> None:
-        """Reserve an amount for which `wait_seconds` has returned 0."""
-        self.reserved += requested
 
     def settle(self, reserved: Amount, spent: Amount, now: float) -> tuple[float, Amount] | None:
         """Release a reservation and record what was spent.

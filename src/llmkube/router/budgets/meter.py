@@ -7,11 +7,9 @@ price of the most expensive backend that may answer, and as much again for each 
 not report tokens, the whole reservation is charged.
 """
 
-import functools
 import math
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
-from fractions import Fraction
 from typing import Any, Final, TypeGuard
 
 import attrs
@@ -35,7 +33,6 @@ MAX_ACCOUNTS: Final = 10_000
 """Accounts of one router; under scope team, further teams share one account."""
 
 _OTHER_TEAMS: Final = "\0others"
-_NANO_PER_MILLION: Final = 1000
 _NANO: Final = Decimal(1_000_000_000)
 LIMIT_FIELDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
 ANSWER_COUNT_FIELDS: Final = frozenset({"n", "n_cmpl", "best_of"})
@@ -129,8 +126,13 @@ class Consumption:
 
     @property
     def nano_usd(self) -> int:
-        """Cost in billionths of a dollar."""
-        return nano_usd(self.prices, self.prompt, self.answer, (self.cached, self.written_5m, self.written_1h))
+        """Cost in billionths of a dollar, rounded up; 0 without prices, which any budget in dollars requires."""
+        if self.prices is None:
+            return 0
+        (of_prompt, of_answer, of_read, of_short, of_long), parts = self.prices.integers
+        read, short, long = self.cached, self.written_5m, self.written_1h
+        of_cache = of_read * read + of_short * short + of_long * long
+        return -((-of_cache - of_prompt * max(0, self.prompt - read - short - long) - of_answer * self.answer) // parts)
 
 
 @attrs.frozen(kw_only=True)
@@ -169,7 +171,7 @@ class Meter:
                 return exhausted_budget(budget, most, wait)
             found[key] = account
         for account in found.values():
-            account.reserve(most)
+            account.reserved += most
         return Reservation(accounts=dict.fromkeys(found, most), copies=bound.copies, cap=bound.cap)
 
     def settle(self, reservation: Reservation, charged: Amount | None, *, now: float) -> list[Charge]:
@@ -288,37 +290,12 @@ def limit_of(budget: Budget) -> Limit:
     return Limit(tokens=budget.max_tokens, nano_usd=dollars, window_seconds=float(budget.window_seconds))
 
 
-def nano_usd(prices: Prices | None, prompt: int, answer: int, cache: tuple[int, int, int] = (0, 0, 0)) -> int:
-    """Return the cost of tokens, rounded up; 0 without prices, which any budget in dollars requires.
-
-    Args:
-        prices: Prices of the backend.
-        prompt: All tokens of the prompt.
-        answer: Tokens of the answer.
-        cache: Those of the prompt that were read from the cache, and written to it for 5 minutes and for 1 hour.
-    """
-    if prices is None:
-        return 0
-    (of_prompt, of_answer, of_read, of_short, of_long), parts = _integer_prices(prices)
-    read, short, long = cache
-    of_cache = of_read * read + of_short * short + of_long * long
-    return -((-of_cache - of_prompt * max(0, prompt - read - short - long) - of_answer * answer) // parts)
-
-
 def _most_nano_usd(prices: Prices | None, prompt: int, answer: int) -> int:
     """Return the highest cost of tokens, whatever part of the prompt is read from a cache or written to it."""
     if prices is None:
         return 0
-    (of_prompt, of_answer, *of_cache), parts = _integer_prices(prices)
+    (of_prompt, of_answer, *of_cache), parts = prices.integers
     return -((-max(of_prompt, *of_cache) * prompt - of_answer * answer) // parts)
-
-
-@functools.lru_cache(maxsize=1024)
-def _integer_prices(prices: Prices) -> tuple[tuple[int, ...], int]:
-    """Return integer prices of a token of each kind, and the divisor that makes them nano-dollars."""
-    rates = [Fraction(each) * _NANO_PER_MILLION for each in prices.rates]
-    parts = math.lcm(*(each.denominator for each in rates))
-    return tuple(int(each * parts) for each in rates), parts
 
 
 def requested_tokens(body: Mapping[str, Any]) -> int | None:
@@ -330,7 +307,7 @@ def requested_tokens(body: Mapping[str, Any]) -> int | None:
 def with_max_tokens(body: Mapping[str, Any], most: int) -> Mapping[str, Any]:
     """Return a body that limits the answer to `most` tokens in the one field that every backend reads."""
     given = [name for name in LIMIT_FIELDS if name in body]
-    name = given[0] if len(given) == 1 and given[0] in _common_limit_fields(body) else "max_tokens"
+    name = "max_completion_tokens" if given == ["max_completion_tokens"] and "messages" in body else "max_tokens"
     if given == [name] and body[name] == most:
         return body
     return {each: value for each, value in body.items() if each not in LIMIT_FIELDS} | {name: most}
@@ -340,10 +317,6 @@ def with_most_tokens(body: Mapping[str, Any], most: int) -> Mapping[str, Any]:
     """Return a body in which no limit of the answer exceeds `most`; without a limit, the engine's own applies."""
     exceeds = any(_is_number(each := body.get(name)) and each > most for name in LIMIT_FIELDS)
     return with_max_tokens(body, most) if exceeds else body
-
-
-def _common_limit_fields(body: Mapping[str, Any]) -> tuple[str, ...]:
-    return ("max_completion_tokens", "max_tokens") if "messages" in body else ("max_tokens",)
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:
@@ -356,13 +329,15 @@ def _at_least_one(value: object) -> int:
 
 def prompt_count(body: Mapping[str, Any]) -> int:
     """Return the number of prompts, texts or documents of a request; a list of tokens is one prompt."""
+    if body.keys().isdisjoint(PROMPT_FIELDS):
+        return 1
     given: list[Any] = next((body[name] for name in PROMPT_FIELDS if isinstance(body.get(name), list)), [])
     return max(1, len(given)) if not any(isinstance(each, int | float) for each in given) else 1
 
 
 def answer_count(body: Mapping[str, Any]) -> int:
     """Return the number of answers to a request: to each of its prompts as many as it asks for."""
-    return prompt_count(body) * max([_at_least_one(body.get(name)) for name in ANSWER_COUNT_FIELDS])
+    return prompt_count(body) * max(map(_at_least_one, map(body.get, ANSWER_COUNT_FIELDS & body.keys())), default=1)
 
 
 def prompt_bytes(body: Mapping[str, Any], body_bytes: int) -> int:

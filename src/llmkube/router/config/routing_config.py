@@ -10,11 +10,13 @@ The controller compiles it from a ModelRouter and writes it to a ConfigMap; `llm
 * A URL is local if its host can only be in this network, whatever the ModelRouter says.
 """
 
-import functools
 import ipaddress
+import math
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
+from fractions import Fraction
+from functools import cached_property, lru_cache
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -43,7 +45,7 @@ def covers(pattern: str, other: str) -> bool:
     return pattern in {"*", other} or ("*" not in other and "?" not in other and matches_any((pattern,), other))
 
 
-@functools.lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024)
 def _matcher(patterns: tuple[str, ...]) -> Callable[[str], bool]:
     compiled = re.compile("|".join(f"(?:{_regex(pattern)})" for pattern in patterns) or r"(?!)", re.DOTALL)
     return lambda model: compiled.fullmatch(model) is not None
@@ -65,7 +67,7 @@ FIRST_BYTE_SECONDS: Final = 120.0
 CIRCUIT_SECONDS: Final = 15.0
 
 
-@attrs.frozen(kw_only=True, cache_hash=True)
+@attrs.frozen(kw_only=True)
 class Prices:
     """Prices of a million tokens.
 
@@ -83,13 +85,20 @@ class Prices:
     cache_write5m_usd: Decimal | None = None
     cache_write1h_usd: Decimal | None = None
 
-    @property
+    @cached_property
     def rates(self) -> tuple[Decimal, Decimal, Decimal, Decimal, Decimal]:
         """Prices of prompt, answer, cache reads, and cache writes for 5 minutes and for 1 hour, with their defaults."""
         read, short, long = self.cache_read_usd, self.cache_write5m_usd, self.cache_write1h_usd
         short = self.prompt_usd if short is None else short
         read = self.prompt_usd if read is None else read
         return self.prompt_usd, self.completion_usd, read, short, short if long is None else long
+
+    @cached_property
+    def integers(self) -> tuple[tuple[int, ...], int]:
+        """Integer prices of a token of each kind, and the divisor that makes them billionths of a dollar."""
+        rates = [Fraction(each) * 1000 for each in self.rates]
+        parts = math.lcm(*(each.denominator for each in rates))
+        return tuple(int(each * parts) for each in rates), parts
 
 
 _ANTHROPIC_WRITES: Final = {"cache_write5m_usd": Decimal("1.25"), "cache_write1h_usd": Decimal(2)}
@@ -99,7 +108,6 @@ From https://platform.claude.com/docs/en/about-claude/pricing.
 """
 
 
-@functools.lru_cache(maxsize=1024)
 def _anthropic_prices(prices: Prices) -> Prices:
     unset = {name: each for name, each in _ANTHROPIC_WRITES.items() if getattr(prices, name) is None}
     return attrs.evolve(prices, **{name: prices.prompt_usd * factor for name, factor in unset.items()})
@@ -170,7 +178,7 @@ class Backend:
         """Whether it is certainly llama.cpp's server: only its slots and settings are known."""
         return bool(self.slots or self.model_digest)
 
-    @property
+    @cached_property
     def charged_prices(self) -> Prices | None:
         """Prices, with the provider's own for cache writes if they are not set."""
         return self.prices if self.prices is None or self.dialect != "anthropic" else _anthropic_prices(self.prices)

@@ -207,9 +207,11 @@ def fitted(body: JsonObject, provider: Provider, dropped: list[str]) -> JsonObje
         body = {name: each for name, each in body.items() if name in takes}
     found = limited(body, provider, dropped)
     if provider.parts:
-        found["messages"] = _turns(objects_in(body.get("messages"), "messages"), provider, dropped)
-    if not _choose(found, provider, dropped):
-        _without_tools(found, dropped)
+        turns = objects_in(body.get("messages"), "messages")
+        found["messages"] = turns if all(map(_is_plain, turns)) else _turns(turns, provider, dropped)
+    if not found.keys().isdisjoint(_TOOL_FIELDS) and not _choose(found, provider, dropped):
+        dropped += [name for name in _TOOL_FIELDS[1:] if found.get(name) is not None]
+        found = {name: each for name, each in found.items() if name not in _TOOL_FIELDS}
     for name, own in provider.renames.items():
         if name in found:
             found.setdefault(own, found.pop(name))
@@ -230,6 +232,12 @@ def _kind(part: Mapping[str, Any], kinds: Iterable[str]) -> str:
     if kind in ("text", "refusal"):
         return kind if isinstance(inner, str) else ""
     return kind if isinstance(inner, dict) and inner.get(_NEEDED.get(kind, "name")) is not None else ""
+
+
+def _is_plain(turn: JsonObject) -> bool:
+    """Return whether every provider takes a message as it is: a role and a text."""
+    content = turn.get("content")
+    return len(turn) == 2 and "role" in turn and type(content) is str and not content.isspace()
 
 
 def _turns(messages: list[JsonObject], provider: Provider, dropped: list[str]) -> list[JsonObject]:
@@ -334,6 +342,9 @@ def signature_in(call_id: str) -> tuple[str, str]:
 
 # -- tools -------------------------------------------------------------------------------------------------------------
 
+_TOOL_FIELDS: Final = ("tools", "tool_choice", "parallel_tool_calls")
+"""The tools, and what is only allowed next to them."""
+
 
 def _choose(body: JsonObject, provider: Provider, dropped: list[str]) -> bool:
     """Leave out tools that the provider does not take, and translate the choice; return whether any tool is left.
@@ -365,12 +376,6 @@ def _choose(body: JsonObject, provider: Provider, dropped: list[str]) -> bool:
     if len(usable) < len(tools):
         body["tools"] = usable
     return bool(usable)
-
-
-def _without_tools(body: JsonObject, dropped: list[str]) -> None:
-    """Leave out what is only allowed next to tools."""
-    body.pop("tools", None)
-    dropped += [name for name in ("tool_choice", "parallel_tool_calls") if body.pop(name, None) is not None]
 
 
 def _long_names(tools: object, provider: Provider) -> list[str]:

@@ -130,7 +130,8 @@ class Stream:
 def without_unseen_pictures(inbound: ClientRequest, found: Answer | Stream | Failure) -> ClientRequest | None:
     """Return a request without its earlier pictures, if the model cannot see them; None to keep what was found."""
     answered = found.body.decode("utf-8", "replace") if isinstance(found, Answer) and found.error_code else ""
-    if not find_words("blind", found.detail if isinstance(found, Failure) else answered):
+    words = found.detail if isinstance(found, Failure) else answered
+    if not words or not find_words("blind", words):
         return None
     dropped: list[str] = []
     body = {**inbound.body, "messages": without_old_pictures(inbound.body.get("messages") or [], dropped)}
@@ -182,13 +183,13 @@ class Attempts:
         if directory is None:
             return backend, b""
         try:
-            engine = engine_of(directory, backend.model, f"/v1{path}")
+            found = engine_of(directory, backend.model, f"/v1{path}")
         except RefusedError as refusal:
             reply = refusal.response
             failure = failure_in(reply.status, reply.headers, error_in(orjson.loads(reply.body)), ours=True)
             assert failure is not None, "engine_of raises no error that is an answer"
             return failure
-        return attrs.evolve(backend, model=engine.alias), engine.credentials
+        return backend if found.alias == backend.model else attrs.evolve(backend, model=found.alias), found.credentials
 
     async def make(
         self,
@@ -331,6 +332,8 @@ class _AnswerReader:
                 return Failure(Cause.BROKEN, "its stream ended without content")
 
     async def _read_body(self, streams: bool) -> Answer | Failure:
+        if self.answer.has_full_body:
+            return self._classify(self.answer.take_body(), streams)
         received, started_at = bytearray(), None
         while piece := await self.answer.receive_some():
             received += piece

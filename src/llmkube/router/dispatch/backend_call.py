@@ -82,8 +82,13 @@ class BackendCalls:
         self.stats.in_flight[name] += 1
         found = self.holds.state_of(permit.backend)
         try:
-            with self.holds.using(found, request.record.decided.tenant) as hold:
-                return await self._hold(permit.backend, request, hold) or await self._call_loaded(permit, request, hold)
+            with self.holds.using(found, request.suspect.tenant) as hold:
+                if found is not None and (failure := await self._hold(permit.backend, request, hold)) is not None:
+                    return failure
+                queues = permit.backend.slots and request.inbound.path != COUNT_TOKENS
+                if not queues or self.circuits.is_open(name, request.suspect.tenant, trio.current_time()):
+                    return await self._call(permit, request)
+                return await self._call_in_turn(permit, request, hold)
         finally:
             self.stats.in_flight[name] -= 1
 
@@ -108,18 +113,10 @@ class BackendCalls:
             self.circuits.apply(backend.name, record.decided.tenant, Circuit.succeeded)  # its engine is a new one
         return None
 
-    async def _call_loaded(self, permit: Permit, request: RoutedRequest, hold: Hold) -> Failure | None:
-        name = permit.backend.name
-        if not permit.backend.slots or request.inbound.path == COUNT_TOKENS or self._is_open(name, request):
-            return await self._call(permit, request)
-        return await self._call_in_turn(permit, request, hold)
-
-    def _is_open(self, name: str, request: RoutedRequest) -> bool:
-        return self.circuits.is_open(name, request.record.decided.tenant, trio.current_time())
-
     async def _call_in_turn(self, permit: Permit, request: RoutedRequest, hold: Hold) -> Failure | None:
         backend, inbound, record, started_at = permit.backend, request.inbound, request.record, trio.current_time()
         name, engine_queue = backend.name, self.turns.queue_of(backend)
+        seconds = request.decision.first_byte_seconds[name]
         writes, parts = inbound.path in STREAMING, answer_count(inbound.body)
         if writes and parts > backend.slots:  # its own queue would have the rest before other tenants' requests
             failure = Failure(Cause.UNSUPPORTED, _TOO_MANY_PARTS.format(parts=parts, slots=backend.slots))
@@ -127,10 +124,10 @@ class BackendCalls:
             return failure
         size = prompt_bytes(inbound.body, inbound.size)
         tokens = engine_queue.tokens_of(size, requested_tokens(inbound.body) if writes else 0, parts)
-        with self.turns.turn(backend, record.decided.tenant, tokens, min(parts, backend.slots)) as turn:
+        with self.turns.turn(backend, request.suspect.tenant, tokens, min(parts, backend.slots)) as turn:
             lines = answer_lines(NO_HEADERS, inbound.request_id, backend.name) if inbound.streams else None
             with hold():  # an unload does not wait for what no engine has
-                is_admitted = await _wait_for_turn(turn, request.first_byte_seconds(name), request.client, lines)
+                is_admitted = await _wait_for_turn(turn, seconds, request.client, lines)
             waited = trio.current_time() - started_at
             record.update(queue_seconds=(record.answer.queue_seconds or 0.0) + waited)
             if not is_admitted:
@@ -147,7 +144,7 @@ class BackendCalls:
 
     async def _call(self, permit: Permit, request: RoutedRequest) -> Failure | None:
         """Call a backend if the request's budget and the backend's circuit allow it."""
-        name, record, tenant = permit.backend.name, request.record, request.record.decided.tenant
+        name, record, tenant = permit.backend.name, request.record, request.suspect.tenant
         refusal = await record.charges.begin()
         started_at = trio.current_time()
         if refusal is None and not self.circuits.admit(name, tenant, started_at):
@@ -206,7 +203,7 @@ class BackendCalls:
         self, permit: Permit, request: RoutedRequest, waiting: WaitingRequest
     ) -> Answer | Stream | Failure:
         """Make the attempt, and again without earlier pictures if neither this model nor another one sees them."""
-        seconds, on_sent = request.first_byte_seconds(permit.backend.name), request.record.charges.mark_sent
+        seconds, on_sent = request.decision.first_byte_seconds[permit.backend.name], request.record.charges.mark_sent
 
         def send(inbound: ClientRequest) -> Awaitable[Answer | Stream | Failure]:
             return self.attempts.make(permit, inbound, seconds, waiting, on_sent)

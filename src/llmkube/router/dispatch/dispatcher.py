@@ -115,7 +115,7 @@ class Dispatcher:
             await self._refuse(request, [CULPRIT])
             return
         for permit, call in self._candidates(decision.order, failures):
-            failure = _left_out(permit, decision.order, failures) or await call(permit, request)
+            failure = (_left_out(permit, decision.order, failures) if failures else None) or await call(permit, request)
             if failure is None:
                 return
             if failure.cause is Cause.INTERRUPTED:
@@ -142,7 +142,7 @@ class Dispatcher:
         """Retry an engine of ours while it loads its model, up to the first-byte timeout."""
         name, client, record = permit.backend.name, request.client, request.record
         held = record.answer.load_seconds or 0.0
-        until = record.request.started_at + held + request.first_byte_seconds(name)
+        until = record.request.started_at + held + request.decision.first_byte_seconds[name]
         silent_since = began_at = trio.current_time()
         queued_before = record.answer.queue_seconds or 0.0
         while trio.current_time() + LOADING_POLL_SECONDS < until:
@@ -217,7 +217,7 @@ async def _try_to_continue(broken: Permit, continuation: RoutedRequest, call: Ca
     Return the last one tried and its failure, None if the client has the end of its answer.
     """
     attempts, kept = continuation.record.attempts, -1
-    until = trio.current_time() + continuation.first_byte_seconds(broken.backend.name)
+    until = trio.current_time() + continuation.decision.first_byte_seconds[broken.backend.name]
     silent_since = trio.current_time()
     while True:
         failures = []

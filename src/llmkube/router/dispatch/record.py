@@ -154,11 +154,10 @@ class Record:
 
     def add_attempt(self, backend: str, failure: Failure | None, seconds: float, status: int = 200) -> None:
         """Append an attempt."""
-        if failure is None:
-            self.attempts.append(AttemptRecord(backend, "answered", "", seconds, status))
-        else:
-            cause, detail = failure.cause.value, failure.detail
-            self.attempts.append(AttemptRecord(backend, cause, detail, seconds, failure.status, reason=failure.reason))
+        result, detail, reason = "answered", "", ""
+        if failure is not None:
+            result, detail, status, reason = failure.cause.value, failure.detail, failure.status, failure.reason
+        self.attempts.append(AttemptRecord(backend, result, detail, seconds, status, reason))
 
 
 @attrs.frozen(eq=False)
@@ -178,10 +177,6 @@ class RoutedRequest:
     client: ClientStream
     record: Record
     suspect: Suspect
-
-    def first_byte_seconds(self, name: str) -> float:
-        """Timeout of this backend for the first byte, in seconds."""
-        return self.decision.first_byte_seconds[name]
 
 
 def record_of(head: RequestHead, peer: str, path: str, rng: random.Random) -> Record:
@@ -208,13 +203,13 @@ def record_of(head: RequestHead, peer: str, path: str, rng: random.Random) -> Re
 def server_timing(record: Record, now: float) -> str:
     """Return the `Server-Timing` value of a request, in milliseconds (W3C Server Timing), without unknown metrics."""
     answer = record.answer
-    parts = [f"total;dur={_ms(now - record.request.started_at)}"]
+    parts = [f"total;dur={1000 * (now - record.request.started_at):.1f}"]
     if answer.queue_seconds is not None:
-        parts.append(f"queue;dur={_ms(answer.queue_seconds)}")
+        parts.append(f"queue;dur={1000 * answer.queue_seconds:.1f}")
     if answer.load_seconds is not None:
-        parts.append(f"load;dur={_ms(answer.load_seconds)}")
+        parts.append(f"load;dur={1000 * answer.load_seconds:.1f}")
     if record.attempts:
-        parts.append(f"backend;dur={_ms(record.attempts[-1].seconds)}")
+        parts.append(f"backend;dur={1000 * record.attempts[-1].seconds:.1f}")
         parts.append(f'attempts;desc="{len(record.attempts)}"')
     usage = None if answer.hides_cache else answer.usage
     if usage is not None and (usage.cached or usage.prefill_ms is not None):  # other servers do not report them
@@ -226,7 +221,3 @@ def server_timing(record: Record, now: float) -> str:
     if usage is not None and usage.decode_ms is not None:
         parts.append(f"decode;dur={usage.decode_ms:.1f}")
     return ", ".join(parts)
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:.1f}"

@@ -127,7 +127,7 @@ def known_fields(path: str, body: dict[str, Any]) -> tuple[dict[str, Any], tuple
     """Return the fields of a body that any backend may get, and the names of the others; path is below `/v1`."""
     known = FIELDS.get(path, {})
     kept = {name: each for name, each in body.items() if name in known or name in ENGINE_FIELDS}
-    return kept, tuple(name for name in body if name not in kept)
+    return kept, tuple(name for name in body if name not in kept) if len(kept) < len(body) else ()
 
 
 def refuse_urls(body: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ _MAKER: Final = object()
 
 @final
 class Permit:
-    """The permission to send one request to one backend; only `permits_for` creates it."""
+    """The permission to send a request, or others with equal facts, to a backend; only `permits_for` creates it."""
 
     __slots__ = ("backend",)
 

@@ -30,7 +30,7 @@ MAX_WAITING_LINES: Final = 4096
 PUT_SECONDS: Final = 5.0
 """Time limit for a request that waits to enqueue its line."""
 
-PAUSE_SECONDS: Final = 0.01
+PAUSE_SECONDS: Final = 0.05
 """Pause between two writes, to batch lines: a call to a thread costs more than formatting a line."""
 
 DRAIN_SECONDS: Final = 5.0
@@ -123,13 +123,9 @@ class AuditLog:
     def __attrs_post_init__(self) -> None:
         self._sender, self._lines = trio.open_memory_channel[bytes](MAX_WAITING_LINES)
 
-    async def begin(self, config: RoutingConfig) -> None:
-        """Record the config at the start."""
-        await self._sender.send(self._lifecycle_line("start", config, {"config": config_digest(config)}))
-
-    async def reload(self, config: RoutingConfig) -> None:
-        """Record a reloaded config."""
-        await self._sender.send(self._lifecycle_line("config", config, {"config": config_digest(config)}))
+    async def record_config(self, config: RoutingConfig, kind: str = "config") -> None:
+        """Record a reloaded config, or the one at the `start`."""
+        await self._sender.send(self._lifecycle_line(kind, config, {"config": config_digest(config)}))
 
     async def record_request(self, fields: Mapping[str, Any]) -> None:
         """Record a request, even if it is cancelled; wait while the queue is full.

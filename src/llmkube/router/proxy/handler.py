@@ -72,7 +72,7 @@ from llmkube.router.policy.permits import permits_for
 from llmkube.router.policy.request_facts import ANONYMOUS, Principal, RequestFacts, facts_of
 from llmkube.router.prefix_cache.warm_prefixes import Prompt, WarmPrefixes
 from llmkube.router.proxy.audit_log import AuditLog, fields_of
-from llmkube.router.proxy.live_config import Routing
+from llmkube.router.proxy.live_config import MAX_DECISIONS, Routing
 from llmkube.router.proxy.metrics import RouterMetrics, class_label
 from llmkube.router.proxy.shadows import Shadows
 from llmkube.router.refusals import RefusedError, refused
@@ -171,7 +171,7 @@ class ListedFields:
         config = routing.config
         principal = principal_of(exchange.head.lines, exchange.owner, routing.clients) or ANONYMOUS
         for model_id, owner in _ids(config):
-            decision = self._decision(config, facts_of(config, {}, {"model": model_id}, principal))
+            decision = self._decision(routing, facts_of(config, {}, {"model": model_id}, principal))
             if decision.order:
                 permit = decision.order[0]
                 backend = permit.backend
@@ -181,9 +181,14 @@ class ListedFields:
                 found.append(ModelEntry(name=model_id, owner=owner, runs=runs, tags=backend.capabilities, ask=ask))
         return found
 
-    def _decision(self, config: RoutingConfig, facts: RequestFacts, prompt: Prompt | None = None) -> Decision:
+    def _decision(self, routing: Routing, facts: RequestFacts, prompt: Prompt | None = None) -> Decision:
         """Return the routing decision; backends that have the prompt cached come first, if a prompt is given."""
-        return decide(
+        headers = tuple(map(facts.headers.get, routing.matched_headers))
+        limits = facts.classes, facts.capabilities, facts.regions, facts.principal.team
+        key, config = (facts.model, facts.complexity, limits, headers), routing.config
+        if (kept := routing.decisions) is not None and key in kept:
+            return kept[key]
+        decision = decide(
             config,
             facts,
             permits_for(config, facts),
@@ -192,6 +197,11 @@ class ListedFields:
             load=self.stats.in_flight,
             warmth=self.prefixes.warmth(prompt, config.backends.values()) if prompt is not None else {},
         )
+        if kept is not None:
+            if len(kept) == MAX_DECISIONS:
+                kept.clear()  # a client invents models
+            kept[key] = decision
+        return decision
 
     # -- one request -------------------------------------------------------------------------------------------------
 
@@ -236,7 +246,7 @@ class ListedFields:
             seconds = decision.first_byte_seconds[permit.backend.name]
             self.shadows.offer_nowait(permit, inbound, seconds, inbound.size)
         await self.dispatcher.answer(decision, inbound, exchange, record)
-        if record.answer.status == 200:
+        if record.answer.status == 200 and inbound.keep_seconds is not None:
             self._keep(routing.config.backends.get(record.answer.backend), inbound.keep_seconds)
 
     async def _admit_body(self, exchange: StreamExchange, path: str, routing: Routing, record: Record) -> int:
@@ -289,14 +299,13 @@ class ListedFields:
         except DialectError as exc:
             raise refused(400, str(exc), exc.code) from exc
         joined = self.conversations.join(translated, principal)
-        translated, size = joined.translated, size + joined.history_bytes
-        body = translated.body
-        decided.history_bytes = joined.history_bytes
+        translated, decided.history_bytes = joined.translated, joined.history_bytes
+        body, size = translated.body, size + decided.history_bytes
         decided.facts = facts_of(config, head.joined, body, principal)
         decided.facts = facts = joined.apply_limits(decided.facts)
         if routing.balances:
             decided.prompt = self.prefixes.prompt(decided.tenant, translated.path, body, size)
-        decision = decided.decision = self._decision(config, facts, decided.prompt)
+        decision = decided.decision = self._decision(routing, facts, decided.prompt)
         if not decision.order:
             raise no_backend_error(config, facts, decision)
         keep_seconds = self._permitted_keep(translated, principal)

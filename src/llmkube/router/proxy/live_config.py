@@ -4,7 +4,7 @@ A request keeps the config that it started with. If a file is invalid, the previ
 metric and `/readyz` report the problem until the file is fixed.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -18,9 +18,13 @@ from llmkube.router.auth.principals import ClientAuth
 from llmkube.router.auth.token_checker import TokenChecker
 from llmkube.router.auth.token_keys import TokenKeys
 from llmkube.router.config.routing_config import RoutingConfig, Tokens
+from llmkube.router.policy.decision import Decision
 from llmkube.router.proxy.metrics import known_classes
 
 POLL_SECONDS: Final = 1.0
+MAX_DECISIONS: Final = 256
+_STEADY: Final = ("primary-fallback", "shadow")
+"""Strategies that depend only on the facts of a request."""
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -31,16 +35,23 @@ class Routing:
 
     Attributes:
         clients: Client authentication; None if none is required.
+        matched_headers: Names of the headers that rules match.
+        decisions: Decisions by the facts that they depend on; None if they also depend on load, time or chance.
     """
 
     config: RoutingConfig
     clients: ClientAuth | None
     classes: frozenset[str] = attrs.field(init=False)
     balances: bool = attrs.field(init=False)
+    matched_headers: tuple[str, ...] = attrs.field(init=False)
+    decisions: dict[Hashable, Decision] | None = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.classes = known_classes(self.config)
         self.balances = any(each.strategy == "least-loaded" and len(each.backends) > 1 for each in self.config.rules)
+        self.matched_headers = tuple({name for each in self.config.rules for name in each.match.headers})
+        steady = all(each.strategy in _STEADY and each.match.latency_seconds is None for each in self.config.rules)
+        self.decisions = {} if steady else None
 
 
 @attrs.frozen

@@ -273,7 +273,7 @@ async def open_router(
             turns.keep_only(engines_of(now.backends.values()))
             if write is None and now.audit != before.audit:
                 audit.write = writer_of(now.audit)
-            await audit.reload(now)
+            await audit.record_config(now)
             await accounts.reload(now)
 
         live = LiveConfig(source, routing, reload, checker_of, stamp=stamp)
@@ -351,7 +351,7 @@ async def _open_writers(audit: AuditLog, accounts: RouterBudgets, config: Routin
         await accounts.open(config)
         await writing.start(audit.run)
         await writing.start(accounts.run)
-        await audit.begin(config)
+        await audit.record_config(config, "start")
         yield
         writing.cancel_scope.cancel(reason="the router closes")
 
