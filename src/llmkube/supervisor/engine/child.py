@@ -212,6 +212,7 @@ async def open_child(
 
     started = processes.start_of(process.pid)
     child = OwnedProcess(process.pid, started, offset, command.log_path, wait, log_cap_bytes, sampler or Sampler())
+    del command  # its environment takes kilobytes, and there may be hundreds of engines
     async with _owned(child, termination):
         yield child
 

@@ -110,7 +110,7 @@ async def run_service(replan: Mailbox[None], runner: "Runner", first: Target) ->
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(runner.run, target)  # first: an engine has to be adopted before it can be stopped
-                nursery.start_soon(Planner(context, target).run, replan)
+                await Planner(context, target).run(replan)  # without a task of its own, of which there are hundreds
         except* Exception as bug:
             # One of the broad catches: an error affects only the service that it belongs to.
             context.log.exception("service task failed")
