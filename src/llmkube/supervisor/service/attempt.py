@@ -17,8 +17,8 @@ memory for both, the next engine takes that model over and loads nothing.
 """
 
 import ipaddress
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Final
 
@@ -229,6 +229,7 @@ class Attempt:
         ended: Set when the attempt is over and its process is gone.
         failure: Why it failed, if it did.
         prompts: Its saved prompts, once it has a process.
+        waiting: Cancelled when the attempt is over.
     """
 
     context: ServiceContext
@@ -244,8 +245,8 @@ class Attempt:
     ended: trio.Event = attrs.field(factory=trio.Event)
     failure: Failure | None = None
     prompts: EnginePrompts | None = None
+    waiting: trio.CancelScope | None = None
     _task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-    _waiting: trio.CancelScope | None = None  # of `until_ended`
     _serving: trio.CancelScope = attrs.field(factory=trio.CancelScope)  # while it answers; `unload` cancels it
     _refused: trio.Event = attrs.field(factory=trio.Event)  # set when memory was refused once
     _host: str = ""  # the address that it listens on, while it loads and serves
@@ -274,20 +275,13 @@ class Attempt:
                     self.failure = Failure(Reason.INTERNAL_ERROR, f"a bug in LLMKube: {first_leaf(bug)!r}")
         finally:
             self.ended.set()
-            if self._waiting is not None:
-                self._waiting.cancel(reason="the engine has exited")
+            if self.waiting is not None:
+                self.waiting.cancel(reason="the engine has exited")
         self._report_started()
 
     def _report_started(self) -> None:
         task_status, self._task_status = self._task_status, trio.TASK_STATUS_IGNORED
         task_status.started()
-
-    @contextmanager
-    def until_ended(self) -> Iterator[None]:
-        """Cancel the body when the attempt is over."""
-        with trio.CancelScope() as self._waiting:  # saves the task that `wait_any` would need for each service
-            yield
-        self._waiting = None
 
     def unload(self, reason: str) -> None:
         """Stop the engine once the requests that it has have ended, whatever time they take; others wait."""
