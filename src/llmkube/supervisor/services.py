@@ -5,8 +5,7 @@ The tasks themselves are `service.runner.run_service`. They are notified of chan
 address, its engine programs.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from functools import partial
 from typing import Literal, Never
 
@@ -516,8 +515,14 @@ class Services:
     async def _supervise(self, key: Key, running: RunningService, resumed: Entry | None) -> None:
         running.status_manager.start(adopting=resumed is not None and resumed.engine is not None)
         first: Target = resumed.launch if resumed else Idle(Reason.PENDING)
-        with self._registered(key), running.scope:
-            await run_service(running.replan, running.runner, first)
+        try:
+            with running.scope:
+                await run_service(running.replan, running.runner, first)
+        finally:
+            del self.running.by_key[key]
+            self.ledger.forget(key)
+            self.changed.put_nowait(None)
+            self.queue.add(key)
         if running.scope.cancelled_caught:
             log.info("inference service stopped", name=key.name, namespace=key.namespace)
             running.status_manager.finish(f"is cordoned {self.cordon.end}" if self.cordon.end else "")
@@ -527,16 +532,6 @@ class Services:
                     await self.prompts.remove(key)
             except Exception:  # a bug affects only its own service, also here; the next agent removes the entry
                 log.exception("journal entry not removed", name=key.name, namespace=key.namespace)
-
-    @contextmanager
-    def _registered(self, key: Key) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            del self.running.by_key[key]
-            self.ledger.forget(key)
-            self.changed.put_nowait(None)
-            self.queue.add(key)
 
     def _memory_spec(self, desired: Desired) -> MemorySpec:
         """Return the parts of a service's spec that matter for memory."""

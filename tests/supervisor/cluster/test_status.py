@@ -39,6 +39,12 @@ def test_a_transition_time_moves_only_when_the_status_flips():
     assert third["lastTransitionTime"] == "2026-01-01T00:00:09Z"
 
 
+def test_conditions_that_stay_the_same_exist_once():
+    """Statements that change nothing give the conditions of before, which the written status has."""
+    first = status.settle([loaded(False, "Loading")], (), now=later(0))
+    assert status.settle([loaded(False, "Loading")], first, now=later(5)) is first
+
+
 def test_a_condition_fits_into_the_api():
     """A message that is too long for Kubernetes is cut, not refused."""
     (condition,) = status.settle([loaded(False, "Loading", "x" * 100_000)], (), now=T0)

@@ -1,5 +1,6 @@
 """Location of a runtime's program, and the message when there is none."""
 
+import gc
 import json
 import os
 import signal
@@ -163,6 +164,18 @@ async def test_no_engine_is_started_next_to_one_that_does_not_end(tmp_path, monk
     await until(lambda: not StuckEngines(tmp_path / STUCK_FOLDER).of("default/chat"))
     async with first.open_child(stubborn, Shutdown(), Grace(0.2, 0.2)) as again:
         assert again.pid != child.pid
+
+
+@pytest.mark.e2e
+async def test_a_command_is_dropped_once_its_engine_runs(tmp_path):
+    """The environment of a command takes kilobytes, and an agent may run hundreds of engines."""
+    wanted = attrs.evolve(command(tmp_path), argv=(sys.executable, "-c", "import time; time.sleep(600)"))
+    cookie = wanted.cookie
+    opening = engines(tmp_path).open_child(wanted, Shutdown(), Grace(0.2, 0.2))
+    del wanted
+    async with opening:
+        gc.collect()
+        assert not [each for each in gc.get_objects() if isinstance(each, Command) and each.cookie == cookie]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import trio
 
-from llmkube.supervisor.service.runner import PROPAGATION_SECONDS, open_engine_nursery
+from llmkube.supervisor.service.runner import PROPAGATION_SECONDS, EngineNursery
 
 
 class Attempt:
@@ -29,7 +29,8 @@ class Attempt:
 async def test_a_start_returns_when_the_engine_serves(autojump_clock):
     """It then runs in the nursery, and its scope ends it."""
     alive, engine, start = [], Attempt(3), trio.current_time()
-    async with open_engine_nursery(alive) as engines:
+    async with trio.open_nursery() as nursery:
+        engines = EngineNursery(nursery, alive)
         await engines.start(engine)
         assert (alive, trio.current_time() - start) == ([engine], 3)
         engine.scope.cancel()
@@ -39,7 +40,8 @@ async def test_a_start_returns_when_the_engine_serves(autojump_clock):
 async def test_a_cancelled_start_ends_the_engine(autojump_clock):
     """A successor that is not wanted any more leaves nothing."""
     alive = []
-    async with open_engine_nursery(alive) as engines:
+    async with trio.open_nursery() as nursery:
+        engines = EngineNursery(nursery, alive)
         with trio.move_on_after(1):
             await engines.start(Attempt(3))
         assert alive == []
@@ -48,7 +50,8 @@ async def test_a_cancelled_start_ends_the_engine(autojump_clock):
 async def test_a_replaced_engine_ends_when_clients_have_followed(autojump_clock):
     """The API server is waited for in bounded time."""
     engine, start = Attempt(0), trio.current_time()
-    async with open_engine_nursery([]) as engines:
+    async with trio.open_nursery() as nursery:
+        engines = EngineNursery(nursery, [])
         await engines.start(engine)
         engines.retire(engine)
     assert trio.current_time() - start == 2.0 + PROPAGATION_SECONDS

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import attrs
 import pytest
-import structlog
 import trio
 
 from e2e.router_lab import serve
@@ -87,7 +86,7 @@ async def open_engine(folder, model, *flags, build="b1", owner="uid-1", known=("
             with trio.fail_after(60):
                 await health.wait_ready(http, f"http://127.0.0.1:{port}/health")
             running = RunningEngine(None, record, launch, http, Limits())
-            prompts = EnginePrompts(store, running, KEY, owner, structlog.get_logger())
+            prompts = EnginePrompts(store, running, KEY, owner)
             yield Engine(prompts, http, f"http://127.0.0.1:{port}")
         finally:
             process.kill()
@@ -238,7 +237,7 @@ async def test_a_failed_restore_is_an_error_and_is_not_repeated(tmp_path, cache_
     async with trio.open_nursery() as nursery, open_http_client() as http:
         record = EngineRecord("", "127.0.0.1", await serve(nursery, engine), api_key=API_KEY, build="b1")
         running = RunningEngine(None, record, launch_of("m"), http, Limits())
-        prompts = EnginePrompts(store, running, KEY, "uid-1", structlog.get_logger())
+        prompts = EnginePrompts(store, running, KEY, "uid-1")
         with pytest.raises(RestoreError):
             await prompts.restore()
         seen = asked.count("/completion")
@@ -285,7 +284,7 @@ async def test_an_engine_that_serves_is_saved_when_it_becomes_idle(tmp_path, aut
     slot = Slot(store.folder(KEY))
     record = EngineRecord("", "127.0.0.1", 1, api_key=API_KEY, build="b1")
     running = RunningEngine(None, record, launch_of("m"), SimpleNamespace(request=slot.request_of), Limits())
-    prompts = EnginePrompts(store, running, KEY, "uid-1", structlog.get_logger())
+    prompts = EnginePrompts(store, running, KEY, "uid-1")
     start = used_at = trio.current_time()
     is_short = False
 
@@ -337,6 +336,6 @@ async def test_status_shows_whether_prompts_are_saved(tmp_path, flags, record, l
 
     found = EngineRecord("", "127.0.0.1", 1, **{"api_key": API_KEY, "build": "b1", **record})
     running = RunningEngine(None, found, launch_of("m", *flags), SimpleNamespace(request=request), Limits())
-    prompts = EnginePrompts(PromptStore(tmp_path, limit), running, KEY, "uid-1", structlog.get_logger())
+    prompts = EnginePrompts(PromptStore(tmp_path, limit), running, KEY, "uid-1")
     assert (await prompts.restore()).startswith(report)
     assert bool(await prompts.report()) == bool(report)

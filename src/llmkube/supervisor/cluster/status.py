@@ -61,7 +61,8 @@ def settle(statements: Iterable[Statement], before: Conditions, *, now: datetime
     """
     since = {one["type"]: (one["status"], one["lastTransitionTime"]) for one in before}
     in_order = sorted(statements, key=lambda each: each.type)
-    return tuple(settled(each, since.get(each.type), generation=0, now=now) for each in in_order)
+    after = tuple(settled(each, since.get(each.type), generation=0, now=now) for each in in_order)
+    return before if after == before else after  # the same objects as in the status that is kept as written
 
 
 def service_status(service: InferenceService, conditions: Conditions, view: ServiceView, mode: str) -> dict[str, Any]:

@@ -212,8 +212,11 @@ async def open_child(
 
     started = processes.start_of(process.pid)
     child = OwnedProcess(process.pid, started, offset, command.log_path, wait, log_cap_bytes, sampler or Sampler())
-    async with _owned(child, termination):
+    del command  # its environment takes kilobytes, and there may be hundreds of engines
+    try:
         yield child
+    finally:
+        await _end(child, termination)  # noqa: ASYNC102 - it shields itself, with a deadline
 
 
 def _prepare(command: Command, check: Callable[[], None]) -> tuple[int, int]:
@@ -255,11 +258,12 @@ async def adopt_child(
         try:
             wait_exit = await _open_watch(record, stack)
         except trio.Cancelled:  # it must stop before it could be inspected, and no other scope owns it
-            if not termination.shutdown.keep:
-                await _end(child, termination)  # noqa: ASYNC102, ASYNC120 (it shields itself, with a deadline)
+            await _end(child, termination)  # noqa: ASYNC102, ASYNC120 (it shields itself, with a deadline)
             raise
-        async with _owned(child, termination):
+        try:
             yield child
+        finally:
+            await _end(child, termination)  # noqa: ASYNC102 - it shields itself, with a deadline
 
 
 async def _poll_exit(record: EngineRecord) -> ExitEvent:
@@ -289,21 +293,15 @@ async def _open_watch(record: EngineRecord, stack: AsyncExitStack) -> Callable[[
     return wait_exit
 
 
-@asynccontextmanager
-async def _owned(child: OwnedProcess, termination: Termination) -> AsyncIterator[None]:
-    try:
-        yield
-    finally:
-        if not termination.shutdown.keep:
-            await _end(child, termination)  # noqa: ASYNC102 - it shields itself, with a deadline
-
-
 async def _end(child: OwnedProcess, termination: Termination) -> None:
     """Stop the process, its group, and all others that carry its cookie: TERM, grace, KILL; in bounded time.
 
+    A shutdown that keeps engines keeps them all.
     Processes in other sessions are found by the cookie once the leader is gone, and get the rest of the grace: a helper
     that survives may hold the model's memory.
     """
+    if termination.shutdown.keep:
+        return
     signal_group = partial(processes.send_group, child.pid, child.started)
     gentle = False
 

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -215,8 +215,9 @@ class LocalEngines:
         except OSError as error:
             raise AddressMissingError(f"engines cannot listen on {host}: {error.strerror}") from error
 
-    @asynccontextmanager
-    async def open_child(self, command: Command, shutdown: Shutdown, grace: Grace) -> AsyncIterator[Child]:
+    def open_child(
+        self, command: Command, shutdown: Shutdown, grace: Grace
+    ) -> AbstractAsyncContextManager[OwnedProcess]:
         """Run a process with the minimal environment for engines.
 
         Raises:
@@ -231,13 +232,11 @@ class LocalEngines:
             sampler=self._sampler,
             check=partial(self._refuse_while_stuck, service),
         )
-        async with self._with_companions(child, command.cookie, command.proxy, shutdown) as process:
-            yield process
+        return self._with_companions(child, command.cookie, command.proxy, shutdown)
 
-    @asynccontextmanager
-    async def adopt_child(
+    def adopt_child(
         self, record: EngineRecord, log_path: Path, shutdown: Shutdown, grace: Grace
-    ) -> AsyncIterator[Child]:
+    ) -> AbstractAsyncContextManager[OwnedProcess]:
         """Take over a process that an earlier agent started."""
         child = adopt_child(
             record,
@@ -248,8 +247,7 @@ class LocalEngines:
         )
         keys = read_keys(key_path(self.settings.state_dir, record.cookie)) if record.public_host else ()
         proxy = proxy_of(record, self.settings.keyless_networks, keys[1:])  # ours is the first
-        async with self._with_companions(child, record.cookie, proxy, shutdown) as process:
-            yield process
+        return self._with_companions(child, record.cookie, proxy, shutdown)
 
     @asynccontextmanager
     async def _with_companions(
@@ -260,29 +258,30 @@ class LocalEngines:
         shutdown: Shutdown,
     ) -> AsyncIterator[OwnedProcess]:
         """Run a process with its key file, its proxy, and an assertion that keeps this machine awake."""
-        async with AsyncExitStack() as stack:
-            stack.enter_context(removed_after_exit(key_path(self.settings.state_dir, cookie), shutdown))
-            process = await stack.enter_async_context(child)
-            await self._add_proxy(stack, proxy, process, cookie, shutdown)
-            await self._keep_awake(stack, process)
-            yield process
+        with removed_after_exit(key_path(self.settings.state_dir, cookie), shutdown):
+            async with (
+                child as process,
+                self._proxied(proxy, process, cookie, shutdown),
+                self._kept_awake(process),
+            ):
+                yield process
 
-    async def _keep_awake(self, stack: AsyncExitStack, child: OwnedProcess) -> None:
+    def _kept_awake(self, child: OwnedProcess) -> AbstractAsyncContextManager[None]:
         if self.awake is None:
-            return
+            return nullcontext()
         assertion = PowerAssertion(self.awake, always=self.settings.keep_awake)
         child.record_activity = assertion.record_activity
         assertion.record_activity()  # a started or adopted engine may be working
-        await stack.enter_async_context(keeping_awake(assertion))
+        return keeping_awake(assertion)
 
-    async def _add_proxy(
-        self, stack: AsyncExitStack, config: ProxyConfig | None, child: Child, cookie: str, shutdown: Shutdown
-    ) -> None:
-        if config is not None:
-            networks = "" if config.keys else self._networks
-            config = attrs.evolve(config, engine=(child.pid, child.started), networks=networks)
-            proxy = self._proxy(self.settings.engine_proxy, config, cookie)
-            await stack.enter_async_context(proxy.running(shutdown))
+    def _proxied(
+        self, config: ProxyConfig | None, child: Child, cookie: str, shutdown: Shutdown
+    ) -> AbstractAsyncContextManager[None]:
+        if config is None:
+            return nullcontext()
+        networks = "" if config.keys else self._networks
+        config = attrs.evolve(config, engine=(child.pid, child.started), networks=networks)
+        return self._proxy(self.settings.engine_proxy, config, cookie).running(shutdown)
 
     def door(self) -> HostDoor:
         """Return the door of this host, which is not started yet."""

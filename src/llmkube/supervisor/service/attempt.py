@@ -17,8 +17,8 @@ memory for both, the next engine takes that model over and loads nothing.
 """
 
 import ipaddress
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Final
 
@@ -31,7 +31,7 @@ from llmkube.base.errors import ExternalError, first_leaf
 from llmkube.base.waiting import wait_any
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.k8s.wire.times import timestamp
-from llmkube.runtimes.plan import UNLOAD_LEFT, LaunchPlan
+from llmkube.runtimes.plan import UNLOAD_LEFT, EngineInfo, LaunchPlan
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES, holds_elsewhere, log_reader_of
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.engine.key_file import key_path, new_key
@@ -52,7 +52,7 @@ from llmkube.supervisor.values.host_addresses import LOOPBACK
 from llmkube.supervisor.values.journal import EngineRecord, Entry, FileJournal
 from llmkube.supervisor.values.lifecycle import Exit, Failure, ServiceView, reason_of
 from llmkube.supervisor.values.need import need_of
-from llmkube.supervisor.values.ports import Child, Grace
+from llmkube.supervisor.values.ports import Child, Command, Grace
 from llmkube.supervisor.values.settings import SAVE_SECONDS
 
 log = structlog.get_logger(__name__)
@@ -73,9 +73,6 @@ async def unloading_leftover(context: ServiceContext, launch: Launch, refused: t
         launch: The plan that is to start.
         refused: Set once there is not enough memory for it.
     """
-    if not holds_elsewhere(launch.plan.runtime):
-        yield
-        return
 
     async def unload_once_refused() -> None:
         await refused.wait()
@@ -232,6 +229,7 @@ class Attempt:
         ended: Set when the attempt is over and its process is gone.
         failure: Why it failed, if it did.
         prompts: Its saved prompts, once it has a process.
+        waiting: Cancelled when the attempt is over.
     """
 
     context: ServiceContext
@@ -247,8 +245,8 @@ class Attempt:
     ended: trio.Event = attrs.field(factory=trio.Event)
     failure: Failure | None = None
     prompts: EnginePrompts | None = None
+    waiting: trio.CancelScope | None = None
     _task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-    _waiting: trio.CancelScope | None = None  # of `until_ended`
     _serving: trio.CancelScope = attrs.field(factory=trio.CancelScope)  # while it answers; `unload` cancels it
     _refused: trio.Event = attrs.field(factory=trio.Event)  # set when memory was refused once
     _host: str = ""  # the address that it listens on, while it loads and serves
@@ -277,20 +275,13 @@ class Attempt:
                     self.failure = Failure(Reason.INTERNAL_ERROR, f"a bug in LLMKube: {first_leaf(bug)!r}")
         finally:
             self.ended.set()
-            if self._waiting is not None:
-                self._waiting.cancel(reason="the engine has exited")
+            if self.waiting is not None:
+                self.waiting.cancel(reason="the engine has exited")
         self._report_started()
 
     def _report_started(self) -> None:
         task_status, self._task_status = self._task_status, trio.TASK_STATUS_IGNORED
         task_status.started()
-
-    @contextmanager
-    def until_ended(self) -> Iterator[None]:
-        """Cancel the body when the attempt is over."""
-        with trio.CancelScope() as self._waiting:  # saves the task that `wait_any` would need for each service
-            yield
-        self._waiting = None
 
     def unload(self, reason: str) -> None:
         """Stop the engine once the requests that it has have ended, whatever time they take; others wait."""
@@ -313,10 +304,12 @@ class Attempt:
         self.status.lead()
         # An adopted engine already has its memory, and must be adopted before anything else happens.
         need = need_of(self.launch, None) if self.adoptable else await context.need(self.launch)
-        waiting = nullcontext() if self.adoptable else unloading_leftover(context, self.launch, self._refused)
+        admitted = context.ledger.admitted(key, need, scope=self.scope, report=self._report_wait)
+        if self.adoptable or not holds_elsewhere(self.launch.plan.runtime):
+            async with admitted as allocation:
+                return await self._in_process(allocation)
         async with AsyncExitStack() as stack:
-            async with waiting:
-                admitted = context.ledger.admitted(key, need, scope=self.scope, report=self._report_wait)
+            async with unloading_leftover(context, self.launch, self._refused):
                 allocation = await stack.enter_async_context(admitted)
             return await self._in_process(allocation)
 
@@ -369,24 +362,29 @@ class Attempt:
             raise KeysUnknownError("client API keys unknown: the API server has not returned their Secret yet")
         record = attrs.evolve(new_record(context, launch.plan), build=engine.version)
         context.log.info("starting inference service", port=record.address[1])
-        keys = key_path(context.settings.state_dir, record.cookie)
+        opening = context.ports.engines.open_child(await self._command(record, engine), context.shutdown, grace)
         standalone = self.before is None
-        command = attrs.evolve(
-            context.command(launch, engine, record.cookie, host=record.host, port=record.port, keys=str(keys)),
-            log_path=context.log_path if standalone else next_log(context.log_path),
-            keys_path=keys if record.api_key else None,
-            api_keys=(record.api_key, *launch.client_keys),
-            proxy=proxy_of(record, context.settings.keyless_networks, launch.client_keys),
-        )
-        saving = await context.prompts.flags_for(context.key, launch.plan, engine, record.api_key)
-        command = attrs.evolve(command, argv=(*command.argv, *saving))
         if standalone:
             await self.journal.save(record)
-        async with context.ports.engines.open_child(command, context.shutdown, grace) as child:
+        async with opening as child:  # drops the command, whose environment takes kilobytes
             record = attrs.evolve(record, pid=child.pid, started=child.started, log_offset=child.log_offset)
             if standalone:
                 await self.journal.save(record)
             yield child, record
+
+    async def _command(self, record: EngineRecord, engine: EngineInfo) -> Command:
+        context, launch = self.context, self.launch
+        keys = key_path(context.settings.state_dir, record.cookie)
+        command = context.command(launch, engine, record.cookie, host=record.host, port=record.port, keys=str(keys))
+        saving = await context.prompts.flags_for(context.key, launch.plan, engine, record.api_key)
+        return attrs.evolve(
+            command,
+            argv=(*command.argv, *saving),
+            log_path=context.log_path if self.before is None else next_log(context.log_path),
+            keys_path=keys if record.api_key else None,
+            api_keys=(record.api_key, *launch.client_keys),
+            proxy=proxy_of(record, context.settings.keyless_networks, launch.client_keys),
+        )
 
     @asynccontextmanager
     async def _adopted(self, record: EngineRecord, grace: Grace) -> AsyncIterator[tuple[Child, EngineRecord]]:
@@ -412,7 +410,7 @@ class Attempt:
 
     async def _serve(self, running: RunningEngine, allocation: Allocation) -> Failure | None:
         """Return when the child has exited, stalls while loading, hangs, or does not own its port; None if unloaded."""
-        context, launch, child, engine = self.context, self.launch, running.child, running.engine
+        context, launch, child = self.context, self.launch, running.child
         view = ServiceView(
             Reason.LOADING,
             "the engine is loading the model",
@@ -429,7 +427,7 @@ class Attempt:
         started_at = trio.current_time()
         outcome = Outcome(published=self.adoptable is not None)  # by an earlier agent
         owner = context.status_manager.facts.desired.service.metadata.uid
-        self.prompts = prompts = EnginePrompts(context.prompts, running, context.key, owner, context.log)
+        self.prompts = prompts = EnginePrompts(context.prompts, running, context.key, owner)
 
         async with trio.open_nursery() as nursery:
 
@@ -447,7 +445,7 @@ class Attempt:
                 outcome.failure = await running.wait_loaded(self.status)
                 metal_monitor = metal.MetalMonitor(child, launch, context.settings)
                 if outcome.failure is None and (self.adoptable is None or metal.uses_metal(launch, context.settings)):
-                    outcome.failure = await metal_monitor.first_failure(engine)
+                    outcome.failure = await metal_monitor.first_failure(running.engine)
                 if outcome.failure is None:
                     outcome.ready_at = trio.current_time()
                     context.ledger.record_loaded(allocation, adopted=self.adoptable is not None)
@@ -455,7 +453,7 @@ class Attempt:
                     if self.before is not None:
                         await self._take_over(running, allocation)
                     gpu_warning = await metal_monitor.load_warning(context.ledger.set_device_limit)
-                    view = attrs.evolve(view, build=await engine.build() or view.build)
+                    view = attrs.evolve(view, build=await running.engine.build() or view.build)
                     by = " ".join(filter(None, (view.engine, view.build, "from", view.weights_format, "weights")))
                     message = f"loaded in {outcome.ready_at - started_at:.1f} s by {by}{gpu_warning}{restored}"
                     await trio.lowlevel.checkpoint_if_cancelled()  # an engine that is being stopped gets no request
@@ -492,18 +490,34 @@ class Attempt:
                 engine,
                 measuring.measure,
                 self.status.set_answering,
-                context.settings.limits,
+                running.limits,
                 read_stats_nowait=measuring.measure_nowait,
                 on_tokens=partial(context.status_manager.record_tokens, child.pid),
             )
             failures.append(watch_failure(hung))
 
+        other_watches = self._other_watches(measuring, prompts, failures)
+        if other_watches:
+            await wait_any(watch_hang, *other_watches)
+        else:  # saves a nursery in each of hundreds of services
+            await watch_hang()
+        failure = failures[0]
+        self.status.set_reason(failure.reason, failure.message)
+        return failure
+
+    def _other_watches(
+        self, measuring: EngineMeasurement, prompts: EnginePrompts, failures: list[Failure]
+    ) -> list[Callable[[], Awaitable[None]]]:
+        """Return the watches that few engines need, which add to `failures`."""
+        context, running = self.context, prompts.running
+
         async def watch_metal() -> None:
-            failures.append(await metal.MetalMonitor(child, self.launch, context.settings).wait_failure(read))
+            monitor = metal.MetalMonitor(running.child, self.launch, context.settings)
+            failures.append(await monitor.wait_failure(measuring.read))
 
         async def watch_model_loss() -> None:
             tick = context.settings.limits.tick_seconds
-            await watch_model(engine, self.status.set_model, tick)
+            await watch_model(running.engine, self.status.set_model, tick)
 
         async def save_prompts() -> int | None:
             with measuring.ignoring():
@@ -516,13 +530,7 @@ class Attempt:
         other_watches += [partial(prompts.keep_saved, used_at, self._may_save, save_prompts)] if prompts.is_on else []
         other_watches += [watch_metal] if metal.uses_metal(self.launch, context.settings) else []
         other_watches += [watch_model_loss] if holds_elsewhere(self.launch.plan.runtime) else []
-        if other_watches:
-            await wait_any(watch_hang, *other_watches)
-        else:  # saves a nursery in each of hundreds of services
-            await watch_hang()
-        failure = failures[0]
-        self.status.set_reason(failure.reason, failure.message)
-        return failure
+        return other_watches
 
     async def _take_over(self, running: RunningEngine, allocation: Allocation) -> None:
         """Replace the other engine: first in the journal, then in the memory ledger, then for clients."""

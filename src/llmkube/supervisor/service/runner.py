@@ -19,8 +19,6 @@ until it answers. Whatever cancels that wait ends the successor and leaves the c
 """
 
 import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, Never
 
@@ -57,7 +55,7 @@ handover, and one that still loads is not waited for."""
 
 @attrs.define(eq=False)
 class EngineNursery:
-    """Starts attempts, and retires those that have been replaced."""
+    """Starts attempts in a nursery, lists those that have not ended, and retires those that have been replaced."""
 
     _nursery: trio.Nursery
     _alive: list[Attempt]
@@ -78,13 +76,6 @@ class EngineNursery:
             await attempt.run()
         finally:
             self._alive.remove(attempt)
-
-
-@asynccontextmanager
-async def open_engine_nursery(alive: list[Attempt]) -> AsyncIterator[EngineNursery]:
-    """Open the nursery of a service's engines; `alive` lists its attempts that have not ended."""
-    async with trio.open_nursery() as nursery:
-        yield EngineNursery(nursery, alive)
 
 
 async def retire(old: Attempt) -> None:
@@ -110,7 +101,7 @@ async def run_service(replan: Mailbox[None], runner: "Runner", first: Target) ->
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(runner.run, target)  # first: an engine has to be adopted before it can be stopped
-                nursery.start_soon(Planner(context, target).run, replan)
+                await Planner(context, target).run(replan)  # without a task of its own, of which there are hundreds
         except* Exception as bug:
             # One of the broad catches: an error affects only the service that it belongs to.
             context.log.exception("service task failed")
@@ -150,10 +141,10 @@ class Runner:
         `started` is called once it watches the target.
         """
         self._current, self._retiring, self._state = None, None, RestartState()
-        async with open_engine_nursery(self._engines) as engines:
+        async with trio.open_nursery() as nursery:
             task_status.started()
             del task_status  # it refers to the nursery of the `start` call: a kilobyte per service
-            await self._reconcile_target(engines, target)
+            await self._reconcile_target(EngineNursery(nursery, self._engines), target)
 
     async def _reconcile_target(self, engines: EngineNursery, target: Mailbox[Target]) -> Never:
         while True:
@@ -172,9 +163,10 @@ class Runner:
                 self.fallback, self._attempted_digest = None, ""
                 self.context.status_manager.update(Facts.with_newest_plan)
                 await self._check_budget(goal)
-                with self._current.until_ended():
+                with trio.CancelScope() as self._current.waiting:  # saves the task that `wait_any` would need
                     await self._current.journal.save_desired()
                     await target.wait_newer(version)
+                self._current.waiting = None
             else:
                 await self._replace(engines, self._current, goal, target)
             if self._current is not None and self._current.ended.is_set():

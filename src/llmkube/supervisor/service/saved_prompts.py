@@ -38,7 +38,7 @@ from llmkube.supervisor.service.loading import RunningEngine
 from llmkube.supervisor.values.desired import Launch
 from llmkube.supervisor.values.settings import SAVE_SECONDS, AgentSettings
 
-log = structlog.get_logger(__name__)
+log: FilteringBoundLogger = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -190,16 +190,19 @@ class EnginePrompts:
         running: The engine.
         key: Its service.
         owner: The uid of the service.
-        log: Logger that is bound to the service.
     """
 
     store: PromptStore
     running: RunningEngine
     key: Key
     owner: str
-    log: FilteringBoundLogger
     _saved: dict[int, int] = attrs.field(factory=dict)  # the last request in the file of a slot, by its number
     _lock: trio.Lock = attrs.field(factory=trio.Lock)  # of the files that the engine writes
+
+    @property
+    def log(self) -> FilteringBoundLogger:
+        """Logger that is bound to the service."""
+        return log.bind(name=self.key.name, namespace=self.key.namespace)
 
     @property
     def digest(self) -> str:
