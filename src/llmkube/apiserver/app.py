@@ -160,7 +160,7 @@ class ApiServer:
 
     async def ensure_namespaces(self) -> None:
         """Create the namespaces that every cluster has."""
-        missing = [name for name in SYSTEM_NAMESPACES if self._store.get(_namespace_ref(name)) is None]
+        missing = [name for name in SYSTEM_NAMESPACES if self._store.get(Ref(NAMESPACES, Key("", name))) is None]
         await self.ensure({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in missing)
 
     def end_watches(self) -> None:
@@ -319,10 +319,6 @@ def _check_route(kind: KindInfo, route: Route) -> None:
         and not (route.subresource == "finalize" and kind.resource.full_name == "namespaces")
     ):
         raise no_such_resource() if kind.builtin else not_found(_target(kind, route).subject)
-
-
-def _namespace_ref(name: str) -> Ref:
-    return Ref(NAMESPACES, Key("", name))
 
 
 def _deprecation(kind: KindInfo) -> list[str]:

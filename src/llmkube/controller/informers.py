@@ -185,10 +185,6 @@ class PodInformers:
         """Return the pods of a router, sorted by name."""
         return self.pods.pick(self.pods_by_router.keys(label_of(router)))
 
-    def has_running_pod(self, service: Key) -> bool:
-        """Whether a pod of a service is running."""
-        return any(pod.is_running for pod in self.pods_of_service(service))
-
     @property
     def watched_kinds(self) -> tuple[WatchedKind, ...]:
         """Watched kinds that every cluster serves."""

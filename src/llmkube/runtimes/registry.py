@@ -172,7 +172,8 @@ def container_plan_for(
     autoscaling = isvc.spec.autoscaling
     if autoscaling is not None and not autoscaling.metrics and plan.hpa_metric is None:
         raise PlanError(f"{runtime.name} exports no metric to scale on; name one", field="spec.autoscaling.metrics")
-    if isvc.spec.api_key_secret_ref is not None and not _checks_keys_everywhere(plan):
+    checks_keys_everywhere = plan.key_check is not None and not plan.extra_ports and plan.scheme == "http"
+    if isvc.spec.api_key_secret_ref is not None and not checks_keys_everywhere:
         with_keys = ", ".join(each.name for each in BUILT_IN.values() if each.asks_keys)
         raise PlanError(
             f"clients can bypass the key check of {runtime.name}; remove this and restrict access to its pods "
@@ -192,11 +193,6 @@ def _refuse_group(isvc: InferenceService, runtime: Runtime) -> None:
             f"memory, or set spec.runtime to {vllm.RUNTIME.name} with weights in its format",
             field="spec.multiNode",
         )
-
-
-def _checks_keys_everywhere(plan: ContainerPlan) -> bool:
-    """Return whether every port of a pod checks the keys of its clients."""
-    return plan.key_check is not None and not plan.extra_ports and plan.scheme == "http"
 
 
 def _check_format(runtime: Runtime, isvc: InferenceService, model: ModelSpec) -> None:

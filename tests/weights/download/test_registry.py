@@ -17,10 +17,10 @@ from llmkube.weights.download.registry import (
     Layer,
     RegistryAccess,
     choose_layers,
-    manifest_url,
     parse_challenge,
     parse_manifest,
     parse_token,
+    registry_url,
 )
 from llmkube.weights.download.retry import DownloadLimits
 from llmkube.weights.errors import (
@@ -319,7 +319,7 @@ def image(text=SOURCE):
 )
 def test_a_manifest_is_where_its_registry_has_it(text, url):
     """Plain http is for registries of this machine alone; Docker Hub is at another name than it is called."""
-    assert str(manifest_url(image(text), image(text).reference)) == url
+    assert str(registry_url(image(text), f"manifests/{image(text).reference}")) == url
 
 
 @pytest.mark.parametrize(

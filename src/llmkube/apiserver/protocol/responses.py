@@ -62,15 +62,14 @@ class View:
         """Return a single object, or the Scale of one, as JSON."""
         if is_scale(stored):
             return write(self._render(stored))
-        return write(self._render(in_version(self.kind, stored))) if self.shape else self._as_stored(stored)
+        if self.shape:
+            return write(self._render(in_version(self.kind, stored)))
+        return encoded(stored, self.kind.resource.api_version)
 
     def _render(self, shown: Object) -> Any:
         if self.shape == "Table":
             return table(self.kind, shown, self.now(), include=self.include, header=True)
         return partial_metadata(shown) if self.shape else shown
-
-    def _as_stored(self, stored: Object) -> bytes:
-        return encoded(stored, self.kind.resource.api_version)
 
     def pieces(self, page: Page) -> Iterator[bytes]:
         """Yield a list as JSON in pieces, each made in a few milliseconds."""

@@ -118,10 +118,6 @@ def _join(items: Any, separator: str = "") -> str:
     return separator.join(items)
 
 
-def _is_sorted(items: Any) -> bool:
-    return all(left <= right for left, right in itertools.pairwise(items))
-
-
 def _sum(items: Any) -> Any:
     total = ct.IntType(0)
     for index, item in enumerate(items):
@@ -144,7 +140,7 @@ FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "find": _text(_find),
     "findAll": _find_all,
     "indexOf": _index_of,
-    "isSorted": _boolean(_is_sorted),
+    "isSorted": _boolean(lambda items: all(left <= right for left, right in itertools.pairwise(items))),
     "isURL": _boolean(_is_url),
     "join": _text(_join),
     "lastIndexOf": _last_index_of,

@@ -34,7 +34,7 @@ def check(obj: Mapping[str, Any], old: Mapping[str, Any] | None, name_rule: Call
     before = {} if old is None else old.get("metadata") or {}
     errors = list(_check_name(metadata, name_rule))
     if metadata.get("labels") != before.get("labels"):
-        errors += _check_labels(metadata)
+        errors += check_labels(metadata.get("labels"), "metadata.labels")
     if metadata.get("annotations") != before.get("annotations"):
         errors += _check_annotations(metadata)
     errors += _check_owners(metadata)
@@ -66,10 +66,6 @@ def check_labels(labels: Any, path: str) -> Iterator[FieldError]:
             yield invalid(path, name, problem)
         if isinstance(value, str) and (problem := name_rules.label_value(value)):
             yield invalid(path, value, problem)
-
-
-def _check_labels(metadata: Mapping[str, Any]) -> Iterator[FieldError]:
-    yield from check_labels(metadata.get("labels"), "metadata.labels")
 
 
 def annotations_size(annotations: Mapping[str, Any]) -> int:

@@ -112,13 +112,14 @@ def prepare(kind: KindInfo, obj: Mapping[str, Any], old: Old, subresource: str =
     subresource; a write to `status` changes nothing else but `managedFields`, and in a built-in kind the rest of the
     metadata.
     """
-    prepared = _editable(defaults.nullified(obj, kind.schema) if kind.builtin else obj, deep=_edits_in_place(kind))
+    edits_in_place = _behaviour(kind).prepare is not None  # beyond metadata
+    prepared = _editable(defaults.nullified(obj, kind.schema) if kind.builtin else obj, deep=edits_in_place)
     if old is None:
         _reset_status(kind, prepared)
         _prepare_kind(kind, prepared, None)
         return prepared
     is_status_write = subresource == "status"
-    if is_status_write and not _status_writes_metadata(kind):
+    if is_status_write and (not kind.builtin or kind.resource.full_name == CRDS):
         return _status_only(prepared, old)
     if kind.status_subresource or is_status_write:
         kept = "spec" if is_status_write else "status"
@@ -129,11 +130,6 @@ def prepare(kind: KindInfo, obj: Mapping[str, Any], old: Old, subresource: str =
     if not is_status_write:
         _prepare_kind(kind, prepared, old)
     return prepared
-
-
-def _edits_in_place(kind: KindInfo) -> bool:
-    """Whether objects of the kind are edited in place, beyond their metadata, before they are stored."""
-    return _behaviour(kind).prepare is not None
 
 
 def _prepare_kind(kind: KindInfo, obj: JsonObject, old: Old) -> None:
@@ -159,11 +155,6 @@ def _restore_metadata(kind: KindInfo, meta: JsonObject, before: Mapping[str, Any
         meta["creationTimestamp"] = before["creationTimestamp"]  # a client's value is ignored, not refused
     if not meta.get("resourceVersion") and kind.unconditional_update:
         meta["resourceVersion"] = before.get("resourceVersion", "")
-
-
-def _status_writes_metadata(kind: KindInfo) -> bool:
-    """Whether a write to `status` also changes labels and the like, as in built-in kinds except CRDs."""
-    return kind.builtin and kind.resource.full_name != CRDS
 
 
 def _reset_status(kind: KindInfo, obj: JsonObject) -> None:

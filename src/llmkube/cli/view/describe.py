@@ -104,7 +104,7 @@ def describe_object(model: Model | ModelRouter, now: datetime.datetime) -> str:
     rows = [
         ("phase", model.status.phase or "New"),
         *(("progress", text) for text in progress(model)),
-        *(("last error", text) for text in _model_error(health)),
+        *(("last error", f"{health.reason}: {health.headline}") for _ in [1] if health.failing or health.recovering),
         *(("next retry", text) for text in _retry_in(health, now)),
         ("source", output.shown_source(model.spec.source)),
         ("accelerator", model.spec.hardware.accelerator),
@@ -191,10 +191,6 @@ def next_retry(service: InferenceService, model: Model | None, now: datetime.dat
     return _retry_in(service_health(service, model), now)
 
 
-def _model_error(health: Health) -> list[str]:
-    return [f"{health.reason}: {health.headline}"] if health.failing or health.recovering else []
-
-
 def since(health: Health, now: datetime.datetime) -> list[str]:
     """Return how long a service has not been ready; empty if it is, or if no condition states a time."""
     if health.state in {State.READY, State.STOPPED} or not health.since:
@@ -279,7 +275,8 @@ _ORDER: Final = (
 def _conditions(conditions: Sequence[Condition], reported: str) -> list[str]:
     """Return a table of the conditions that state something; a message that is in `reported` is not repeated."""
     rows = []
-    for kind, status, reason, message in output.condition_rows(sorted(conditions, key=_sort_key)):
+    for each in sorted(conditions, key=_sort_key):
+        kind, status, reason, message = each.type, each.status, each.reason, each.message.partition("\n")[0]
         if status == "Unknown" and reason == Reason.NOT_STATED:
             continue
         rows.append((kind, status, reason, "(as above)" if message and message in reported else message))

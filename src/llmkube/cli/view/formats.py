@@ -19,11 +19,6 @@ def as_data(obj: Object) -> dict[str, Any]:
     return data | {"metadata": metadata}
 
 
-def as_list(objects: Sequence[Object]) -> dict[str, Any]:
-    """Return several objects as a List."""
-    return {"apiVersion": "v1", "kind": "List", "items": [as_data(each) for each in objects]}
-
-
 def name_of(obj: Object) -> str:
     """Return the name in the form of `kubectl get -o name`: `inferenceservice.inference.llmkube.dev/demo`."""
     return f"{obj.RESOURCE.singular}.{obj.RESOURCE.group}/{obj.metadata.name}"
@@ -50,4 +45,4 @@ def render_all(objects: Sequence[Object], form: str) -> str:
     """Return several objects as a List in JSON or YAML, or as one name per line."""
     if form == "name":
         return "\n".join(map(name_of, objects))
-    return dump(as_list(objects), form)
+    return dump({"apiVersion": "v1", "kind": "List", "items": [as_data(each) for each in objects]}, form)

@@ -15,7 +15,6 @@ from llmkube.base.errors import UserError
 from llmkube.base.messages import is_control
 from llmkube.base.units import format_age
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.wire.service_health import State, service_health, unready_condition
@@ -232,11 +231,6 @@ def shown_source(text: str) -> str:
     except UserError:
         return text.partition("?")[0]
     return text if isinstance(source, Builtin | LocalFile) else source.redacted
-
-
-def condition_rows(conditions: Iterable[Condition]) -> list[tuple[str, ...]]:
-    """Return cells for `CONDITION_COLUMNS`, with the first line of each message."""
-    return [(each.type, each.status, each.reason, each.message.partition("\n")[0]) for each in conditions]
 
 
 def age(timestamp: str | None, now: datetime.datetime) -> str:

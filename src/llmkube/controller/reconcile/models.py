@@ -211,7 +211,8 @@ class PodModels:
 
     def _labels_of_running_users(self, model: Key) -> list[str]:
         users = self.context.informers.users(model)
-        return [label_value(user.key.name) for user in users if self.context.pods.has_running_pod(user.key)]
+        pods_of = self.context.pods.pods_of_service
+        return [label_value(each.key.name) for each in users if any(pod.is_running for pod in pods_of(each.key))]
 
     async def _remove_job_without_result(self, model: Model, observed: JobFacts) -> None:
         """Remove a Job that completed but whose pod is gone: its successor finds the files, and reports them."""

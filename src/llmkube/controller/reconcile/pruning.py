@@ -129,7 +129,8 @@ class Pruner:
         models = (await client.list(Model, namespace=namespace)).items  # DecodeError: a Model may name any folder
         named = {key for model in models for key in _keys(model)}
         pods = [pod for pod in (await client.list(Pod, namespace=namespace)).raw if _may_read(pod)]
-        if any(_is_foreign(pod) for pod in pods):
+        managers = {(pod["metadata"].get("labels") or {}).get(MANAGED_BY) for pod in pods}
+        if managers - {CONTROLLER_FIELD_MANAGER}:
             return keys  # a foreign pod may read any folder
         return (keys & named) | _mentioned(keys, pods)
 
@@ -151,7 +152,3 @@ def _may_read(pod: Mapping[str, Any]) -> bool:
     volumes = pod.get("spec", {}).get("volumes") or ()
     claims = [(volume.get("persistentVolumeClaim") or {}).get("claimName") for volume in volumes]
     return CACHE_CLAIM in claims and pod.get("status", {}).get("phase") not in {"Succeeded", "Failed"}
-
-
-def _is_foreign(pod: Mapping[str, Any]) -> bool:
-    return (pod["metadata"].get("labels") or {}).get(MANAGED_BY) != CONTROLLER_FIELD_MANAGER

@@ -70,14 +70,9 @@ def drain_seconds(service: InferenceService, plan: ContainerPlan) -> int:
 def with_pre_stop(container: Mapping[str, Any], plan: ContainerPlan, settings: WorkloadSettings) -> dict[str, Any]:
     """Return the container with a preStop hook that waits for the engine to be idle."""
     hook: dict[str, Any] = {"sleep": {"seconds": SLEEP_SECONDS}}
-    if has_drain(plan, settings):
+    if settings.drain_container or plan.key_check is not None:  # a container that can report when the engine is idle
         hook = {"httpGet": {"path": PATH, "port": drain_port(plan), "scheme": "HTTP"}}
     return {**container, "lifecycle": {**container.get("lifecycle", {}), "preStop": hook}}
-
-
-def has_drain(plan: ContainerPlan, settings: WorkloadSettings) -> bool:
-    """Whether a container of the pod can report when the engine is idle."""
-    return settings.drain_container or plan.key_check is not None
 
 
 def drain_port(plan: ContainerPlan) -> int:

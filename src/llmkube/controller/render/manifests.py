@@ -44,7 +44,6 @@ from llmkube.k8s.workloads import (
 )
 from llmkube.runtimes.container.builder import gateway_name
 from llmkube.runtimes.container.container_plan import ContainerPlan
-from llmkube.runtimes.container.group import uses_fabric
 
 _ENDING: Final = "-group"
 _MAX_GROUP_NAME: Final = 45
@@ -127,7 +126,8 @@ def _placed(
     others[required] = [*(others.get(required) or ()), apart]
     affinity |= {"nodeAffinity": {required: {"nodeSelectorTerms": terms}}, "podAntiAffinity": others}
     engine, *sidecars = spec["containers"]
-    network = {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if uses_fabric(multi_node) else {}
+    sets_fabric = any(member.fabric is not None for member in multi_node.members)
+    network = {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if sets_fabric else {}
     placed = {**spec, **network, "affinity": affinity, "containers": [_with_rdma(engine, multi_node), *sidecars]}
     return {**template, "spec": placed}
 

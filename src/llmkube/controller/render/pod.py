@@ -66,12 +66,13 @@ def pod_template(
         "containers": [engine, *sidecars],
     }
     init = [*storage.init_containers, *({**one, "name": f"{one['name']}-draft"} for one in draft.init_containers)]
+    tolerated = [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in plan.resources.toleration_keys]
     optional: Mapping[str, Any] = {
         "initContainers": init,
         "volumes": volumes,
         "imagePullSecrets": _pull_secrets(service, [*init, *sidecars], settings),
         "nodeSelector": {**(settings.shared_gpu_selector if plan.resources.shared else {}), **spec.node_selector},
-        "tolerations": [*_gpu_tolerations(plan), *(dict(one) for one in spec.tolerations)],
+        "tolerations": [*tolerated, *(dict(one) for one in spec.tolerations)],
         "affinity": dict(spec.affinity or {}),
         "topologySpreadConstraints": [dict(one) for one in spec.topology_spread_constraints],
         "runtimeClassName": spec.runtime_class_name,
@@ -189,7 +190,3 @@ def _pull_secrets(
     names = [one.name for one in service.spec.image_pull_secrets]
     further = settings.image_pull_secrets if ours else ()
     return [{"name": name} for name in dict.fromkeys((*names, *further))]
-
-
-def _gpu_tolerations(plan: ContainerPlan) -> list[dict[str, str]]:
-    return [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in plan.resources.toleration_keys]

@@ -124,7 +124,7 @@ def count_replicas(
         ready = sum(endpoint.conditions.ready is not False for endpoint in endpoints)  # None means ready
         return Replicas(desired, running=len(endpoints), ready=ready)
     loaded = find_condition(service.status.conditions, LOADED)
-    if loaded is None or not _has_live_host(model, hosts):
+    if loaded is None or not (hosts.serving(accelerator_of(model)) if model else hosts.accelerators):
         return Replicas(desired, running=0, ready=0)
     runs = loaded.status == "True"
     is_published = find_condition(service.status.conditions, PUBLISHED, "False") is None
@@ -337,10 +337,6 @@ def _endpoint(service: InferenceService, settings: ControllerSettings) -> str:
         return f"{settings.gateway_url.rstrip('/')}{path}"
     name, namespace = service_name(service.key.name), service.key.namespace
     return endpoint_url(name, namespace, port=SERVICE_PORT, path=path, cluster_domain=settings.cluster_domain)
-
-
-def _has_live_host(model: Model | None, hosts: LiveHosts) -> bool:
-    return bool(hosts.serving(accelerator_of(model)) if model else hosts.accelerators)
 
 
 def _too_few_hosts(desired: int, ready: int, serving: int) -> str:

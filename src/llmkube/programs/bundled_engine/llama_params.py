@@ -96,10 +96,6 @@ def _numbers(text: str) -> list[float]:
     return [float(word) for word in _words(text)]
 
 
-def _seed(text: str) -> int:
-    return int(text) % 2**32  # -1 becomes the engine's value for a random seed
-
-
 def _file(text: str) -> str:
     try:
         return Path(text).read_text(encoding="utf-8")
@@ -128,10 +124,6 @@ def _template_values(text: str) -> dict[str, str]:
 _EXPERTS: Final = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 
 
-def _first_experts(text: str) -> str:
-    return ",".join(rf"blk\.{layer}{_EXPERTS}=CPU" for layer in range(int(text)))
-
-
 _TABLE: Final = tomllib.loads(Path(__file__).with_name("flags.toml").read_text("utf-8"))
 _READERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "text": str,
@@ -144,11 +136,11 @@ _READERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "words": _words,
     "names": _names,
     "numbers": _numbers,
-    "seed": _seed,
+    "seed": lambda text: int(text) % 2**32,  # -1 becomes the engine's value for a random seed
     "file": _file,
     "keys": _keys,
     "template_values": _template_values,
-    "first_experts": _first_experts,
+    "first_experts": lambda text: ",".join(rf"blk\.{layer}{_EXPERTS}=CPU" for layer in range(int(text))),
     **{name: Choice(**words) for name, words in _TABLE["words"].items()},
 }
 

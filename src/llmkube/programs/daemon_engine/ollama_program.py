@@ -32,7 +32,7 @@ from llmkube.programs.daemon_engine.ollama_api import (
     require_local,
 )
 from llmkube.programs.daemon_engine.ollama_weights import LibraryModel, ModelFile, Weights
-from llmkube.programs.daemon_engine.processes import Holders, holders_of, ollama_servers_in
+from llmkube.programs.daemon_engine.processes import Holders, holders_of, kind_of
 from llmkube.programs.daemon_engine.server import (
     DaemonError,
     DaemonLateError,
@@ -161,7 +161,7 @@ class OllamaModel(Adapter):
 
     async def _scan(self) -> tuple[Holders, int | None]:
         processes = await self.table.read()
-        servers = ollama_servers_in(processes)
+        servers = tuple(sorted(each.pid for each in processes if kind_of(each.argv) == "serve"))
         server = self.server
         if server is None:
             if self._borrowed not in servers:

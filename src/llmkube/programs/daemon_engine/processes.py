@@ -71,11 +71,6 @@ def runners_in(processes: Iterable[Process]) -> Runners:
     )
 
 
-def ollama_servers_in(processes: Iterable[Process]) -> tuple[int, ...]:
-    """Return the processes that are `ollama serve`."""
-    return tuple(sorted(each.pid for each in processes if kind_of(each.argv) == "serve"))
-
-
 def holders_of(blob: str, processes: Iterable[Process], server: int | None) -> Holders:
     """Return the processes that were started for a weights file.
 

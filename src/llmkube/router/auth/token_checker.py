@@ -46,10 +46,6 @@ class Bearer:
     valid_from: float
     valid_until: float
 
-    def is_valid_at(self, now: float) -> bool:
-        """Return whether the token is valid at this time."""
-        return self.valid_from <= now < self.valid_until
-
 
 def bearer_of(claims: Mapping[str, Any], tokens: Tokens, now: float) -> Bearer:
     """Return the bearer that claims identify.
@@ -155,7 +151,7 @@ class TokenChecker:
             self._version = self.keys.version
         wall, digest = self.wall_clock(), digest_of_key(credential)
         found = self._cache.get(digest)
-        if found is not None and found.is_valid_at(wall):
+        if found is not None and found.valid_from <= wall < found.valid_until:
             return found.principal
         try:
             token = token_of(credential)

@@ -136,7 +136,7 @@ def _rule(rule: crd.RouterRule, index: int, problems: list[str]) -> Rule:
             classes=frozenset(map(normalized_class, match.data_classification)),
             models=match.models,
             headers=dict(zip(names, match.headers.values(), strict=True)),
-            capabilities=_lower_case(match.required_capabilities),
+            capabilities=frozenset(each.strip().lower() for each in match.required_capabilities),
             complexity=match.task_complexity or "",
             latency_seconds=None if match.latency_slo_ms is None else match.latency_slo_ms / 1000,
         ),
@@ -145,10 +145,6 @@ def _rule(rule: crd.RouterRule, index: int, problems: list[str]) -> Rule:
         fail_closed=bool(rule.fail_closed),
         first_byte_seconds=parse_seconds(rule.timeout, f"{at}.timeout", problems),
     )
-
-
-def _lower_case(values: Iterable[str]) -> frozenset[str]:
-    return frozenset(each.strip().lower() for each in values)
 
 
 def _classes(given: router_policy.Classification | None) -> Classes:

@@ -338,15 +338,11 @@ def _rules_before_sensitive(config: RoutingConfig) -> Iterator[str]:
     sensitive = ", ".join(sorted(config.classes.sensitive))
     for index, rule in enumerate(config.rules):
         later = [each.name for each in config.rules[index + 1 :] if each.match.classes & config.classes.sensitive]
-        if rule.fail_closed and later and not _has_local(config, rule):
+        if rule.fail_closed and later and not any(config.backends[name].local for name in rule.backends):
             yield (
                 f"rules[{index}]: {rule.name} fails closed and has no local backend: a request of class {sensitive}"
                 f" that matches it is refused and never reaches {', '.join(later)}; move it below"
             )
-
-
-def _has_local(config: RoutingConfig, rule: Rule) -> bool:
-    return any(config.backends[name].local for name in rule.backends)
 
 
 def _refused_by_default(config: RoutingConfig) -> Iterator[str]:

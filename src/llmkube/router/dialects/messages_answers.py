@@ -66,7 +66,7 @@ def message_of_chat(chat: Mapping[str, Any], model: str) -> JsonObject:
         call_id = call.get("id") or f"call_{at}"
         content.append({"type": "tool_use", "id": call_id, "name": function.get("name"), "input": given})
     return {
-        "id": _message_id(chat),
+        "id": f"msg_{chat.get('id') or 'unnamed'}",
         "type": "message",
         "role": "assistant",
         "model": model,
@@ -101,10 +101,6 @@ def usage_of_chat(chat: Mapping[str, Any]) -> JsonObject:
         "cache_read_input_tokens": cached,
         "output_tokens": count_in(usage, "completion_tokens"),
     }
-
-
-def _message_id(chat: Mapping[str, Any]) -> str:
-    return f"msg_{chat.get('id') or 'unnamed'}"
 
 
 @attrs.define(eq=False, kw_only=True)

@@ -64,11 +64,6 @@ def variables(spec: InferenceServiceSpec, multi_node: MultiNode, member: Member)
     return tuple(one for one in found if one.name not in own)
 
 
-def uses_fabric(multi_node: MultiNode) -> bool:
-    """Return whether a member sets its fabric: addresses and interfaces of its node."""
-    return any(member.fabric is not None for member in multi_node.members)
-
-
 def _fabric(multi_node: MultiNode, member: Member) -> Iterator[tuple[str, str]]:
     fabric = member.fabric
     if fabric is not None and fabric.socket_interface:

@@ -111,14 +111,9 @@ class Layer:
     name: str = ""
 
 
-def manifest_url(source: ImageSource, reference: str) -> WebUrl:
-    """Return the URL of a manifest, by its tag or digest."""
-    return _registry_url(source, f"manifests/{reference}")
-
-
 def blob_url(source: ImageSource, layer: Layer) -> WebUrl:
     """Return the URL of a layer's bytes."""
-    return _registry_url(source, f"blobs/sha256:{layer.sha256}")
+    return registry_url(source, f"blobs/sha256:{layer.sha256}")
 
 
 def parse_challenge(shown: str, registry: WebUrl, header: str) -> Challenge:
@@ -212,7 +207,12 @@ def choose_layers(source: ImageSource, layers: Sequence[Layer]) -> Sequence[Laye
     return [by_name[name] for name in names]
 
 
-def _registry_url(source: ImageSource, path: str) -> WebUrl:
+def registry_url(source: ImageSource, path: str) -> WebUrl:
+    """Return a URL of a registry's API, such as `manifests/REFERENCE`.
+
+    Raises:
+        SourceError: The source has no valid URL.
+    """
     host = "registry-1.docker.io" if source.registry in _DOCKER_HUB else source.registry
     scheme = "http" if re.sub(r":\d+$", "", host) in _LOOPBACK else "https"
     try:

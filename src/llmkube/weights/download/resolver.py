@@ -70,10 +70,6 @@ class DownloadJob:
         """Return whether this job may use a stored blob with the digest, from a record with this audience."""
         return self.owner or audience.shares_with(self.credential)
 
-    def partial_key(self, name: str) -> str:
-        """Return the key of an incomplete file; a download with a credential is resumed only with the same one."""
-        return key_of(f"{name} {self.credential}" if self.credential else name)
-
 
 @attrs.frozen
 class Resolver:
@@ -166,7 +162,7 @@ class Resolver:
     async def _resolve_image(self, source: ImageSource) -> Sequence[TransferRequest]:
         reference, credential = source.reference, None
         for _ in range(_MANIFESTS):
-            url = registry.manifest_url(source, reference)
+            url = registry.registry_url(source, f"manifests/{reference}")
             body, credential = await self._manifest(source, url, credential)
             found = await trio.to_thread.run_sync(registry.parse_manifest, source, reference, body)  # up to 4 MiB
             if not isinstance(found, str):
@@ -184,7 +180,11 @@ class Resolver:
                 )
         return [
             attrs.evolve(
-                self._request(source.redacted, registry.blob_url(source, layer), f"{source.identity} {layer.sha256}"),
+                self._request(
+                    source.redacted,
+                    registry.blob_url(source, layer),
+                    f"{source.identity} {layer.sha256}",
+                ),
                 credential=credential,
                 server="registry",
                 sha256=layer.sha256,
@@ -282,7 +282,8 @@ class Resolver:
         return await retry(attempt, origin=request.url.origin, network=self.network, waiting=self.meter.waiting)
 
     def _request(self, shown: str, url: WebUrl, identity: str) -> TransferRequest:
-        job, key = self.job, self.job.partial_key(identity)
+        job = self.job  # with a credential, an incomplete file is resumed only with the same one
+        key = key_of(f"{identity} {job.credential}" if job.credential else identity)
         promised_by = "spec.sha256" if job.sha256 else ""
         return TransferRequest(shown, url, job.policy, key=key, sha256=job.sha256, promised_by=promised_by)
 

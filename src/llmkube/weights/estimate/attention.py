@@ -55,7 +55,7 @@ def _attention(build: GraphBuilder, index: int, block: Block, cur: Node) -> Node
         _write_cache(build, key, value)
     length = head_lengths(build.shape, windowed=bool(build.layers[index].window))[1]
     cur = _attend(build, index, query, length, *read)
-    if _is_gated(build, block):
+    if "attn_q" in block and build.width_of(block["attn_q"]) == 2 * block["attn_output"][0]:  # also an output gate
         gate = Node(cur.size, (Node(cur.size, (query.part(),)),), in_place=True)
         cur = Node(cur.size, (cur, gate))
     return cur
@@ -95,11 +95,6 @@ def _projections(build: GraphBuilder, index: int, block: Block, cur: Node) -> tu
     )
     query, key = build.norm(block, "attn_q_norm", query), build.norm(block, "attn_k_norm", key)
     return build.rotated(query), build.rotated(key), value
-
-
-def _is_gated(build: GraphBuilder, block: Block) -> bool:
-    """Return whether the query's tensor also contains an output gate."""
-    return "attn_q" in block and build.width_of(block["attn_q"]) == 2 * block["attn_output"][0]
 
 
 def _latent(build: GraphBuilder, index: int, block: Block, cur: Node) -> Node:

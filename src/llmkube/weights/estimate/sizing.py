@@ -22,7 +22,7 @@ from llmkube.weights.estimate.layers import (
     layers_of,
     state_bytes,
 )
-from llmkube.weights.estimate.tensor_placement import layer_on_device, place_weights
+from llmkube.weights.estimate.tensor_placement import place_weights
 from llmkube.weights.formats.shape import Shape
 
 _MIB: Final = 1 << 20
@@ -165,7 +165,8 @@ def _unread_part_bytes(shape: Shape) -> int:
 def _add_memory(builder: _EstimateBuilder, shape: Shape, demand: Demand, cache: Cells) -> None:
     layers = layers_of(shape)
     for index, layer in enumerate(layers):
-        on_device = demand.kv_offload and layer_on_device(index, shape.layer_count, demand.device_layers)
+        first_on_device = shape.layer_count + 1 - demand.device_layers
+        on_device = demand.kv_offload and demand.device_layers > 0 and index >= first_on_device
         place = Location.DEVICE if on_device else Location.HOST
         builder.add("KV cache", place, cache_bytes(layer, cache, demand.cache_type_k, demand.cache_type_v))
         builder.add("recurrent state", place, state_bytes(layer, cache.slots))

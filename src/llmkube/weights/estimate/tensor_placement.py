@@ -84,11 +84,6 @@ def place_weights(shape: Shape, demand: Demand) -> Weights:
     return Weights(device, plain, repacked)
 
 
-def layer_on_device(position: int, layer_count: int, device_layers: int) -> bool:
-    """Return whether a layer, and so its cache, is on the device."""
-    return device_layers > 0 and position >= layer_count + 1 - device_layers
-
-
 def _on_device(
     name: str, block: int, first: int, layer_count: int, patterns: tuple[tuple[re.Pattern[str], bool], ...]
 ) -> bool:

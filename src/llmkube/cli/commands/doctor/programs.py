@@ -225,7 +225,7 @@ async def check_last_exits(here: Installation) -> Sequence[Finding]:
     if here.mac:
         report, process = await trio.to_thread.run_sync(newest_jetsam, time.time(), abandon_on_cancel=True)
     ends = lost_engines(entries.values() if here.pid is None else ())
-    rebooted = any(_boot_of(entry) not in {"", _current_boot()} for entry in ends)
+    rebooted = any(_boot_of(entry) not in {"", start_of(1).rpartition(":")[0]} for entry in ends)
     return tuple(assess_last_exits(ends, rebooted=rebooted, jetsam=report, largest_process=process))
 
 
@@ -277,10 +277,6 @@ def _boot_of(entry: Entry) -> str:
     """Return the boot id of an engine's start; empty except on Linux."""
     boot, colon, _ = entry.engine.started.rpartition(":") if entry.engine else ("", "", "")
     return boot if colon else ""
-
-
-def _current_boot() -> str:
-    return start_of(1).rpartition(":")[0]
 
 
 def _without_key(here: Installation) -> Iterator[Finding]:

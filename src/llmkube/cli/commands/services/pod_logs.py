@@ -103,7 +103,8 @@ class PodLogs:
         if not pods:
             raise CommandError(f"InferenceService {self.service} has no pods; see `llmkube status {self.service.name}`")
         for pod in pods:
-            names = containers_of(pod)
+            names = [one.name for one in pod.spec.containers]
+            names += [one.name for one in pod.status.init_container_statuses]
             if self.options.container and self.options.container not in names:
                 raise CommandError(
                     f"pod {pod.key.name} has no container {self.options.container}; it has {', '.join(names)}"
@@ -185,11 +186,6 @@ def engine_container(pod: Pod) -> str:
     """Return the default container, as kubectl does: the annotated one, else the first."""
     named = pod.metadata.annotations.get(DEFAULT_CONTAINER, "")
     return named or next((container.name for container in pod.spec.containers), "")
-
-
-def containers_of(pod: Pod) -> list[str]:
-    """Return the names of a pod's containers, init containers last."""
-    return [*(one.name for one in pod.spec.containers), *(one.name for one in pod.status.init_container_statuses)]
 
 
 def status_of(pod: Pod, container: str) -> ContainerStatus | None:

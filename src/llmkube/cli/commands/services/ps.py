@@ -69,7 +69,8 @@ def queue(*, where: ClusterFlags) -> None:
     async def action(cluster: Cluster) -> str:
         namespace = None if where.all_namespaces else cluster.namespace
         assessed = [(each, service_health(each, model)) for each, model in await _services(cluster, namespace)]
-        waiting = sorted((pair for pair in assessed if is_waiting(*pair)), key=lambda pair: _order(pair[0]))
+        waiting = [each for each in assessed if each[0].status.queue_position is not None or each[1].reason in SCARCE]
+        waiting.sort(key=lambda pair: _order(pair[0]))
         now = utcnow()
         rows = [(each, queue_row(each, health, now)) for each, health in waiting]
         return _table(QUEUE_COLUMNS, rows, namespace) if rows else f"Nothing waits in {namespace or 'any namespace'}."
@@ -116,11 +117,6 @@ def _row(
         hosts,
         output.age(service.metadata.creation_timestamp, now),
     )
-
-
-def is_waiting(service: InferenceService, health: Health) -> bool:
-    """Whether a service waits for a resource that others use."""
-    return service.status.queue_position is not None or health.reason in SCARCE
 
 
 def queue_row(service: InferenceService, health: Health, now: datetime.datetime) -> tuple[str, ...]:
