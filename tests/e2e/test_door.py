@@ -1,6 +1,7 @@
 """Services on request of an agent: their door holds requests, and outlives the agent; it is restored on its port."""
 
 import base64
+import fcntl
 import json
 import shlex
 import signal
@@ -24,6 +25,14 @@ pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 ON_REQUEST = ("--activation", "OnRequest")
 SHORT = {"idleTimeout": "1s"}
 ASK = json.dumps({"model": "any", "max_tokens": 1, "messages": [{"role": "user", "content": "What is LLMKube?"}]})
+
+
+@pytest.fixture(autouse=True)
+def own_port(tmp_path_factory):
+    """Run one test of this file at a time: their services have the same name, and so the same port of this machine."""
+    with (tmp_path_factory.getbasetemp().parent / "door.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def slow_engine(folder):

@@ -213,9 +213,8 @@ async def test_another_model_under_its_name_is_not_served(autojump_clock, runtim
         name = front.keeper.adapter.name
         server.fake.drop(name)
         server.engine.replace_model(server.fake, name)
-        await trio.sleep(15)
+        await world.until(world.ready_addresses, 0, "other", seconds=15)
         assert not front.ready
-        assert await world.ready_addresses("other") == 0
         await world.until(world.ready_addresses, 1, "other", seconds=900)
         (following,) = world.machine.live("other")
         assert world.machine.daemons[runtime].holders(following)
