@@ -36,7 +36,7 @@ from llmkube.k8s.wire.reasons import Reason
 from llmkube.programs.engine_proxy import AdmittedPeers, run_companion
 from llmkube.programs.found_models import lookup_result
 from llmkube.programs.program import Stop, freeze_heap, open_service_nursery
-from llmkube.router.auth.client_key import is_read_only, presented_credential
+from llmkube.router.auth.client_key import digest_of_key, is_read_only, presented_credential, presents_key
 from llmkube.router.backends import HELD_HEADER, Backend, Found, UnavailableModel, not_ready
 from llmkube.router.dialects.inbound import in_dialect, unread_refusal
 from llmkube.router.dispatch.holds import Holds
@@ -111,7 +111,8 @@ class Doorway:
         if HELD_HEADER in exchange.head.lines:
             raise not_ready(self.key.name, MOVED)
         key, waited = presented_credential(exchange.head.lines), trio.current_time() - exchange.arrived_at
-        known = f"Authorization: Bearer {key}\r\n" if key in self.entry.keys else ""
+        is_known = presents_key(exchange.head, {*map(digest_of_key, self.entry.keys)})  # compares digests
+        known = f"Authorization: Bearer {key}\r\n" if is_known else ""
         return f"{HELD_HEADER}: {waited:.3f}\r\n{known}".encode("latin-1")
 
     @contextmanager
