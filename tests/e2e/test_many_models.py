@@ -59,8 +59,9 @@ class Machine:
             await until(lambda: self.program is not before)
 
     def excused(self, answer):
-        """Whether something that it needed was killed during a request."""
-        return any(
+        """Whether something that it needed was killed during a request, or it was refused after its time in a queue."""
+        is_late = answer.verdict is Verdict.REFUSED and "queue_full" in answer.text
+        return is_late or any(
             what in ("", answer.model) and answer.began <= until and answer.ended >= at
             for what, at, until in self.kills
         )
