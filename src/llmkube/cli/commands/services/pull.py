@@ -56,9 +56,7 @@ def pull(
     source = entry.source if entry is not None else absolute_source(model, Path.cwd())
     digest = sha256 or (entry.sha256 if entry is not None else "")
     parsed = parse_source(source)
-    folder = next(
-        (each for each in state_dirs(where, None) if running_up_pid(each) is not None), None
-    )  # of this machine
+    folder = _local_up(where)
 
     async def action(cluster: Cluster) -> bool:
         key = Key(cluster.namespace, name or (entry.name if entry is not None else name_for(source)))
@@ -96,6 +94,11 @@ def pull(
     if fetch_here:
         location = {"state_dir": str(folder), "model_store": str(folder / "store")} if folder is not None else {}
         context.invoke(preload, source=source, sha256=digest or None, **location)
+
+
+def _local_up(where: ClusterFlags) -> Path | None:
+    """Return the state directory of the `llmkube up` that the flags select, if it is running on this machine."""
+    return next((folder for folder in state_dirs(where, None) if running_up_pid(folder) is not None), None)
 
 
 async def _wait(cluster: Cluster, key: Key, seconds: float) -> None:
