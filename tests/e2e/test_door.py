@@ -6,6 +6,7 @@ import json
 import shlex
 import signal
 from contextlib import nullcontext
+from functools import partial
 
 import attrs
 import pytest
@@ -42,6 +43,16 @@ def slow_engine(folder):
     return fake_engine(folder, script), closed
 
 
+def asking(nursery):
+    """Return a list of answers, and a function that asks at an address and adds the answer once it has come."""
+    answers = []
+
+    async def ask(url):
+        answers.append(await chat(url, "any name", stream=True))
+
+    return answers, partial(nursery.start_soon, ask)
+
+
 async def wait_idle(cluster):
     """Return the service and its address once it is not loaded."""
     service = await cluster.wait_service(lambda service: service.status.phase == "Idle")
@@ -58,11 +69,7 @@ async def test_requests_for_an_unloaded_service_outlive_the_agent_and_a_new_door
     engine, closed = slow_engine(tmp_path)
     args = (*ON_REQUEST, "--llama-server", engine)
     async with open_cluster(tmp_path) as cluster, trio.open_nursery() as nursery:
-        answers = []
-
-        async def ask(url):
-            answers.append(await chat(url, "any name", stream=True))
-
+        answers, ask = asking(nursery)
         async with cluster.open_agent(address, *args) as agent:
             await cluster.apply_demo(activation=SHORT)
             service, url = await wait_idle(cluster)
@@ -78,7 +85,7 @@ async def test_requests_for_an_unloaded_service_outlive_the_agent_and_a_new_door
             await wait_idle(cluster)
 
             closed.touch()
-            nursery.start_soon(ask, url)
+            ask(url)
             await until(lambda: agent.err.count('"msg":"starting inference service"') == 3)
             agent.process.kill()
             await agent.process.wait()
@@ -91,7 +98,7 @@ async def test_requests_for_an_unloaded_service_outlive_the_agent_and_a_new_door
 
                 successor.process.kill()
                 await successor.process.wait()
-                nursery.start_soon(ask, url)  # no agent runs
+                ask(url)  # no agent runs
                 await until(lambda: any(each.raddr for each in door.net_connections("inet")))
                 async with cluster.open_slices() as seen, cluster.open_agent(address, *args) as third:
                     await until(lambda: answers == [ANSWER, ANSWER])
@@ -114,16 +121,12 @@ async def test_a_request_that_waits_is_answered_by_the_host_that_takes_the_servi
     engine, closed = slow_engine(tmp_path)
     args = (*ON_REQUEST, "--llama-server", engine)
     async with open_cluster(tmp_path) as cluster, trio.open_nursery() as nursery:
-        answers = []
-
-        async def ask(url):
-            answers.append(await chat(url, "any name", stream=True))
-
+        answers, ask = asking(nursery)
         async with cluster.open_agent(address, *args) as agent:
             await cluster.apply_demo(activation=SHORT)
             _, url = await wait_idle(cluster)
             closed.touch()
-            nursery.start_soon(ask, url)
+            ask(url)
             await until(lambda: agent.err.count('"msg":"starting inference service"') == 2)
             async with cluster.open_agent(address, *ON_REQUEST, "--host-name", "other", folder="other"):
                 lease = Key("llmkube-system", "other")

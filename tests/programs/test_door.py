@@ -287,7 +287,7 @@ async def test_a_client_that_leaves_withdraws_its_request_at_both_hosts(tmp_path
         await agent.send(moved_to(other))
         await other.report(lambda each: each.requests == 1)
         nursery.cancel_scope.cancel()
-        with trio.CancelScope(shield=True):
+        with trio.fail_after(60, shield=True):
             for each in (other, agent):
                 await each.report(lambda each: each.arrived == 1 and not each.requests)
 

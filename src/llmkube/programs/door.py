@@ -53,7 +53,7 @@ log = structlog.get_logger()
 LOADED_ONLY: Final = STATE_PATHS | {"/api/show"}
 """Paths of llama.cpp's server that exist only while it runs, whatever the method."""
 
-MOVED: Final = UnavailableModel(Reason.RELEASED, "another host has it by now")
+MOVED: Final = UnavailableModel(Reason.RELEASED, "another host serves it now; retry")
 
 LISTEN_RETRY_SECONDS: Final = 1.0
 """Time between attempts to listen on an address that this machine does not have now."""

@@ -242,6 +242,7 @@ _VALUE_BYTES: Final = {b",": 72, b"[": 184, b"{": 184}
 """Most memory of one parsed value, by the mark that precedes or opens it, without the characters of strings."""
 
 _FEW: Final = 4096
+"""Marks up to which a copy without them is made faster than they are counted."""
 
 
 async def parsed_bytes(body: bytes) -> int:

@@ -119,6 +119,7 @@ def prepare(kind: KindInfo, obj: Mapping[str, Any], old: Old, subresource: str =
         _prepare_kind(kind, prepared, None)
         return prepared
     is_status_write = subresource == "status"
+    # In built-in kinds except CRDs a write to `status` also changes labels and the like.
     if is_status_write and (not kind.builtin or kind.resource.full_name == CRDS):
         return _status_only(prepared, old)
     if kind.status_subresource or is_status_write:

@@ -104,7 +104,7 @@ def describe_object(model: Model | ModelRouter, now: datetime.datetime) -> str:
     rows = [
         ("phase", model.status.phase or "New"),
         *(("progress", text) for text in progress(model)),
-        *(("last error", f"{health.reason}: {health.headline}") for _ in [1] if health.failing or health.recovering),
+        *([("last error", f"{health.reason}: {health.headline}")] if health.failing or health.recovering else []),
         *(("next retry", text) for text in _retry_in(health, now)),
         ("source", output.shown_source(model.spec.source)),
         ("accelerator", model.spec.hardware.accelerator),

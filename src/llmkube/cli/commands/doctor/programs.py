@@ -225,7 +225,8 @@ async def check_last_exits(here: Installation) -> Sequence[Finding]:
     if here.mac:
         report, process = await trio.to_thread.run_sync(newest_jetsam, time.time(), abandon_on_cancel=True)
     ends = lost_engines(entries.values() if here.pid is None else ())
-    rebooted = any(_boot_of(entry) not in {"", start_of(1).rpartition(":")[0]} for entry in ends)
+    this_boot = start_of(1).rpartition(":")[0]
+    rebooted = any(_boot_of(entry) not in {"", this_boot} for entry in ends)
     return tuple(assess_last_exits(ends, rebooted=rebooted, jetsam=report, largest_process=process))
 
 

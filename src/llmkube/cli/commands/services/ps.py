@@ -69,7 +69,7 @@ def queue(*, where: ClusterFlags) -> None:
     async def action(cluster: Cluster) -> str:
         namespace = None if where.all_namespaces else cluster.namespace
         assessed = [(each, service_health(each, model)) for each, model in await _services(cluster, namespace)]
-        waiting = [each for each in assessed if each[0].status.queue_position is not None or each[1].reason in SCARCE]
+        waiting = [(one, how) for one, how in assessed if one.status.queue_position is not None or how.reason in SCARCE]
         waiting.sort(key=lambda pair: _order(pair[0]))
         now = utcnow()
         rows = [(each, queue_row(each, health, now)) for each, health in waiting]
