@@ -362,6 +362,16 @@ async def test_a_failed_load_is_not_repeated_by_itself(autojump_clock):
         await world.until(world.phase, "Ready", "a")
 
 
+async def test_a_failed_load_of_a_pinned_model_is_repeated(autojump_clock):
+    """A pinned model stays loaded without requests, so that its engine is started again after a back-off."""
+    async with activating("a", activation={"pin": True}) as world:
+        world.machine.scripts["a"] = Script(life_seconds=2)
+        world.machine.kill("a")
+        await world.until(world.phase, "Failed", "a", seconds=600)
+        world.machine.scripts["a"] = Script()
+        await world.until(world.phase, "Ready", "a", seconds=600)
+
+
 async def test_a_request_waits_while_a_load_is_repeated_at_once(autojump_clock):
     """Another program takes the port of the first engine: the second one gets another, and the request its answer."""
     async with activating("a") as world, trio.open_nursery() as nursery:

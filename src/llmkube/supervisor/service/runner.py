@@ -350,8 +350,8 @@ class Runner:
         if has_fallback:
             return
         gate = self.context.gate
-        view = manager.view
-        if delay and gate.activation.on_request and is_failing(view.reason, unknown=False):
+        view, waits = manager.view, gate.activation.on_request and not gate.activation.pinned
+        if delay and waits and is_failing(view.reason, unknown=False):
             gate.change(gate.activation.fail(trio.current_time() + delay, Idle(view.reason, view.message)))
             return
         version = target.version

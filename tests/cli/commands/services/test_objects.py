@@ -138,6 +138,7 @@ def test_scale_writes_replicas_and_nothing_else(run):
     [
         ("OnRequest", "Ready", 1, "is unloaded once its requests have ended; the next request loads it"),
         ("OnRequest", "Idle", 1, "is not loaded; the next request loads it"),
+        ("OnRequest", "Failed", 1, "is not loaded: its last load failed; `llmkube status demo` shows why"),
         ("OnRequest", "Stopped", 0, "is already stopped; `llmkube run demo` starts it"),
         ("Always", "Ready", 2, "scaled from 2 to 0; `llmkube scale demo 2` starts it"),
         ("", "Ready", 1, "scaled from 1 to 0; `llmkube scale demo 1` starts it"),

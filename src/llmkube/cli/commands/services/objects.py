@@ -143,6 +143,8 @@ def stop(*, name: str, where: ClusterFlags) -> None:
         if found.status.activation != ON_REQUEST:
             before = await _scale(cluster, Target(InferenceService, name), key, 0)
             return f"{title} scaled from {before} to 0; `{typed_command('scale', key)} {before}` starts it"
+        if found.status.phase == "Failed":
+            return f"{title} is not loaded: its last load failed; `{typed_command('status', key)}` shows why"
         if found.status.phase == "Idle":
             return f"{title} is not loaded; the next request loads it"
         body = {"metadata": {"annotations": {UNLOAD_REQUESTED_AT: micro_timestamp(utcnow())}}}
