@@ -48,7 +48,9 @@ class Machine:
         engine = rng.choice(engines_in(self.state))
         words = command_line(engine)
         with suppress(psutil.NoSuchProcess):
-            self.kills.append((words[words.index("--alias") + 1], trio.current_time(), trio.current_time()))
+            model, now = words[words.index("--alias") + 1], trio.current_time()
+            again = any(each == model for each, _, _ in self.kills)  # a second failure in a row has a back-off
+            self.kills.append((model, now, now + again * RESTART_SECONDS))
             engine.kill()
 
     async def kill_program(self, _rng):
