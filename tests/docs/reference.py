@@ -169,8 +169,9 @@ def _type(each: Setting) -> str:
 
 
 def _default(table: str, each: Setting) -> str:
-    if (table, each.name) == ("up", "accelerator"):
-        return '`["cpu"]`; on a Mac `["cpu", "metal"]`'
+    if each.name == "accelerator" and table != "controller":
+        on_mac = ["cpu", "metal"] if table == "up" else ["metal"]
+        return f"detected; on a Mac `{json.dumps(on_mac)}`"
     match each.default:
         case None | "" | ():
             return ""

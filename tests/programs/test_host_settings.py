@@ -10,6 +10,7 @@ from llmkube.base.errors import UserError
 from llmkube.base.settings import read_config, resolve
 from llmkube.programs.config import TABLES, AgentConfig, HostConfig, UpConfig
 from llmkube.programs.host_settings import (
+    accelerators_of,
     configured_programs,
     engine_allowances,
     engine_settings,
@@ -18,6 +19,7 @@ from llmkube.programs.host_settings import (
     memory_settings,
 )
 from llmkube.runtimes.allowances import Allowances
+from llmkube.runtimes.devices import NO_DEVICES, Device, Devices
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
 from llmkube.supervisor.host.pressure_level import Thresholds
 from llmkube.supervisor.memory.policy import Mode, Policy
@@ -217,3 +219,34 @@ def test_critical_has_to_come_after_warning():
     """Two shares in the wrong order are refused by the flag's name."""
     with pytest.raises(UserError, match="--memory-pressure-warning"):
         memory_settings(attrs.evolve(UpConfig(), memory_pressure_critical=0.3))
+
+
+NVIDIA = Devices(
+    (Device("cuda", "NVIDIA L4", evidence="/proc/driver/nvidia"),), (Device("cuda", "NVIDIA L4", "CUDA0", 24 << 30),)
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "devices", "served"),
+    [
+        (UpConfig(accelerator=()), NO_DEVICES, {"cpu"}),
+        (UpConfig(accelerator=()), NVIDIA, {"cpu", "cuda"}),
+        (UpConfig(accelerator=("cuda",)), NVIDIA, {"cpu", "cuda"}),
+        (UpConfig(accelerator=("cpu",)), NVIDIA, {"cpu"}),
+        (UpConfig(accelerator=()), attrs.evolve(NVIDIA, listed=()), {"cpu"}),
+        (AgentConfig(accelerator=()), NO_DEVICES, {"metal"}),
+        (AgentConfig(accelerator=()), NVIDIA, {"cuda", "metal"}),
+        (AgentConfig(accelerator=("cuda",)), NVIDIA, {"cuda"}),
+    ],
+)
+def test_a_program_serves_what_its_devices_and_its_engine_can(config, devices, served):
+    """Unless its owner names less; `up` serves models for the CPU in any case."""
+    assert accelerators_of(config, devices) == served
+
+
+@pytest.mark.parametrize("kind", [UpConfig, AgentConfig])
+def test_an_accelerator_that_is_not_there_is_refused(kind):
+    with pytest.raises(UserError, match=r"^--accelerator cuda: this machine has no CUDA device \(found no GPU\)"):
+        accelerators_of(kind(accelerator=("cuda",)), NO_DEVICES)
+    with pytest.raises(UserError, match=r"^--accelerator cuda: found NVIDIA L4 .* lists no CUDA device; pip install"):
+        accelerators_of(kind(accelerator=("cuda",)), attrs.evolve(NVIDIA, listed=()))

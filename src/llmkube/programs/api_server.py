@@ -28,7 +28,7 @@ class Server:
 
 @contextlib.asynccontextmanager
 async def open_server(
-    state_dir: Path, port: int, *, field: str, registry: CollectorRegistry | None = None
+    state_dir: Path, port: int, *, field: str, registry: CollectorRegistry | None = None, accelerator: str = "cpu"
 ) -> AsyncIterator[Server]:
     """Run the API server for the duration of the block; the CRDs are installed when the block starts.
 
@@ -37,6 +37,7 @@ async def open_server(
         port: TCP port on the loopback address; 0 selects a free one.
         field: Flag of the port, for error messages.
         registry: Metrics of `/metrics`; None disables the path.
+        accelerator: Accelerator of Models that name none.
 
     Raises:
         PortTakenError: Another program listens on the port.
@@ -47,6 +48,6 @@ async def open_server(
         # In memory: calls within the process need no TLS, and a renewed certificate does not interrupt them.
         httpx.AsyncClient(transport=transport, base_url="http://apiserver", timeout=None) as http,  # noqa: S113 (callers')
     ):
-        await running.server.ensure(extend_crds(all_crds(), find_installed().runtimes))
+        await running.server.ensure(extend_crds(all_crds(accelerator), find_installed().runtimes))
         gc.freeze()  # these objects are permanent: traversing them takes 150 ms in each full collection
         yield Server(running.url, running.kubeconfig, Client(http))

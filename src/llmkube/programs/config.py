@@ -184,7 +184,9 @@ class AgentConfig(HostConfig):
     kubeconfig: Path | None = KUBECONFIG
     context: str | None = CONTEXT
     accelerator: tuple[str, ...] = setting(
-        ("metal",), help="Accelerator that this host serves; repeatable.", choices=ACCELERATORS
+        ("metal",) if sys.platform == "darwin" else (),
+        help="Accelerator that this host serves; repeatable. Without it, metal and the GPUs that llama-server lists.",
+        choices=ACCELERATORS,
     )
     insecure_lan: bool = setting(False, help="Admit requests to published engines from any address, without a key.")
     activation: str = activation_setting(ALWAYS)
@@ -252,8 +254,9 @@ class UpConfig(HostConfig):
     )
     probe_port: int = port_setting(9090, "/healthz, /readyz and /metrics on 127.0.0.1")
     accelerator: tuple[str, ...] = setting(
-        ("cpu", "metal") if sys.platform == "darwin" else ("cpu",),
-        help="Accelerator that this machine serves; repeatable.",
+        ("cpu", "metal") if sys.platform == "darwin" else (),
+        help="Accelerator that this machine serves besides cpu; repeatable. Without it, the GPUs that llama-server "
+        "lists.",
         choices=ACCELERATORS,
     )
     activation: str = activation_setting(ON_REQUEST)

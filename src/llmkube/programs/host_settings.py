@@ -18,10 +18,13 @@ from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, MLX_RUNTIME, OMLX, mlx_runt
 from llmkube.programs.config import AgentConfig, HostConfig, UpConfig
 from llmkube.programs.daemon_engine.omlx_api import KEY_FILE_VARIABLE, PORT_VARIABLE, START_VARIABLE
 from llmkube.runtimes.allowances import Allowances, parse_allowances
+from llmkube.runtimes.devices import GPUS, NO_DEVICES, Devices
 from llmkube.runtimes.llama_verdicts import OURS
 from llmkube.runtimes.process.host_runtime import Program
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
 from llmkube.supervisor.credentials import read_token_file
+from llmkube.supervisor.engine.launcher import list_devices
+from llmkube.supervisor.host.devices import find_devices, vulkan_drivers
 from llmkube.supervisor.host.pressure_level import Thresholds
 from llmkube.supervisor.memory.policy import Mode, Policy
 from llmkube.weights.address_policy import parse_networks
@@ -37,19 +40,50 @@ _FRONTS = {"ollama": "daemon_engine.ollama_program", OMLX: "daemon_engine.omlx_p
 _HOMEBREW = ("/opt/homebrew/bin", "/usr/local/bin")  # launchd starts agents with neither on PATH
 
 
-def host_settings(config: AgentConfig | UpConfig, defaults: tuple[Path, ...] = ()) -> dict[str, Any]:
+def detect_devices(config: AgentConfig | UpConfig, llama_server: Path) -> Devices:
+    """Return the GPUs of this machine, and those that llama-server lists if there may be any; blocks."""
+    found, program = find_devices(), str(llama_server)
+    if sys.platform == "darwin" or not (found or vulkan_drivers() or set(config.accelerator) & set(GPUS)):
+        return Devices(found, program=program)
+    devices = Devices(found, list_devices(program), program)
+    if not devices.usable and (unused := next((each for each in found if not each.unified), None)) is not None:
+        log.warning("GPU not used", reason=devices.problem(unused.kind))
+    return devices
+
+
+def accelerators_of(config: AgentConfig | UpConfig, devices: Devices) -> frozenset[str]:
+    """Return the accelerators that a program serves: those of its settings, else those of this machine's devices.
+
+    `llmkube up` also serves `cpu`, since nothing else would. On an agent's host `metal` means any host, as in Models.
+
+    Raises:
+        UserError: This machine cannot compute on one of the settings' accelerators.
+    """
+    always = "cpu" if isinstance(config, UpConfig) else "metal"
+    for each in config.accelerator:
+        if each != always and (problem := devices.problem(each)):
+            raise UserError(problem, field=f"--accelerator {each}")
+    if always == "metal" and config.accelerator:
+        return frozenset(config.accelerator)
+    return frozenset(config.accelerator or devices.kinds) | {always}
+
+
+def host_settings(
+    config: AgentConfig | UpConfig, defaults: tuple[Path, ...] = (), devices: Devices = NO_DEVICES
+) -> dict[str, Any]:
     """Return arguments of `AgentSettings` from the settings that both programs have.
 
     Args:
         config: Settings of the program.
         defaults: Folders of local sources if the user has listed none.
+        devices: The devices of this machine.
 
     Raises:
         UserError: A setting is invalid; the message names its flag.
     """
     return {
         **engine_settings(config),
-        "accelerators": frozenset(config.accelerator),
+        "accelerators": accelerators_of(config, devices),
         "activation": config.activation,
         "prompt_cache_bytes": int(config.prompt_cache_gib * (1 << 30)),
         "drain_seconds": config.drain_seconds,

@@ -57,6 +57,7 @@ from llmkube.router.backends import Found, UnavailableModel
 from llmkube.router.dialects.inbound import in_dialect, unread_refusal
 from llmkube.router.origin_policy import cors_lines, refuse_foreign_pages
 from llmkube.router.proxy.default_route import Services, run_default_route
+from llmkube.runtimes.devices import NO_DEVICES, Devices, preferred
 from llmkube.supervisor.agent import run_agent
 from llmkube.supervisor.local import open_local_ports
 from llmkube.supervisor.metrics import agent_registry
@@ -143,6 +144,7 @@ class UpPlan:
     llama_server: Path
     state_dir: Path
     listen: ListenSettings | None = None
+    devices: Devices = NO_DEVICES
 
     @property
     def agent_settings(self) -> AgentSettings:
@@ -155,7 +157,7 @@ class UpPlan:
             llama_server=str(self.llama_server),
             advertise_address=self.config.host_ip,
             bind_address=self.config.host_ip or LOOPBACK,
-            **host_settings(self.config, default_source_folders(store)),
+            **host_settings(self.config, default_source_folders(store), self.devices),
         )
 
 
@@ -248,7 +250,12 @@ class _Up(Generic[T]):
             open_port(config.gateway_port, "--gateway-port", also=LOOPBACK_IPV6) as gateway,
             open_port(config.probe_port, "--probe-port") as probes,
             open_lan_gateway(self.plan.listen, self.plan.state_dir, judge) as lan,
-            open_server(self.plan.state_dir, config.api_port, field="--api-port") as server,
+            open_server(
+                self.plan.state_dir,
+                config.api_port,
+                field="--api-port",
+                accelerator=preferred(settings.accelerators),
+            ) as server,
             open_sockets() as sockets,
             open_http_client(sockets.connect, max_idle_per_origin=256, max_idle=512) as http,
             open_object_caches(server.client, self.rng) as caches,

@@ -216,7 +216,8 @@ def test_a_key_is_required_except_for_health(tmp_path):
 def test_help_lists_exactly_the_supported_flags():
     """The supervisor's parser reads the table of flags from --help, and nothing else."""
     honoured = {name for rows in llama_params.FLAGS.values() for row in rows for name in row.names.split()}
-    assert parse_help(run("--help").stdout) == honoured | {"-h", "--help", "--version"}
+    assert parse_help(run("--help").stdout) == honoured | {"-h", "--help", "--version", "--list-devices"}
+    assert run("--list-devices").stdout.startswith("Available devices:\n")
 
 
 def test_the_version_names_program_and_engine():

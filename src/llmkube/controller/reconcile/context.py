@@ -161,6 +161,7 @@ class Context:
     def __attrs_post_init__(self) -> None:
         self.queues = Queues(self.rng)
         self.hosts = HostMonitor(self.client, self.settings.lease_namespace, self.enqueue_all)
+        self.hosts.tracker.one_machine = bool(self.settings.gateway_url)
         self.models = StatusWriter(self.client, Model, self.phase_changes.emit)
         self.services = StatusWriter(self.client, InferenceService, self.phase_changes.emit)
         self.routers = StatusWriter(self.client, ModelRouter)

@@ -46,6 +46,7 @@ The first matching row applies. A `Fetched` condition of an older generation is 
 """
 
 import datetime
+from collections.abc import Collection
 from typing import Any, Final
 
 import attrs
@@ -116,7 +117,17 @@ def no_host_message(accelerator: str, hosts: LiveHosts) -> str:
     none = f"no machine serves accelerator {accelerator}"
     if hosts.cordons:
         return f"{none}; " + ", ".join(f"{host} is cordoned {end}" for host, end in sorted(hosts.cordons.items()))
+    if hosts.one_machine and hosts.accelerators:
+        return not_served_here(accelerator, frozenset[str]().union(*hosts.accelerators.values()))
     return f"{none}; start `llmkube agent --accelerator {accelerator}` on one that has it"
+
+
+def not_served_here(accelerator: str, served: Collection[str]) -> str:
+    """Return the message that the only machine does not serve an accelerator, with a fix."""
+    return (
+        f"the Model requires {accelerator}, but this machine serves {', '.join(sorted(served))}; "
+        f"set spec.hardware.accelerator to one of them, or see `llmkube doctor` for what {accelerator} needs"
+    )
 
 
 def quantization_statement(model: Model, found: str) -> Statement:

@@ -76,9 +76,12 @@ def crd_manifest(kind: type[Object]) -> dict[str, Any]:
     }
 
 
-def all_crds() -> list[dict[str, Any]]:
-    """Return the definitions of all custom kinds, new on each call."""
-    return [crd_manifest(kind) for kind in KINDS]
+def all_crds(accelerator: str = "cpu") -> list[dict[str, Any]]:
+    """Return the definitions of all custom kinds, new on each call; `accelerator` is that of Models that name none."""
+    crds = [crd_manifest(kind) for kind in KINDS]
+    schema = crds[0]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    schema["properties"]["hardware"]["properties"]["accelerator"]["default"] = accelerator
+    return crds
 
 
 def crds_yaml(crds: Iterable[Mapping[str, Any]] | None = None) -> str:

@@ -29,10 +29,12 @@ class LiveHosts:
     Attributes:
         accelerators: Empty for a host that serves nothing now.
         cordons: The cordoned hosts among them, and the end of each cordon.
+        one_machine: Whether there can be no other hosts (`llmkube up`).
     """
 
     accelerators: Mapping[str, frozenset[str]] = attrs.field(factory=dict)
     cordons: Mapping[str, str] = attrs.field(factory=dict)
+    one_machine: bool = False
 
     def is_alive(self, host: str) -> bool:
         """Return whether this host holds a live Lease."""
@@ -61,8 +63,12 @@ class LeaseTracker:
 
     Nothing expires by itself: `overdue` returns the Leases to read again; after a read, the caller calls `observe` or
     `mark_gone`.
+
+    Attributes:
+        one_machine: As in `LiveHosts`.
     """
 
+    one_machine: bool = False
     _observed: dict[Key, _ObservedLease] = attrs.field(factory=dict, init=False)
 
     @property
@@ -73,7 +79,7 @@ class LeaseTracker:
             if observed.is_alive:
                 merged[observed.host] = merged.get(observed.host, frozenset()) | observed.accelerators
         cordons = {each.host: each.cordon for each in self._observed.values() if each.is_alive and each.cordon}
-        return LiveHosts(merged, cordons)
+        return LiveHosts(merged, cordons, self.one_machine)
 
     @property
     def free_bytes(self) -> dict[str, int]:

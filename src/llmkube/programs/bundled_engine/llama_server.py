@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +24,9 @@ SMALL_MODEL_BYTES: Final = 16 * 1024**2
 wait for each other: a response of the demo model takes 7 s of CPU time on a busy machine instead of 0.03 s."""
 
 
+_LIST: Final = "list_devices"
+
+
 def parse(argv: Sequence[str]) -> Settings:
     """Parse the command line; on an error, print one line and exit with 2."""
     parser = argparse.ArgumentParser(
@@ -33,6 +36,7 @@ def parse(argv: Sequence[str]) -> Settings:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument("--list-devices", action="store_true", help="print the GPUs that it can use, and exit")
     settings: Settings = {}
     for title, flags in FLAGS.items():
         group = parser.add_argument_group(title)
@@ -43,11 +47,12 @@ def parse(argv: Sequence[str]) -> Settings:
                 group.add_argument(*flag.names.split(), action=action, type=flag.read, metavar=metavar, help=flag.help)
             else:
                 group.add_argument(*flag.names.split(), action=action, nargs=0, help=flag.help)
-    _, unknown = parser.parse_known_args(argv)
+    chosen, unknown = parser.parse_known_args(argv)
     if unknown:
         name = next((word for word in unknown if word.startswith("-")), unknown[0]).partition("=")[0]
         parser.error(f"{name} is not honoured by the engine that comes with LLMKube; --help lists the flags that are")
-    if "model.path" not in settings:
+    settings |= {_LIST: True} if chosen.list_devices else {}
+    if "model.path" not in settings and not chosen.list_devices:
         parser.error("no model file: set it with --model")
     return settings
 
@@ -76,6 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         import xllamacpp as engine  # noqa: PLC0415 (100 MB that --help and --version do not need)
     except ImportError as exc:
         return _fail(f"the bundled engine cannot be loaded ({exc}): {remedy(exc)}")
+    if _LIST in settings:
+        print(device_list(engine.get_device_info()))
+        return 0
     model = Path(settings["model.path"])
     try:
         _check_model(model)
@@ -101,6 +109,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Skip the engine's destructor: with a stream in flight it waits for that stream's next ping, 30 seconds
     # (measured). The agent drains before it sends the signal, and the kernel closes remaining connections.
     os._exit(0)
+
+
+def device_list(devices: Iterable[Mapping[str, Any]]) -> str:
+    """Format devices like llama-server's `--list-devices`, without the CPU and libraries for it."""
+    gpus = [each for each in devices if each["type"].name.endswith("GPU")]
+    rows = (
+        f"  {each['name']}: {each['description']} "
+        f"({each['memory_total'] >> 20} MiB, {each['memory_free'] >> 20} MiB free)"
+        for each in gpus
+    )
+    return "\n".join(("Available devices:", *rows))
 
 
 def _catch_signals() -> Callable[[], object]:

@@ -21,6 +21,7 @@ import trio
 from llmkube.base.errors import ExternalError
 from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME
 from llmkube.k8s.wire.reasons import Reason
+from llmkube.runtimes.devices import Device, parse_listed
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.runtimes.process.environment import FIXED_VARIABLES
 from llmkube.runtimes.process.exits import SIGN_AGAIN
@@ -92,6 +93,24 @@ def read_head(path: str) -> str:
             return file.read(4096).decode("utf-8", "replace")
     except OSError as error:
         raise EngineNotFoundError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def list_devices(program: str) -> tuple[Device, ...] | None:
+    """Return the devices that a llama-server lists, in the environment of engines; None if it cannot; blocks."""
+    environment = {name: os.environ[name] for name in INHERITED if name in os.environ} | dict(FIXED_VARIABLES)
+    try:
+        done = subprocess.run(  # noqa: S603 - the program that the owner of this machine has chosen
+            [program, "--list-devices"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+            env=environment,
+            timeout=HELP_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return parse_listed(done.stdout.decode("utf-8", "replace")) if done.returncode == 0 else None
 
 
 class EngineStuckError(ExternalError):

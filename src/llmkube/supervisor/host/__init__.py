@@ -6,6 +6,7 @@
     darwin, mach                         macOS's memory, from Mach calls and sysctl
     processes                            identity of processes, memory of process trees; this machine's addresses
     exit_events                          process exits on macOS
+    devices                              GPUs, from the files of their drivers
     tcp_listeners                        ports with a listener, and those at which a client waits
     this_machine                         selects the readers of this platform
 

@@ -14,6 +14,7 @@ from llmkube.cli.commands.doctor.findings import Verdict, passed
 from llmkube.cli.target_cluster import ClusterFlags
 
 ANY = ["system", "engine", "Ollama", "memory", "disk", "proxies"]
+LINUX = [*ANY[:2], "devices", *ANY[2:]]
 OURS = ["ports", "keys", "last end", "API server"]
 MACS = ["sleep", "FileVault", "firewall", "Full Disk Access", "local network"]
 
@@ -21,9 +22,9 @@ MACS = ["sleep", "FileVault", "firewall", "Full Disk Access", "local network"]
 @pytest.mark.parametrize(
     ("changes", "names"),
     [
-        ({}, [*ANY, "power", "background", *OURS]),
-        ({"unit": Path("/u")}, [*ANY, "power", "systemd", *OURS]),
-        ({"program": "agent"}, [*ANY, "power", "background", *OURS, "address"]),
+        ({}, [*LINUX, "power", "background", *OURS]),
+        ({"unit": Path("/u")}, [*LINUX, "power", "systemd", *OURS]),
+        ({"program": "agent"}, [*LINUX, "power", "background", *OURS, "address"]),
         ({"mac": True}, ["system", "GPU limit", *ANY[1:3], "oMLX", *ANY[3:], *MACS, "background", *OURS]),
         (
             {"mac": True, "program": "agent", "job": Path("/j")},

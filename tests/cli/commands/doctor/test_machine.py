@@ -6,6 +6,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import attrs
 import pytest
 import trio
 
@@ -13,6 +14,7 @@ from base.http.certificates import make_pair
 from cli.commands.doctor.places import check_finding, installation
 from llmkube.cli.commands.doctor.machine import (
     assess_certificates,
+    assess_devices,
     assess_disk,
     assess_linux_power,
     assess_memory,
@@ -20,9 +22,11 @@ from llmkube.cli.commands.doctor.machine import (
     assess_system,
     check_egress,
 )
+from llmkube.runtimes.devices import NO_DEVICES, Device, Devices
 from llmkube.supervisor.memory.budget import host_budget
 
 GIB = 1 << 30
+L4 = Device("cuda", "NVIDIA L4", total_bytes=24 * GIB, evidence="/proc/driver/nvidia")
 MAC = partial(assess_system, "macOS", "26.1", "Apple silicon", mac=True, apple_silicon=True)
 INTEL = partial(assess_system, "macOS", "26.1", "Intel", mac=True)
 OLD = partial(assess_system, "macOS", machine="Apple silicon", mac=True, apple_silicon=True)
@@ -51,6 +55,12 @@ MEMORY = partial(
         (assess_disk(Path("/m"), 10 * GIB - 1), "warn", "`llmkube cache prune`"),
         (assess_disk(Path("/m"), GIB), "warn", ""),
         (assess_disk(Path("/m"), GIB - 1), "fail", "--model-store"),
+        (assess_devices(NO_DEVICES, ()), "pass", "no GPU: models are computed on the CPU"),
+        (assess_devices(Devices((L4,), (attrs.evolve(L4, id="CUDA0"),)), ()), "pass", "NVIDIA L4 (CUDA0, 24.0 GiB, "),
+        (assess_devices(Devices((L4,), (attrs.evolve(L4, id="CUDA0"),)), ()), "pass", "without nvidia-ml-py"),
+        (assess_devices(Devices((L4,), (), "/e"), ()), "warn", "/e lists no CUDA device"),
+        (assess_devices(Devices((L4,), (), "/e"), ("nvidia_icd",)), "warn", "Vulkan drivers: nvidia_icd"),
+        (assess_devices(Devices((L4,), ()), ()), "warn", "pip install --force-reinstall xllamacpp --index-url"),
         (assess_linux_power(None), "pass", "no battery"),
         (assess_linux_power(True), "pass", "on mains"),
         (assess_linux_power(False), "warn", "connect it to mains"),

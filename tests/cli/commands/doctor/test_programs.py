@@ -23,12 +23,12 @@ from llmkube.cli.commands.doctor.programs import (
     check_settings,
     check_systemd_unit,
     keyless_address,
-    listed_devices,
     lost_engines,
 )
 from llmkube.cli.commands.programs.background.launchctl import JobState
 from llmkube.cli.commands.programs.background.start_limit import FailedStarts
 from llmkube.programs.config import AgentConfig, UpConfig
+from llmkube.runtimes.devices import parse_listed
 from llmkube.supervisor.host.processes import start_of
 from llmkube.supervisor.values.journal import FileJournal
 from supervisor.values.entries import ENGINE, entry
@@ -110,9 +110,10 @@ async def test_machine_without_a_job_passes():
 def test_the_gpus_that_an_engine_lists_are_read():
     """Old and new output of llama.cpp is read; the CPU is no GPU."""
     text = "load_backend: x\nAvailable devices:\n  MTL0: Apple M3 Ultra (98304 MiB, 1 MiB free)\n  BLAS: Accelerate\n"
-    assert listed_devices(text) == ("Apple M3 Ultra",)
-    assert listed_devices("Available devices:\n  Metal: Apple M1 (10922 MiB, 10922 MiB free)\n") == ("Apple M1",)
-    assert listed_devices("Available devices:\n") == ()
+    assert [each.name for each in parse_listed(text)] == ["Apple M3 Ultra"]
+    old = parse_listed("Available devices:\n  Metal: Apple M1 (10922 MiB, 10922 MiB free)\n")
+    assert [each.name for each in old] == ["Apple M1"]
+    assert parse_listed("Available devices:\n") == ()
 
 
 @pytest.mark.parametrize(

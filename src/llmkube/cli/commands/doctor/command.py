@@ -102,6 +102,7 @@ def probes_of(here: Installation, where: ClusterFlags) -> Sequence[Probe]:
     return [
         *(system if here.mac else [Probe("system", machine.check_linux_system)]),
         Probe("engine", partial(programs.check_engine, here), ENGINE_SECONDS),
+        *([] if here.mac else [Probe("devices", partial(machine.check_devices, here), ENGINE_SECONDS)]),
         Probe("Ollama", daemons.check_ollama),
         *([Probe("oMLX", daemons.check_omlx)] if here.mac else []),
         Probe("memory", partial(machine.check_memory, here)),

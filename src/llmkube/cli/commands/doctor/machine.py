@@ -17,7 +17,9 @@ from llmkube.base.http.outbound import system_bundle, trust_file
 from llmkube.base.units import format_bytes
 from llmkube.cli.commands.doctor.findings import Finding, failed, passed, warned
 from llmkube.cli.commands.doctor.installation import Installation
-from llmkube.programs.host_settings import memory_settings
+from llmkube.programs.host_settings import detect_devices, find_llama_server, memory_settings
+from llmkube.runtimes.devices import Devices
+from llmkube.supervisor.host.devices import vulkan_drivers
 from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.host.this_machine import sample_here
 from llmkube.supervisor.memory.budget import Budget, host_budget, own_cap
@@ -143,6 +145,26 @@ def assess_memory(
             fix="quit other programs; `llmkube ps` shows the memory of engines",
         )
     return passed(available)
+
+
+async def check_devices(here: Installation) -> Finding:
+    """Check which GPUs this machine has, and whether llama-server can use them."""
+    program = find_llama_server(here.config.llama_server)
+    devices = await trio.to_thread.run_sync(detect_devices, here.config, program, abandon_on_cancel=True)
+    return assess_devices(devices, await trio.to_thread.run_sync(vulkan_drivers))
+
+
+def assess_devices(devices: Devices, vulkan: Sequence[str]) -> Finding:
+    """Check that the engine can use a GPU that the machine has; `vulkan` has the names of Vulkan's drivers. Pure."""
+    drivers = f"; Vulkan drivers: {', '.join(vulkan)}" if vulkan else ""
+    if devices.usable:
+        blind = any(each.kind == "cuda" and each.free_bytes is None for each in devices.usable)
+        note = "; without nvidia-ml-py, memory that other programs use on it is not seen" if blind else ""
+        return passed(f"{', '.join(map(str, devices.usable))}{drivers}{note}")
+    if not devices.found:
+        return passed(f"no GPU: models are computed on the CPU{drivers}")
+    problem, _, fix = devices.problem(devices.found[0].kind).partition("; ")
+    return warned(f"{problem}{drivers}", why="models are computed on the CPU", fix=fix)
 
 
 async def check_disk(here: Installation) -> Finding:

@@ -1,7 +1,6 @@
 """Checks of LLMKube's programs: engine, job, ports, listeners, exits of engines. The `assess_*` functions are pure."""
 
 import ipaddress
-import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -24,6 +23,7 @@ from llmkube.cli.commands.programs.background.systemd import UNIT, systemctl
 from llmkube.programs.config import AgentConfig
 from llmkube.programs.host_settings import configured_programs, find_llama_server
 from llmkube.programs.program import LOOPBACK
+from llmkube.runtimes.devices import parse_listed
 from llmkube.supervisor.engine.launcher import LocalEngines
 from llmkube.supervisor.host.processes import listens, start_of
 from llmkube.supervisor.values.journal import Entry
@@ -78,7 +78,7 @@ async def check_engine(here: Installation) -> Finding:
     devices = None
     if here.mac and "metal" in here.config.accelerator and _LIST_DEVICES in info.flags:
         done = await trio.run_process([program, _LIST_DEVICES], check=False, capture_stdout=True, capture_stderr=True)
-        devices = listed_devices(done.stdout.decode("utf-8", "replace"))
+        devices = tuple(each.name for each in parse_listed(done.stdout.decode("utf-8", "replace")))
     return assess_engine(info.program, info.version or "of an unknown version", devices)
 
 
@@ -91,11 +91,6 @@ def assess_engine(program: str, version: str, devices: Sequence[str] | None) -> 
             fix=f"check in a terminal of the desktop: `{program} --list-devices`",
         )
     return passed(f"{program}, {version}{'; ' if devices else ''}{', '.join(devices or ())}")
-
-
-def listed_devices(text: str) -> tuple[str, ...]:
-    """Parse the GPUs from a list such as `  MTL0: Apple M3 Ultra (98304 MiB, 98303 MiB free)`."""
-    return tuple(re.findall(r"^\s+(?:MTL\d+|Metal): (.+?)(?: \(\d|$)", text, re.MULTILINE))
 
 
 async def check_launchd_job(here: Installation) -> Finding:

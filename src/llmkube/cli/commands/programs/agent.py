@@ -36,7 +36,7 @@ from llmkube.k8s.client import open_client
 from llmkube.k8s.label_selectors import Selector, parse_selector
 from llmkube.programs.config import AgentConfig, load
 from llmkube.programs.host_name import check_own_address, persistent_host_name, source_address_for
-from llmkube.programs.host_settings import find_llama_server, host_settings
+from llmkube.programs.host_settings import detect_devices, find_llama_server, host_settings
 from llmkube.programs.ollama_library import local_ollama
 from llmkube.programs.options import HELP, guarded, settings_options
 from llmkube.programs.program import (
@@ -52,6 +52,7 @@ from llmkube.programs.program import (
 )
 from llmkube.programs.state_dir import hold_state_dir
 from llmkube.programs.state_location import check_state_dir, local_state_dir
+from llmkube.runtimes.devices import NO_DEVICES, Devices
 from llmkube.supervisor.agent import run_agent
 from llmkube.supervisor.credential_monitor import run_problem_file
 from llmkube.supervisor.host.processes import start_of
@@ -130,6 +131,7 @@ def _run(flags: Mapping[str, Any]) -> None:
     configure_logging(config.log_level)
     cluster, _ = find_config(config.kubeconfig, config.context, config.state_dir)
     llama_server = find_llama_server(config.llama_server)
+    devices = detect_devices(config, llama_server)
     if config.apple_power_enabled and sys.platform != "darwin":
         raise UserError("--apple-power-enabled: only macOS can measure it; leave the flag out on this host")
     if config.keep_awake and sys.platform != "darwin":
@@ -140,7 +142,8 @@ def _run(flags: Mapping[str, Any]) -> None:
     raise_descriptor_limit()
     use_one_heap()
     with hold_state_dir(config.state_dir):
-        settings = agent_settings(config, cluster.server, llama_server)  # may write the host's name into the directory
+        # may write the host's name into the directory
+        settings = agent_settings(config, cluster.server, llama_server, devices)
         settings = attrs.evolve(settings, token_file=own_token(cluster, config.state_dir))
         trio.run(run_until_signal, partial(serve, config, settings, cluster, source), log.info)
 
@@ -150,7 +153,9 @@ def _folder_of(flags: Mapping[str, Any]) -> Path:
     return Path(chosen).expanduser().absolute() if chosen else local_state_dir()
 
 
-def agent_settings(config: AgentConfig, server_url: str, llama_server: Path) -> AgentSettings:
+def agent_settings(
+    config: AgentConfig, server_url: str, llama_server: Path, devices: Devices = NO_DEVICES
+) -> AgentSettings:
     """Return the agent's settings, with defaults for the host's name and its advertised address.
 
     Without --host-ip, the address is initially the source address of connections to the API server. The agent
@@ -175,7 +180,7 @@ def agent_settings(config: AgentConfig, server_url: str, llama_server: Path) -> 
         endpoints_api=cast("Literal['endpointslices', 'endpoints']", config.endpoints_api),
         lease_namespace=config.lease_namespace,
         keep_awake=config.keep_awake,
-        **host_settings(config),
+        **host_settings(config, devices=devices),
     )
 
 

@@ -21,7 +21,7 @@ from llmkube.cli.view.progress_line import open_console
 from llmkube.programs.config import UpConfig, load
 from llmkube.programs.failures import CommandError
 from llmkube.programs.host_name import check_own_address
-from llmkube.programs.host_settings import find_llama_server
+from llmkube.programs.host_settings import accelerators_of, detect_devices, find_llama_server
 from llmkube.programs.lan_gateway import listen_settings
 from llmkube.programs.one_machine import UpPlan, run_up
 from llmkube.programs.options import HELP, NumberRange, guarded, settings_options
@@ -82,6 +82,7 @@ def up(
     manifests = (*(demo_manifests() if demo else ()), *load_manifests(files, sys.stdin.read))
     llama_server = find_llama_server(config.llama_server)
     configure_logging(config.log_level, style="console")
+    devices = detect_devices(config, llama_server)
     raise_descriptor_limit()
     with contextlib.ExitStack() as stack:
         if demo or ephemeral:
@@ -94,7 +95,7 @@ def up(
         prepare = partial(
             prepare_session,
             console=console,
-            accelerators=config.accelerator,
+            accelerators=accelerators_of(config, devices),
             question=question,
             timeout_seconds=timeout,
         )
@@ -103,7 +104,7 @@ def up(
             with contextlib.suppress(OSError):  # the terminal is closed
                 console.print(Text(output.printable(line)), soft_wrap=True)
 
-        plan = UpPlan(config, manifests, llama_server, state_dir, listen)
+        plan = UpPlan(config, manifests, llama_server, state_dir, listen, devices)
         answered = trio.run(run_up, plan, prepare, print_progress, output.echo)
     if question is not None and not answered:
         raise CommandError("stopped before the model answered")

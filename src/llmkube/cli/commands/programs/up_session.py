@@ -22,6 +22,7 @@ from llmkube.cli.view.advice import explain
 from llmkube.cli.view.progress import Stopwatch, changes, phases_of
 from llmkube.cli.view.progress_line import Display, open_display
 from llmkube.cli.view.readiness import DELETED, Readiness
+from llmkube.controller.status.model_status import not_served_here
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
@@ -131,11 +132,7 @@ class FirstSteps:
         accelerator = model.spec.hardware.accelerator if model is not None else None
         if accelerator is None or accelerator in self.accelerators:
             return service_health(service, model)
-        served = ", ".join(sorted(self.accelerators))
-        message = (
-            f"the Model requires {accelerator}, but this machine serves {served}; "
-            f"add --accelerator {accelerator}, or change spec.hardware.accelerator"
-        )
+        message = not_served_here(accelerator, self.accelerators)
         return Health(State.FAILING, 0, Reason.NO_HOST, message, faulty_kind=Model.RESOURCE.kind)
 
     def _first_model_id(self) -> str | None:

@@ -40,6 +40,7 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import LOAD_REQUESTED_AT
 from llmkube.programs.failures import CommandError
 from llmkube.programs.options import NumberRange, command, complete_paths
+from llmkube.runtimes.devices import preferred
 from llmkube.weights.source import parse_source
 
 FIELD_MANAGER: Final = "llmkube-deploy"
@@ -47,7 +48,6 @@ FIELD_MANAGER: Final = "llmkube-deploy"
 CATALOG_CONTEXT: Final = 8192
 """Context size of deployments from the catalog: enough for a conversation, and small next to the weights."""
 
-_GPUS: Final = ("metal", "cuda", "rocm", "vulkan", "intel")  # the first one that a live host serves is used
 _VENDORS: Final = {"cuda": "nvidia", "rocm": "amd", "intel": "intel"}
 _POD_RUNTIMES: Final = frozenset(name for name, facts in RUNTIMES.items() if not facts.hosts)
 _LOCAL: Final = ("./", "../", "~")
@@ -183,9 +183,8 @@ def choose_accelerator(
     """
     if in_pods:
         return "cuda" if gpu else "cpu"
-    for accelerator in _GPUS:
-        if accelerator in served:
-            return accelerator
+    if (best := preferred(served)) != "cpu":
+        return best
     if gpu:
         return "cuda"
     if "cpu" in served:
