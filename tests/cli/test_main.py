@@ -113,7 +113,7 @@ def test_the_overview_is_by_subject():
         (["up", "--accelerator", "gpu"], '--accelerator: "gpu" is not one of cpu, metal'),
         (["agent", "--log-level", "loud"], '--log-level: "loud" is not one of debug, info'),
         (["agent", "--endpoints-api", "slices"], '--endpoints-api: "slices" is not one of endpointslices, endpoints'),
-        (["delete", "pod/x"], '"pod/x" is neither NAME nor KIND/NAME'),
+        (["status", "pod/x"], '"pod/x" is neither NAME nor KIND/NAME'),
         (["status", "model/"], '"model/" is neither NAME nor KIND/NAME'),
     ],
 )

@@ -28,11 +28,16 @@ SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
         "scale": Entry("cli.commands.services.objects:scale", "Set the number of replicas; 0 stops the service."),
         "stop": Entry("cli.commands.services.objects:stop", "Unload a model until the next request."),
         "restart": Entry("cli.commands.services.objects:restart", "Restart the engine of a service."),
-        "delete": Entry("cli.commands.services.objects:delete", "Delete InferenceServices (or Models)."),
+        "cp": Entry(
+            "cli.commands.services.deploy:copy", "Serve the same model with the same settings under a new name."
+        ),
+        "delete": Entry("cli.commands.services.objects:delete", "Delete InferenceServices (or other objects)."),
+        "apply": Entry("cli.commands.services.any_kind:apply", "Create or change the objects in files, of any kind."),
     },
     "Show state": {
         "list": Entry("cli.commands.services.listing:list_objects", "List Models and InferenceServices."),
         "status": Entry("cli.commands.services.objects:status", "Describe an InferenceService (or Model)."),
+        "get": Entry("cli.commands.services.any_kind:get", "Show objects of any kind, as `kubectl get` does."),
         "ps": Entry("cli.commands.services.ps:ps", "List running engines with their memory and host."),
         "top": Entry("cli.commands.services.top:top", "Show tokens per second, requests and memory, live."),
         "queue": Entry("cli.commands.services.ps:queue", "List services that wait for a GPU or for memory."),
@@ -92,12 +97,11 @@ ALIASES: Mapping[str, str] = {"ls": "list", "show": "status", "rm": "delete", "s
 """Names that users of other programs type, with the command's own."""
 
 OTHER_WORDS: Mapping[str, str] = {
-    "apply": "deploy",
     "ask": "run",
+    "copy": "cp",
     "create": "deploy",
     "describe": "status",
     "download": "pull",
-    "get": "list",
     "info": "status",
     "kill": "stop",
     "load": "run",

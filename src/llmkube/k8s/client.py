@@ -40,7 +40,7 @@ from llmkube.k8s.exchange import (
     response_error,
     to_transport_error,
 )
-from llmkube.k8s.request import APPLY_PATCH, JSON, MERGE_PATCH, ApiRequest, make_request, object_path
+from llmkube.k8s.request import APPLY_PATCH, MERGE_PATCH, ApiRequest, make_request, object_path
 from llmkube.k8s.resource import Key, Object
 from llmkube.k8s.watch import Watch, has_name
 
@@ -155,13 +155,13 @@ class Client:
         Args:
             method: The HTTP method.
             path: The path, without the server's address.
-            **more: Passed to `make_request`: params, body, content_type.
+            **more: Passed to `make_request`: params, body, content_type, accept.
         """
         return await self._send(make_request(method, path, **more))
 
-    async def get_json(self, path: str, *, params: Mapping[str, str] | None = None) -> Any:
-        """GET a path and return the JSON of the response."""
-        return await self.request_json("GET", path, params=params)
+    async def get_json(self, path: str, **more: Any) -> Any:
+        """GET a path and return the JSON of the response; `more` is that of `request_json`."""
+        return await self.request_json("GET", path, **more)
 
     @asynccontextmanager
     async def open_watch(
@@ -236,7 +236,7 @@ class Client:
         Raises:
             ApiError: The server refuses, or does not support the protocol.
         """
-        response = await self._open(request, headers, accept=ANY_MEDIA_TYPE)
+        response = await self._open(attrs.evolve(request, accept=ANY_MEDIA_TYPE), headers)
         upgraded: UpgradedConnection | None = response.extensions.get(UPGRADED)
         if upgraded is None:
             raise await response_error(request, response)
@@ -288,8 +288,8 @@ class Client:
         except (ValueError, RecursionError) as error:
             raise TransportError(f"{request.call}: the response is not JSON: {excerpt(body)}") from error
 
-    async def _open(self, request: ApiRequest, more: Headers = NO_HEADERS, *, accept: str = JSON) -> httpx.Response:
-        headers = [*self._headers, (b"Accept", accept.encode())]
+    async def _open(self, request: ApiRequest, more: Headers = NO_HEADERS) -> httpx.Response:
+        headers = [*self._headers, (b"Accept", request.accept.encode())]
         headers += [(name.encode("ascii"), value.encode("ascii")) for name, value in more]
         if request.content_type:
             headers.append((b"Content-Type", request.content_type.encode()))

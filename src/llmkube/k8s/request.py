@@ -14,6 +14,8 @@ from llmkube.k8s.resource import Key, Resource
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"  # JSON is YAML, and every server since 1.16 knows this media type
 JSON = "application/json"
+TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
+"""The Accept header for objects as rows of a table, with the server's own columns."""
 
 
 @attrs.frozen
@@ -25,6 +27,7 @@ class ApiRequest:
     params: tuple[tuple[str, str], ...] = ()
     body: bytes = attrs.field(default=b"", repr=False)  # may hold a Secret
     content_type: str = ""
+    accept: str = JSON
 
     @property
     def call(self) -> str:
@@ -33,12 +36,18 @@ class ApiRequest:
 
 
 def make_request(
-    method: str, path: str, *, params: Mapping[str, str] | None = None, body: Any = None, content_type: str = JSON
+    method: str,
+    path: str,
+    *,
+    params: Mapping[str, str] | None = None,
+    body: Any = None,
+    content_type: str = JSON,
+    accept: str = JSON,
 ) -> ApiRequest:
     """Return a request; empty parameters are omitted, and `body` is JSON data or None."""
     content = b"" if body is None else json_text.dumps(body)
     given = tuple((name, value) for name, value in (params or {}).items() if value)
-    return ApiRequest(method, path, given, content, content_type if content else "")
+    return ApiRequest(method, path, given, content, content_type if content else "", accept)
 
 
 def connect(resource: Resource, key: Key, subresource: str, **params: str) -> ApiRequest:

@@ -169,7 +169,7 @@ def test_stop_unloads_or_scales_to_zero(run, mode, phase, replicas, words):
         (["scale", "demo", "-1"], 2, "-1 is not in the range 0<=x<=10"),
         (["scale", "demo", "11"], 2, "11 is not in the range 0<=x<=10"),
         (["scale", "model/demo", "1"], 2, "only an InferenceService can be scaled, not a Model"),
-        (["delete"], 2, "Missing argument 'NAME...'"),
+        (["delete"], 2, "name objects, or name files with -f"),
     ],
 )
 def test_mistakes_have_their_exit_codes(run, args, code, words):

@@ -24,9 +24,10 @@ from llmkube.cli.commands.services.readiness_wait import (
     typed_command,
     wait_until_ready,
 )
+from llmkube.cli.object_names import Target, get_object
 from llmkube.cli.object_names import find as find_object
-from llmkube.cli.options import catalog_or_services, cluster_options, models
-from llmkube.cli.target_cluster import Cluster, ClusterFlags, answer_deadline, run_against
+from llmkube.cli.options import catalog_or_services, cluster_options, models, services
+from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, ClusterFlags, answer_deadline, run_against
 from llmkube.cli.view import formats
 from llmkube.cli.view.describe import ignored_fields
 from llmkube.cli.view.locations import find_hosts
@@ -35,7 +36,8 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.pairing import RUNTIMES
 from llmkube.k8s.crd.placement import ACCELERATORS
-from llmkube.k8s.request import APPLY_PATCH
+from llmkube.k8s.errors import NotFoundError
+from llmkube.k8s.request import APPLY_PATCH, object_path
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import LOAD_REQUESTED_AT
 from llmkube.programs.failures import CommandError
@@ -117,6 +119,34 @@ def deploy(*, name: str, wait: bool, timeout: float, dry_run: bool, where: Clust
 
     with print_on_interrupt() as interrupt:
         run_against(where, action, changes=not dry_run)
+
+
+@command("cp")
+@click.argument("name", shell_complete=services)
+@click.argument("new_name", metavar="NEW_NAME")
+@cluster_options()
+def copy(*, name: str, new_name: str, where: ClusterFlags) -> None:
+    """Serve the model of NAME under a NEW_NAME too, with the same settings and without another download.
+
+    The copy is a service of its own, with an engine of its own: `llmkube deploy` changes one without the other. NAME is
+    an InferenceService, or a Model that `llmkube pull` has created. Aliases are not copied.
+    """
+
+    async def action(cluster: Cluster) -> None:
+        source, target = Key(cluster.namespace, name), Key(cluster.namespace, new_name)
+        if await find_object(cluster.client, InferenceService, target) is not None:
+            raise CommandError(f"InferenceService {target} exists; `{typed_command('delete', target)}` removes it")
+        try:
+            answer = await cluster.client.get_json(object_path(InferenceService.RESOURCE, source))
+            spec = {field: value for field, value in answer["spec"].items() if field != "aliases"}
+        except NotFoundError:
+            await get_object(cluster.client, Target(Model, name), source)
+            spec = {"modelRef": name}
+        manifest = empty_object(InferenceService, target) | {"spec": spec}
+        await cluster.client.apply(InferenceService, manifest, field_manager=FIELD_MANAGER)
+        click.echo(f"InferenceService {source} copied to {target}")
+
+    run_against(where, action, seconds=ANSWER_SECONDS, changes=True)
 
 
 @attrs.frozen

@@ -14,8 +14,8 @@ from llmkube.base.times import utcnow
 from llmkube.cli.commands.services.footprint import memory_of
 from llmkube.cli.commands.services.readiness_wait import is_stopped, print_on_interrupt, typed_command, wait_until_ready
 from llmkube.cli.host_warnings import warn_credential_problem, warn_full_disk
-from llmkube.cli.object_names import Target, find, get_object, get_service, parse_target, with_not_found_error
-from llmkube.cli.options import cluster_options, output_option, services, targets, watch_option
+from llmkube.cli.object_names import KINDS, Target, find, get_object, get_service, parse_target, with_not_found_error
+from llmkube.cli.options import cluster_options, manifests_option, output_option, services, targets, watch_option
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, ClusterFlags, answer_deadline, run_against, state_dirs
 from llmkube.cli.view import formats, output
 from llmkube.cli.view.describe import StatusView, describe_object, describe_service, summary
@@ -173,39 +173,62 @@ async def _too_few_hosts(cluster: Cluster, key: Key, replicas: int) -> list[str]
 
 
 @command("delete")
-@click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=targets)
+@click.argument("names", metavar="[NAME...]", nargs=-1, shell_complete=targets)
+@manifests_option("files", "Delete the objects in a file, a folder, or - for standard input. Repeatable.")
+@click.option("--ignore-not-found", is_flag=True, help="Succeed if an object does not exist.")
 @click.option("--with-model", is_flag=True, help="Delete its Model too, unless another InferenceService refers to it.")
 @click.option("--wait", is_flag=True, help="Wait until the objects are gone.")
 @click.option("--timeout", type=NumberRange(min=0), default=60.0, help="Seconds to wait with --wait. Default: 60.")
 @cluster_options()
-def delete(*, names: Sequence[str], with_model: bool, wait: bool, timeout: float, where: ClusterFlags) -> None:
-    """Delete InferenceServices, Models as model/NAME, or ModelRouters as modelrouter/NAME.
+def delete(
+    *,
+    names: Sequence[str],
+    files: tuple[str, ...],
+    ignore_not_found: bool,
+    with_model: bool,
+    wait: bool,
+    timeout: float,
+    where: ClusterFlags,
+) -> None:
+    """Delete InferenceServices, objects of another kind as KIND/NAME, or those in files.
 
     If an object cannot be deleted, the others still are; the exit code is that of the first failure.
     """
+    if bool(names) == bool(files):
+        raise click.UsageError("name objects, or name files with -f")
+    if files or ignore_not_found or any("/" in name and name.partition("/")[0].lower() not in KINDS for name in names):
+        if with_model or wait:
+            raise click.UsageError("--with-model and --wait are for InferenceServices, Models and ModelRouters by name")
+        from llmkube.cli.commands.services.any_kind import delete_objects  # noqa: PLC0415 - `status` starts faster
+
+        delete_objects(
+            [name if "/" in name else f"isvc/{name}" for name in names], files, where, ignore_missing=ignore_not_found
+        )
+        return
     wanted = list(dict.fromkeys(parse_target(name) for name in names))
+    seconds = timeout if wait else None
+    run_against(where, lambda cluster: _delete_all(cluster, wanted, with_model, seconds), changes=True)
 
-    async def action(cluster: Cluster) -> None:
-        problems: list[CommandError] = []
-        deleted: list[tuple[Target, Key, str]] = []
-        for target in wanted:
-            key = Key(cluster.namespace, target.name)
-            try:
-                deleted += await _delete(cluster, target, key, with_model)
-            except CommandError as problem:
-                problems.append(problem)
-        if wait:
-            await _wait_gone(cluster, deleted, timeout)
-        for target, _, _ in deleted:
-            click.echo(f"{target.title} {'is gone' if wait else 'deleted'}")
-        if any(target.kind is Model for target, _, _ in deleted):
-            note = "the file remains in the store of its machine; remove it with `llmkube cache prune` there"
-            click.echo(output.wrapped(note, err=True), err=True)
-        if problems:
-            message = "\n".join(problem.format_message() for problem in problems)
-            raise CommandError(message, ExitCode(problems[0].exit_code))
 
-    run_against(where, action, changes=True)
+async def _delete_all(cluster: Cluster, wanted: Sequence[Target], with_model: bool, wait_seconds: float | None) -> None:
+    problems: list[CommandError] = []
+    deleted: list[tuple[Target, Key, str]] = []
+    for target in wanted:
+        key = Key(cluster.namespace, target.name)
+        try:
+            deleted += await _delete(cluster, target, key, with_model)
+        except CommandError as problem:
+            problems.append(problem)
+    if wait_seconds is not None:
+        await _wait_gone(cluster, deleted, wait_seconds)
+    for target, _, _ in deleted:
+        click.echo(f"{target.title} {'deleted' if wait_seconds is None else 'is gone'}")
+    if any(target.kind is Model for target, _, _ in deleted):
+        note = "the file remains in the store of its machine; remove it with `llmkube cache prune` there"
+        click.echo(output.wrapped(note, err=True), err=True)
+    if problems:
+        message = "\n".join(problem.format_message() for problem in problems)
+        raise CommandError(message, ExitCode(problems[0].exit_code))
 
 
 async def _delete(cluster: Cluster, target: Target, key: Key, with_model: bool) -> list[tuple[Target, Key, str]]:

@@ -77,7 +77,8 @@ def _texts(name: str, read_stdin: Callable[[], str], problems: list[str]) -> Ite
         for each in files:
             yield str(each), each.read_text(encoding="utf-8")
     except OSError as exc:
-        problems.append(f"{name}: cannot be read ({exc.strerror})")
+        fix = "; a URL is not fetched: download it first" if "://" in name else ""
+        problems.append(f"{name}: cannot be read ({exc.strerror}){fix}")
     except UnicodeDecodeError:
         problems.append(f"{name}: is not UTF-8 text")
 
