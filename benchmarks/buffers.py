@@ -120,6 +120,16 @@ CASES: Final = tuple(
         starcoder2-3b        Q8_0    -c 16384
         bert-large           F16     -c 512 --embeddings
         bert-large           F16     -c 2048 -np 4 --embeddings
+        t5-large-encoder     Q8_0    -c 512 --embeddings
+        t5-large-encoder     Q8_0    -c 1024 -fa off
+        eurobert-210m        Q8_0    -c 2048 -np 4 --embeddings -ub 2048
+        embeddinggemma-300m  Q8_0    -c 2048 -np 4 --embeddings -ub 2048
+        embeddinggemma-300m  Q8_0    -c 512 -fa off
+        dream-slim           Q4_K_M  -c 4096 --no-repack
+        dream-slim           Q4_K_M  -c 2048 --embeddings --no-repack
+        llada-slim           Q4_K_M  -c 4096 -np 2 --no-repack
+        llada-moe-slim       Q4_K_M  -c 4096 --no-repack
+        rnd1-slim            Q4_K_M  -c 4096 -fa off --no-repack
     """.strip().splitlines()
 )
 

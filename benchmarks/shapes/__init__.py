@@ -26,8 +26,11 @@ from shapes.transformers import (
     llama4,
     phi3,
     starcoder2,
+    t5_encoder,
 )
 
+_WHOLE: Final[Mapping[str, bool]] = {"attention.causal": False}
+_POOLED: Final[Mapping[str, bool | int]] = {**_WHOLE, "pooling_type": 1}
 _MIXTRAL, _QWEN3_MOE = (8, 2, 14336), (128, 8, 768)
 
 SHAPES: Final[Mapping[str, Model]] = {
@@ -58,6 +61,26 @@ SHAPES: Final[Mapping[str, Model]] = {
     "phi3-mini-4k": phi3(3072, 32, 8192, 32, trained=4096, window=2047),
     "starcoder2-3b": starcoder2(3072, 30, 24, 2),
     "bert-large": bert(1024, 24, 16),
+    "t5-large-encoder": t5_encoder(1024, 24, 2816, 16),
+    "eurobert-210m": decoder("eurobert", Size(768, 12, 3072, 12, 12, 128256), trained=8192, tied=True, more=_POOLED),
+    "embeddinggemma-300m": decoder(
+        "gemma-embedding",
+        Size(768, 24, 1152, 3, 1, 262144),
+        length=256,
+        trained=2048,
+        tied=True,
+        normed=True,
+        after=True,
+        more={**_POOLED, "attention.sliding_window": 512},
+    ),
+    "dream-slim": decoder("dream", Size(3584, 4, 18944, 28, 4, 152064), bias=True, more=_WHOLE),
+    "llada-slim": decoder("llada", Size(4096, 4, 12288, 32, 32, 126464), trained=4096, more=_WHOLE),
+    "llada-moe-slim": decoder(
+        "llada-moe", Size(2048, 4, 8192, 16, 16, 157184), trained=4096, normed=True, experts=(16, 8, 1024), more=_WHOLE
+    ),
+    "rnd1-slim": decoder(
+        "rnd1", Size(2048, 4, 6144, 32, 4, 151936), length=128, normed=True, experts=(16, 8, 768), more=_WHOLE
+    ),
     "mamba-1.4b": mamba(2048, 48),
     "mamba2-1.3b": mamba(2048, 48, second=True),
     "jamba-3b": jamba(2560, 28, 8192, 20, 1),

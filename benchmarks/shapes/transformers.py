@@ -242,6 +242,19 @@ def starcoder2(width: int, layers: int, heads: int, kv_heads: int) -> Model:
     return Model("starcoder2", keys, vocabulary, ends + parts.numbered([block] * layers))
 
 
+def t5_encoder(width: int, layers: int, inner: int, heads: int) -> Model:
+    """Return the encoder of a T5: no rotated positions, but a bias by distance, whose table is in the first block."""
+    vocabulary, length = 32128, 64
+    keys = parts.numbers(width, layers, inner, heads, heads, trained=512) | parts.lengths(length)
+    keys |= {"attention.relative_buckets_count": 32}
+    block = parts.norms(width, "attn_norm", "ffn_norm") + parts.attention(width, heads, heads, length)
+    block += parts.dense(width, inner)
+    blocks = parts.numbered([[*block, ("attn_rel_b.weight", (heads, 32))], *[block] * (layers - 1)])
+    ends: Tensors = [("token_embd.weight", (width, vocabulary)), ("enc.output_norm.weight", (width,))]
+    ends += [(f"enc.{name.replace('attn_output', 'attn_o')}", sizes) for name, sizes in blocks]
+    return Model("t5encoder", keys, vocabulary, ends)
+
+
 def bert(width: int, layers: int, heads: int) -> Model:
     """Return BERT: an encoder, which keeps no KV cache."""
     inner, vocabulary, trained = 4 * width, 30522, 512

@@ -230,10 +230,11 @@ def test_values_are_counted_without_parsing(members):
             b'{"x": ' + b"[" * 1100 + b"]" * 1100 + b', "pad": "' + b"x" * PARSE_BYTES + b'"}',
             "nested more than 1024 deep",
         ),
+        (b'{"x": ' + b"[" * 1100 + b"]" * 1100 + b"}", "nested more than 1024 deep"),
         (b'{"x": [' + b"0," * 250_001 + b"0]}", "more than 250000 values"),
         (b'{"model": "' + b"x" * 5000 + b'"}', '"model" is longer than 4096 bytes'),
     ],
-    ids=["depth", "numbers", "a long name"],
+    ids=["depth", "depth of a small body", "numbers", "a long name"],
 )
 def test_a_body_beyond_a_bound_is_refused(body, words):
     """The same bounds apply to every body that is passed through, whatever its length."""

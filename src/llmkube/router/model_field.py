@@ -235,7 +235,9 @@ def parsed(body: bytes) -> Any:
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as exc:
-        raise BodyError("the body must be a JSON object") from exc
+        deep = str(exc).startswith("depth limit")
+        problem = f"the body is nested more than {MAX_DEPTH} deep" if deep else "the body must be a JSON object"
+        raise BodyError(problem) from exc
 
 
 _VALUE_BYTES: Final = {b",": 72, b"[": 184, b"{": 184}

@@ -18,6 +18,7 @@ from llmkube.cli.view.describe import (
 from llmkube.cli.view.locations import Engine, Host
 from llmkube.cli.view.output import service_wide_cells
 from llmkube.cli.view.progress import detail_of
+from llmkube.k8s.crd.model import GGUFStatus
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 CRASH = condition(
@@ -194,3 +195,11 @@ def test_a_choice_among_quantizations_is_reported_after_the_download():
     plain = model("chat", condition("Fetched", True, "Fetched", "the file is on mac"), size="4.4 GiB")
     assert "chosen" not in describe_service(StatusView(service(), plain), NOW)
     assert detail_of("fetch", service(), plain) == "4.4 GiB"
+
+
+def test_a_guessed_size_is_said():
+    """The memory of a model whose architecture is unknown is guessed, which its service and itself say."""
+    found = model("chat", FETCHED)
+    found = attrs.evolve(found, status=attrs.evolve(found.status, gguf=GGUFStatus(architecture="gemma9")))
+    for text in (describe_service(StatusView(service(), found), NOW), describe_object(found, NOW)):
+        assert "the architecture gemma9 is not known to LLMKube" in text

@@ -1,7 +1,8 @@
+import gguf
 import pytest
 
 from llmkube.weights.estimate.demand import Demand
-from llmkube.weights.estimate.layers import layers_of
+from llmkube.weights.estimate.layers import KNOWN, layers_of
 from llmkube.weights.estimate.sizing import estimate
 from model_shapes import decoder
 
@@ -23,3 +24,9 @@ def test_which_layers_have_a_window(architecture, keys, windowed):
     assert sum(layer.window == 512 for layer in layers) == windowed
     assert layers[0].window == (512 if windowed and architecture == "gemma3" else 0)
     assert estimate(shape, Demand()).certain
+
+
+def test_the_architectures_that_we_do_not_know_are_listed():
+    """A new one in the `gguf` package is added to `families.toml` after a load, or to this list."""
+    unknown = {"clip", "glm-dsa", "hunyuan_vl", "paddleocr", "t5", "wavtokenizer-dec"}
+    assert set(gguf.MODEL_ARCH_NAMES.values()) - KNOWN == unknown

@@ -33,6 +33,7 @@ from llmkube.k8s.wire.conditions import (
 )
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.k8s.wire.service_health import Health, State, model_health, service_health
+from llmkube.weights.estimate.layers import unknown_architecture
 
 # `next attempt at 2026-01-01T00:00:05Z`: written by the agent into messages of failures that it retries.
 _NEXT_ATTEMPT: Final = re.compile(r"next attempt at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z)")
@@ -79,6 +80,7 @@ def describe_service(view: StatusView, now: datetime.datetime) -> str:
         *(("next retry", text) for text in next_retry(service, view.model, now)),
         *(("since", text) for text in since(view.health, now)),
         *(("no effect", text) for text in ignored_fields(service)),
+        *(("note", text) for text in model_notes(view.model)),
         *(("update", text) for text in update(service) if not last_error(service, view.model)),
         ("model", _model_line(service, view.model)),
         *(("chosen", text) for text in filter(None, [choice_of(view.model) if view.model is not None else ""])),
@@ -119,6 +121,7 @@ def describe_object(model: Model | ModelRouter, now: datetime.datetime) -> str:
         context = f"{facts.context_length} tokens" if facts.context_length else ""
         known = (facts.architecture, facts.quantization, context, facts.license)
         rows.append(("gguf", ", ".join(each for each in known if each)))
+        rows += [("note", text) for text in model_notes(model)]
     lines = [f"Model {model.key}", *_labelled(rows)]
     return "\n".join([*lines, *_conditions(model.status.conditions, "\n".join(lines))])
 
@@ -212,6 +215,13 @@ def ignored_fields(service: InferenceService) -> list[str]:
     honoured = find_condition(service.status.conditions, SPEC_HONOURED)
     reported = honoured is not None and honoured.reason == Reason.FIELDS_IGNORED
     return [_first_line(honoured.message)] if honoured is not None and reported else []
+
+
+def model_notes(model: Model | None) -> list[str]:
+    """Return remarks about the model's file, if there are any."""
+    facts = model.status.gguf if model is not None else None
+    note = unknown_architecture(facts.architecture) if facts is not None and facts.architecture else ""
+    return [note] if note else []
 
 
 def engine_output(service: InferenceService) -> list[str]:

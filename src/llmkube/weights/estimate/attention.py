@@ -48,8 +48,8 @@ def _attention(build: GraphBuilder, index: int, block: Block, cur: Node) -> Node
     query, key, value = _projections(build, index, block, cur)
     build.graph.expand(query, value, key)
     read: tuple[Node, ...] = ()
-    if build.encoder:
-        read = tuple(Node(each.size // 2, (each.part(),)) for each in (key, value)) if build.flash else (key, value)
+    if build.reads_whole:
+        read = tuple(Node(each.size // 2, (each.part(),)) for each in (key, value)) if build.fused else (key, value)
         build.graph.expand(*read)
     else:
         _write_cache(build, key, value)
@@ -72,10 +72,13 @@ def _attend(build: GraphBuilder, index: int, query: Node, length: int, *read: No
     """Compute attention; `read` are the keys and values that are not in a cache."""
     layer = build.layers[index]
     heads, mask = build.heads[index], build.masks[layer.window]
-    if build.flash:
+    if build.fused:
         cur = build.new(heads * length, query.part(), mask, *read).view()
     else:
         scores = Node(4 * heads * build.rows * build.visible_tokens(layer), (query.part(), *read))
+        if build.buckets is not None:  # a bias by distance, looked up and transposed
+            looked_up = Node(scores.size, (build.buckets,))
+            scores = Node(scores.size, (scores, Node(scores.size, (looked_up.part(),))), in_place=True)
         scores = Node(scores.size, (scores, mask), in_place=True)
         cur = build.new(heads * length, build.new(heads * length, scores).part())
     build.graph.expand(cur)

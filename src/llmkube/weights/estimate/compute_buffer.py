@@ -96,6 +96,8 @@ def blocks_of(shape: Shape) -> tuple[Block, Mapping[int, Block]]:
     for tensor in shape.tensors:
         if tensor.sizes:
             block, name = tensor.place
+            # T5 has a shorter name for the output of its attention
+            name = "attn_output" if name == "attn_o" else name
             (outside if block < 0 else inside.setdefault(block, {}))[name] = tensor.sizes
     return outside, inside
 

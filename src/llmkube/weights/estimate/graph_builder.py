@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from llmkube.weights.estimate.graph_allocator import Graph, Node
-from llmkube.weights.estimate.layers import Cells, Layer
+from llmkube.weights.estimate.layers import Cells, Layer, is_encoder, reads_whole
 from llmkube.weights.formats.shape import Shape
 
 Block = Mapping[str, tuple[int, ...]]
@@ -17,12 +17,16 @@ class GraphBuilder:
         self.shape, self.layers, self.cache, self.rows, self.flash = shape, layers, cache, rows, flash
         self.graph = Graph()
         cached = [layer for layer in layers if layer.key_elements]
-        self.encoder = not cached and not any(layer.state_elements for layer in layers)
+        self.encoder, self.reads_whole = is_encoder(shape), reads_whole(shape)
         self.width = shape.embedding_size
         self.heads = shape.per_layer("attention.head_count")
         self.positions = Node(4 * rows)
         # A model that adds positions to the tokens does not rotate. Determined once: there may be 65,536 tensors.
-        self.rotates = all(tensor.name != "position_embd.weight" for tensor in shape.tensors)
+        names = {tensor.name for tensor in shape.tensors}
+        by_distance = "enc.blk.0.attn_rel_b.weight" in names
+        self.buckets = Node(4 * rows * rows) if by_distance else None
+        self.rotates = not by_distance and "position_embd.weight" not in names
+        self.fused = flash and not by_distance
         cell_bytes = 2 if flash else 4
         self.masks = {layer.window: Node(cell_bytes * self.visible_tokens(layer) * rows) for layer in layers}
         self.key_rows = Node(8 * rows)
@@ -32,7 +36,7 @@ class GraphBuilder:
 
     def visible_tokens(self, layer: Layer) -> int:
         """Return the number of tokens that each token of a step attends to."""
-        return self.rows if self.encoder else self.cache.of(layer)
+        return self.rows if self.reads_whole else self.cache.of(layer)
 
     def new(self, width: int, *parents: Node, in_place: bool = False) -> Node:
         """Return a result with `width` elements for each token."""

@@ -26,14 +26,15 @@ _WINDOW_PERIOD: Final[Mapping[str, int]] = _FAMILIES["window_period"]
 _WINDOW: Final[Mapping[str, int]] = _FAMILIES["window"]
 _FIRST_IS_FULL: Final = _family("first_is_whole")
 _WINDOW_IGNORED: Final = _family("window_ignored")
-_NO_CACHE: Final = _family("no_cache")
+_NO_CACHE: Final = _family("encoder") | _family("diffusion")
+_ENCODER: Final = _family("encoder") | _family("encoder_with_cache")
 _RECURRENT: Final = _family("recurrent")
 _WHERE_NO_HEADS: Final = _family("where_no_heads")
 _INTERVAL: Final = _family("interval")
 _BOTH: Final = _family("both")
 _PLAIN: Final = _family("plain")
 
-KNOWN: Final = _PLAIN | _WINDOW_PERIOD.keys() | _NO_CACHE | _RECURRENT | _WHERE_NO_HEADS | _INTERVAL | _BOTH
+KNOWN: Final = _PLAIN | _WINDOW_PERIOD.keys() | _NO_CACHE | _ENCODER | _RECURRENT | _WHERE_NO_HEADS | _INTERVAL | _BOTH
 
 
 @attrs.frozen
@@ -91,6 +92,22 @@ def head_lengths(shape: Shape, *, windowed: bool = False) -> tuple[int, int]:
 def is_known(shape: Shape) -> bool:
     """Return whether the memory of this architecture is known rather than guessed."""
     return shape.architecture in KNOWN
+
+
+def unknown_architecture(architecture: str) -> str:
+    """Return a note for people if the memory of this architecture is guessed; "" if it is known."""
+    guess = "its memory is estimated as if every layer attended to all tokens"
+    return "" if architecture in KNOWN else f"the architecture {architecture} is not known to LLMKube: {guess}"
+
+
+def is_encoder(shape: Shape) -> bool:
+    """Return whether the model returns vectors and predicts no token."""
+    return shape.architecture in _ENCODER
+
+
+def reads_whole(shape: Shape) -> bool:
+    """Return whether attention reads the tokens of a step instead of a cache."""
+    return shape.architecture in _NO_CACHE | _ENCODER
 
 
 def _windows(shape: Shape) -> tuple[int, ...]:

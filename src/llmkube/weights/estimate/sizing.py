@@ -18,9 +18,9 @@ from llmkube.weights.estimate.layers import (
     cache_bytes,
     cells,
     head_lengths,
-    is_known,
     layers_of,
     state_bytes,
+    unknown_architecture,
 )
 from llmkube.weights.estimate.tensor_placement import place_weights
 from llmkube.weights.formats.shape import Shape
@@ -55,10 +55,8 @@ def estimate(shape: Shape, demand: Demand) -> Estimate:
     _add_prompt_cache(builder, shape, demand, cache)
     _add_companions(builder, shape, demand)
     builder.add("process", Location.HOST, PROCESS_BYTES + BYTES_PER_TOKEN * shape.vocabulary_size)
-    if not is_known(shape):
-        builder.doubt(
-            f"the architecture {shape.architecture} is unknown: every layer is assumed to attend to all tokens"
-        )
+    if note := unknown_architecture(shape.architecture):
+        builder.doubt(note)
     return builder.estimate()
 
 

@@ -109,6 +109,8 @@ def facts_of(reader: HeaderReader) -> GGUFFacts:
         raise reader.refuse("it has no general.architecture, which engines require")
     if architecture == "clip":
         raise reader.refuse("it is a vision or audio projector, not a model; use the model that it belongs to")
+    if kind := fmt.OTHER_KINDS.get(architecture):
+        raise reader.refuse(f"its architecture is {architecture}: it is {kind}")
     values.check({f"{architecture}.{name}": kind for name, kind in fmt.ARCHITECTURE_KEYS.items()})
     _, _, layer_count = (values.required(f"{architecture}.{name}") for name in fmt.REQUIRED)
     if not 0 < layer_count <= fmt.MAX_LAYERS:
@@ -117,6 +119,7 @@ def facts_of(reader: HeaderReader) -> GGUFFacts:
     _check_tokenizer(values)
     if header.tensor_count == 0 and parts == 1:
         raise reader.refuse("it has no tensors: it is a vocabulary or an unfinished conversion, not a model")
+    newer = tuple(sorted(kind for kind in header.tensor_bytes if kind in fmt.NEWER_TENSOR_TYPES))
     heaviest = max(header.tensor_bytes, key=header.tensor_bytes.__getitem__, default=None)
     return GGUFFacts.of(
         _shape(values, architecture, parts),
@@ -125,9 +128,10 @@ def facts_of(reader: HeaderReader) -> GGUFFacts:
         file_version=header.version,
         name=values.text("general.name"),
         license=values.text("general.license"),
-        quantization=quantization(values.number("general.file_type"), heaviest),
+        # Without the types of all tensors the mix is not known, whatever the header says.
+        quantization=None if newer else quantization(values.number("general.file_type"), heaviest),
         split_count=parts,
-        newer_tensor_types=tuple(sorted(kind for kind in header.tensor_bytes if kind in fmt.NEWER_TENSOR_TYPES)),
+        newer_tensor_types=newer,
     )
 
 
@@ -191,7 +195,9 @@ class _Values:
     def required(self, key: str) -> int:
         number = self.number(key)
         if number is None:
-            raise self.reader.refuse(f"it has no {key}")
+            raise self.reader.refuse(
+                f"it has no {key}, which every language model has: it may be another kind of model"
+            )
         return number
 
     def per_layer(self, key: str, layer_count: int) -> tuple[int, ...]:

@@ -61,7 +61,7 @@ LOOKALIKES: Final = (
     (b"version https://git-lfs", "it is a Git LFS pointer; run `git lfs pull` in its repository"),
     (b"PK\x03\x04", "it is a zip archive, perhaps a PyTorch checkpoint; convert it to GGUF"),
     (b"\x1f\x8b", "it is gzip-compressed; decompress it first"),
-    (b"lmgg", "it is a GGML file, older than GGUF; convert it again"),
+    (b"lmgg", "it is a GGML file: of whisper.cpp, which serves it, or of an old llama.cpp; convert that again"),
     (b"tjgg", "it is a GGJT file, older than GGUF; convert it again"),
     (b"fmgg", "it is a GGMF file, older than GGUF; convert it again"),
     (b"{", "it looks like JSON"),
@@ -76,6 +76,11 @@ NO_TOKENIZER: Final = frozenset(("none", "no_vocab"))
 
 GENERAL: Final = _kinds("general")
 """Optional keys and their types."""
+
+OTHER_KINDS: Final[Mapping[str, str]] = {
+    architecture: kind for kind, names in _TABLES["other_kinds"].items() for architecture in names.split()
+}
+"""What files of other programs are, and the programs that can use them, by architecture."""
 
 SPLIT_KEYS: Final = _kinds("split")
 """Keys that the first of several files has, and their types."""

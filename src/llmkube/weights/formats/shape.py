@@ -20,8 +20,8 @@ class Tensor(NamedTuple):  # not attrs, for speed: a header may have 65,536 of t
 
     @property
     def place(self) -> tuple[int, str]:
-        """Its block's number and its name in the block, without `.weight`; -1 and the whole name outside blocks."""
-        name = self.name.removesuffix(".weight")
+        """Its block's number and its name in it, without `enc.` and `.weight`; -1 and the whole name outside blocks."""
+        name = self.name.removeprefix("enc.").removesuffix(".weight")
         parts = name.split(".", 2)
         is_block = len(parts) == 3 and parts[0] == "blk" and len(parts[1]) < 4 and parts[1].isdecimal()
         return (int(parts[1]), parts[2]) if is_block else (-1, name)

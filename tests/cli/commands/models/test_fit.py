@@ -83,7 +83,7 @@ def test_weights_that_are_too_large():
 def test_doubts_are_reported():
     """An unknown architecture is named, and the figures are called high."""
     text = lines(decoder("brandnew"), 64, context=4096)
-    assert "brandnew is unknown" in text
+    assert "brandnew is not known to LLMKube" in text
     assert "errs on the high side" in text
 
 

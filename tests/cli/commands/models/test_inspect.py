@@ -9,6 +9,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+import gguf_bytes as g
 from llmkube.cli.commands.models.inspect import as_rows
 from llmkube.cli.main import cli
 from llmkube.weights.formats.gguf import read_header
@@ -105,3 +106,39 @@ def test_inspection_errors_are_reported(name, code, words):
     """Each error has its sentence and its exit code."""
     done = run(name)
     assert (done.exit_code, words in done.output) == (code, True), done.output
+
+
+def write(path, architecture, *pairs, kinds=(0,)):
+    """Write a GGUF file with these keys and a tensor of each kind."""
+    tensors = [g.tensor(f"blk.{at}.w", (32,), kind, 128 * at) for at, kind in enumerate(kinds)]
+    data = g.header(g.key("general.architecture", g.STRING, architecture), *pairs, tensors=tensors)
+    path.write_bytes(data.ljust(len(data) + -len(data) % 32, b"\0") + bytes(128 * len(tensors)))
+
+
+def test_what_is_not_known_is_said(tmp_path, monkeypatch):
+    """An unknown architecture is named as in `fit`, and a mix with unknown tensor types is not called by a name."""
+    numbers = [g.key(f"gemma9.{name}", g.U32, 2) for name in ("context_length", "embedding_length", "block_count")]
+    more = [g.key("tokenizer.ggml.model", g.STRING, "none"), g.key("general.file_type", g.U32, 18)]
+    write(tmp_path / "x.gguf", "gemma9", *numbers, *more, kinds=(0, 99))
+    monkeypatch.chdir(tmp_path)
+    shown, fitted = run("x.gguf").output, CliRunner().invoke(cli, ("fit", "x.gguf")).output
+    assert f"file          {tmp_path}/x.gguf" in shown
+    assert "quantization  not known" in shown
+    note = "the architecture gemma9 is not known to LLMKube: its memory is estimated as if"
+    assert note in shown
+    assert note in " ".join(fitted.split())
+
+
+@pytest.mark.parametrize(
+    ("architecture", "words"),
+    [
+        ("whisper", "its architecture is whisper: it is a speech recognition model, which whisper.cpp can serve"),
+        ("flux", "it is an image or video model, which llama.cpp cannot serve"),
+        ("mystery", "it has no mystery.context_length, which every language model has"),
+    ],
+)
+def test_a_file_that_is_no_language_model_says_what_it_is(tmp_path, architecture, words):
+    """The message names the kind of model, and not only the key that is missing."""
+    write(tmp_path / "x.gguf", architecture)
+    done = run(tmp_path / "x.gguf")
+    assert (done.exit_code, words in done.output) == (1, True), done.output

@@ -24,6 +24,7 @@ from llmkube.supervisor.credentials import read_token_file
 from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.buckets import BucketAccess
 from llmkube.weights.download.remote_header import read_remote_header
+from llmkube.weights.estimate.layers import unknown_architecture
 from llmkube.weights.formats.gguf import read_header
 from llmkube.weights.formats.shape import GGUFFacts
 from llmkube.weights.ollama_model import OllamaModel
@@ -44,11 +45,12 @@ def inspect_model(*, source: str, hf_token_file: Path | None, form: str) -> None
     variables of the AWS tools). Only the header of a remote file is fetched, in at most three requests. Exits with 1 if
     no engine can load the file.
     """
-    facts = read_facts(absolute_source(source, Path.cwd()), hf_token_file)
+    absolute = absolute_source(source, Path.cwd())
+    facts = read_facts(absolute, hf_token_file)
     if form:
         click.echo(formats.dump(as_data(facts), form))
         return
-    rows = [("file", shown_source(source)), *as_rows(facts)]
+    rows = [("file", shown_source(absolute)), *as_rows(facts)]
     width = max(len(label) for label, _ in rows)
     click.echo("\n".join(f"{label:<{width}}  {printable(text)}" for label, text in rows))
 
@@ -69,7 +71,7 @@ def as_rows(facts: GGUFFacts) -> list[tuple[str, str]]:
         ("size", format_bytes(facts.size_bytes)),
         ("name", facts.name),
         ("architecture", facts.architecture),
-        ("quantization", facts.quantization),
+        ("quantization", "not known" if newer else facts.quantization),
         ("context", f"{facts.context_length} tokens" if facts.context_length else None),
         ("layers", f"{facts.layer_count}" if facts.layer_count else None),
         ("embedding", f"{facts.embedding_size}" if facts.embedding_size else None),
@@ -78,6 +80,7 @@ def as_rows(facts: GGUFFacts) -> list[tuple[str, str]]:
         ("tensors", str(facts.tensor_count)),
         ("parts", f"{facts.split_count} files; this is the first" if facts.split_count > 1 else None),
         ("version", f"GGUF {facts.file_version}"),
+        ("note", unknown_architecture(facts.architecture)),
         ("unknown", f"tensor types {newer}, which a newer engine may support" if newer else None),
     ]
     return [(label, text) for label, text in rows if text]

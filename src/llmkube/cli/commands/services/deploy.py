@@ -29,7 +29,7 @@ from llmkube.cli.object_names import find as find_object
 from llmkube.cli.options import catalog_or_services, cluster_options, models, services
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, ClusterFlags, answer_deadline, run_against
 from llmkube.cli.view import formats
-from llmkube.cli.view.describe import ignored_fields
+from llmkube.cli.view.describe import ignored_fields, model_notes
 from llmkube.cli.view.locations import find_hosts
 from llmkube.cli.view.output import wrapped
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -355,7 +355,8 @@ async def _wait(
         fix = "set spec.suspend to false" if service.spec.suspend else f"`{typed_command('scale', key)} 1`"
         raise CommandError(f"{message}, as set in its spec; start it: {fix}")
     click.echo(wrapped(f"InferenceService {key} is {service.status.phase} at {service.status.endpoint}"))
-    for message in ignored_fields(service):
+    model = await find_object(cluster.client, Model, Key(key.namespace, service.spec.model_ref))
+    for message in (*ignored_fields(service), *model_notes(model)):
         click.echo(wrapped(f"Note: {message}", err=True), err=True)
     click.echo(next_step(service), err=True)
 
