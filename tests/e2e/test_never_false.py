@@ -109,3 +109,14 @@ async def test_the_next_deploy_does_not_repeat_the_last_failure(tmp_path):
             code, out, err = await run(*DEPLOY)
             assert code == 0, err
             assert reason not in out + err
+
+
+async def test_what_the_engine_gives_up_is_reported(tmp_path):
+    """A flag that the model makes useless is named in `deploy` and `status`, with the line of the engine's log."""
+    async with open_machine(tmp_path) as (_, run):
+        code, _, err = await run(*DEPLOY, "--extra-arg=--swa-full")
+        given_up = "spec.extraArgs --swa-full (the engine's log: "
+        line = "swa_full is not supported by this model, it will be disabled)"
+        assert (code, given_up in err, line in " ".join(err.split())) == (0, True, True), err
+        status = await settled(run, "SpecHonoured False FieldsIgnored", "status", "demo")
+        assert given_up in status

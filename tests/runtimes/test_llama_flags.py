@@ -1,3 +1,4 @@
+import contextlib
 import itertools
 import re
 
@@ -373,3 +374,25 @@ def test_an_argument_without_or_against_a_field_is_refused(args, spec, words):
         read(*args, **spec)
     assert words in str(caught.value)
     assert caught.value.field == "spec.extraArgs"
+
+
+@pytest.mark.parametrize(
+    ("version", "refused"),
+    [
+        ("9060 (1a2b3c4)", True),
+        ("7492 (1a2b3c4)", True),
+        ("b8000", True),
+        ("9061 (1a2b3c4)", False),
+        ("7491 (1a2b3c4)", False),
+        ("llmkube-llama-server 0.1.0 (xllamacpp 2026.3.8123)", True),
+        ("llmkube-llama-server 0.1.0 (xllamacpp 2026.10.11549)", False),
+        ("0 (unknown)", False),
+    ],
+)
+def test_a_flag_is_refused_for_the_builds_in_which_it_is_unsafe(version, refused):
+    """The message names the CVE and the first build without it; a version without a build refuses nothing."""
+    args = read_extra_args(["--sleep-idle-seconds", "600"])
+    program = EngineInfo("llama-server", version, frozenset({"--sleep-idle-seconds"}))
+    says = r"--sleep-idle-seconds is refused: the build b\d+ of the engine has CVE-2026-43631 .* after b9060"
+    with pytest.raises(PlanError, match=says) if refused else contextlib.nullcontext():
+        assert list(render_extra_args(args, program)) == ["--sleep-idle-seconds", "600"]

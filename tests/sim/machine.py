@@ -149,6 +149,10 @@ class SimChild:
         await trio.lowlevel.checkpoint()
         return self.script.words[-count:]
 
+    async def first_lines(self):
+        await trio.lowlevel.checkpoint()
+        return self.script.words
+
     async def rename_log(self, path):
         await trio.lowlevel.checkpoint()
         self.log = path

@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import attrs
 import pytest
 import trio
 
@@ -8,10 +9,13 @@ from llmkube.k8s.resource import Key
 from llmkube.weights.errors import SourceNotAllowedError
 from model_shapes import decoder
 from sim.machine import HELP_FLAGS
+from sim.memory import SimMemory
 from sim.world import open_world
 
 BUILD = ("sim", HELP_FLAGS | {"-md", "--spec-draft-model", "--spec-type"})
 DRAFT = {"speculativeDecoding": {"type": "draft-simple", "draftModelRef": "small"}}
+KEY = Key("default", "chat")
+VOCABULARY = ("loading", "the target and draft vocabs are not compatible")
 BODY = {"source": "builtin://small", "hardware": {"accelerator": "metal"}}
 
 
@@ -35,6 +39,28 @@ async def test_a_draft_model_is_fetched_and_handed_to_the_engine(autojump_clock,
         estimate = world.machine.entries[Key("default", "chat")].launch.estimate
         assert estimate.certain
         assert "draft model" in {component.name for component in estimate.components}
+
+
+async def test_a_draft_that_the_engine_gives_up_is_reported_and_its_memory_is_free(autojump_clock):
+    """`SpecHonoured` has the line of the engine's log, also under the next agent, and the reservation shrinks."""
+    async with open_world(memory=SimMemory) as world:
+        world.machine.build = BUILD
+        world.machine.shapes |= dict.fromkeys(("builtin://demo", "builtin://small"), decoder())
+        world.machine.default = attrs.evolve(world.machine.default, words=VOCABULARY)
+        await world.apply_model("small", BODY)
+        await world.serve(**DRAFT)
+        for _ in range(2):
+            found = await world.until(world.condition, lambda seen: seen and seen[0] == "False", "SpecHonoured")
+            assert found[1] == "FieldsIgnored"
+            assert "spec.speculativeDecoding.draftModelRef (the engine's log: the target and draft vocabs" in found[2]
+            held = world.agent.activator.gate_of(KEY).ledger.book.records.serving(KEY)
+            estimate = world.machine.entries[KEY].launch.estimate
+            draft = sum(each.size_bytes for each in estimate.components if each.name == "draft model")
+            assert held.need.total_bytes == estimate.total_bytes - draft
+            await world.kill_agent()
+            await world.start_agent()
+            await trio.sleep(60)
+        assert len(world.machine.spawned) == 1
 
 
 async def test_another_draft_is_another_engine(autojump_clock):

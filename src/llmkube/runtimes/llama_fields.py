@@ -15,9 +15,16 @@ from llmkube.runtimes.plan import PlanError
 DEFAULT_CONTEXT: Final = 4096
 """Tokens when spec.contextSize is unset and the model was trained for at least as many."""
 ALL_LAYERS: Final = 99
+MIN_SLOT: Final = 256
+"""Tokens of one slot at least: a context that is not shared is rounded up to so many for each."""
 EMBEDDING_BATCH: Final = 2048
 """Tokens. A text to embed must fit into one physical batch; llama.cpp's default of 512 is only a paragraph."""
 
+POOLING_LAST: Final = 3
+"""Number of the pooling `last` in a header."""
+MIN_EMBEDDING_BATCH: Final = 512
+"""Tokens of a text that every embedding server takes, unless its context is smaller."""
+_UNIFIED: Final = frozenset({"-kvu", "--kv-unified"})
 _RUNTIMES: Final = frozenset({"llamacpp", "llama-server", "llamacpp-router"})
 _UNQUANTIZED: Final = (None, "f16", "f32", "bf16")
 DRAFT_FLAGS: Final = frozenset(spellings_of("--spec-draft-model"))
@@ -168,7 +175,16 @@ def layers_of(gpu: GPU | None) -> int:
 
 
 def add_size(line: CommandLine, spec: InferenceServiceSpec, context: int) -> None:
-    """Write context and slots; the engine's own defaults are never used."""
+    """Write context and slots; the engine's own defaults are never used.
+
+    Raises:
+        PlanError: Slots that share a context have too little of it.
+    """
+    unified = [each.flag for each in known_flags(spec.extra_args) if each.flag in spellings_of("--kv-unified")]
+    if unified and unified[-1] in _UNIFIED and 0 < context < MIN_SLOT * spec.parallel_slots:
+        share = f"--kv-unified makes {spec.parallel_slots} slots share {context} tokens"
+        least = MIN_SLOT * spec.parallel_slots
+        raise PlanError(f"{share}; write at least {least}, or reduce spec.parallelSlots", field="spec.contextSize")
     line.argv += ["--ctx-size", str(context), "--parallel", str(spec.parallel_slots)]
     line.honoured |= {"spec.contextSize", "spec.parallelSlots"}
 
@@ -257,7 +273,7 @@ def _add_answer_limit(line: CommandLine, spec: InferenceServiceSpec, context: in
         line.default("--n-predict", value=tokens)
 
 
-def add_mode(line: CommandLine, spec: InferenceServiceSpec, context: int, *, pools: bool) -> None:
+def add_mode(line: CommandLine, spec: InferenceServiceSpec, context: int, *, pools: bool, splits: bool = True) -> None:
     """Add the flags of an embedding or reranking server, or else the limit of answers.
 
     Args:
@@ -265,6 +281,10 @@ def add_mode(line: CommandLine, spec: InferenceServiceSpec, context: int, *, poo
         spec: The service's spec.
         context: Context in tokens.
         pools: Whether the model's header sets the pooling type.
+        splits: Whether that is or may be `last`, with which a text may take several batches.
+
+    Raises:
+        PlanError: A physical batch is too small for the texts to embed.
     """
     mode = mode_of(spec)
     if mode == "chat":
@@ -276,6 +296,9 @@ def add_mode(line: CommandLine, spec: InferenceServiceSpec, context: int, *, poo
         line.default("--pooling", value="rank")
     elif not pools:  # without it the engine refuses /v1/embeddings
         line.default("--pooling", value="last")
+    pooling = line.explicit.get("--pooling") or ("rank" if mode == "rerank" else "" if pools else "last")
+    if pooling != "last" and (pooling or not splits):
+        _check_batch(spec, context)
     batch = str(min(context or EMBEDDING_BATCH, EMBEDDING_BATCH))
     if spec.u_batch_size is None:
         line.default("--ubatch-size", value=batch)
@@ -283,3 +306,13 @@ def add_mode(line: CommandLine, spec: InferenceServiceSpec, context: int, *, poo
             line.default("--batch-size", value=batch)
     # the prompt cache would take up to 8 GiB outside the model's buffers, and embeddings never use it
     line.default("--cache-ram", "-cram", value="0")
+
+
+def _check_batch(spec: InferenceServiceSpec, context: int) -> None:
+    """Refuse a physical batch that is too small for a text: with most kinds of pooling, a text must fit into one."""
+    given = {"spec.uBatchSize": spec.u_batch_size, "spec.batchSize": spec.batch_size}
+    least = min(context or MIN_EMBEDDING_BATCH, MIN_EMBEDDING_BATCH)
+    for field, tokens in given.items():
+        if tokens is not None and tokens < least:
+            problem = f"it is {tokens}, and a text to embed or to rank must fit into one batch"
+            raise PlanError(f"{problem}; write at least {least}, or leave it out", field=field)

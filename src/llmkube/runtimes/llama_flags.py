@@ -248,7 +248,7 @@ def render_extra_args(parsed: Sequence[UserFlag], engine: EngineInfo) -> Iterato
     """Yield the arguments for this engine, with flags that its build has replaced translated.
 
     Raises:
-        PlanError: The engine has no such flag.
+        PlanError: The engine has no such flag, or its build must not be used with it.
     """
     flags = frozenset(each.flag for each in parsed)
     replaced = flags & frozenset.union(*_LOAD_MODES) - engine.flags
@@ -260,6 +260,9 @@ def render_extra_args(parsed: Sequence[UserFlag], engine: EngineInfo) -> Iterato
     for each in parsed:
         if engine.flags and each.flag not in engine.flags:
             raise PlanError(f"the engine {engine.version or engine.program} has no flag {each.flag}", field=EXTRA_ARGS)
+        verdict = VERDICTS.get(each.flag)
+        if verdict is not None and verdict.unsafe and (problem := verdict.unsafe.problem(engine.version)):
+            raise PlanError(problem, field=EXTRA_ARGS)
         yield from (each.flag, *each.values)
 
 

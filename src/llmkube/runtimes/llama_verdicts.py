@@ -9,6 +9,7 @@ Sources: llama-server's own `--help` and tools/server/README.md, builds 6401 to 
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Final
@@ -38,6 +39,7 @@ class Verdict:
         detail: The field for FIELD, what controls the flag for OURS, the reason for REFUSED; empty for ALLOWED.
         in_pods: Whether the verdict also applies in pods, from which a host cannot be reached.
         limits: Range of its value, if that is a number.
+        unsafe: Builds of llama.cpp in which it must not be used.
     """
 
     kind: Kind
@@ -46,6 +48,7 @@ class Verdict:
     detail: str = ""
     in_pods: bool = False
     limits: "Limits | None" = None
+    unsafe: "UnsafeBuilds | None" = None
 
 
 @attrs.frozen
@@ -72,15 +75,52 @@ class Limits:
         return f"write {'a number' if is_decimal else 'a whole number'} from {self.least} to {self.most}"
 
 
+@attrs.frozen
+class UnsafeBuilds:
+    """Builds of llama.cpp in which a flag must not be used.
+
+    Attributes:
+        flag: The flag.
+        first: The first of them.
+        last: The last of them.
+        reason: The reason.
+    """
+
+    flag: str
+    first: int
+    last: int
+    reason: str
+
+    def problem(self, version: str) -> str:
+        """Return why the flag must not be used in a program of this version, with the fix; "" if it may."""
+        build = build_of(version)
+        if build is None or not self.first <= build <= self.last:
+            return ""
+        fix = f"install a llama-server after b{self.last}, or remove the flag"
+        return f"{self.flag} is refused: the build b{build} of the engine has {self.reason}; {fix}"
+
+
+_BUILD: Final = re.compile(r"b?(?P<own>\d{3,6})(?![\d.])|.*\bxllamacpp 20\d\d\.\d+\.(?P<bundled>\d+)", re.ASCII)
+"""A version of llama-server (`9611 (02182fc5b)`), or of the bundled engine, whose package ends with the build."""
+
+
+def build_of(version: str) -> int | None:
+    """Return the number of llama.cpp's build in a program's version; None if it has none."""
+    found = _BUILD.match(version)
+    return int(found["own"] or found["bundled"]) if found else None
+
+
 def _verdicts() -> Iterator[Verdict]:
     rows = read_table(__package__, "llama_verdicts")
     limits = {flag: Limits(*bounds.split()) for bounds, flags in rows["ranges"].items() for flag in flags.split()}
+    unsafe = {row["flag"]: UnsafeBuilds(**row) for row in rows["unsafe_builds"]}
     for row in rows["verdicts"]:
         kind, values, in_pods = Kind[row["kind"]], row["values"], row.get("in_pods", False)
         for detail, flags in row["flags"].items():
             for names in flags.split():
                 spellings = tuple(names.split("|"))
-                yield Verdict(kind, spellings, values, detail, in_pods, limits.get(spellings[0]))
+                first = spellings[0]
+                yield Verdict(kind, spellings, values, detail, in_pods, limits.get(first), unsafe.get(first))
 
 
 VERDICTS: Final[Mapping[str, Verdict]] = {flag: verdict for verdict in _verdicts() for flag in verdict.spellings}

@@ -6,7 +6,7 @@ in use, a context that does not fit. Those of upstream's llama-server and of the
 
 import pytest
 
-from llmkube.runtimes.process.exits import ExitCause, classify, loading_phase
+from llmkube.runtimes.process.exits import ExitCause, classify, given_up, loading_phase
 
 BAD_FLAG = """\
 usage: llmkube-llama-server --model FILE [flags]
@@ -170,3 +170,37 @@ def test_the_progress_of_a_load_is_in_its_last_lines(line, phase):
     """The newest line with progress decides, after any earlier ones."""
     assert loading_phase([line]) == phase
     assert loading_phase(["load_tensors: x", line, "no news"]) == (phase or "loading tensors")
+
+
+VOCABULARY = """\
+0.01.127.384 I common_speculative_init_result: loading draft model 'draft.gguf'
+0.02.195.487 I spec common_specu: adding speculative implementation 'draft-simple'
+0.02.195.545 E spec common_specu: the target and draft vocabs are not compatible
+0.02.212.344 E srv    load_model: failed to initialize speculative decoding context: draft model vocab type must"""
+UNTYPED = "0.00.435.793 I spec common_specu: no implementations specified for speculative decoding"
+CAPPED = "0.00.712.412 W srv    load_model: the slot context (16384) exceeds the training context of the model (8192)"
+SWA = "0.01.060.022 W srv    load_model: swa_full is not supported by this model, it will be disabled"
+FLASH = "sched_reserve: Flash Attention was auto, set to disabled"  # of a CUDA build (lmstudio-bug-tracker issue 1454)
+GROK = "0.00.100.000 W llama_init_from_model: flash_attn is not compatible with Grok - forcing off"
+NO_LAYER = "load_tensors: offloaded 0/33 layers to GPU"
+
+
+@pytest.mark.parametrize(
+    ("argv", "log", "found"),
+    [
+        ("-md d.gguf --spec-type draft-simple", VOCABULARY, "spec.speculativeDecoding.draftModelRef (the engine's log"),
+        ("-md d.gguf", UNTYPED, "spec.speculativeDecoding.draftModelRef (the engine's log: spec common_specu: no"),
+        ("--ctx-size 512", UNTYPED, ""),
+        ("--ctx-size 16384", CAPPED, "spec.contextSize (the engine's log: srv    load_model: the slot context (16384)"),
+        ("--swa-full", SWA, "spec.extraArgs --swa-full (the engine's log: "),
+        ("--flash-attn on", GROK, "spec.flashAttention (the engine's log: "),
+        ("--flash-attn auto", FLASH, FLASH),
+        ("--flash-attn off", FLASH, ""),
+        ("--n-gpu-layers 99", NO_LAYER, "the Model's spec.hardware.gpu.layers (the engine's log: load_tensors: off"),
+        ("--n-gpu-layers 0", NO_LAYER, ""),
+    ],
+)  # fmt: skip
+def test_what_a_load_gave_up_is_read_from_its_lines(argv, log, found):
+    """Only what the command line asks for can be given up; without a field that asks, only the line is reported."""
+    assert "".join(map(str, given_up(log.splitlines(), argv.split()))).startswith(found)
+    assert bool(given_up(log.splitlines(), argv.split())) is bool(found)

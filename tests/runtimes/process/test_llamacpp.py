@@ -1,3 +1,4 @@
+import contextlib
 import itertools
 import re
 from pathlib import Path
@@ -291,10 +292,36 @@ def test_the_users_values_override_our_defaults():
     """A default flag of ours appears once, with the user's value."""
     extra = ["--pooling", "cls", "--cache-ram=100", "--metrics", "--no-webui"]
     engine = attrs.evolve(MODERN, flags=MODERN.flags | {"--no-webui"})
-    argv = planned({"mode": "embedding", "uBatchSize": 64, "extraArgs": extra}, engine=engine).argv
+    argv = planned({"mode": "embedding", "uBatchSize": 1024, "extraArgs": extra}, engine=engine).argv
     assert [argv.count(flag) for flag in ("--pooling", "--cache-ram", "--metrics", "--ubatch-size")] == [1, 1, 1, 1]
     assert contains(argv, "--pooling cls --cache-ram 100 --metrics --no-webui")
     assert "--no-ui" not in argv
+
+
+SHARED = {"contextSize": 512, "parallelSlots": 4, "extraArgs": ["--kv-unified"]}
+
+
+@pytest.mark.parametrize(
+    ("spec", "pooling", "says"),
+    [
+        (SHARED, None, "spec.contextSize: --kv-unified makes 4 slots share 512 tokens; write at least 1024"),
+        ({**SHARED, "contextSize": 1024}, None, ""),
+        ({**SHARED, "extraArgs": ["-kvu", "-no-kvu"]}, None, ""),
+        ({"mode": "embedding", "uBatchSize": 64}, 1, "spec.uBatchSize: it is 64, and a text to embed or to rank"),
+        ({"mode": "rerank", "batchSize": 256}, None, "spec.batchSize: it is 256"),
+        ({"mode": "embedding", "uBatchSize": 256, "contextSize": 256}, 1, ""),
+        ({"mode": "embedding", "uBatchSize": 64}, 3, ""),  # with `last` a text may take several batches
+        ({"mode": "embedding", "uBatchSize": 64}, None, ""),  # which is what a file without a pooling type gets
+        ({"mode": "embedding", "uBatchSize": 64, "extraArgs": ["--pooling", "mean"]}, None, "write at least 512"),
+    ],
+)
+def test_settings_are_judged_together(spec, pooling, says):
+    """A setting that the others leave without effect is refused before the engine starts, with the fix."""
+    engine = attrs.evolve(MODERN, flags=MODERN.flags | {"-kvu", "--kv-unified", "-no-kvu", "--no-kv-unified"})
+    with pytest.raises(PlanError) if says else contextlib.nullcontext() as caught:
+        planned(spec, facts=attrs.evolve(FACTS, pooling_type=pooling), engine=engine)
+    if says:
+        assert says in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -467,7 +494,7 @@ GUESSING = attrs.evolve(MODERN, flags=MODERN.flags | {"-md", "--model-draft", "-
     [
         {"speculativeDecoding": {"type": "draft-simple", "draftModelRef": "small"}},
         {"extraArgs": ["--spec-draft-model", "small", "--spec-type", "draft-simple"]},
-        {"extraArgs": ["-md=/models/small.gguf", "--spec-type", "draft-simple"]},
+        {"extraArgs": ["-md=/models/small.gguf"]},  # the engine would not use it without a type
         {"speculativeDecoding": {"type": "draft-simple", "draftModelRef": "small"}, "extraArgs": ["-md", "small"]},
     ],
 )

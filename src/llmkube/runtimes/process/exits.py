@@ -1,4 +1,4 @@
-"""Find the cause of an engine's exit, from its exit code and its last lines. Pure.
+"""Find the cause of an engine's exit, from its exit code and its last lines, and what a load gave up. Pure.
 
 Each runtime has its own rules, in `exit_rules.toml`; the phases of a load and `metal_error` are llama.cpp's.
 
@@ -16,6 +16,8 @@ from typing import Final
 import attrs
 
 from llmkube.base.package_data import read_table
+from llmkube.runtimes.arguments import EXTRA_ARGS, flag_values
+from llmkube.runtimes.llama_verdicts import VERDICTS, Kind
 
 
 class ExitCause(StrEnum):
@@ -99,6 +101,48 @@ def phase_reader(*phases: tuple[str, str]) -> Callable[[Sequence[str]], str]:
         return next(detail, "")
 
     return read
+
+
+@attrs.frozen
+class GivenUp:
+    """A setting that an engine has not put into effect although it has loaded.
+
+    Attributes:
+        setting: The field, or the flag in `spec.extraArgs`; "" if nobody asked for it.
+        line: The line of the engine's log.
+        part: Part of the estimate that the engine does not use; "" if there is none.
+    """
+
+    setting: str
+    line: str
+    part: str = ""
+
+    def __str__(self) -> str:
+        """Return it as in a condition."""
+        return f"{self.setting} (the engine's log: {self.line})" if self.setting else self.line
+
+
+_GIVEN_UP: Final = tuple((re.compile("|".join(row["words"]), re.IGNORECASE), row) for row in _ROWS["given_up"])
+
+
+def given_up(lines: Sequence[str], argv: Sequence[str]) -> tuple[GivenUp, ...]:
+    """Return what llama.cpp has given up, by the lines that it logged while it loaded.
+
+    Args:
+        lines: The lines of a load that has succeeded.
+        argv: The engine's command line: what that does not ask for cannot be given up.
+    """
+    values = flag_values(argv)
+    found: list[GivenUp] = []
+    for pattern, row in _GIVEN_UP:
+        flag = next((each for each in row["flags"] if each in values and values[each] not in row.get("unless", ())), "")
+        line = next(filter(pattern.search, lines), "") if flag else ""
+        if line:
+            verdict = VERDICTS[flag]
+            field = verdict.detail if verdict.kind is Kind.FIELD else f"{EXTRA_ARGS} {flag}"
+            unasked = values[flag] in row.get("unasked", ())
+            found.append(GivenUp("" if unasked else field, _shown(line), row.get("part", "")))
+    return tuple(found)
 
 
 _LESS_MEMORY: Final = "reduce spec.contextSize or spec.parallelSlots, or use a smaller quantization"

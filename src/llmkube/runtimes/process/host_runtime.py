@@ -13,7 +13,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.allowances import Allowances
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan
-from llmkube.runtimes.process.exits import GENERAL_RULES, Diagnosis, Rule
+from llmkube.runtimes.process.exits import GENERAL_RULES, Diagnosis, GivenUp, Rule
 from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.weights.estimate.demand import Component
 
@@ -82,6 +82,7 @@ class LogReader:
         buffers: Returns the allocated buffers; none if no line reports any.
         device_limit: Returns the memory limit of the GPU in bytes.
         gpu_failure: Returns the diagnosis of a permanent failure of the GPU.
+        given_up: Returns the settings that a load has given up, from its lines and the command line.
     """
 
     rules: tuple[Rule, ...] = GENERAL_RULES
@@ -89,6 +90,7 @@ class LogReader:
     buffers: Callable[[Iterable[str]], tuple[Component, ...]] = lambda _lines: ()
     device_limit: Callable[[Sequence[str]], int | None] = _nothing
     gpu_failure: Callable[[Sequence[str]], Diagnosis | None] = _nothing
+    given_up: Callable[[Sequence[str], Sequence[str]], tuple[GivenUp, ...]] = lambda _lines, _argv: ()
 
 
 LLAMA_QUERIES: Final = EngineQueries(

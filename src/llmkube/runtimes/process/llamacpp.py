@@ -27,7 +27,7 @@ from llmkube.runtimes.llama_flags import (
 )
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
 from llmkube.runtimes.process.environment import plan_environment
-from llmkube.runtimes.process.exits import LLAMA_RULES, loading_phase, metal_error
+from llmkube.runtimes.process.exits import LLAMA_RULES, given_up, loading_phase, metal_error
 from llmkube.runtimes.process.host_runtime import LLAMA_QUERIES, HostRuntime, LogReader, Program, ProgramError
 from llmkube.runtimes.process.memory_demand import demand_of
 from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInputs
@@ -144,7 +144,9 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
     fields.add_rope(line, spec)
     fields.add_chat_options(line, spec)
     _add_speculation(line, spec, inputs.draft)
-    fields.add_mode(line, spec, context, pools=bool(header.pooling_type))
+    fields.add_mode(
+        line, spec, context, pools=bool(header.pooling_type), splits=header.pooling_type == fields.POOLING_LAST
+    )
     _add_defaults(line, engine)
     _limit_prompt_cache(line, engine, header.shape)
     line.argv += render_extra_args([each for each in explicit if each.flag not in _WRITTEN], engine)
@@ -164,6 +166,7 @@ def _add_speculation(line: CommandLine, spec: InferenceServiceSpec, draft: Weigh
         fields.add_speculation(line, spec.speculative_decoding, path)
     elif path:
         line.add("spec.extraArgs", "-md", path)
+        line.default("--spec-type", value="draft-simple")  # without it the engine loads the draft model in vain
 
 
 def _names(alias: str, spec: InferenceServiceSpec, engine: EngineInfo) -> tuple[str, tuple[str, ...]]:
@@ -248,5 +251,5 @@ SERVER: Final = HostRuntime(
     check=check,
     plan=plan,
     queries=LLAMA_QUERIES,
-    log=LogReader(LLAMA_RULES, loading_phase, reported_buffers, device_limit, metal_error),
+    log=LogReader(LLAMA_RULES, loading_phase, reported_buffers, device_limit, metal_error, given_up),
 )

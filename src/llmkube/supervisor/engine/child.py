@@ -23,7 +23,7 @@ from llmkube.base.private_files import make_private_folder
 from llmkube.base.waiting import wait_any
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.engine.key_file import write_keys
-from llmkube.supervisor.engine.logfile import open_for_append, read_lines, rotate
+from llmkube.supervisor.engine.logfile import open_for_append, read_first_lines, read_lines, rotate
 from llmkube.supervisor.engine.process_stats import EngineProcess, Sampler
 from llmkube.supervisor.host import processes
 from llmkube.supervisor.host.exit_events import UNKNOWN_EXIT, ExitEvent
@@ -88,6 +88,10 @@ class OwnedProcess:
     async def last_lines(self, count: int) -> tuple[str, ...]:
         """Return the last lines that this attempt wrote, without those of earlier attempts in the same file."""
         return await trio.to_thread.run_sync(read_lines, self._log_path, self.log_offset, count, abandon_on_cancel=True)
+
+    async def first_lines(self) -> tuple[str, ...]:
+        """Return the first lines that this attempt wrote: those of its load."""
+        return await trio.to_thread.run_sync(read_first_lines, self._log_path, self.log_offset, abandon_on_cancel=True)
 
     async def rename_log(self, path: Path) -> None:
         """Rename its log file; the engine continues to write to it, since it holds it open."""

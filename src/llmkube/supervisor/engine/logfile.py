@@ -10,6 +10,7 @@
 import os
 import shutil
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 from llmkube.base.full_disk import is_disk_full
@@ -17,7 +18,7 @@ from llmkube.base.private_files import file_stem, make_private_folder
 from llmkube.k8s.resource import Key
 
 MAX_READ_BYTES = 256 * 1024
-"""Maximum size of the part at the end of a log that is read to show its last lines."""
+"""Maximum size of the part of a log that is read at its end, or where the output of an engine begins."""
 
 MAX_LINE_CHARS = 500
 """Length to which lines are truncated, since they appear in conditions."""
@@ -60,8 +61,21 @@ def read_lines(path: Path, offset: int, count: int) -> tuple[str, ...]:
             text = file.read(MAX_READ_BYTES).decode("utf-8", "replace")
     except OSError:
         return ()
-    lines = deque((line[:MAX_LINE_CHARS] for line in text.splitlines() if line.strip()), maxlen=count)
-    return tuple(lines)
+    return tuple(deque(_lines_of(text), maxlen=count))
+
+
+def read_first_lines(path: Path, offset: int) -> tuple[str, ...]:
+    """Return the non-empty lines written from `offset` on, in 256 KiB at most; none if the file cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return tuple(_lines_of(file.read(MAX_READ_BYTES).decode("utf-8", "replace")))
+    except OSError:
+        return ()
+
+
+def _lines_of(text: str) -> Iterator[str]:
+    return (line[:MAX_LINE_CHARS] for line in text.splitlines() if line.strip())
 
 
 def rotate(path: Path, cap_bytes: int) -> bool:

@@ -9,7 +9,7 @@ The `Book` decides; the ledger carries out its orders at once and without an awa
 never differ. A waiting service holds no memory.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 
 import attrs
@@ -23,6 +23,7 @@ from llmkube.supervisor.memory.capacity import CapacitySummary, MemoryView
 from llmkube.supervisor.memory.eviction import Decision, Eviction
 from llmkube.supervisor.memory.refusal import Refusal
 from llmkube.supervisor.memory.reservation import MemorySpec, Need, Reservation, Role, Usage
+from llmkube.weights.estimate.demand import Component, Location
 
 
 @attrs.define(eq=False)
@@ -179,6 +180,17 @@ class Ledger:
     def record_loaded(self, allocation: Allocation, *, adopted: bool = False) -> None:
         """Record that the engine answers; the load time of an adopted one is not recorded."""
         self.book.record_loaded(allocation.reservation, trio.current_time(), adopted=adopted)
+        self.request_sample()
+
+    def release_parts(self, allocation: Allocation, parts: Iterable[Component]) -> None:
+        """Release parts of a reservation that its engine does not use."""
+        need = allocation.reservation.need
+        for part in parts:
+            size = part.size_bytes
+            on_device = size if part.place is Location.DEVICE else 0
+            total, device = max(0, need.total_bytes - size), max(0, need.device_bytes - on_device)
+            need = attrs.evolve(need, total_bytes=total, device_bytes=device)
+        self.book.records.change(allocation.reservation, need=need)
         self.request_sample()
 
     def set_device_limit(self, limit_bytes: int) -> None:

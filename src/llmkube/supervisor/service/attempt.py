@@ -32,6 +32,7 @@ from llmkube.base.waiting import wait_any
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.k8s.wire.times import timestamp
 from llmkube.runtimes.plan import UNLOAD_LEFT, EngineInfo, LaunchPlan
+from llmkube.runtimes.process.exits import GivenUp
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES, holds_elsewhere, log_reader_of
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.engine.key_file import key_path, new_key
@@ -453,9 +454,12 @@ class Attempt:
                     if self.before is not None:
                         await self._take_over(running, allocation)
                     gpu_warning = await metal_monitor.load_warning(context.ledger.set_device_limit)
-                    view = attrs.evolve(view, build=await running.engine.build() or view.build)
+                    lost = await self._given_up(child, allocation)
+                    fields = tuple(str(each) for each in lost if each.setting)
+                    view = attrs.evolve(view, build=await running.engine.build() or view.build, given_up=fields)
                     by = " ".join(filter(None, (view.engine, view.build, "from", view.weights_format, "weights")))
                     message = f"loaded in {outcome.ready_at - started_at:.1f} s by {by}{gpu_warning}{restored}"
+                    message = "; ".join([message, *(str(each) for each in lost if not each.setting)])
                     await trio.lowlevel.checkpoint_if_cancelled()  # an engine that is being stopped gets no request
                     self.status.serve(attrs.evolve(view, reason=Reason.LOADED, message=message))
                     outcome.published = self.serves = True
@@ -473,6 +477,16 @@ class Attempt:
             memory_kills=child.memory_kills(),
             memory_short=context.ledger.book.is_short,
         )
+
+    async def _given_up(self, child: Child, allocation: Allocation) -> tuple[GivenUp, ...]:
+        """Return what the engine has given up while it loaded; release the memory that it does not use then."""
+        plan, estimate = self.launch.plan, self.launch.estimate
+        lost = log_reader_of(plan.runtime).given_up(await child.first_lines(), plan.argv)
+        unused = {each.part for each in lost if each.part}
+        if unused and estimate is not None:
+            parts = (each for each in estimate.components if each.name in unused)
+            self.context.ledger.release_parts(allocation, parts)
+        return lost
 
     async def _watch(self, running: RunningEngine, allocation: Allocation, prompts: EnginePrompts) -> Failure:
         """Return when the engine hangs or its GPU has failed; save its prompts whenever it is idle."""

@@ -143,7 +143,7 @@ def _accepted(facts: Facts) -> Statement | None:
 def _spec_honoured(facts: Facts) -> Statement | None:
     if facts.ignored is None:
         return None
-    generation, listed = facts.ignored.generation, ", ".join(facts.ignored.value)
+    generation, listed = facts.ignored.generation, ", ".join((*facts.ignored.value, *facts.view.value.given_up))
     if listed:
         message = f"these fields are accepted and have no effect on this machine: {listed}"
         return Statement(SPEC_HONOURED, False, Reason.FIELDS_IGNORED, message, generation)

@@ -108,6 +108,8 @@ class ServiceView:
     load, 0 if it is not known, `hold_seconds` the longest wait of a request, if the spec has one, and
     `delayed_until` when others make room for it. `closed` is why new requests wait although the engine answers.
 
+    `given_up` are the settings that the engine has not put into effect although it has loaded, each with the reason.
+
     `behind_door` is set while an engine accepts connections of this host only, although the host publishes its engines.
     """
 
@@ -130,6 +132,7 @@ class ServiceView:
     delayed_until: float = 0.0
     closed: str = ""
     behind_door: bool = False
+    given_up: tuple[str, ...] = ()
 
     @property
     def ready(self) -> bool:

@@ -112,6 +112,10 @@ class Child(Protocol):
         """Return the last log lines of this attempt, oldest first."""
         ...
 
+    async def first_lines(self) -> tuple[str, ...]:
+        """Return the first log lines of this attempt: those of its load; none if its log has been truncated since."""
+        ...
+
     async def rename_log(self, path: Path) -> None:
         """Rename its log file; it continues to write to it."""
         ...
