@@ -456,6 +456,9 @@ class Machine:
             path=Path("/sim") / source.replace("/", "_"), size_bytes=100, sha256=None, identity=source
         ), attrs.evolve(FACTS, shape=self._shape(model))
 
+    async def fetch_projector(self, model, weights, facts, progress):
+        await trio.lowlevel.checkpoint()
+
     async def preview(self, model):
         """Return the model's shape from its header before the download; None for a stored file."""
         await trio.lowlevel.checkpoint()

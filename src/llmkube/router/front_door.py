@@ -42,7 +42,7 @@ from llmkube.router.dialects.inbound import DIALECTS, OLLAMA, refusal_at
 from llmkube.router.dialects.ollama_models import LIST_PATHS, ModelFacts
 from llmkube.router.dispatch.holds import HeldRequest, Holds
 from llmkube.router.dispatch.relay import ClientStream, refuse
-from llmkube.router.dispatch.request_body import STREAMING, BodyError
+from llmkube.router.dispatch.request_body import STREAMING, BodyError, may_name_urls, parse_body, refuse_urls
 from llmkube.router.dispatch.suspects import CULPRIT, Suspect, Suspects
 from llmkube.router.dispatch.verdicts import Failure, error_in, is_request_error
 from llmkube.router.model_field import (
@@ -250,6 +250,9 @@ class PassThrough:
         if self.suspects.is_refused(request):
             raise refused(400, CULPRIT.detail, CULPRIT.cause.value)
         try:
+            if body.is_json and may_name_urls(body.content):
+                async with long_step(len(body.content)):
+                    refuse_urls(parse_body(body.content))
             with self.begin(engine.service) as passage:
                 if path.endswith("/chat/completions"):
                     async with long_step(len(body.content)):

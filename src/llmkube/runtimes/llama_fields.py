@@ -11,6 +11,7 @@ from llmkube.runtimes.arguments import EXTRA_ARGS, CommandLine, flags_in
 from llmkube.runtimes.llama_flags import TRAINED_CONTEXT, known_flags, read_as_fields
 from llmkube.runtimes.llama_verdicts import spellings_of
 from llmkube.runtimes.plan import PlanError
+from llmkube.weights.source import NO_PROJECTOR
 
 DEFAULT_CONTEXT: Final = 4096
 """Tokens when spec.contextSize is unset and the model was trained for at least as many."""
@@ -102,6 +103,19 @@ def draft_of(spec: InferenceServiceSpec) -> str:
             field=EXTRA_ARGS,
         )
     return explicit[-1]
+
+
+_NO_PROJECTOR_FLAGS: Final = frozenset({"--no-mmproj", "--no-mmproj-auto"})
+
+
+def takes_projector(service: InferenceService, model: Model) -> bool:
+    """Return whether llama.cpp is to load the Model's projector: for chats, if there is one, or if the Model names it.
+
+    A service goes without by `--no-mmproj` in its extraArgs.
+    """
+    spec, named = service.spec, model.spec.mmproj
+    refused = named == NO_PROJECTOR or spec.runtime not in _RUNTIMES or flags_in(spec.extra_args) & _NO_PROJECTOR_FLAGS
+    return not refused and bool(named or mode_of(spec) == "chat")
 
 
 def max_context(spec: InferenceServiceSpec, trained: int | None) -> int | None:

@@ -1,5 +1,6 @@
 """The real implementation of `supervisor.values.ports`: this machine's processes, files and sockets."""
 
+import contextlib
 import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -45,13 +46,22 @@ from llmkube.weights.download.downloader import Downloader, open_downloader
 from llmkube.weights.download.fetch import ModelLibrary, fetch
 from llmkube.weights.download.progress import Progress
 from llmkube.weights.download.remote_header import read_remote_header
-from llmkube.weights.errors import DigestMismatchError, SourceUnsupportedError, WeightsError, WeightsNotFoundError
+from llmkube.weights.errors import (
+    DigestMismatchError,
+    FetchError,
+    ProjectorError,
+    SourceUnsupportedError,
+    WeightsError,
+    WeightsNotFoundError,
+)
 from llmkube.weights.estimate.mlx import read_folder
 from llmkube.weights.formats.gguf import read_header
-from llmkube.weights.formats.shape import FolderFacts, GGUFFacts, ModelHeader
+from llmkube.weights.formats.projector import read_projector
+from llmkube.weights.formats.shape import FolderFacts, GGUFFacts, ModelHeader, Projector
 from llmkube.weights.ollama_model import REMEDY, OllamaModel
 from llmkube.weights.ollama_model import SCHEME as OLLAMA
 from llmkube.weights.source import (
+    NO_PROJECTOR,
     BucketFile,
     Builtin,
     EngineSource,
@@ -60,9 +70,12 @@ from llmkube.weights.source import (
     LocalFolder,
     Remote,
     RemoteFile,
+    Source,
+    beside,
     engine_source,
     parse_source,
 )
+from llmkube.weights.split_names import choose_projector, is_projector
 from llmkube.weights.store.blobs import Store, WeightsFile, open_store
 from llmkube.weights.store.disk import RunSync, in_threads
 from llmkube.weights.store.index import find_weights, name_of
@@ -108,7 +121,66 @@ class LocalWeights:
         if isinstance(source, OllamaModel):
             return await self._from_library(source, model, progress)
         sha256 = model.spec.sha256.lower() if model.spec.sha256 else None
-        fetch_source = partial(
+        fetch_source = self._fetcher(source, model, progress)
+        try:
+            if isinstance(source, LocalFile) and sha256 is not None:
+                weights = await self._verified_in_place(fetch_source, sha256)
+            else:
+                weights = await fetch_source(sha256=sha256)
+            facts = self._headers.get(weights.identity)
+            if facts is None:
+                facts = await self.read(partial(self._read_header, source, weights.path))
+                facts = self._headers.setdefault(weights.identity, facts)
+        except WeightsNotFoundError as error:
+            self._log_once(model.spec.source, error.detail)
+            raise
+        return weights, facts
+
+    async def fetch_projector(
+        self, model: Model, weights: WeightsFile, facts: GGUFFacts, progress: Callable[[Progress], None]
+    ) -> Projector | None:
+        """Fetch the projector of a fetched model: the named one, or else the one beside the file or in its repository.
+
+        Returns:
+            Its facts; None if there is none.
+        """
+        source, named = parse_source(model.spec.source), model.spec.mmproj
+        if isinstance(source, LocalFile) and not named:
+            return await self.read(partial(self._find_projector, Path(source.path), facts))
+        if (named or weights.projector or NO_PROJECTOR) == NO_PROJECTOR:
+            return None
+        found = beside(source, named or weights.projector)
+        try:
+            file = await self._fetcher(found, model, progress)()
+        except WeightsNotFoundError as error:
+            self._log_once(named or "", error.detail)
+            raise ProjectorError(str(error).removeprefix("spec.source: ")) from error
+        return await self.read(partial(self._projector_in, found, file, named or weights.projector))
+
+    def _projector_in(self, source: Source, file: WeightsFile, name: str) -> Projector:
+        projector = read_projector(file.path, self.local.open if isinstance(source, LocalFile) else open_file, name)
+        return attrs.evolve(projector, path=str(file.path), identity=file.identity)
+
+    def _find_projector(self, model: Path, facts: GGUFFacts) -> Projector | None:
+        """Return the projector in the folder of a local file; files that may not be used or do not fit are ignored."""
+        fitting, others = {}, []
+        for path in _files_in(model.parent):
+            if not is_projector(path.name):
+                others.append(path.name)
+                continue
+            with contextlib.suppress(WeightsError, FetchError):
+                seen = self.local.admit(path)
+                file = WeightsFile(seen.path, seen.size_bytes, None, seen.identity)
+                projector = self._projector_in(LocalFile(str(path)), file, path.name)
+                if projector.width == facts.input_width:
+                    fitting[path.name] = projector
+        return fitting.get(choose_projector(model.name, [*fitting, *others]))
+
+    def _fetcher(
+        self, source: EngineSource, model: Model, progress: Callable[[Progress], None]
+    ) -> Callable[..., Awaitable[WeightsFile]]:
+        """Return `fetch` for a source with the Model's credentials."""
+        return partial(
             fetch,
             source,
             self.store,
@@ -124,19 +196,6 @@ class LocalWeights:
             ),
             local=self.local,
         )
-        try:
-            if isinstance(source, LocalFile) and sha256 is not None:
-                weights = await self._verified_in_place(fetch_source, sha256)
-            else:
-                weights = await fetch_source(sha256=sha256)
-            facts = self._headers.get(weights.identity)
-            if facts is None:
-                facts = await self.read(partial(self._read_header, source, weights.path))
-                facts = self._headers.setdefault(weights.identity, facts)
-        except WeightsNotFoundError as error:
-            self._log_once(model.spec.source, error.detail)
-            raise
-        return weights, facts
 
     async def _from_library(
         self, source: OllamaModel, model: Model, progress: Callable[[Progress], None]
@@ -325,6 +384,13 @@ async def _write_networks(path: Path, admitted: AdmittedNetworks) -> None:
 
 def _source_of(model: Model) -> EngineSource:
     return engine_source(parse_source(model.spec.source), model.spec.files, model.spec.format)
+
+
+def _files_in(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:  # it cannot be listed
+        return []
 
 
 def _exists(path: Path) -> bool:

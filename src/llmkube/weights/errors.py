@@ -84,6 +84,15 @@ class WeightsNotFoundError(SourceError):
         )
 
 
+class ProjectorError(WeightsError):
+    """`spec.mmproj` names no projector, or that of another model."""
+
+    reason = "InvalidFileSet"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, field="Model.spec.mmproj")
+
+
 class SourceNotFoundError(SourceError):
     """The server has no such file, repository or revision (404, 410)."""
 

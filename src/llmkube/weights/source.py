@@ -1,6 +1,7 @@
 """Parse `spec.source` and `spec.files` into typed sources."""
 
 import functools
+import os
 import re
 import urllib.parse
 from collections.abc import Sequence
@@ -8,7 +9,7 @@ from typing import Final
 
 import attrs
 
-from llmkube.weights.errors import FileSetError, SourceError
+from llmkube.weights.errors import FileSetError, ProjectorError, SourceError
 from llmkube.weights.ollama_model import SCHEME as OLLAMA
 from llmkube.weights.ollama_model import OllamaModel, read_name
 from llmkube.weights.split_names import part_names
@@ -480,6 +481,47 @@ def pick(source: Source, files: Sequence[str]) -> Source:
             f"an agent fetches only the parts of one model; {unrelated[0]!r} is not a part of {files[0]!r}; remove it"
         )
     return chosen
+
+
+NO_PROJECTOR: Final = "none"
+"""The value of `spec.mmproj` for a model that is served without a projector, although there may be one."""
+
+
+def beside(source: Source, name: str) -> Source:
+    """Return another file of a model's source, such as its projector.
+
+    Args:
+        source: The parsed `spec.source`.
+        name: A path in the repository, the bucket's folder or the image; a name in the folder of a single file; or the
+            absolute path of a file on this host.
+
+    Raises:
+        ProjectorError: The source has no other files, or the name is not valid.
+    """
+    folder, _, _ = getattr(source, "path", "").rpartition("/")
+    try:
+        if name.startswith("/") or isinstance(source, LocalFile):
+            return LocalFile(os.path.normpath(f"{folder}/{name}" if not name.startswith("/") else name))
+        if isinstance(source, WebFile):
+            parent = source.url.path.rpartition("/")[0]
+            return attrs.evolve(source, url=source.url.with_path(f"{parent}/{_quoted(name)}"))
+        if isinstance(source, HubFile):
+            return _hub_file(repr(name), source.repository, f"{folder}/{name}".removeprefix("/"), source.revision)
+        if isinstance(source, BucketFile) and source.path.lower().endswith(".gguf"):
+            return _bucket_file(repr(name), source.bucket, f"{folder}/{name}".removeprefix("/"))
+        if isinstance(source, HubRepository | BucketFile):
+            return source.file(name)
+        if isinstance(source, ImageSource):
+            return source.pick(name)
+    except SourceError as exc:
+        raise ProjectorError(f"{name!r} is not the name of a file of the source: {exc}") from exc
+    raise ProjectorError(f"{name!r} cannot be fetched from this spec.source; remove it, or give an absolute path")
+
+
+def _quoted(name: str) -> str:
+    if any(segment in ("", ".", "..") for segment in name.split("/")):
+        raise SourceError("it is no path below the model's folder")
+    return urllib.parse.quote(name)
 
 
 def _file_of(source: HubRepository | BucketFile, file: str) -> HubFile | BucketFile:

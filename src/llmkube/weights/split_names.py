@@ -1,6 +1,7 @@
-"""The names of the parts of a split model: `PREFIX-00001-of-00003.gguf`."""
+"""The names of a model's files: parts of a split model (`PREFIX-00001-of-00003.gguf`), quantizations, projectors."""
 
 import re
+from collections.abc import Collection
 from typing import Final
 
 from llmkube.weights.errors import SourceError
@@ -28,3 +29,41 @@ def part_names(name: str) -> tuple[str, ...]:
     if count > MAX_PARTS:
         raise SourceError(f"{name!r} is one of {count} parts; more than {MAX_PARTS} are not supported")
     return tuple(f"{found['prefix']}-{part:05d}-of-{count:05d}.gguf" for part in range(1, count + 1))
+
+
+_NUMBERS: Final = re.compile(r"-\d{5}-of-\d{5}$")
+_QUANTIZATION: Final = re.compile(  # at the end of a file's name: Q4_K_M, IQ2_XXS, UD-Q4_K_XL, BF16, MXFP4
+    r"(?P<model>.*?)[-._](?P<quantization>(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|BF16|F16|F32|MXFP4\w*))", re.ASCII | re.IGNORECASE
+)
+_PROJECTOR: Final = re.compile(r"(?:.*[-_.])?mmproj.*\.gguf", re.IGNORECASE)
+_PROJECTOR_TYPES: Final = ("f16", "bf16", "q8_0", "f32")  # the best compromise first; engines compute in 16 bits
+
+
+def parse_name(path: str) -> tuple[str, str]:
+    """Return the model in a file's name, which all quantizations share, and the quantization or ""."""
+    stem = _NUMBERS.sub("", path.rpartition("/")[2][: -len(".gguf")])
+    found = _QUANTIZATION.fullmatch(stem)
+    return (stem, "") if found is None else (found["model"], found["quantization"])
+
+
+def is_projector(path: str) -> bool:
+    """Return whether a file's name is that of a projector: `mmproj-F16.gguf`, `NAME.mmproj-Q8_0.gguf`."""
+    return _PROJECTOR.fullmatch(path.rpartition("/")[2]) is not None
+
+
+def choose_projector(model: str, names: Collection[str]) -> str:
+    """Return the projector of a model among the files of its folder, by their names; "" if there is none.
+
+    Next to several models, only a projector with the model's name is its own. Among several, one in 16 bits is chosen.
+    """
+    own = parse_name(model)[0].lower()
+    found = [each for each in names if is_projector(each)]
+    models = [each for each in names if each.lower().endswith(".gguf") and not is_projector(each)]
+    if any(parse_name(each)[0].lower() != own for each in models if "imatrix" not in each.lower()):
+        found = [each for each in found if own in each.lower()]
+
+    def order(name: str) -> tuple[int, str]:
+        kind = parse_name(name)[1].lower()
+        return (_PROJECTOR_TYPES.index(kind) if kind in _PROJECTOR_TYPES else len(_PROJECTOR_TYPES)), name
+
+    return min(found, key=order, default="")

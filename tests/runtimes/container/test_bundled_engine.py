@@ -75,7 +75,6 @@ def test_a_service_that_may_have_a_gpu_never_gets_it(model, spec, image):
     [
         ({}, {"extraArgs": ["--lora", "/models/a.gguf"]}),
         ({}, {"extraArgs": ["--ctx_checkpoints=3"]}),  # llama.cpp reads the underscore, the engine does not
-        ({"mmproj": "eyes.gguf", "files": ["m.gguf", "eyes.gguf"], "source": "org/repo"}, {}),
         ({"source": "hf://org/repo/m.gguf"}, {"skipModelInit": True}),
         ({}, {"env": [{"name": "LLAMA_ARG_NO_WEBUI", "value": "1"}]}),
         ({}, {"command": ["/app/llama-server"]}),

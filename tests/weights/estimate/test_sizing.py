@@ -271,7 +271,14 @@ class TestCompanions:
         """A multimodal projector adds its file and room to work; of unknown size, it is a doubt."""
         demand = Demand(context=4096, device_layers=ALL_LAYERS, projector_path="p.gguf")
         assert not estimate(decoder(), demand).certain
-        assert part(estimate(decoder(), attrs.evolve(demand, projector_bytes=GIB)), "mmproj", Location.DEVICE) > GIB
+        assert (
+            part(
+                estimate(decoder(), attrs.evolve(demand, projector=attrs.evolve(decoder(), size_bytes=GIB))),
+                "mmproj",
+                Location.DEVICE,
+            )
+            > GIB
+        )
 
     def test_heads_that_guess_ahead(self):
         """A model's own layers for guessing cost nothing until `--spec-type draft-mtp` asks for them."""

@@ -13,6 +13,7 @@ from llmkube.k8s.wire.names import MAX_LABEL, shortened
 from llmkube.weights.errors import SourceError, WeightsError
 from llmkube.weights.ollama_model import OllamaModel
 from llmkube.weights.source import (
+    NO_PROJECTOR,
     BucketFile,
     HubRepository,
     ImageSource,
@@ -90,7 +91,7 @@ def published_name(source: Source) -> str:
 
 def extra_files(spec: ModelSpec) -> tuple[str, ...]:
     """Return the files to fetch besides the first one; the parts of a split model are fetched with their first."""
-    named = dict.fromkeys((*spec.files[1:], *((spec.mmproj,) if spec.mmproj else ())))
+    named = dict.fromkeys((*spec.files[1:], *(each for each in (spec.mmproj,) if each and each != NO_PROJECTOR)))
     try:
         together = part_names(spec.files[0]) if spec.files else ()
     except WeightsError:

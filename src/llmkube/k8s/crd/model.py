@@ -28,7 +28,8 @@ class ModelSpec(Wired):
 
     RULES: ClassVar = (
         Rule(
-            "!has(self.mmproj) || (has(self.files) && self.files.size() > 0)",
+            "!has(self.mmproj) || self.mmproj == 'none' || (has(self.files) && self.files.size() > 0)"
+            " || self.source.matches('^/|^file://|[.]gguf([@?]|$)|:[^/]+$')",
             "mmproj is a file of the repository that files are fetched from: name the files too",
         ),
     )
@@ -54,7 +55,12 @@ class ModelSpec(Wired):
         (),
         items=SchemaFacts(min_length=1),
     )
-    mmproj: str | None = field("Multimodal projector file, fetched together with files.", min_length=1)
+    mmproj: str | None = field(
+        "Multimodal projector, which lets the model see pictures: a file of the repository, a name beside the source's "
+        "file, or on a host an absolute path; none serves the model without one. Unset, a host uses the projector that "
+        "is beside a local file, or in the repository from which the file was chosen.",
+        min_length=1,
+    )
     prefetch: bool | None = field("Whether to fetch the weights before a service refers to the Model.")
     prefetch_tolerations: tuple[Mapping[str, Any], ...] = field(
         "Tolerations of the pods that fetch the weights.", (), pod_part="Toleration"
@@ -84,6 +90,15 @@ class GGUFStatus(Wired):
 
 
 @attrs.frozen(kw_only=True)
+class ProjectorStatus(Wired):
+    """The multimodal projector that engines load with the model."""
+
+    file: str = field("Name of its file.", "")
+    kind: str = field("Its kind in llama.cpp, such as gemma3.", "")
+    modalities: tuple[str, ...] = field("What it reads besides text: image, audio.", ())
+
+
+@attrs.frozen(kw_only=True)
 class ModelStatus(Wired):
     """Observed state of the weights."""
 
@@ -93,6 +108,7 @@ class ModelStatus(Wired):
     size: str = field('Size for people, such as "4.5 GiB".', "")
     sha256: str = field("SHA-256 of the file, if it was computed.", "")
     gguf: GGUFStatus | None = field("Facts from the file's header.")
+    projector: ProjectorStatus | None = field("Multimodal projector that engines on hosts load with the file.")
     quantization: str = field("Quantization from the file's header, else spec.quantization.", "")
     cache_key: str = field("Key of the source that size and gguf are for; its folder in a shared cache.", "")
     cache_volume: str = field("UID of the PersistentVolumeClaim that holds the weights; a new claim is empty.", "")

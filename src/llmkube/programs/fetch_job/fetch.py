@@ -57,7 +57,6 @@ from llmkube.weights.source import (
     BucketFile,
     Builtin,
     HubFile,
-    HubRepository,
     LocalFile,
     Remote,
     Source,
@@ -65,6 +64,7 @@ from llmkube.weights.source import (
     parse_source,
     pick,
 )
+from llmkube.weights.source import beside as file_beside
 from llmkube.weights.split_names import part_names
 from llmkube.weights.store.blobs import DIGEST, Store, WeightsFile, open_store
 from llmkube.weights.store.cache import remove_unreferenced
@@ -330,9 +330,7 @@ def _sources(text: str, files: tuple[str, ...], beside: tuple[str, ...]) -> tupl
     source = parse_source(text)
     if isinstance(source, LocalFile):
         raise SourceError(f"{source.path} is a local file: there is nothing to fetch")
-    if beside and not isinstance(source, HubRepository | BucketFile):
-        raise FileSetError("picks files from a repository or a folder of a bucket, but spec.source names neither")
-    others = [source.file(name) for name in beside] if isinstance(source, HubRepository | BucketFile) else []
+    others = [file_beside(source, name) for name in beside]
     model = pick(source, files)
     for name, other in zip(beside, others, strict=True):
         if name in _published_names(model) and other != model:

@@ -130,6 +130,11 @@ def known_fields(path: str, body: dict[str, Any]) -> tuple[dict[str, Any], tuple
     return kept, tuple(name for name in body if name not in kept) if len(kept) < len(body) else ()
 
 
+def may_name_urls(body: bytes) -> bool:
+    """Return whether a body could contain a member that `refuse_urls` refuses, without parsing it."""
+    return any(name in body for name in (b'url"', b'data"', b"\\u"))
+
+
 def refuse_urls(body: Mapping[str, Any]) -> None:
     """Refuse content that would have to be fetched for the client.
 
@@ -137,9 +142,7 @@ def refuse_urls(body: Mapping[str, Any]) -> None:
         BodyError: The body contains a URL other than `data:`, or is nested too deeply.
     """
     if where := _find_url(body, None, MAX_DEPTH):
-        message = (
-            f"{_text_of(where)} must be a data: URL; the router fetches nothing for clients, so send the content itself"
-        )
+        message = f"{_text_of(where)} must be a data: URL; nothing is fetched for clients, so send the content itself"
         raise BodyError(message, "url_not_allowed")
 
 
@@ -288,8 +291,10 @@ def _text_of(where: _Place | None) -> str:
     return f"{_text_of(parent)}.{name}" if parent else name
 
 
-_OPAQUE_FIELDS: Final = frozenset({"parameters", "schema", "json_schema", "arguments", "grammar", "metadata"})
-"""Fields that only the model interprets, whatever their members are called."""
+_OPAQUE_FIELDS: Final = frozenset(
+    {"parameters", "schema", "json_schema", "arguments", "grammar", "metadata", "annotations"}
+)
+"""Fields that only the model or nothing interprets, whatever their members are called."""
 
 _BASE64_FIELDS: Final = frozenset({"data", "file_data"})
 """Base64 fields: a value with a colon may be a URL, which a gateway would fetch."""

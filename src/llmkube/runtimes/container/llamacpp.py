@@ -26,7 +26,7 @@ from llmkube.runtimes.container.images import CPU
 from llmkube.runtimes.llama_flags import check_pod_args, expand_spellings, known_flags, pop_flags, read_as_fields
 from llmkube.runtimes.llama_verdicts import spellings_of
 from llmkube.runtimes.plan import Placeholder, PlanError
-from llmkube.weights.source import DEFAULT_REVISION, HubFile, HubRepository, WebFile
+from llmkube.weights.source import DEFAULT_REVISION, NO_PROJECTOR, HubFile, HubRepository, WebFile
 
 BUNDLED_FLAGS: Final = frozenset(read_text(__package__, "bundled_flags.txt").split())
 """All flags that the bundled engine honours (`programs.bundled_engine.llama_params`)."""
@@ -111,8 +111,13 @@ def _add_model(builder: ContainerBuilder) -> None:
         return
     line.argv += ["--model", Placeholder.MODEL]
     builder.weights()
-    if builder.model.spec.mmproj and not builder.fetches:
-        line.add("Model.spec.mmproj", "--mmproj", ModelFile(builder.model.spec.mmproj))
+    projector = builder.model.spec.mmproj or NO_PROJECTOR
+    if projector == NO_PROJECTOR:
+        line.honoured.add("Model.spec.mmproj")
+    elif projector.startswith("/"):
+        raise PlanError("a pod cannot read a file of a host; name a file of the source", field="Model.spec.mmproj")
+    elif not builder.fetches:
+        line.add("Model.spec.mmproj", "--mmproj", ModelFile(projector))
 
 
 def _own_download(source: HubFile | HubRepository | WebFile) -> list[str]:

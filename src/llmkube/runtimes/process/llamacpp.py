@@ -34,6 +34,7 @@ from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInput
 from llmkube.weights.estimate.demand import Component, Location
 from llmkube.weights.estimate.sizing import default_cache_ram_bytes
 from llmkube.weights.formats.shape import Shape
+from llmkube.weights.source import NO_PROJECTOR
 from llmkube.weights.store.blobs import WeightsFile
 
 _LINE: Final = re.compile(
@@ -48,6 +49,7 @@ _NAMES: Final[Mapping[str, str]] = {
     "compute": "compute buffer",
     "output": "output buffer",
 }
+_OF_PROJECTOR: Final = "_compute_meta: "  # a function of clip.cpp, which reserves the buffer for a picture
 _DEVICE_LIMIT: Final = re.compile(r"recommendedMaxWorkingSetSize\s*=\s*(?P<size>\d{1,9}(?:\.\d{1,6})?) MB", re.ASCII)
 _ON_HOST: Final = re.compile(r"CPU(_\w+)?|BLAS|\w+_Host")
 
@@ -63,6 +65,7 @@ def parse_buffer(line: str) -> Component | None:
         return None
     buffer, kind = found["buffer"], found["kind"]
     name = "repacked weights" if buffer.endswith("_REPACK") else _NAMES.get(kind, "recurrent state")
+    name = "mmproj" if _OF_PROJECTOR in line else name
     place = Location.HOST if _ON_HOST.fullmatch(buffer) else Location.DEVICE
     return Component(name, place, round(float(found["size"]) * (1 << 20)))
 
@@ -143,6 +146,10 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
     fields.add_memory(line, spec)
     fields.add_rope(line, spec)
     fields.add_chat_options(line, spec)
+    if inputs.projector is not None:
+        line.add("Model.spec.mmproj", "--mmproj", inputs.projector.path)
+    elif model.spec.mmproj == NO_PROJECTOR:
+        line.honoured.add("Model.spec.mmproj")
     _add_speculation(line, spec, inputs.draft)
     fields.add_mode(
         line, spec, context, pools=bool(header.pooling_type), splits=header.pooling_type == fields.POOLING_LAST

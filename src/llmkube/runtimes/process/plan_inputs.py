@@ -16,7 +16,7 @@ from llmkube.runtimes.arguments import flag_words
 from llmkube.runtimes.llama_fields import DEFAULT_CONTEXT, mode_of
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError, front_words
 from llmkube.weights.estimate.demand import Demand
-from llmkube.weights.formats.shape import ModelHeader
+from llmkube.weights.formats.shape import GGUFFacts, ModelHeader, Projector
 from llmkube.weights.store.blobs import WeightsFile
 
 HONOURED_BY_THE_HOST: Final = frozenset(read_text(__package__, "honoured_by_the_host.txt").split())
@@ -68,6 +68,11 @@ class PlanInputs:
         return self.isvc.spec
 
     @property
+    def projector(self) -> Projector | None:
+        """The projector that the engine loads, if any."""
+        return self.header.projector if isinstance(self.header, GGUFFacts) else None
+
+    @property
     def context(self) -> int:
         """Tokens of a request: from the spec, or else the trained context up to `DEFAULT_CONTEXT`."""
         return self.spec.context_size or min(self.header.context_length or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
@@ -97,13 +102,13 @@ class PlanInputs:
             honoured: Paths of the fields that have an effect.
             ignored: Descriptions of settings without effect in fields that are otherwise honoured.
         """
-        draft = "" if self.draft is None else f" {self.draft.identity}"
+        others = "".join(f" {each.identity}" for each in (self.draft, self.projector) if each is not None)
         return LaunchPlan(
             argv=tuple(argv),
             env=tuple(env),
             runtime=runtime,
             alias=self.alias,
-            weights_identity=self.weights.identity + draft,
+            weights_identity=self.weights.identity + others,
             not_honoured=(*(path for path in given_paths(self.isvc, self.model) if path not in honoured), *ignored),
             demand=demand,
             keys_digest=self.keys_digest,

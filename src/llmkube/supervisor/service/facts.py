@@ -23,7 +23,7 @@ from llmkube.supervisor.values.desired import Desired
 from llmkube.supervisor.values.door_state import Listen
 from llmkube.supervisor.values.host_addresses import HostAddress
 from llmkube.supervisor.values.lifecycle import Failure, ServiceView
-from llmkube.weights.formats.shape import ModelHeader
+from llmkube.weights.formats.shape import GGUFFacts, ModelHeader
 from llmkube.weights.store.blobs import WeightsFile
 
 T = TypeVar("T")
@@ -214,7 +214,9 @@ class Facts:
 
     def with_file(self, weights: WeightsFile, header: ModelHeader) -> "Facts":
         """Record that the file is here, with its header."""
-        chosen = f": {weights.choice}" if weights.choice else ""
+        projector = header.projector if isinstance(header, GGUFFacts) else None
+        notes = [weights.choice, f"with the projector {projector.name}" if projector is not None else ""]
+        chosen = f": {', '.join(filter(None, notes))}".removesuffix(": ")
         fetch = FetchState(True, Reason.FETCHED, f"the file is on {self.host}{chosen}", weights, header)
         fetched = _observed(self.desired.model, fetch)
         return attrs.evolve(self, fetched=self.desired.model.spec, fetch_error="", fetch_delay="", fetch=fetched)

@@ -20,7 +20,7 @@ from llmkube.base.waiting import wait_any
 from llmkube.k8s.crd.meta import ObjectMeta
 from llmkube.k8s.crd.model import Model, ModelSpec
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.runtimes.llama_fields import draft_of
+from llmkube.runtimes.llama_fields import draft_of, takes_projector
 from llmkube.runtimes.process.host_runtimes import host_runtime_of, refuse_library
 from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.runtimes.registry import check, plan_for
@@ -36,7 +36,8 @@ from llmkube.supervisor.values.need import need_of
 from llmkube.weights.download.progress import Progress
 from llmkube.weights.errors import DigestMismatchError
 from llmkube.weights.estimate.sizing import estimate
-from llmkube.weights.formats.shape import ModelHeader, Shape
+from llmkube.weights.formats.projector import with_projector
+from llmkube.weights.formats.shape import GGUFFacts, ModelHeader, Shape
 from llmkube.weights.store.blobs import WeightsFile
 
 PROGRESS_SECONDS: Final = 2.0
@@ -142,7 +143,7 @@ class Planner:
             return False
         try:
             with progress:
-                weights, facts = await ports.weights.fetch(desired.model, progress)
+                weights, facts = await self._fetch(desired, progress)
         except LLMKubeError as error:
             manager.update(Facts.without_file, error)
             self._fail(error, Reason.FETCH_FAILED)
@@ -172,6 +173,15 @@ class Planner:
         self.target.put_nowait(activation.target(launch, idle))
         manager.changed.put_nowait(None)  # the keys of its clients may have
         return True
+
+    async def _fetch(self, desired: Desired, progress: Callable[[Progress], None]) -> tuple[WeightsFile, ModelHeader]:
+        """Fetch the Model's file, and its projector if the engine takes one; the header has the facts of both."""
+        fetcher = self.context.ports.weights
+        weights, facts = await fetcher.fetch(desired.model, progress)
+        if isinstance(facts, GGUFFacts) and takes_projector(desired.service, desired.model):
+            found = await fetcher.fetch_projector(desired.model, weights, facts, progress)
+            facts = with_projector(facts, found)
+        return weights, facts
 
     async def _fetch_draft(self, desired: Desired, progress: Callable[[Progress], None]) -> _Draft | None:
         """Fetch the file of the draft model, if the service has one."""
@@ -217,6 +227,8 @@ class Planner:
         demand = plan.demand
         if demand is not None and draft is not None:
             demand = attrs.evolve(demand, draft=draft.shape)
+        if demand is not None and demand.projector_path and isinstance(facts, GGUFFacts) and facts.projector:
+            demand = attrs.evolve(demand, projector=facts.projector.shape)
         expected = _estimate(facts.shape, demand) if facts.shape is not None and demand is not None else None
         return Launch(plan, weights, expected, facts.shape, client_keys=keys)
 

@@ -27,7 +27,7 @@ from llmkube.supervisor.values.lifecycle import Exit
 from llmkube.supervisor.values.liveness import EngineStats
 from llmkube.supervisor.values.proxy_config import ProxyConfig
 from llmkube.weights.download.progress import Progress
-from llmkube.weights.formats.shape import ModelHeader
+from llmkube.weights.formats.shape import GGUFFacts, ModelHeader, Projector
 from llmkube.weights.store.blobs import WeightsFile
 
 
@@ -213,6 +213,17 @@ class Weights(Protocol):
 
         Raises:
             UserError: The source, the digest or the file is invalid.
+            ExternalError: The fetch failed; a retry could help.
+        """
+        ...
+
+    async def fetch_projector(
+        self, model: Model, weights: WeightsFile, facts: GGUFFacts, progress: Callable[[Progress], None]
+    ) -> Projector | None:
+        """Fetch the projector of a Model whose file was fetched; None if it has none.
+
+        Raises:
+            UserError: The name or the file is invalid.
             ExternalError: The fetch failed; a retry could help.
         """
         ...

@@ -218,6 +218,7 @@ class Downloader:
                 versions=versions,
                 audience=audience,
                 choice=meter.chosen,
+                projector=meter.projector,
                 names=tuple(one.name for one in requests if one.name),
             )
             return await self._run_sync(index.commit_record, self._store, name, record, parts)

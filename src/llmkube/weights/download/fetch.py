@@ -104,7 +104,7 @@ async def _use_in_place(
 
         digest = await local_files.hash_file(seen, verifying, reading, local.open)
         _check_digest(path, digest, sha256)
-    return WeightsFile(seen.path, seen.size_bytes, digest, f"{seen.path}:{seen.size_bytes}:{seen.mtime_ns}")
+    return WeightsFile(seen.path, seen.size_bytes, digest, seen.identity)
 
 
 async def _use_folder(

@@ -11,6 +11,7 @@ import attrs
 from llmkube.base.units import format_bytes
 from llmkube.weights.errors import AmbiguousSourceError, FetchError, SourceError, SourceNotFoundError
 from llmkube.weights.source import HubFile, HubFolder, HubRepository
+from llmkube.weights.split_names import parse_name
 from llmkube.weights.urls import BadUrlError, WebUrl, parse_url
 
 ENDPOINT: Final = "https://huggingface.co"
@@ -18,10 +19,6 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _COMPANION: Final = re.compile(r"(^|[-_./])(mmproj|imatrix)", re.IGNORECASE)  # files that accompany a model
 _MAX_SHOWN: Final = 24
-_PART: Final = re.compile(r"-\d{5}-of-\d{5}$")
-_QUANTIZATION: Final = re.compile(  # at the end of a file's name: Q4_K_M, IQ2_XXS, UD-Q4_K_XL, BF16, MXFP4
-    r"(?P<model>.*?)[-._](?P<quantization>(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|BF16|F16|F32|MXFP4\w*))", re.ASCII | re.IGNORECASE
-)
 
 _FOLDER_FILE: Final = re.compile(
     r"(?:model[\w.-]*\.safetensors|[\w][\w.-]*\.(?:json|jinja|model|tiktoken)|(?:merges|vocab)\.txt)", re.ASCII
@@ -138,8 +135,8 @@ def choose(source: HubRepository, listing: Listing, *, memory_bytes: int | None 
     if len(models) == 1 and not source.quantization:
         return Choice(source.file(next(iter(models))))
     wanted = (source.quantization or DEFAULT_QUANTIZATION).lower()
-    matching = [first for first in models if _parse_name(first)[1].lower() == wanted]
-    is_one_model = len({_parse_name(first)[0].lower() for first in models}) == 1
+    matching = [first for first in models if parse_name(first)[1].lower() == wanted]
+    is_one_model = len({parse_name(first)[0].lower() for first in models}) == 1
     if len(matching) == 1 and (source.quantization or is_one_model):
         reason = "" if source.quantization else f"{DEFAULT_QUANTIZATION}, one of {len(models)} in {source.name}"
         return Choice(source.file(matching[0]), reason)
@@ -150,7 +147,7 @@ def choose(source: HubRepository, listing: Listing, *, memory_bytes: int | None 
         if fitting:
             largest = max(fitting, key=lambda first: (sizes[first], first))
             fit = f"the largest of {len(models)} in {source.name} that fits into {format_bytes(memory_bytes)} of memory"
-            model, quantization = _parse_name(largest)
+            model, quantization = parse_name(largest)
             return Choice(source.file(largest), f"{quantization or model}, {fit}; it has no {DEFAULT_QUANTIZATION}")
     if source.quantization and not matching:
         raise SourceNotFoundError(f"{source.redacted}: the repository has no {source.quantization}; it has {shown}")
@@ -212,13 +209,6 @@ def _entry(sibling: Any) -> HubEntry:
         size if isinstance(size, int) and size >= 0 else None,
         digest if isinstance(digest, str) and _DIGEST.fullmatch(digest) else None,
     )
-
-
-def _parse_name(path: str) -> tuple[str, str]:
-    """Return the model in a file's name, which all quantizations share, and the quantization or ""."""
-    stem = _PART.sub("", path.rpartition("/")[2][: -len(".gguf")])
-    found = _QUANTIZATION.fullmatch(stem)
-    return (stem, "") if found is None else (found["model"], found["quantization"])
 
 
 def _size(listing: Listing, parts: Iterable[str]) -> str:

@@ -118,6 +118,7 @@ class Meter:
         total_bytes: Of all files; 0 while unknown.
         finished_bytes: Of the complete files.
         chosen: The chosen quantization, for people; empty if there was no choice.
+        projector: The projector of the chosen model in its repository; empty if there is none.
     """
 
     progress: OnProgress
@@ -125,6 +126,7 @@ class Meter:
     total_bytes: int = 0
     finished_bytes: int = 0
     chosen: str = ""
+    projector: str = ""
     _rate: Rate = attrs.field(factory=Rate)
     _waiting_since: datetime.datetime | None = None
     _done_bytes: int = 0

@@ -25,6 +25,7 @@ from llmkube.weights.http_responses import (
     refusal,
 )
 from llmkube.weights.source import BucketFile, HubFile, HubFolder, HubRepository, ImageSource, Remote, WebFile
+from llmkube.weights.split_names import choose_projector
 from llmkube.weights.store.index import Audience, key_of
 from llmkube.weights.urls import UserInfo, WebUrl
 
@@ -119,6 +120,7 @@ class Resolver:
         elif isinstance(source, HubRepository):
             choice = hugging_face.choose(source, listing, memory_bytes=self.memory_bytes)
             entries, self.meter.chosen = hugging_face.entries_of(choice.file, listing), choice.reason
+            self.meter.projector = choose_projector(choice.file.path, listing.files)
         else:
             entries = hugging_face.entries_of(source, listing)
         self._refuse_one_digest_for_many(len(entries))

@@ -148,8 +148,8 @@ def _layer(build: GraphBuilder, index: int, block: Block, before: Node, outputs:
 def _feed_forward(build: GraphBuilder, block: Block, cur: Node) -> Node:
     if "ffn_down_exps" in block:
         output = _experts(build, block, cur)
-        return build.add(output, _gated(build, block, cur, "_shexp")) if "ffn_down_shexp" in block else output
-    return _gated(build, block, cur) if "ffn_down" in block else cur
+        return build.add(output, gated(build, block, cur, "_shexp")) if "ffn_down_shexp" in block else output
+    return gated(build, block, cur) if "ffn_down" in block else cur
 
 
 def _experts(build: GraphBuilder, block: Block, cur: Node) -> Node:
@@ -177,7 +177,7 @@ def _experts(build: GraphBuilder, block: Block, cur: Node) -> Node:
     return total if used > 1 else build.new(build.width, total)
 
 
-def _gated(build: GraphBuilder, block: Block, cur: Node, suffix: str = "") -> Node:
+def gated(build: GraphBuilder, block: Block, cur: Node, suffix: str = "") -> Node:
     """Project up, activate and project down, with or without a gate; one tensor of twice the width has both."""
     inner = block[f"ffn_down{suffix}"][0]
     wide = [build.mul_mat(block, name, cur) for part in ("gate", "up") if (name := f"ffn_{part}{suffix}") in block]

@@ -95,8 +95,9 @@ class Demand:
         draft_context: Tokens of the draft model; 0 means as many as the model.
         draft: The draft model, after its header was read.
         projector_path: The multimodal projector's file.
-        projector_bytes: Its size, if known.
+        projector: The multimodal projector, after its header was read.
         projector_on_device: Whether it is on the device.
+        image_tokens: Vectors of the largest picture, for a projector of pictures of any size; 0 for its own limit.
     """
 
     context: int = 0
@@ -124,5 +125,6 @@ class Demand:
     draft_context: int = 0
     draft: Shape | None = None
     projector_path: str = ""
-    projector_bytes: int | None = None
+    projector: Shape | None = None
     projector_on_device: bool = True
+    image_tokens: int = 0

@@ -8,7 +8,7 @@ from typing import Final
 import attrs
 
 from llmkube.base.units import format_bytes
-from llmkube.weights.estimate import mlx
+from llmkube.weights.estimate import mlx, projector
 from llmkube.weights.estimate.compute_buffer import Batch, compute_bytes
 from llmkube.weights.estimate.demand import DEFAULT_CACHE_RAM_BYTES, Component, Demand, Estimate, Location
 from llmkube.weights.estimate.layers import (
@@ -208,14 +208,27 @@ def _add_prompt_cache(builder: _EstimateBuilder, shape: Shape, demand: Demand, c
     builder.add("context checkpoints", Location.HOST, size * each_slot * cache.slots)
 
 
+def _add_projector(builder: _EstimateBuilder, place: Location, demand: Demand) -> None:
+    """Add the projector, and its buffer for the largest picture."""
+    found = demand.projector
+    if found is None:
+        builder.doubt("the size of the multimodal projector is unknown")
+        return
+    builder.add("mmproj", place, sum(each.size_bytes for each in found.tensors) or found.size_bytes)
+    size = _PROJECTOR_WORK_BYTES
+    if found.architecture in projector.KINDS:
+        size = projector.compute_bytes(found, demand.image_tokens, flash=demand.flash_attention != "off")
+    else:
+        doubt = f"the projector's kind {found.architecture} is unknown: {format_bytes(size)} are assumed for its work"
+        builder.doubt(doubt)
+    builder.add("mmproj", place, size)
+
+
 def _add_companions(builder: _EstimateBuilder, shape: Shape, demand: Demand) -> None:
     """Add the projector and the draft model."""
     if demand.projector_path:
         place = Location.DEVICE if demand.device_layers and demand.projector_on_device else Location.HOST
-        if demand.projector_bytes is None:
-            builder.doubt("the size of the multimodal projector is unknown")
-        else:
-            builder.add("mmproj", place, demand.projector_bytes + _PROJECTOR_WORK_BYTES)
+        _add_projector(builder, place, demand)
     if demand.draft_path and demand.draft is None:
         builder.doubt("the size of the draft model is unknown")
     if demand.draft is not None:

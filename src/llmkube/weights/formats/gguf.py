@@ -51,13 +51,20 @@ def read_header(path: Path, opener: Callable[[Path], int] = open_file) -> GGUFFa
         NotGGUFError: The file is not a complete model in little-endian GGUF, version 2 or 3.
         FetchError: The file cannot be read now.
     """
-    facts = facts_of(_read(path, opener))
+    facts = facts_of(read_file(path, opener))
     if facts.split_count == 1 or facts.shape is None:
         return facts
     return attrs.evolve(facts, shape=_with_parts(path, facts.shape, facts.split_count, opener))
 
 
-def _read(path: Path, opener: Callable[[Path], int]) -> HeaderReader:
+def read_file(path: Path, opener: Callable[[Path], int] = open_file) -> HeaderReader:
+    """Return the reader of a file's header, which was read completely; blocks on the disk.
+
+    Raises:
+        WeightsError: Raised by `opener`.
+        NotGGUFError: It is not a GGUF file.
+        FetchError: It cannot be read now.
+    """
     try:
         descriptor = opener(path)
         try:
@@ -80,7 +87,7 @@ def _with_parts(path: Path, shape: Shape, count: int, opener: Callable[[Path], i
         return shape
     for number in range(2, count + 1):
         try:
-            header = _read(path.with_name(f"{named['name']}-{number:05}-of-{count:05}.gguf"), opener).header
+            header = read_file(path.with_name(f"{named['name']}-{number:05}-of-{count:05}.gguf"), opener).header
         except (WeightsError, FetchError):
             continue
         if header is not None and len(shape.tensors) + header.tensor_count <= MAX_TENSORS:
@@ -101,14 +108,17 @@ def facts_of(reader: HeaderReader) -> GGUFFacts:
     """
     header = reader.header
     assert header is not None, "the reader has been fed until `next_range` is None"
-    values = _Values(reader, header)
+    values = HeaderValues(reader, header)
     values.check(fmt.GENERAL)
     parts = _split_count(values)
     architecture = values.text(fmt.ARCHITECTURE)
     if not architecture:
         raise reader.refuse("it has no general.architecture, which engines require")
-    if architecture == "clip":
-        raise reader.refuse("it is a vision or audio projector, not a model; use the model that it belongs to")
+    if architecture == fmt.PROJECTOR:
+        raise reader.refuse(
+            "it is a vision or audio projector, not a model; use the model that it belongs to, and name this file in "
+            "the Model's spec.mmproj (llmkube deploy --mmproj)"
+        )
     if kind := fmt.OTHER_KINDS.get(architecture):
         raise reader.refuse(f"its architecture is {architecture}: it is {kind}")
     values.check({f"{architecture}.{name}": kind for name, kind in fmt.ARCHITECTURE_KEYS.items()})
@@ -135,7 +145,7 @@ def facts_of(reader: HeaderReader) -> GGUFFacts:
     )
 
 
-def _shape(values: "_Values", architecture: str, parts: int) -> Shape:
+def _shape(values: "HeaderValues", architecture: str, parts: int) -> Shape:
     """Return the shape for sizing; its keys are not checked, and those of an unexpected type are ignored."""
     header = values.header
     keys = (*fmt.ARCHITECTURE_KEYS, *fmt.PER_LAYER, *fmt.SIZING_KEYS)
@@ -155,13 +165,14 @@ def _shape(values: "_Values", architecture: str, parts: int) -> Shape:
 
 
 @attrs.frozen
-class _Values:
+class HeaderValues:
     """The retained values, read as the model loader does; a value of a different type than in the rules is refused."""
 
     reader: HeaderReader
     header: Header
 
     def get(self, key: str) -> Value | None:
+        """Return a value; None if absent."""
         return self.header.values.get(key.encode())
 
     def check(self, kinds: Mapping[str, int]) -> None:
@@ -193,6 +204,7 @@ class _Values:
         return tuple(int(number) for (number,) in fmt.LAYOUTS[value.kind].iter_unpack(value.data))
 
     def required(self, key: str) -> int:
+        """Return an integer; refuse the file if it is absent."""
         number = self.number(key)
         if number is None:
             raise self.reader.refuse(
@@ -215,7 +227,7 @@ class _Values:
         return tuple(number for (number,) in fmt.LAYOUTS[fmt.UINT32].iter_unpack(value.data))
 
 
-def _check_tokenizer(values: _Values) -> None:
+def _check_tokenizer(values: HeaderValues) -> None:
     """Refuse a header without a usable tokenizer."""
     refuse = values.reader.refuse
     if values.get(fmt.TOKENIZER) is None:
@@ -235,7 +247,7 @@ def _check_tokenizer(values: _Values) -> None:
             raise refuse(f"{key} is of type {value.title}; each of {tokens.count} tokens needs one {expected}")
 
 
-def _split_count(values: _Values) -> int:
+def _split_count(values: HeaderValues) -> int:
     """Return the number of files of the model; engines are given the first, from which they find the others."""
     parts = values.number("split.count") or 1
     if parts > 1:

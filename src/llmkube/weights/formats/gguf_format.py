@@ -69,6 +69,8 @@ LOOKALIKES: Final = (
 """Other files that users pass instead of a GGUF file, by their first bytes."""
 
 ARCHITECTURE: Final = "general.architecture"
+PROJECTOR: Final = "clip"
+"""The architecture of a projector of pictures or sound into a model's vectors."""
 TOKENIZER: Final = "tokenizer.ggml.model"
 TOKENS: Final = "tokenizer.ggml.tokens"
 NO_TOKENIZER: Final = frozenset(("none", "no_vocab"))
@@ -105,11 +107,23 @@ ARCHITECTURE_KEYS: Final = _kinds("architecture")
 SIZING_KEYS: Final[tuple[str, ...]] = tuple(_TABLES["sizing"]["keys"])
 """Keys below the architecture's name that are read only for the memory estimate, of any type."""
 
+PROJECTOR_KEYS: Final[tuple[str, ...]] = tuple(_TABLES["projector"]["keys"])
+"""Keys below `clip.` that are read from a projector."""
+
+PROJECTOR_WIDTHS: Final[Mapping[str, tuple[str, int]]] = {
+    kind: (name.split()[0], int(name.split()[1]))
+    for name, kinds in _TABLES["projector"]["width"].items()
+    for kind in kinds.split()
+}
+"""The tensor of a projector, by its kind, and the dimension that is the length of its vectors."""
+
 RETAINED_KEYS: Final = frozenset(
     key.encode()
     for key in (*GENERAL, *SPLIT_KEYS, *TOKENIZER_KEYS, *TOKEN_ARRAYS, TOKENS, "general.license", "general.alignment")
 )
 """Keys whose values the header reader retains."""
 
-RETAINED_ARCHITECTURE_KEYS: Final = frozenset(key.encode() for key in (*ARCHITECTURE_KEYS, *PER_LAYER, *SIZING_KEYS))
+RETAINED_ARCHITECTURE_KEYS: Final = frozenset(
+    key.encode() for key in (*ARCHITECTURE_KEYS, *PER_LAYER, *SIZING_KEYS, *PROJECTOR_KEYS)
+)
 """The same below the architecture's name, which may come after them in the file."""

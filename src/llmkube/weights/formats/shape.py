@@ -96,6 +96,36 @@ class Shape:
         return (found[0] if len(found) == 1 else default,) * self.layer_count
 
 
+@attrs.frozen(eq=False)
+class Projector:
+    """A file that turns pictures or sound into vectors for a model (`--mmproj`).
+
+    Attributes:
+        kind: The kind, such as `gemma3`; of a file with two, the one for pictures.
+        width: The length of its vectors; None if unknown.
+        vision: Whether it reads pictures.
+        audio: Whether it reads sound.
+        shape: Its tensors, and the numbers of the part for pictures.
+        path: The file; empty if it is not on this host.
+        identity: Changes whenever the bytes may have changed.
+        name: The file's name for people; empty for `path`'s.
+    """
+
+    kind: str
+    width: int | None
+    vision: bool
+    audio: bool
+    shape: Shape
+    path: str = ""
+    identity: str = ""
+    name: str = ""
+
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """The types of input besides text."""
+        return tuple(name for name, has in (("image", self.vision), ("audio", self.audio)) if has)
+
+
 @attrs.frozen
 class GGUFFacts:
     """The facts in a GGUF header; None for absent ones.
@@ -104,7 +134,8 @@ class GGUFFacts:
     `head_count_kv_per_layer` has them all. `size_bytes` is the size of this file alone, even if the model is split into
     `split_count` files; for a remote file of unknown size, it is the size that its tensors need. `pooling_type` is the
     pooling of an embedding model, in llama.cpp's numbers: 0 means none. `newer_tensor_types` are the numbers of tensor
-    types that only engines newer than this release know. `shape` is for `sizing`, and is ignored in comparisons.
+    types that only engines newer than this release know. `shape` is for `sizing`, and `projector` is the one that the
+    model is served with; both are ignored in comparisons.
     """
 
     architecture: str
@@ -126,6 +157,12 @@ class GGUFFacts:
     split_count: int = 1
     newer_tensor_types: tuple[int, ...] = ()
     shape: Shape | None = attrs.field(default=None, eq=False, repr=False)
+    projector: Projector | None = attrs.field(default=None, eq=False, repr=False)
+
+    @property
+    def input_width(self) -> int:
+        """The length of the vectors that the model takes as input, several for each position of some; 0 if unknown."""
+        return self.shape.embedding_size * (1 + self.shape.number("n_deepstack_layers")) if self.shape else 0
 
     @classmethod
     def of(cls, shape: Shape, heads: tuple[int, ...], kv_heads: tuple[int, ...], **others: Any) -> "GGUFFacts":

@@ -46,6 +46,7 @@ class WeightsFile:
         sha256: Its digest in lower-case hex; None for a local file without a digest in its spec.
         identity: Changes whenever the bytes may have changed; part of the digest of a launch plan.
         choice: The choice among several files, for people; empty if there was no choice.
+        projector: The projector of a model in the repository from which it was chosen; empty if there is none.
     """
 
     path: Path
@@ -53,6 +54,7 @@ class WeightsFile:
     sha256: str | None
     identity: str
     choice: str = attrs.field(default="", eq=False)
+    projector: str = attrs.field(default="", eq=False)
 
 
 @attrs.frozen

@@ -90,6 +90,7 @@ class Record:
         versions: The server's version of each piece; empty if unknown.
         choice: The chosen quantization, for people; empty if there was no choice.
         names: The names of the pieces in the folder for an engine; empty if it loads a file.
+        projector: The model's projector in the repository from which it was chosen; empty if there is none.
     """
 
     source: str
@@ -100,6 +101,7 @@ class Record:
     audience: Audience = OWNER
     choice: str = ""
     names: tuple[str, ...] = ()
+    projector: str = ""
 
     @property
     def size_bytes(self) -> int:
@@ -215,14 +217,14 @@ def weights_of(store: Store, record: Record) -> WeightsFile:
     first = record.pieces[0]
     if len(record.pieces) == 1 and not record.names:
         blob, identity = store.blobs / first.sha256, f"sha256:{first.sha256}"
-        return WeightsFile(blob, first.size_bytes, first.sha256, identity, record.choice)
+        return WeightsFile(blob, first.size_bytes, first.sha256, identity, record.choice, record.projector)
     name = file_set_name(record)
     folder = store.sets / name
     names = record.names or numbered_part_names(len(record.pieces))
     if not all(_is_linked(folder / n, store.blobs / p.sha256) for n, p in zip(names, record.pieces, strict=True)):
         _link_set(store, folder, dict(zip(names, (piece.sha256 for piece in record.pieces), strict=True)))
     path = folder if record.names else folder / names[0]
-    return WeightsFile(path, record.size_bytes, None, f"sha256-set:{name}", record.choice)
+    return WeightsFile(path, record.size_bytes, None, f"sha256-set:{name}", record.choice, record.projector)
 
 
 def file_set_name(record: Record) -> str:
@@ -267,6 +269,8 @@ def save_record(store: Store, key: str, record: Record) -> None:
         data["choice"] = record.choice
     if record.names:
         data["names"] = list(record.names)
+    if record.projector:
+        data["projector"] = record.projector
     text = json.dumps(data)
     write_private(store.index / f"{key}.json", text)
     sync_folder(store.index)
@@ -305,8 +309,17 @@ def _record(data: Any) -> Record:
     names = tuple(map(str, data.get("names") or ()))
     if names and (len(names) != len(pieces) or not all(map(_NAME.fullmatch, names))):
         raise ValueError("invalid file names")
-    fetched_at = str(data["fetchedAt"])
-    return Record(str(data["source"]), pieces, fetched_at, server, versions, audience, choice=choice, names=names)
+    return Record(
+        str(data["source"]),
+        pieces,
+        str(data["fetchedAt"]),
+        server,
+        versions,
+        audience,
+        choice=choice,
+        names=names,
+        projector=str(data.get("projector") or ""),
+    )
 
 
 def _audience(data: Any) -> Audience:

@@ -35,6 +35,11 @@ class FileSnapshot:
     device: int
     inode: int
 
+    @property
+    def identity(self) -> str:
+        """Changes with the file's size or modification time."""
+        return f"{self.path}:{self.size_bytes}:{self.mtime_ns}"
+
     @classmethod
     def at(cls, path: Path, found: os.stat_result) -> "FileSnapshot":
         """Return the snapshot of a path from its stat."""

@@ -1,0 +1,86 @@
+"""Projectors: files that turn pictures or sound into vectors for a model (`--mmproj`), read from their headers.
+
+What an engine checks when it loads one is in llama.cpp's `clip.cpp` and `mtmd.cpp`: the architecture, the kind, and
+that its vectors are as long as the model's inputs.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+
+from llmkube.base.trusted_paths import open_file
+from llmkube.weights.errors import ProjectorError
+from llmkube.weights.formats import gguf_format as fmt
+from llmkube.weights.formats.gguf import HeaderValues, read_file
+from llmkube.weights.formats.gguf_reader import HeaderReader
+from llmkube.weights.formats.shape import GGUFFacts, Projector, Shape
+from llmkube.weights.source import NO_PROJECTOR
+
+
+def read_projector(path: Path, opener: Callable[[Path], int] = open_file, name: str = "") -> Projector:
+    """Read the facts of a projector from its header; blocks on the disk.
+
+    Args:
+        path: The file.
+        opener: Opens it.
+        name: Its name for people; empty for the path.
+
+    Raises:
+        ProjectorError: It is not a projector.
+        WeightsError: Raised by `opener`.
+        NotGGUFError: It is not a complete GGUF file.
+        FetchError: It cannot be read now.
+    """
+    return projector_of(read_file(path, opener), name or str(path))
+
+
+def projector_of(reader: HeaderReader, name: str) -> Projector:
+    """Return the facts of a header that was read completely, with a name for people.
+
+    Raises:
+        ProjectorError: It is not that of a projector.
+    """
+    header = reader.header
+    assert header is not None, "the reader has been fed until `next_range` is None"
+    values = HeaderValues(reader, header)
+    architecture = values.text(fmt.ARCHITECTURE)
+    if architecture != fmt.PROJECTOR:
+        found = f"a model of the architecture {architecture}" if architecture else "no model"
+        raise ProjectorError(
+            f"{name} is not a projector but {found}; name the file that belongs to the model, usually mmproj*.gguf"
+        )
+    vision, audio = (values.numbers(f"clip.has_{part}_encoder") == (1,) for part in ("vision", "audio"))
+    part = "vision" if vision or not audio else "audio"
+    kind = values.text("clip.projector_type") or values.text(f"clip.{part}.projector_type") or ""
+    numbers = {key.removeprefix("vision."): values.numbers(f"clip.{key}") for key in fmt.PROJECTOR_KEYS}
+    tensors = {each.name: each.sizes for each in header.tensors}
+    last, axis = fmt.PROJECTOR_WIDTHS.get(kind, ("", 0))
+    width = next(iter(tensors.get(last, ())[axis:]), 0) or next(iter(values.numbers(f"clip.{part}.projection_dim")), 0)
+    if kind == "qwen3vl_merger":  # the vectors of some inner layers come with the last one's
+        width *= 1 + len({each.split(".")[2] for each in tensors if each.startswith("v.deepstack.")})
+    shape = Shape(
+        kind,
+        header.tensors,
+        {key: found for key, found in numbers.items() if found},
+        layer_count=next(iter(numbers["block_count"]), 0),
+        embedding_size=next(iter(numbers["embedding_length"]), 0),
+        vocabulary_size=0,
+        size_bytes=header.needed_bytes if header.size_bytes is None else header.size_bytes,
+    )
+    return Projector(kind, width or None, vision, audio, shape, name=name)
+
+
+def with_projector(facts: GGUFFacts, projector: Projector | None) -> GGUFFacts:
+    """Return a model's facts with its projector, if it has one.
+
+    Raises:
+        ProjectorError: The projector's vectors are not as long as the model's inputs.
+    """
+    wanted = facts.input_width
+    if projector is not None and wanted and projector.width not in (None, wanted):
+        raise ProjectorError(
+            f"{projector.name} is the projector of another model: its vectors have {projector.width} values, and the "
+            f"model's {wanted}; name the projector of this model, or {NO_PROJECTOR} to serve text only"
+        )
+    return attrs.evolve(facts, projector=projector)
