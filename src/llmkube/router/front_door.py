@@ -35,11 +35,13 @@ from llmkube.base.json_text import well_formed
 from llmkube.base.loop_shares import long_step
 from llmkube.router.backends import Backend, ModelDirectory, UnavailableModel, engine_of, find_model
 from llmkube.router.budgets.meter import LIMIT_FIELDS
+from llmkube.router.config.routing_config import Preset, preset_in
 from llmkube.router.dialects.dialect import EVENT_STREAM, DialectError, dumped
 from llmkube.router.dialects.engine_form import encoded_for_engine
 from llmkube.router.dialects.error_shapes import CONTEXT_FULL, parsed_refusal
 from llmkube.router.dialects.inbound import DIALECTS, OLLAMA, refusal_at
 from llmkube.router.dialects.ollama_models import LIST_PATHS, ModelFacts
+from llmkube.router.dialects.presets import encoded_with_settings
 from llmkube.router.dispatch.holds import HeldRequest, Holds
 from llmkube.router.dispatch.relay import ClientStream, refuse
 from llmkube.router.dispatch.request_body import STREAMING, BodyError
@@ -186,10 +188,11 @@ SUSPECT_SECONDS: Final = 600.0
 
 @attrs.frozen(eq=False)
 class PassThrough:
-    """Forwards requests to engines with their bodies unchanged, with three exceptions.
+    """Forwards requests to engines with their bodies unchanged, with four exceptions.
 
-    `model` becomes the id that the engine uses for itself; limits of the answer do not exceed that of the service
-    (`Passage`); a chat gets the form that the engine needs (`engine_form`).
+    `model` becomes the id that the engine uses for itself; the settings of the requested id are added (`presets`);
+    limits of the answer do not exceed that of the service (`Passage`); a chat gets the form that the engine needs
+    (`engine_form`).
 
     Attributes:
         begin: Counts requests.
@@ -197,6 +200,7 @@ class PassThrough:
         on_error: Called with the service of an engine that answers with 500 or higher for no fault of the request.
         holds: Requests that wait until their model is loaded.
         credentials: Returns the header lines that replace the client's credentials.
+        presets: Returns the presets of a service.
     """
 
     directory: ModelDirectory
@@ -206,6 +210,7 @@ class PassThrough:
     on_error: Callable[[str], None] = lambda _: None
     holds: Holds = attrs.field(factory=Holds)
     credentials: Callable[[StreamExchange, Backend], bytes] = lambda _, engine: engine.credentials
+    presets: Callable[[str], tuple[Preset, ...]] = lambda _: ()
 
     async def __call__(self, exchange: StreamExchange, *, excluding: Collection[int] = ()) -> bool:
         """Forward a request and stream the response back; return False, without responding, at an excluded status.
@@ -250,6 +255,10 @@ class PassThrough:
         if self.suspects.is_refused(request):
             raise refused(400, CULPRIT.detail, CULPRIT.cause.value)
         try:
+            preset = preset_in(self.presets(engine.service), computation.model_id)
+            if preset is not None and body.is_json:
+                async with long_step(len(body.content)):
+                    body.content = encoded_with_settings(body.content, preset)
             with self.begin(engine.service) as passage:
                 if path.endswith("/chat/completions"):
                     async with long_step(len(body.content)):

@@ -71,7 +71,13 @@ def _mode_from_args(spec: InferenceServiceSpec) -> str:
 
 
 def additional_ids(name: str, spec: InferenceServiceSpec) -> tuple[str, ...]:
-    """Return the model ids that clients may send besides a service's name: `spec.aliases` and values of `--alias`."""
+    """Return the model ids that clients may send besides a service's name: `engine_ids`, and those with settings."""
+    named = (*engine_ids(name, spec), *(each.name for each in spec.presets))
+    return tuple(one for one in dict.fromkeys(named) if one != name)
+
+
+def engine_ids(name: str, spec: InferenceServiceSpec) -> tuple[str, ...]:
+    """Return the ids that the engine itself is given besides a service's name: `spec.aliases`, values of `--alias`."""
     texts = [text for each in known_flags(spec.extra_args) if each.flag in ALIAS_FLAGS for text in each.values]
     explicit = (one for text in texts for one in map(str.strip, text.split(",")) if one)
     return tuple(one for one in dict.fromkeys((*spec.aliases, *explicit)) if one != name)

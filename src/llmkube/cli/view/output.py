@@ -25,7 +25,7 @@ NOTHING = "<none>"
 SEPARATOR = "  "
 
 SERVICE_COLUMNS = ("NAME", "MODEL", "PHASE", "READY", "REASON", "AGE")
-SERVICE_WIDE_COLUMNS = ("ENDPOINT", "RUNTIME", "CONTEXT", "SLOTS", "PRIORITY", "MESSAGE")
+SERVICE_WIDE_COLUMNS = ("ENDPOINT", "RUNTIME", "CONTEXT", "SLOTS", "PRIORITY", "NAMES", "MESSAGE")
 MODEL_COLUMNS = ("NAME", "PHASE", "SIZE", "ACCELERATOR", "ARCHITECTURE", "AGE")
 MODEL_WIDE_COLUMNS = ("QUANT", "CONTEXT", "LICENSE", "SOURCE")
 ROUTER_COLUMNS = ("NAME", "PHASE", "BACKENDS", "ENDPOINT", "AGE")
@@ -194,6 +194,12 @@ def router_row(router: ModelRouter, now: datetime.datetime) -> tuple[str, ...]:
     return (router.metadata.name, status.phase, counted, status.endpoint, age(router.metadata.creation_timestamp, now))
 
 
+def further_names(service: InferenceService) -> str:
+    """Return the model ids that clients may send besides the service's name."""
+    named = (*service.spec.aliases, *(each.name for each in service.spec.presets))
+    return ", ".join(each for each in dict.fromkeys(named) if each != service.key.name)
+
+
 def service_wide_cells(service: InferenceService, model: Model | None) -> tuple[str, ...]:
     """Return an InferenceService's cells for `SERVICE_WIDE_COLUMNS`."""
     health = service_health(service, model) if model is not None else None
@@ -207,6 +213,7 @@ def service_wide_cells(service: InferenceService, model: Model | None) -> tuple[
         str(context_in_effect(service, model) or ""),
         str(service.spec.parallel_slots),
         service.spec.priority,
+        further_names(service),
         message.partition("\n")[0],
     )
 

@@ -174,7 +174,7 @@ def _names(alias: str, spec: InferenceServiceSpec, engine: EngineInfo) -> tuple[
 
     Builds that accept several names also have --load-mode, which is as old. The gateway always knows all names.
     """
-    further = fields.additional_ids(alias, spec)
+    further = fields.engine_ids(alias, spec)
     if further and "--load-mode" not in engine.flags:
         explicit = any(flag_of(word) in fields.ALIAS_FLAGS for word in spec.extra_args)
         return alias, (*(("spec.aliases",) if spec.aliases else ()), *(("spec.extraArgs --alias",) if explicit else ()))
