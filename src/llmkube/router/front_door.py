@@ -33,15 +33,14 @@ from llmkube.base.http.message import Response
 from llmkube.base.http.streamed_response import StreamedResponse
 from llmkube.base.json_text import well_formed
 from llmkube.base.loop_shares import long_step
-from llmkube.router.backends import Backend, ModelDirectory, UnavailableModel, engine_of, find_model
+from llmkube.router.backends import NOT_READY, Backend, ModelDirectory, UnavailableModel, engine_of, find_model
 from llmkube.router.budgets.meter import LIMIT_FIELDS
-from llmkube.router.config.routing_config import Preset, preset_in
+from llmkube.router.config.routing_config import Adapter, Preset
 from llmkube.router.dialects.dialect import EVENT_STREAM, DialectError, dumped
 from llmkube.router.dialects.engine_form import encoded_for_engine
 from llmkube.router.dialects.error_shapes import CONTEXT_FULL, parsed_refusal
 from llmkube.router.dialects.inbound import DIALECTS, OLLAMA, refusal_at
 from llmkube.router.dialects.ollama_models import LIST_PATHS, ModelFacts
-from llmkube.router.dialects.presets import encoded_with_settings
 from llmkube.router.dispatch.holds import HeldRequest, Holds
 from llmkube.router.dispatch.relay import ClientStream, refuse
 from llmkube.router.dispatch.request_body import STREAMING, BodyError
@@ -59,6 +58,7 @@ from llmkube.router.model_field import (
 )
 from llmkube.router.model_list import DescribeService, ModelEntry, ModelList, models_in
 from llmkube.router.origin_policy import is_loopback, is_preflight, names_near_host, preflight_answer
+from llmkube.router.presets import NotLoadedError, encoded_with_settings
 from llmkube.router.prompt_parts import PartAnswers, split_prompts
 from llmkube.router.refusals import RefusedError, error_object, kind_of, refused
 from llmkube.router.responses.store import PREFIX as RESPONSES
@@ -255,10 +255,10 @@ class PassThrough:
         if self.suspects.is_refused(request):
             raise refused(400, CULPRIT.detail, CULPRIT.cause.value)
         try:
-            preset = preset_in(self.presets(engine.service), computation.model_id)
-            if preset is not None and body.is_json:
+            presets, adapters = self.presets(engine.service), tuple(Adapter(*each) for each in engine.adapters)
+            if (presets or adapters) and body.is_json:
                 async with long_step(len(body.content)):
-                    body.content = encoded_with_settings(body.content, preset)
+                    body.content = encoded_with_settings(body.content, computation.model_id, adapters, presets)
             with self.begin(engine.service) as passage:
                 if path.endswith("/chat/completions"):
                     async with long_step(len(body.content)):
@@ -278,6 +278,8 @@ class PassThrough:
                 if parts is None:
                     return await send(body.content, slots)
                 return await _send_parts(*parts, PartAnswers(exchange, editor), send)
+        except NotLoadedError as exc:
+            raise refused(503, str(exc), NOT_READY, {"Retry-After": "5"}) from exc
         except DialectError as exc:
             raise refused(400, str(exc), exc.code) from exc
 
@@ -295,7 +297,9 @@ class PassThrough:
         """Forward a request, or a part of one, once the engine has slots for it."""
         async with take(slots) as has_waited:
             if has_waited:  # the engine may be another one by now, or unloaded
-                engine = await self._loaded_engine(computation)
+                before, engine = engine, await self._loaded_engine(computation)
+                if engine.adapters != before.adapters:
+                    raise refused(503, "the adapters of the model have changed", NOT_READY, {"Retry-After": "1"})
             to_engine = partial(self._forward, computation.exchange, engine, content, **options)
             try:
                 send = partial(self._send, engine, request, to_engine)

@@ -53,6 +53,7 @@ class View:
     hold_seconds: float | None = None
     delayed_until: float = 0.0
     closed: str = ""
+    adapters: tuple[tuple[str, float], ...] = ()
 
 
 def service(name, namespace="ml", **spec):

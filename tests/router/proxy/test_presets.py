@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from llmkube.router.config.routing_config import Budget, Preset
+from llmkube.router.config.routing_config import Adapter, Budget, Preset
 from router.proxy import router_lab as rl
 from router.proxy.test_default_route import CHAT, Engine, open_world
 
@@ -102,3 +102,47 @@ async def test_a_router_finds_a_preset_by_its_name_and_reserves_what_it_allows()
     (sent,) = lab.players["mac"].bodies
     assert (sent["max_tokens"], sent["messages"]) == (64, TURNS)
     assert [each["id"] for each in listed] == ["mac", "brief"]
+
+
+ADAPTERS = (("", 0.25), ("poet", 1.0), ("clerk", 0.5))
+
+
+async def test_each_request_names_all_adapters_of_its_engine():
+    """By the numbers that the running engine has for them; one that it does not have is answered with 503."""
+    engine = Engine()
+    spec = {
+        "adapters": [
+            {"modelRef": "always"},
+            {"modelRef": "p", "name": "poet"},
+            {"modelRef": "c", "name": "clerk", "scale": "0.5"},
+        ],
+        "presets": [{"name": "both", "adapters": [{"name": "poet", "scale": "0.1"}, {"name": "clerk"}]}],
+    }
+    expected = {"chat": [0.25, 0, 0], "poet": [0.25, 1, 0], "clerk": [0.25, 0, 0.5], "both": [0.25, 0.1, 0.5]}
+    async with open_world(engine) as world:
+        world.serve("chat", spec=spec, adapters=ADAPTERS)
+        for path in (CHAT, "/api/chat"):
+            for name in expected:
+                await world.ask(path, {"model": name, "messages": HI, "stream": False})
+            own = {"model": "chat", "messages": HI, "lora": [{"id": 1, "scale": 1}], "stream": False}
+            assert (await world.ask(CHAT, own)).status == 400
+        world.serve("chat", spec=spec, adapters=(("clerk", 0.5),))  # an engine of an earlier spec
+        for path, name, status in ((CHAT, "poet", 503), ("/api/chat", "poet", 503), (CHAT, "clerk", 200)):
+            assert (await world.ask(path, {"model": name, "messages": HI, "stream": False})).status == status
+    *sent, last = (json.loads(body) for _, _, body in engine.asked)
+    assert [[each["scale"] for each in one["lora"]] for one in sent] == [*expected.values()] * 2
+    assert all(one["cache_prompt"] for one in sent)
+    assert last["lora"] == [{"id": 0, "scale": 0.5}]
+
+
+async def test_a_router_refuses_numbers_of_adapters():
+    """A team that may use one name must not reach another adapter by its number."""
+    adapters = (Adapter("poet", 1.0), Adapter("clerk", 1.0))
+    presets = tuple(Preset(name=each.name, adapters=(each,)) for each in adapters)
+    mac = rl.local("mac", presets=presets, adapters=adapters)
+    async with rl.open_lab(rl.config_of(mac), mac=rl.answer()) as lab:
+        refused = await lab.ask({"model": "poet", "messages": HI, "lora": [{"id": 1, "scale": 1}]})
+        assert (refused.status, b"selects adapters by number" in refused.body) == (400, True)
+        assert (await lab.ask({"model": "poet", "messages": HI})).status == 200
+    (sent,) = lab.players["mac"].bodies
+    assert sent["lora"] == [{"id": 0, "scale": 1.0}, {"id": 1, "scale": 0.0}]

@@ -196,8 +196,19 @@ def router_row(router: ModelRouter, now: datetime.datetime) -> tuple[str, ...]:
 
 def further_names(service: InferenceService) -> str:
     """Return the model ids that clients may send besides the service's name."""
-    named = (*service.spec.aliases, *(each.name for each in service.spec.presets))
-    return ", ".join(each for each in dict.fromkeys(named) if each != service.key.name)
+    spec = service.spec
+    named = (*spec.aliases, *(each.name for each in spec.presets), *(each.name for each in spec.adapters))
+    return ", ".join(each for each in dict.fromkeys(named) if each and each != service.key.name)
+
+
+def adapters_of(service: InferenceService) -> str:
+    """Return the LoRA adapters of a service, each with the Model of its file."""
+    found = []
+    for each in service.spec.adapters:
+        scale = "" if each.scale == "1" else f"scale {each.scale}"
+        inner = ", ".join(filter(None, [each.model_ref if each.name else "", scale]))
+        found.append((each.name or each.model_ref) + (f" ({inner})" if inner else ""))
+    return ", ".join(found)
 
 
 def service_wide_cells(service: InferenceService, model: Model | None) -> tuple[str, ...]:

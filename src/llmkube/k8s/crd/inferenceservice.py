@@ -24,6 +24,7 @@ from llmkube.k8s.crd.placement import (
 from llmkube.k8s.crd.serving import (
     CACHE_TYPES,
     MODEL_ID,
+    Adapter,
     PersonaPlexConfig,
     Preset,
     RopeScaling,
@@ -68,6 +69,7 @@ class InferenceServiceSpec(Wired):
         max_items=16,
         items=SchemaFacts(**NAMED, pattern=MODEL_ID),
     )
+    adapters: tuple[Adapter, ...] = field("LoRA adapters of the model, on the same engine.", (), max_items=16)
     presets: tuple[Preset, ...] = field(
         "Further model ids that clients may send, each with settings for its requests. A preset with the name of the "
         "service applies to that name.",

@@ -36,6 +36,25 @@ _NUMBER: Final[Mapping[str, Any]] = {"pattern": DECIMAL, "max_length": 16}
 
 
 @attrs.frozen(kw_only=True)
+class Adapter(Wired):
+    """LoRA adapter of a service. One without a name applies to all of its requests."""
+
+    model_ref: str = field("Name of the Model with the adapter's file, in the same namespace.", REQUIRED, **NAMED)
+    name: str | None = field(
+        "Model id of the requests that it applies to; presets can list it, too.", **NAMED, pattern=MODEL_ID
+    )
+    scale: str = field("Factor of its effect, as a decimal number.", "1", **_NUMBER)
+
+
+@attrs.frozen(kw_only=True)
+class PresetAdapter(Wired):
+    """Adapter that a preset uses."""
+
+    name: str = field("Name of the adapter in spec.adapters.", REQUIRED, **NAMED)
+    scale: str | None = field("Factor of its effect, as a decimal number; defaults to the adapter's.", **_NUMBER)
+
+
+@attrs.frozen(kw_only=True)
 class Preset(Wired):
     """Settings of the requests under one model id, where they set none themselves."""
 
@@ -47,6 +66,12 @@ class Preset(Wired):
     max_tokens: int | None = field("Maximum tokens of one answer.", minimum=1, maximum=2097152)
     thinking: bool | None = field("Whether the model reasons before it answers, if its chat template has a switch.")
     system: str | None = field("System text of chats that have none.", min_length=1, max_length=32768)
+    adapters: tuple[PresetAdapter, ...] = field(
+        "Adapters that apply to its requests, besides those without a name.",
+        (),
+        max_items=16,
+        list_map_keys=("name",),
+    )
 
 
 # -- llama.cpp --------------------------------------------------------------------------------------------------------

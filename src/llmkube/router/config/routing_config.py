@@ -122,6 +122,19 @@ class Probe:
     timeout_seconds: int
 
 
+@attrs.frozen
+class Adapter:
+    """A LoRA adapter of an engine.
+
+    Attributes:
+        name: "" for one that applies to every request.
+        scale: Factor of its effect.
+    """
+
+    name: str
+    scale: float
+
+
 @attrs.frozen(kw_only=True)
 class Preset:
     """Settings of the requests under one model id of a service; None and "" leave them to clients and the engine.
@@ -135,6 +148,7 @@ class Preset:
         max_tokens: Maximum tokens of one answer.
         thinking: Whether the model reasons before it answers.
         system: System text of chats that have none.
+        adapters: Adapters with a name that apply.
     """
 
     name: str
@@ -145,6 +159,7 @@ class Preset:
     max_tokens: int | None = None
     thinking: bool | None = None
     system: str = ""
+    adapters: tuple[Adapter, ...] = ()
 
 
 def preset_in(presets: tuple[Preset, ...], model: str) -> Preset | None:
@@ -177,6 +192,7 @@ class Backend:
         max_answer_tokens: Longest answer that a request may ask for; 0 if the engine itself bounds it.
         is_replicated: Whether several engines, or an autoscaled number of them, share the address.
         presets: Settings of requests, by their model id.
+        adapters: Adapters that its engine has, in order.
         first_byte_seconds: Longest wait for the first byte of an answer; None applies the rule's or the router's.
         prices: None if not set: a USD budget then refuses the backend.
         probe: None disables health checks.
@@ -200,6 +216,7 @@ class Backend:
     max_answer_tokens: int = 0
     is_replicated: bool = False
     presets: tuple[Preset, ...] = ()
+    adapters: tuple[Adapter, ...] = ()
     first_byte_seconds: float | None = None
     prices: Prices | None = None
     probe: Probe | None = None

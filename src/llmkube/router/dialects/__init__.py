@@ -7,7 +7,6 @@ dialect              base class of translators, helpers and errors
 providers            what engines and providers take: a table, and chat completions in the form of one row
 chat_form            one form for the chat completions of all backends; error_shapes: for their errors
 engine_form          chat completions in the form for engines of ours
-presets              settings of the model id that a request names
 messages_backend     chat completions for backends with Anthropic's Messages API
 messages_client      requests of clients of Anthropic's Messages API; messages_answers: their answers
 responses_client     requests of clients of OpenAI's Responses API; responses_items, responses_answers: items, answers

@@ -46,7 +46,6 @@ from llmkube.router.dialects.inbound import (
     unread_refusal,
 )
 from llmkube.router.dialects.ollama_models import LIST_PATHS, MODEL_NAME, known_name
-from llmkube.router.dialects.presets import with_settings
 from llmkube.router.dialects.providers import FIELDS
 from llmkube.router.dispatch.attempt import ClientRequest
 from llmkube.router.dispatch.attempt_charges import BUDGET_UNAVAILABLE, AttemptCharges
@@ -72,6 +71,7 @@ from llmkube.router.policy.decision import FAIL_CLOSED, MODEL_NOT_ALLOWED, NO_RO
 from llmkube.router.policy.permits import permits_for
 from llmkube.router.policy.request_facts import ANONYMOUS, Principal, RequestFacts, facts_of
 from llmkube.router.prefix_cache.warm_prefixes import Prompt, WarmPrefixes
+from llmkube.router.presets import with_settings
 from llmkube.router.proxy.audit_log import AuditLog, fields_of
 from llmkube.router.proxy.live_config import MAX_DECISIONS, Routing
 from llmkube.router.proxy.metrics import RouterMetrics, class_label

@@ -22,7 +22,7 @@ from llmkube.weights.estimate.layers import (
     state_bytes,
     unknown_architecture,
 )
-from llmkube.weights.estimate.tensor_placement import place_weights
+from llmkube.weights.estimate.tensor_placement import place_adapters, place_weights
 from llmkube.weights.formats.shape import Shape
 
 _MIB: Final = 1 << 20
@@ -209,7 +209,9 @@ def _add_prompt_cache(builder: _EstimateBuilder, shape: Shape, demand: Demand, c
 
 
 def _add_companions(builder: _EstimateBuilder, shape: Shape, demand: Demand) -> None:
-    """Add the projector and the draft model."""
+    """Add the adapters, the projector and the draft model."""
+    for place, size in zip((Location.DEVICE, Location.HOST), place_adapters(shape, demand), strict=True):
+        builder.add("adapters", place, size)
     if demand.projector_path:
         place = Location.DEVICE if demand.device_layers and demand.projector_on_device else Location.HOST
         if demand.projector_bytes is None:

@@ -69,6 +69,12 @@ LOOKALIKES: Final = (
 """Other files that users pass instead of a GGUF file, by their first bytes."""
 
 ARCHITECTURE: Final = "general.architecture"
+TYPE: Final = "general.type"
+ADAPTER_TYPE: Final = "adapter.type"
+ADAPTER_ALPHA: Final = "adapter.lora.alpha"
+INVOCATION_TOKENS: Final = "adapter.alora.invocation_tokens"
+BASE_NAME: Final = "general.base_model.0.name"
+_OF_ADAPTERS: Final = (TYPE, ADAPTER_TYPE, ADAPTER_ALPHA, INVOCATION_TOKENS, BASE_NAME)
 TOKENIZER: Final = "tokenizer.ggml.model"
 TOKENS: Final = "tokenizer.ggml.tokens"
 NO_TOKENIZER: Final = frozenset(("none", "no_vocab"))
@@ -107,7 +113,10 @@ SIZING_KEYS: Final[tuple[str, ...]] = tuple(_TABLES["sizing"]["keys"])
 
 RETAINED_KEYS: Final = frozenset(
     key.encode()
-    for key in (*GENERAL, *SPLIT_KEYS, *TOKENIZER_KEYS, *TOKEN_ARRAYS, TOKENS, "general.license", "general.alignment")
+    for key in (
+        *(*GENERAL, *SPLIT_KEYS, *TOKENIZER_KEYS, *TOKEN_ARRAYS, TOKENS, *_OF_ADAPTERS),
+        *("general.license", "general.alignment"),
+    )
 )
 """Keys whose values the header reader retains."""
 

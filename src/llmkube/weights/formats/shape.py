@@ -97,6 +97,27 @@ class Shape:
 
 
 @attrs.frozen
+class AdapterFacts:
+    """The facts of an adapter.
+
+    Attributes:
+        kind: Its type (`lora`); "" if the file does not state one.
+        rank: The largest rank of its matrices.
+        alpha: The strength that it was trained with, divided by the rank of a matrix when it is applied; None if unset.
+        base: Name of the model that it was trained for; "" if unknown.
+        invocation_tokens: Number of tokens that switch it on; 0 if it is always on.
+        tensors: Its tensors.
+    """
+
+    kind: str
+    rank: int
+    alpha: float | None
+    base: str
+    invocation_tokens: int
+    tensors: tuple[Tensor, ...] = attrs.field(eq=False, repr=False)
+
+
+@attrs.frozen
 class GGUFFacts:
     """The facts in a GGUF header; None for absent ones.
 
@@ -104,7 +125,8 @@ class GGUFFacts:
     `head_count_kv_per_layer` has them all. `size_bytes` is the size of this file alone, even if the model is split into
     `split_count` files; for a remote file of unknown size, it is the size that its tensors need. `pooling_type` is the
     pooling of an embedding model, in llama.cpp's numbers: 0 means none. `newer_tensor_types` are the numbers of tensor
-    types that only engines newer than this release know. `shape` is for `sizing`, and is ignored in comparisons.
+    types that only engines newer than this release know. `shape` is for `sizing`, and is ignored in comparisons; an
+    adapter has `adapter` instead.
     """
 
     architecture: str
@@ -125,6 +147,7 @@ class GGUFFacts:
     pooling_type: int | None = None
     split_count: int = 1
     newer_tensor_types: tuple[int, ...] = ()
+    adapter: AdapterFacts | None = None
     shape: Shape | None = attrs.field(default=None, eq=False, repr=False)
 
     @classmethod
