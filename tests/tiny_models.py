@@ -160,3 +160,32 @@ KINDS = {
     "hybrid": write_hybrid,
     "latent attention": write_latent_attention,
 }
+
+
+MATRICES = {
+    "attn_q": (WIDTH, 64),
+    "attn_k": (WIDTH, 32),
+    "attn_v": (WIDTH, 32),
+    "attn_output": (64, WIDTH),
+    "ffn_down": (INNER, WIDTH),
+}
+"""Row and column lengths of matrices in each block of a model with full attention."""
+
+
+def write_adapter(path, *, rank=4, seed=1, names=("attn_q", "ffn_down"), blocks=2, matrices=MATRICES, **keys):
+    """Write a LoRA adapter for the model with full attention; `keys` replace those of its header, None omits one."""
+    adapter, rng = gguf.GGUFWriter(path, keys.pop("architecture", "llama")), np.random.default_rng(seed)
+    header = {"general.type": "adapter", "adapter.type": "lora", "general.base_model.0.name": "Tiny"} | keys
+    for name, value in header.items():
+        if value is not None:
+            adapter.add_string(name, value)
+    adapter.add_float32("adapter.lora.alpha", 2.0 * rank)
+    for at in range(blocks):
+        for name in names:
+            rows, columns = matrices[name]
+            for part, shape in (("a", (rank, rows)), ("b", (columns, rank))):
+                adapter.add_tensor(f"blk.{at}.{name}.weight.lora_{part}", rng.standard_normal(shape, np.float32))
+    adapter.write_header_to_file()
+    adapter.write_kv_data_to_file()
+    adapter.write_tensors_to_file()
+    adapter.close()

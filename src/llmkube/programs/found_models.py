@@ -19,7 +19,7 @@ def lookup_result(key: Key, view: ServiceView) -> Found:
         view = attrs.evolve(view, reason=Reason.INSUFFICIENT_MEMORY, message=view.closed)
     if view.ready:
         credentials = f"Authorization: Bearer {view.api_key}\r\n".encode("ascii") if view.api_key else b""
-        return Backend(view.host, view.port, view.alias, credentials, view.mode, str(key))
+        return Backend(view.host, view.port, view.alias, credentials, view.mode, str(key), view.adapters)
     message = view.message.partition("\n")[0] or f"model {key.name} is not ready"
     reason = Reason.of(view.reason)
     meaning = reason.meaning if reason is not None else Meaning.WAITING

@@ -3,6 +3,7 @@
     front_door     entry point for requests; passes bodies through to engines as they are
     backends       directory of services: the engine of each model, or the reason why it is not ready
     model_field    the `model` of a body, JSON or a multipart form
+    presets        settings and adapters of the model id that a request names
     model_list     /v1/models, and Ollama's lists
     engine_proxy   the same data path for one published engine: access by network and key
     origin_policy  web pages that may use the endpoint

@@ -65,6 +65,7 @@ class Backend:
         credentials: Header lines that authenticate the gateway; they replace the client's credentials.
         mode: `chat`, `embedding` or `rerank`; "" if unknown.
         service: Namespace and name of its service; "" if unknown.
+        adapters: Name and scale of its LoRA adapters, in its order; one without a name always applies.
     """
 
     host: str
@@ -73,6 +74,7 @@ class Backend:
     credentials: bytes = attrs.field(default=b"", repr=False)
     mode: str = ""
     service: str = ""
+    adapters: tuple[tuple[str, float], ...] = ()
 
     @property
     def credential_headers(self) -> Headers:

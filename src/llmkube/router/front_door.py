@@ -33,8 +33,9 @@ from llmkube.base.http.message import Response
 from llmkube.base.http.streamed_response import StreamedResponse
 from llmkube.base.json_text import well_formed
 from llmkube.base.loop_shares import long_step
-from llmkube.router.backends import Backend, ModelDirectory, UnavailableModel, engine_of, find_model
+from llmkube.router.backends import NOT_READY, Backend, ModelDirectory, UnavailableModel, engine_of, find_model
 from llmkube.router.budgets.meter import LIMIT_FIELDS
+from llmkube.router.config.routing_config import Adapter, Preset
 from llmkube.router.dialects.dialect import EVENT_STREAM, DialectError, dumped
 from llmkube.router.dialects.engine_form import encoded_for_engine
 from llmkube.router.dialects.error_shapes import CONTEXT_FULL, parsed_refusal
@@ -57,6 +58,7 @@ from llmkube.router.model_field import (
 )
 from llmkube.router.model_list import DescribeService, ModelEntry, ModelList, models_in
 from llmkube.router.origin_policy import is_loopback, is_preflight, names_near_host, preflight_answer
+from llmkube.router.presets import NotLoadedError, encoded_with_settings
 from llmkube.router.prompt_parts import PartAnswers, split_prompts
 from llmkube.router.refusals import RefusedError, error_object, kind_of, refused
 from llmkube.router.responses.store import PREFIX as RESPONSES
@@ -186,10 +188,11 @@ SUSPECT_SECONDS: Final = 600.0
 
 @attrs.frozen(eq=False)
 class PassThrough:
-    """Forwards requests to engines with their bodies unchanged, with three exceptions.
+    """Forwards requests to engines with their bodies unchanged, with four exceptions.
 
-    `model` becomes the id that the engine uses for itself; limits of the answer do not exceed that of the service
-    (`Passage`); a chat gets the form that the engine needs (`engine_form`).
+    `model` becomes the id that the engine uses for itself; the settings of the requested id are added (`presets`);
+    limits of the answer do not exceed that of the service (`Passage`); a chat gets the form that the engine needs
+    (`engine_form`).
 
     Attributes:
         begin: Counts requests.
@@ -197,6 +200,7 @@ class PassThrough:
         on_error: Called with the service of an engine that answers with 500 or higher for no fault of the request.
         holds: Requests that wait until their model is loaded.
         credentials: Returns the header lines that replace the client's credentials.
+        presets: Returns the presets of a service.
     """
 
     directory: ModelDirectory
@@ -206,6 +210,7 @@ class PassThrough:
     on_error: Callable[[str], None] = lambda _: None
     holds: Holds = attrs.field(factory=Holds)
     credentials: Callable[[StreamExchange, Backend], bytes] = lambda _, engine: engine.credentials
+    presets: Callable[[str], tuple[Preset, ...]] = lambda _: ()
 
     async def __call__(self, exchange: StreamExchange, *, excluding: Collection[int] = ()) -> bool:
         """Forward a request and stream the response back; return False, without responding, at an excluded status.
@@ -250,9 +255,8 @@ class PassThrough:
         if self.suspects.is_refused(request):
             raise refused(400, CULPRIT.detail, CULPRIT.cause.value)
         try:
-            if body.is_json and may_name_urls(body.content):
-                async with long_step(len(body.content)):
-                    refuse_urls(parse_body(body.content))
+            if body.is_json:
+                await self._apply_settings(computation, engine)
             with self.begin(engine.service) as passage:
                 if path.endswith("/chat/completions"):
                     async with long_step(len(body.content)):
@@ -272,8 +276,21 @@ class PassThrough:
                 if parts is None:
                     return await send(body.content, slots)
                 return await _send_parts(*parts, PartAnswers(exchange, editor), send)
+        except NotLoadedError as exc:
+            raise refused(503, str(exc), NOT_READY, {"Retry-After": "5"}) from exc
         except DialectError as exc:
             raise refused(400, str(exc), exc.code) from exc
+
+    async def _apply_settings(self, computation: _Computation, engine: Backend) -> None:
+        """Refuse addresses that the engine would fetch, and add the settings of the model id."""
+        body, presets = computation.body, self.presets(engine.service)
+        if may_name_urls(body.content):
+            async with long_step(len(body.content)):
+                refuse_urls(parse_body(body.content))
+        if presets or engine.adapters:
+            adapters = tuple(Adapter(*each) for each in engine.adapters)
+            async with long_step(len(body.content)):
+                body.content = encoded_with_settings(body.content, computation.model_id, adapters, presets)
 
     async def _send_in_turn(
         self,
@@ -289,7 +306,9 @@ class PassThrough:
         """Forward a request, or a part of one, once the engine has slots for it."""
         async with take(slots) as has_waited:
             if has_waited:  # the engine may be another one by now, or unloaded
-                engine = await self._loaded_engine(computation)
+                before, engine = engine, await self._loaded_engine(computation)
+                if engine.adapters != before.adapters:
+                    raise refused(503, "the adapters of the model have changed", NOT_READY, {"Retry-After": "1"})
             to_engine = partial(self._forward, computation.exchange, engine, content, **options)
             try:
                 send = partial(self._send, engine, request, to_engine)

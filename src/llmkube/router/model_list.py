@@ -91,20 +91,23 @@ def models_in(
     """
     ids = [(one, False) for one in directory.model_ids()] + [(one, True) for one in directory.aliases()]
     found = []
+    names: dict[str, str] = {}
     for name, is_alias in ids:
         state = directory.lookup(name)
         if state is None:
             continue
         facts = describe(state.service)
         entry = partial(ModelEntry, name=name, is_alias=is_alias, facts=facts, service=state.service)
+        parent = {"parent": names[state.service]} if is_alias and state.service in names else {}
+        names.setdefault(state.service, name)
         if isinstance(state, Backend):
             uses = {"capabilities": [_CAPABILITIES[state.mode]]} if state.mode in _CAPABILITIES else {}
-            fields = {**uses, "status": {"value": State.LOADED.value}}
+            fields = {**uses, **parent, "status": {"value": State.LOADED.value}}
             ask = partial(_ask, client, state) if client is not None else None
             found.append(entry(runs=True, tags={state.mode}, members=fields, engine=state, ask=ask))
         else:
             status: dict[str, Any] = {"value": state.state.value, "reason": state.reason, "message": state.message}
-            fields = {"status": status | ({"failed": True} if state.failed else {})}
+            fields = {**parent, "status": status | ({"failed": True} if state.failed else {})}
             found.append(entry(tags={facts.mode}, members=fields, loads=state.wakes or state.failed))
     return found
 

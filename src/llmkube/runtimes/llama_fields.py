@@ -54,8 +54,26 @@ def check_fields(spec: InferenceServiceSpec) -> None:
     explicit = _mode_from_args(spec)
     if explicit and spec.mode and spec.mode != explicit and (spec.mode, explicit) != ("rerank", "embedding"):
         raise PlanError(f"extraArgs set {explicit}; remove one of the two", field="spec.mode")
+    _check_names(spec)
     if spec.flash_attention is False and (spec.cache_type_custom_v or spec.cache_type_v) not in _UNQUANTIZED:
         raise PlanError("a quantized V cache needs spec.flashAttention, which is false", field="spec.cacheTypeV")
+
+
+def _check_names(spec: InferenceServiceSpec) -> None:
+    names = adapter_names(spec)
+    if names and mode_of(spec) != "chat":
+        raise PlanError(
+            "requests choose adapters in chats and completions only; remove the name", field="spec.adapters"
+        )
+    if repeated := {one for one in names if names.count(one) > 1}:
+        raise PlanError(f"{min(repeated)!r} is the name of several adapters; give each its own", field="spec.adapters")
+    for preset in spec.presets:
+        for each in preset.adapters:
+            if each.name not in names:
+                known = f"the names in spec.adapters are {', '.join(names) or 'none'}"
+                raise PlanError(
+                    f"no adapter is named {each.name!r}; {known}", field=f"spec.presets[{preset.name}].adapters"
+                )
 
 
 def mode_of(spec: InferenceServiceSpec) -> str:
@@ -72,7 +90,18 @@ def _mode_from_args(spec: InferenceServiceSpec) -> str:
 
 
 def additional_ids(name: str, spec: InferenceServiceSpec) -> tuple[str, ...]:
-    """Return the model ids that clients may send besides a service's name: `spec.aliases` and values of `--alias`."""
+    """Return the model ids that clients may send besides a service's name: `engine_ids`, and those with settings."""
+    named = (*engine_ids(name, spec), *(each.name for each in spec.presets), *adapter_names(spec))
+    return tuple(one for one in dict.fromkeys(named) if one != name)
+
+
+def adapter_names(spec: InferenceServiceSpec) -> tuple[str, ...]:
+    """Return the names of the adapters that requests choose."""
+    return tuple(each.name for each in spec.adapters if each.name)
+
+
+def engine_ids(name: str, spec: InferenceServiceSpec) -> tuple[str, ...]:
+    """Return the ids that the engine itself is given besides a service's name: `spec.aliases`, values of `--alias`."""
     texts = [text for each in known_flags(spec.extra_args) if each.flag in ALIAS_FLAGS for text in each.values]
     explicit = (one for text in texts for one in map(str.strip, text.split(",")) if one)
     return tuple(one for one in dict.fromkeys((*spec.aliases, *explicit)) if one != name)

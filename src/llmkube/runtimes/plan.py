@@ -85,6 +85,8 @@ class LaunchPlan:
         keys_digest: Digest of the clients' API keys that it accepts; "" if it accepts none.
         restarted_at: Time of the last restart that a user requested, as text; "" if there was none.
         weights_format: Format of the Model when it was planned; "" in plans of earlier releases.
+        adapters: Name and scale of each LoRA adapter, in the order of the engine's numbers; one without a name always
+            applies.
     """
 
     argv: tuple[str, ...]
@@ -98,6 +100,7 @@ class LaunchPlan:
     keys_digest: str = ""
     restarted_at: str = ""
     weights_format: str = attrs.field(default="", eq=False)
+    adapters: tuple[tuple[str, float], ...] = ()
 
     def render(self, engine: EngineInfo, *, model: str, host: str, port: int, keys: str) -> tuple[str, ...]:
         """Return argv for the start of this engine, with every placeholder filled."""
@@ -125,6 +128,6 @@ class LaunchPlan:
         environment variables and the list of fields without effect are left out.
         """
         argv = [[arg.name] if isinstance(arg, Placeholder) else arg for arg in self.argv]
-        optional = filter(None, [self.keys_digest, self.restarted_at])
+        optional = filter(None, [self.keys_digest, self.restarted_at, self.adapters])
         facts = [self.runtime, argv, sorted(self.env), self.weights_identity, *optional]
         return hashlib.sha256(json.dumps(facts, separators=(",", ":")).encode()).hexdigest()

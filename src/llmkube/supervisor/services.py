@@ -46,7 +46,7 @@ from llmkube.supervisor.service.runner import Runner, run_service
 from llmkube.supervisor.service.saved_prompts import PromptStore
 from llmkube.supervisor.service.status_manager import StatusManager
 from llmkube.supervisor.values.activation import Activation, mode_of, reported_failure
-from llmkube.supervisor.values.desired import Desired, Idle, Target, desired_here, draft_key, model_key
+from llmkube.supervisor.values.desired import Desired, Idle, Target, adapter_keys, desired_here, draft_key, model_key
 from llmkube.supervisor.values.door_state import DoorEntry
 from llmkube.supervisor.values.host_addresses import HostAddress
 from llmkube.supervisor.values.journal import Entry
@@ -357,7 +357,7 @@ class Services:
     def on_model(self, key: Key) -> None:
         """Reconcile all services that refer to a Model that has changed, and check its status for drift."""
         for service in self.services.values():
-            if key in (model_key(service.on_hosts), draft_key(service)):
+            if key in (model_key(service.on_hosts), draft_key(service), *adapter_keys(service)):
                 self.queue.add(service.key)
         self.drift_repair.check_nowait(Slot(Model, key, "status"))
 
@@ -373,7 +373,9 @@ class Services:
         model = self.models.get(model_key(service)) if service else None
         named = draft_key(service) if service else None
         draft = self.models.get(named) if named else None
-        return desired_here(service, model, runs.desired if runs else None, self.cordon.serves, draft=draft)
+        adapters = tuple(map(self.models.get, adapter_keys(service))) if service else ()
+        known = runs.desired if runs else None
+        return desired_here(service, model, known, self.cordon.serves, draft=draft, adapters=adapters)
 
     def _on_refused(self, key: Key, refusal: Refusal) -> None:
         """Leave a service that requests need to a host that can load it, if nothing makes room for it here."""

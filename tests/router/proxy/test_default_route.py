@@ -26,6 +26,7 @@ from llmkube.router.origin_policy import cors_lines, refuse_foreign_pages
 from llmkube.router.proxy.default_route import Services, default_config, run_default_route
 from llmkube.router.proxy.router import LIMITS
 from llmkube.router.turns import Turns
+from llmkube.runtimes.llama_fields import additional_ids
 from router.continuation import llama_script
 
 CHAT = "/v1/chat/completions"
@@ -52,6 +53,7 @@ class View:
     hold_seconds: float | None = None
     delayed_until: float = 0.0
     closed: str = ""
+    adapters: tuple[tuple[str, float], ...] = ()
 
 
 def service(name, namespace="ml", **spec):
@@ -143,7 +145,7 @@ class World:
         """Add a service, or replace it."""
         found = service(name, namespace, **spec or {})
         self.services[found.key] = found
-        self.views[found.key] = View(aliases=found.spec.aliases, **view)
+        self.views[found.key] = View(aliases=additional_ids(name, found.spec), **view)
         self.version += 1
 
     @property

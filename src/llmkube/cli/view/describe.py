@@ -89,6 +89,8 @@ def describe_service(view: StatusView, now: datetime.datetime) -> str:
         *(("engine", f"{engine} serves") for engine in filter(None, [status.engine])),
         *(("host", text) for text in host_lines(view)),
         *(("memory", text) for text in filter(None, [view.memory])),
+        *(("also named", text) for text in filter(None, [output.further_names(service)])),
+        *(("adapters", text) for text in filter(None, [output.adapters_of(service)])),
         *(("loading", "when a request needs it") for mode in [status.activation] if mode == ON_REQUEST),
         ("endpoint", status.endpoint or output.NOTHING),
     ]

@@ -25,7 +25,7 @@ NOTHING = "<none>"
 SEPARATOR = "  "
 
 SERVICE_COLUMNS = ("NAME", "MODEL", "PHASE", "READY", "REASON", "AGE")
-SERVICE_WIDE_COLUMNS = ("ENDPOINT", "RUNTIME", "CONTEXT", "SLOTS", "PRIORITY", "MESSAGE")
+SERVICE_WIDE_COLUMNS = ("ENDPOINT", "RUNTIME", "CONTEXT", "SLOTS", "PRIORITY", "NAMES", "MESSAGE")
 MODEL_COLUMNS = ("NAME", "PHASE", "SIZE", "ACCELERATOR", "ARCHITECTURE", "AGE")
 MODEL_WIDE_COLUMNS = ("QUANT", "CONTEXT", "LICENSE", "SOURCE")
 ROUTER_COLUMNS = ("NAME", "PHASE", "BACKENDS", "ENDPOINT", "AGE")
@@ -194,6 +194,23 @@ def router_row(router: ModelRouter, now: datetime.datetime) -> tuple[str, ...]:
     return (router.metadata.name, status.phase, counted, status.endpoint, age(router.metadata.creation_timestamp, now))
 
 
+def further_names(service: InferenceService) -> str:
+    """Return the model ids that clients may send besides the service's name."""
+    spec = service.spec
+    named = (*spec.aliases, *(each.name for each in spec.presets), *(each.name for each in spec.adapters))
+    return ", ".join(each for each in dict.fromkeys(named) if each and each != service.key.name)
+
+
+def adapters_of(service: InferenceService) -> str:
+    """Return the LoRA adapters of a service, each with the Model of its file."""
+    found = []
+    for each in service.spec.adapters:
+        scale = "" if each.scale == "1" else f"scale {each.scale}"
+        inner = ", ".join(filter(None, [each.model_ref if each.name else "", scale]))
+        found.append((each.name or each.model_ref) + (f" ({inner})" if inner else ""))
+    return ", ".join(found)
+
+
 def service_wide_cells(service: InferenceService, model: Model | None) -> tuple[str, ...]:
     """Return an InferenceService's cells for `SERVICE_WIDE_COLUMNS`."""
     health = service_health(service, model) if model is not None else None
@@ -207,6 +224,7 @@ def service_wide_cells(service: InferenceService, model: Model | None) -> tuple[
         str(context_in_effect(service, model) or ""),
         str(service.spec.parallel_slots),
         service.spec.priority,
+        further_names(service),
         message.partition("\n")[0],
     )
 

@@ -23,7 +23,10 @@ from llmkube.k8s.crd.placement import (
 )
 from llmkube.k8s.crd.serving import (
     CACHE_TYPES,
+    MODEL_ID,
+    Adapter,
     PersonaPlexConfig,
+    Preset,
     RopeScaling,
     SGLangConfig,
     SpeculativeDecoding,
@@ -38,9 +41,6 @@ MODES: Final = ("chat", "embedding", "rerank")
 SERVICE_PHASES: Final = (
     "Pending", "Creating", "Progressing", "Ready", "Idle", "WaitingForGPU", "Stopped", "Suspended", "Failed"
 )  # fmt: skip
-MODEL_ID: Final = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$"
-"""A model id from clients: `qwen3.5-4b`, `org/name`, `llama3:8b`. No comma: llama.cpp separates ids by commas."""
-
 # Parts of a pod that are passed through unchanged; their schemas are in `podparts`.
 PodPart = Mapping[str, Any]
 
@@ -68,6 +68,15 @@ class InferenceServiceSpec(Wired):
         (),
         max_items=16,
         items=SchemaFacts(**NAMED, pattern=MODEL_ID),
+    )
+    adapters: tuple[Adapter, ...] = field("LoRA adapters of the model, on the same engine.", (), max_items=16)
+    presets: tuple[Preset, ...] = field(
+        "Further model ids that clients may send, each with settings for its requests. A preset with the name of the "
+        "service applies to that name.",
+        (),
+        max_items=16,
+        list_map_keys=("name",),
+        rendered=True,
     )
     mode: str | None = field(
         "Kind of API that the engine serves; defaults to chat, unless endpoint.path implies another.", enum=MODES

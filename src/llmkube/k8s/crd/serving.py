@@ -1,11 +1,15 @@
 """Options of the runtimes that are more than one flag."""
 
-from typing import ClassVar, Final
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
 
 import attrs
 
 from llmkube.k8s.crd.meta import DECIMAL, NAMED, SecretKeySelector
 from llmkube.k8s.fields import REQUIRED, Rule, SchemaFacts, Wired, field
+
+MODEL_ID: Final = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$"
+"""A model id from clients: `qwen3.5-4b`, `org/name`, `llama3:8b`. No comma: llama.cpp separates ids by commas."""
 
 CACHE_TYPES: Final = ("f16", "f32", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
 KV_DTYPES: Final = ("auto", "fp8_e5m2", "fp8_e4m3")
@@ -25,6 +29,50 @@ SPECULATION_TYPES: Final = (*_WITH_DRAFT, *_WITH_OPTIONAL_DRAFT, *_WITHOUT_DRAFT
 
 # An API server compares an integer with the truncated bounds: 0 is then not below 0.1
 _NOT_ZERO: Final = (Rule("self != 0.0", "must be at least 0.1"),)
+
+_NUMBER: Final[Mapping[str, Any]] = {"pattern": DECIMAL, "max_length": 16}
+
+# -- all engines ------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Adapter(Wired):
+    """LoRA adapter of a service. One without a name applies to all of its requests."""
+
+    model_ref: str = field("Name of the Model with the adapter's file, in the same namespace.", REQUIRED, **NAMED)
+    name: str | None = field(
+        "Model id of the requests that it applies to; presets can list it, too.", **NAMED, pattern=MODEL_ID
+    )
+    scale: str = field("Factor of its effect, as a decimal number.", "1", **_NUMBER)
+
+
+@attrs.frozen(kw_only=True)
+class PresetAdapter(Wired):
+    """Adapter that a preset uses."""
+
+    name: str = field("Name of the adapter in spec.adapters.", REQUIRED, **NAMED)
+    scale: str | None = field("Factor of its effect, as a decimal number; defaults to the adapter's.", **_NUMBER)
+
+
+@attrs.frozen(kw_only=True)
+class Preset(Wired):
+    """Settings of the requests under one model id, where they set none themselves."""
+
+    name: str = field("Model id that clients send.", REQUIRED, **NAMED, pattern=MODEL_ID)
+    temperature: str | None = field("Sampling temperature, as a decimal number.", **_NUMBER)
+    top_p: str | None = field("Sum of the probabilities of the tokens to sample from.", **_NUMBER)
+    top_k: int | None = field("Number of tokens to sample from; 0 means all.", minimum=0, maximum=1048576)
+    min_p: str | None = field("Least probability of a token, as a share of the highest one.", **_NUMBER)
+    max_tokens: int | None = field("Maximum tokens of one answer.", minimum=1, maximum=2097152)
+    thinking: bool | None = field("Whether the model reasons before it answers, if its chat template has a switch.")
+    system: str | None = field("System text of chats that have none.", min_length=1, max_length=32768)
+    adapters: tuple[PresetAdapter, ...] = field(
+        "Adapters that apply to its requests, besides those without a name.",
+        (),
+        max_items=16,
+        list_map_keys=("name",),
+    )
+
 
 # -- llama.cpp --------------------------------------------------------------------------------------------------------
 

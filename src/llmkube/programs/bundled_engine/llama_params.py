@@ -46,6 +46,13 @@ class Choice:
         return members if self._many else members[0]
 
 
+class Adapter(NamedTuple):
+    """A LoRA adapter."""
+
+    path: str
+    scale: float
+
+
 class Value(NamedTuple):
     """A flag with a value, for one or more attributes of the engine's CommonParams (`a.b` for nested ones)."""
 
@@ -92,6 +99,11 @@ def _names(text: str) -> set[str]:
     return set(_words(text))
 
 
+def _adapters(text: str) -> list[Adapter]:
+    pairs = [word.rpartition(":") for word in _words(text)]
+    return [Adapter(path, float(scale)) for path, _, scale in pairs]
+
+
 def _numbers(text: str) -> list[float]:
     return [float(word) for word in _words(text)]
 
@@ -136,6 +148,7 @@ _READERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "words": _words,
     "names": _names,
     "numbers": _numbers,
+    "adapters": _adapters,
     "seed": lambda text: int(text) % 2**32,  # -1 becomes the engine's value for a random seed
     "file": _file,
     "keys": _keys,
@@ -201,4 +214,8 @@ def apply(settings: Settings, engine: Any) -> Any:
 def _resolve(value: Any, engine: Any) -> Any:
     if isinstance(value, Member):
         return getattr(getattr(engine, value.kind), value.name)
+    if isinstance(value, Adapter):
+        adapter = engine.CommonAdapterLoraInfo()
+        adapter.path, adapter.scale = value
+        return adapter
     return [_resolve(item, engine) for item in value] if isinstance(value, list) else value

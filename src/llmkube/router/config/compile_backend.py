@@ -19,7 +19,8 @@ from llmkube.k8s.crd import modelrouter as crd
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.fields import wire_fields
-from llmkube.router.config.routing_config import Backend, Prices, Probe, is_local_url
+from llmkube.k8s.wire.conditions import UP_TO_DATE, find_condition
+from llmkube.router.config.routing_config import Adapter, Backend, Preset, Prices, Probe, is_local_url
 from llmkube.runtimes.arguments import flag_values, flags_in
 from llmkube.runtimes.llama_fields import request_limit
 
@@ -29,6 +30,7 @@ _NO_PREFILL_FLAG: Final = "--no-prefill-assistant"
 _ANSWER_FIELDS: Final = (
     *("rope_scaling", "cache_type_k", "cache_type_v", "cache_type_custom_k", "cache_type_custom_v"),
     *("metadata_overrides", "jinja", "reasoning_budget", "reasoning_budget_message"),
+    *("presets", "adapters"),
 )
 """Fields of a service that change its answers. Speed, memory and the size of the context do not."""
 
@@ -74,7 +76,7 @@ def _weights(model: Model) -> list[Any]:
 
 def _settings(spec: InferenceServiceSpec) -> Iterator[list[str]]:
     for name in _ANSWER_FIELDS:
-        if (value := getattr(spec, name)) is not None:
+        if (value := getattr(spec, name)) not in (None, ()):
             yield [name, str(value)]
     for flag, text in sorted(flag_values(spec.extra_args).items()):
         if flag not in _PLACEMENT:
@@ -82,6 +84,40 @@ def _settings(spec: InferenceServiceSpec) -> Iterator[list[str]]:
     for each in spec.env:
         if each.name.startswith("LLAMA_"):
             yield [each.name, str(each)]
+
+
+def presets_of(service: InferenceService) -> tuple[Preset, ...]:
+    """Return the settings of requests to a service, by their model id."""
+    scales = {each.name: float(each.scale) for each in service.spec.adapters if each.name}
+    found = [
+        Preset(
+            name="" if each.name == service.key.name else each.name,
+            temperature=_number(each.temperature),
+            top_p=_number(each.top_p),
+            top_k=each.top_k,
+            min_p=_number(each.min_p),
+            max_tokens=each.max_tokens,
+            thinking=each.thinking,
+            system=each.system or "",
+            adapters=tuple(Adapter(one.name, float(one.scale or scales.get(one.name, 1))) for one in each.adapters),
+        )
+        for each in service.spec.presets
+    ]
+    taken = {each.name for each in service.spec.presets}
+    own = (Preset(name=each, adapters=(Adapter(each, scale),)) for each, scale in scales.items() if each not in taken)
+    return (*found, *own)
+
+
+def _loaded_adapters(service: InferenceService) -> tuple[Adapter, ...]:
+    """Return the adapters of an engine; () while it may be one of another spec, whose adapters have other numbers."""
+    newest = find_condition(service.status.conditions, UP_TO_DATE)
+    if newest is None or newest.status != "True" or newest.observed_generation != service.metadata.generation:
+        return ()
+    return tuple(Adapter(each.name or "", float(each.scale)) for each in service.spec.adapters)
+
+
+def _number(text: str | None) -> float | None:
+    return None if text is None else float(text)
 
 
 _SLOT_FLAGS: Final = frozenset({"-np", "--parallel"})
@@ -148,6 +184,8 @@ class ResolvedService:
     splits_cache: bool | None = None
     max_answer_tokens: int = 0
     is_replicated: bool = False
+    presets: tuple[Preset, ...] = ()
+    adapters: tuple[Adapter, ...] = ()
     model_digest: str = ""
 
     @classmethod
@@ -163,6 +201,8 @@ class ResolvedService:
             splits_cache=splits_cache(service.spec),
             max_answer_tokens=0 if weights is None or service.spec.command else request_limit(service, weights),
             is_replicated=is_replicated(service.spec),
+            presets=presets_of(service),
+            adapters=_loaded_adapters(service),
             model_digest=model_digest(service.spec, weights),
         )
 
@@ -210,7 +250,7 @@ def compile_backend(
         first_byte_seconds=parse_seconds(backend.timeout, f"{at}.timeout", problems),
         prices=_prices(cost, f"{at}.costPerMillionTokens", problems) if has_prices and cost else None,
         probe=_probe(backend),
-        **attrs.asdict(service if key is None else attrs.evolve(service, key_file=key.path)),
+        **attrs.asdict(service if key is None else attrs.evolve(service, key_file=key.path), recurse=False),
     )
     return compiled, key
 

@@ -122,6 +122,52 @@ class Probe:
     timeout_seconds: int
 
 
+@attrs.frozen
+class Adapter:
+    """A LoRA adapter of an engine.
+
+    Attributes:
+        name: "" for one that applies to every request.
+        scale: Factor of its effect.
+    """
+
+    name: str
+    scale: float
+
+
+@attrs.frozen(kw_only=True)
+class Preset:
+    """Settings of the requests under one model id of a service; None and "" leave them to clients and the engine.
+
+    Attributes:
+        name: Model id; "" for the service's own name and its aliases.
+        temperature: Sampling temperature.
+        top_p: Sum of the probabilities of the tokens to sample from.
+        top_k: Number of tokens to sample from.
+        min_p: Least probability of a token, relative to the likeliest.
+        max_tokens: Maximum tokens of one answer.
+        thinking: Whether the model reasons before it answers.
+        system: System text of chats that have none.
+        adapters: Adapters with a name that apply.
+    """
+
+    name: str
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    max_tokens: int | None = None
+    thinking: bool | None = None
+    system: str = ""
+    adapters: tuple[Adapter, ...] = ()
+
+
+def preset_in(presets: tuple[Preset, ...], model: str) -> Preset | None:
+    """Return the settings of requests under a model id; None if there are none."""
+    by_name = {each.name: each for each in presets}
+    return by_name.get(model, by_name.get(""))
+
+
 @attrs.frozen(kw_only=True)
 class Backend:
     """A destination of requests.
@@ -145,6 +191,8 @@ class Backend:
         splits_cache: True if each slot has its own part of the KV cache, False if all share it, None if unknown.
         max_answer_tokens: Longest answer that a request may ask for; 0 if the engine itself bounds it.
         is_replicated: Whether several engines, or an autoscaled number of them, share the address.
+        presets: Settings of requests, by their model id.
+        adapters: Adapters that its engine has, in order.
         first_byte_seconds: Longest wait for the first byte of an answer; None applies the rule's or the router's.
         prices: None if not set: a USD budget then refuses the backend.
         probe: None disables health checks.
@@ -167,6 +215,8 @@ class Backend:
     splits_cache: bool | None = None
     max_answer_tokens: int = 0
     is_replicated: bool = False
+    presets: tuple[Preset, ...] = ()
+    adapters: tuple[Adapter, ...] = ()
     first_byte_seconds: float | None = None
     prices: Prices | None = None
     probe: Probe | None = None

@@ -21,7 +21,7 @@ from llmkube.base.loop_shares import long_step
 from llmkube.router.auth.key_files import BackendKeys
 from llmkube.router.backends import UnavailableModel, engine_of
 from llmkube.router.budgets.usage import Usage, usage_of_answer
-from llmkube.router.config.routing_config import Backend
+from llmkube.router.config.routing_config import Adapter, Backend
 from llmkube.router.dialects.chat_form import ChatForm
 from llmkube.router.dialects.dialect import AnswerTranslator, DialectError
 from llmkube.router.dialects.engine_form import without_old_pictures
@@ -36,6 +36,7 @@ from llmkube.router.dispatch.verdicts import Cause, Failure, error_in, failure_i
 from llmkube.router.health.engine_watch import FROZEN, WaitingRequest
 from llmkube.router.health.health_state import Reply
 from llmkube.router.policy.permits import Permit
+from llmkube.router.presets import NotLoadedError
 from llmkube.router.refusals import RefusedError, error_object
 
 MAX_ANSWER_BYTES: Final = 32 << 20
@@ -189,7 +190,10 @@ class Attempts:
             failure = failure_in(reply.status, reply.headers, error_in(orjson.loads(reply.body)), ours=True)
             assert failure is not None, "engine_of raises no error that is an answer"
             return failure
-        return backend if found.alias == backend.model else attrs.evolve(backend, model=found.alias), found.credentials
+        adapters = tuple(Adapter(*each) for each in found.adapters)
+        if found.alias != backend.model or adapters != backend.adapters:
+            backend = attrs.evolve(backend, model=found.alias, adapters=adapters)
+        return backend, found.credentials
 
     async def make(
         self,
@@ -219,7 +223,8 @@ class Attempts:
             async with long_step(inbound.size):
                 rebuilt = rebuild(inbound.path, inbound.body, backend, inbound.cache_salt)
         except DialectError as exc:
-            return Failure(Cause.UNSUPPORTED, str(exc))
+            is_loading = isinstance(exc, NotLoadedError)
+            return Failure(Cause.NOT_LOADED, str(exc), 503, 5) if is_loading else Failure(Cause.UNSUPPORTED, str(exc))
         lines = request_lines(backend, key, inbound.request_id, inbound.trace) + credentials
         answer, handed_over = None, False
         try:

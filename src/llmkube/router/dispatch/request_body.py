@@ -34,6 +34,7 @@ from llmkube.router.dialects.providers import (
     limited,
     provider_at,
 )
+from llmkube.router.presets import with_adapters
 
 
 class BodyError(DialectError):
@@ -186,6 +187,7 @@ def rebuild(path: str, client_body: Mapping[str, Any], backend: Backend, cache_s
             body = {name: each for name, each in body.items() if name not in _CACHE_FIELDS}
             body |= {"cache_salt": cache_salt, "cache_prompt": False}
         dropped += others
+        body = dict(with_adapters(body, str(body.get("model")), backend.adapters, backend.presets))
         body = dict(engine_body(body, dropped, is_llama_cpp=bool(backend.model_digest)))
     if backend.model:
         body["model"] = backend.model

@@ -197,6 +197,9 @@ def _backend_for_model(config: RoutingConfig, model: str) -> str:
         for name, backend in config.backends.items():
             if backend.model_id == model:
                 return name
+        for name, backend in config.backends.items():
+            if any(each.name == model for each in backend.presets):
+                return name
     return ""
 
 

@@ -25,8 +25,8 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import GGUFStatus, Model
 from llmkube.k8s.resource import Key
 from llmkube.router.backends import Activator, ModelDirectory, UnavailableModel, find_model, not_ready
-from llmkube.router.config.compile_backend import ResolvedService
-from llmkube.router.config.routing_config import Backend, Match, RoutingConfig, Rule
+from llmkube.router.config.compile_backend import ResolvedService, presets_of
+from llmkube.router.config.routing_config import Backend, Match, Preset, RoutingConfig, Rule
 from llmkube.router.dialects.dialect import DialectError
 from llmkube.router.dialects.inbound import DIALECTS, OLLAMA
 from llmkube.router.dialects.ollama_models import MODEL_NAME, ModelFacts
@@ -38,7 +38,7 @@ from llmkube.router.proxy.handler import route_of
 from llmkube.router.proxy.live_config import Source
 from llmkube.router.proxy.router import Router, open_router
 from llmkube.router.turns import Turns
-from llmkube.runtimes.llama_fields import context_of
+from llmkube.runtimes.llama_fields import additional_ids, context_of
 
 NAME: Final = "gateway"
 CIRCUIT_SECONDS: Final = 1.0
@@ -112,10 +112,17 @@ async def run_default_route(
         on_error=services.on_error,
     ) as router:
         shared = services.on_error, services.holds
-        proxy = PassThrough(services.directory, client, router.begin, router.suspects, *shared)
+        presets = partial(_presets, services)
+        proxy = PassThrough(services.directory, client, router.begin, router.suspects, *shared, presets=presets)
         listed = _listed_fields(services, router)
         task_status.started(passing_door(proxy, services.utcnow, listed, partial(_describe, services), further))
         await trio.sleep_forever()
+
+
+def _presets(services: Services, name: str) -> tuple[Preset, ...]:
+    """Return the presets of a service, without those of its ids that lead to others."""
+    service = services.get(Key.parse(name)) if name else None
+    return presets_of(service) if service is not None else ()
 
 
 def _describe(services: Services, name: str) -> ModelFacts:
@@ -185,8 +192,9 @@ def default_config(services: Services) -> RoutingConfig:
         if found is None:
             continue
         resolved = ResolvedService.of(service, services.model_of(service), base_url=f"{services.url}/v1", model=name)
-        backends.append(Backend(name=name, model_id=name, local=True, **attrs.asdict(resolved)))
-        ids = (service.key.name, name, *service.spec.aliases)
+        known = attrs.asdict(resolved, recurse=False)
+        backends.append(Backend(name=name, model_id=name, local=True, **known))
+        ids = (service.key.name, name, *additional_ids(service.key.name, service.spec))
         match = Match(models=tuple(one for one in ids if lookup(one) is found))
         rules.append(Rule(name=name, match=match, backends=(name,)))
     return RoutingConfig(

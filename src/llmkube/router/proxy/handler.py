@@ -35,7 +35,7 @@ from llmkube.router.budgets.meter import (
     usage_bound,
     with_max_tokens,
 )
-from llmkube.router.config.routing_config import Backend, RoutingConfig
+from llmkube.router.config.routing_config import Backend, RoutingConfig, preset_in
 from llmkube.router.dialects.dialect import DialectError, Translation
 from llmkube.router.dialects.inbound import (
     DIALECTS,
@@ -71,6 +71,7 @@ from llmkube.router.policy.decision import FAIL_CLOSED, MODEL_NOT_ALLOWED, NO_RO
 from llmkube.router.policy.permits import permits_for
 from llmkube.router.policy.request_facts import ANONYMOUS, Principal, RequestFacts, facts_of
 from llmkube.router.prefix_cache.warm_prefixes import Prompt, WarmPrefixes
+from llmkube.router.presets import with_settings
 from llmkube.router.proxy.audit_log import AuditLog, fields_of
 from llmkube.router.proxy.live_config import MAX_DECISIONS, Routing
 from llmkube.router.proxy.metrics import RouterMetrics, class_label
@@ -308,6 +309,8 @@ class ListedFields:
         decision = decided.decision = self._decision(routing, facts, decided.prompt)
         if not decision.order:
             raise no_backend_error(config, facts, decision)
+        if (preset := preset_in(decision.order[0].backend.presets, facts.model)) is not None:
+            body, size = dict(with_settings(body, preset)), size + len(preset.system.encode())
         keep_seconds = self._permitted_keep(translated, principal)
         if keep_seconds is not None:
             dropped = tuple(name for name in translated.dropped if name != "keep_alive")
@@ -490,4 +493,7 @@ def _ids(config: RoutingConfig) -> list[tuple[str, str]]:
         for pattern in rule.match.models:
             if not set(pattern) & set("*?["):
                 found.setdefault(pattern, "llmkube")
+    for backend in config.backends.values():
+        if config.by_model or backend.name == config.default_backend:
+            found |= {each.name: "llmkube" for each in backend.presets if each.name and each.name not in found}
     return list(found.items())

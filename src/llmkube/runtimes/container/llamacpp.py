@@ -72,7 +72,7 @@ def plan_server(builder: ContainerBuilder) -> ContainerPlan:
     """Return the container that serves one model."""
     explicit_layers = _read_extra_args(builder, _OWNED)
     _add_model(builder)
-    builder.line.argv += ["--alias", ",".join((builder.name, *fields.additional_ids(builder.name, builder.spec)))]
+    builder.line.argv += ["--alias", ",".join((builder.name, *fields.engine_ids(builder.name, builder.spec)))]
     builder.honour("spec.aliases")
     _, rest = pop_flags(builder.spec.extra_args, fields.WRITTEN_FLAGS)
     builder.service = attrs.evolve(builder.service, spec=attrs.evolve(builder.spec, mode=builder.mode, extra_args=rest))

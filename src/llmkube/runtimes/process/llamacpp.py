@@ -14,7 +14,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceS
 from llmkube.k8s.crd.model import Model
 from llmkube.runtimes import llama_fields as fields
 from llmkube.runtimes.allowances import NO_ALLOWANCES, Allowances
-from llmkube.runtimes.arguments import CommandLine, flag_of, flag_words
+from llmkube.runtimes.arguments import EXTRA_ARGS, CommandLine, flag_of, flag_words
 from llmkube.runtimes.llama_flags import (
     UserFlag,
     expand_spellings,
@@ -38,7 +38,7 @@ from llmkube.weights.source import NO_PROJECTOR
 from llmkube.weights.store.blobs import WeightsFile
 
 _LINE: Final = re.compile(
-    r"\b(?P<buffer>[A-Za-z][\w.-]*)\s+(?P<kind>model|KV|RS|compute|output|DSV4 \w+ state) buffer size\s*=\s*"
+    r"\b(?P<buffer>[A-Za-z][\w.-]*)\s+(?P<kind>model|KV|RS|LoRA|compute|output|DSV4 \w+ state) buffer size\s*=\s*"
     r"(?P<size>\d{1,12}(?:\.\d{1,6})?) MiB",
     re.ASCII,
 )
@@ -46,6 +46,7 @@ _NAMES: Final[Mapping[str, str]] = {
     "model": "weights",
     "KV": "KV cache",
     "RS": "recurrent state",
+    "LoRA": "adapters",
     "compute": "compute buffer",
     "output": "output buffer",
 }
@@ -151,6 +152,7 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
     elif model.spec.mmproj == NO_PROJECTOR:
         line.honoured.add("Model.spec.mmproj")
     _add_speculation(line, spec, inputs.draft)
+    adapters = _add_adapters(line, inputs)
     fields.add_mode(
         line, spec, context, pools=bool(header.pooling_type), splits=header.pooling_type == fields.POOLING_LAST
     )
@@ -164,6 +166,7 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
         demand=demand_of(line.argv, engine),
         honoured=line.honoured | _HONOURED,
         ignored=(*ignored, *fields.unused_context(spec, header.context_length)),
+        adapters=adapters,
     )
 
 
@@ -176,12 +179,45 @@ def _add_speculation(line: CommandLine, spec: InferenceServiceSpec, draft: Weigh
         line.default("--spec-type", value="draft-simple")  # without it the engine loads the draft model in vain
 
 
+_PROMPT_CACHE: Final = ("--cache-ram", "-cram", "--cache-prompt")
+
+
+def _add_adapters(line: CommandLine, inputs: PlanInputs) -> tuple[tuple[str, float], ...]:
+    """Add the LoRA adapters, those with a name at scale 0; return name and scale of each.
+
+    llama.cpp keeps a slot's cache for a request without `lora`, and its prompt cache in memory does not know adapters:
+    both would restore what another adapter has computed (issue 26207, and experiments with xllamacpp 2026.10). So with
+    adapters that requests choose, that cache is off, and only requests with an explicit `lora`, which our gateway and
+    routers send, use a slot's cache.
+    """
+    spec = inputs.spec
+    if not inputs.adapters:
+        return ()
+    if not line.knows("--lora-scaled"):
+        message = "this llama-server has no --lora-scaled FNAME:SCALE,...; install a newer one"
+        raise PlanError(message, field="spec.adapters")
+    found = tuple((each.name or "", float(each.scale)) for each in spec.adapters)
+    files = []
+    for at, ((name, scale), weights) in enumerate(zip(found, inputs.adapters, strict=True)):
+        if not {",", ":"}.isdisjoint(path := str(weights.path)):
+            message = f"{path} has a comma or a colon, which llama-server cannot read in this place; rename the file"
+            raise PlanError(message, field=f"spec.adapters[{at}].modelRef")
+        files.append(f"{path}:{0 if name else scale:g}")
+    line.add("spec.adapters", "--lora-scaled", ",".join(files))
+    if any(name for name, _ in found) or spec.api_key_secret_ref is not None:
+        if explicit := line.given & {*_PROMPT_CACHE}:
+            message = f"{min(explicit)} would mix the prompts of several adapters; remove it, or the adapters' names"
+            raise PlanError(message, field=EXTRA_ARGS)
+        line.argv += ["--cache-ram", "0", "--no-cache-prompt"]
+    return found
+
+
 def _names(alias: str, spec: InferenceServiceSpec, engine: EngineInfo) -> tuple[str, tuple[str, ...]]:
     """Return the model names for the engine to accept, ours first, and the settings of further names that it ignores.
 
     Builds that accept several names also have --load-mode, which is as old. The gateway always knows all names.
     """
-    further = fields.additional_ids(alias, spec)
+    further = fields.engine_ids(alias, spec)
     if further and "--load-mode" not in engine.flags:
         explicit = any(flag_of(word) in fields.ALIAS_FLAGS for word in spec.extra_args)
         return alias, (*(("spec.aliases",) if spec.aliases else ()), *(("spec.extraArgs --alias",) if explicit else ()))
@@ -238,6 +274,8 @@ def describe(program: str, outputs: Sequence[str]) -> EngineInfo:
     """
     text, version = outputs
     flags = parse_help(text)
+    if "FNAME:SCALE" not in text:
+        flags -= {"--lora-scaled"}  # in older builds, it takes two values
     if "--api-key-file" not in flags:
         raise ProgramError(
             "it has no --api-key-file, without which every user and every web page on this machine could "

@@ -44,6 +44,7 @@ class PlanInputs:
         engine: The program that will run, as it describes itself.
         alias: Model id that the engine has to accept.
         draft: File of the draft model, if the service requests one (`llama_fields.draft_of`).
+        adapters: Files of `spec.adapters`, in the same order.
         allowances: Flags and variables that the owner of the host allows.
         asks_key: Whether the engine requires a key from clients.
         keys_digest: Digest of the client keys that it accepts; with any, it always requires one.
@@ -57,6 +58,7 @@ class PlanInputs:
     engine: EngineInfo
     alias: str = attrs.field(kw_only=True)
     draft: WeightsFile | None = attrs.field(default=None, kw_only=True)
+    adapters: tuple[WeightsFile, ...] = attrs.field(default=(), kw_only=True)
     allowances: Allowances = attrs.field(default=NO_ALLOWANCES, kw_only=True)
     asks_key: bool = attrs.field(default=True, kw_only=True)
     keys_digest: str = attrs.field(default="", kw_only=True)
@@ -91,6 +93,7 @@ class PlanInputs:
         demand: Demand,
         honoured: Collection[str],
         ignored: Iterable[str] = (),
+        adapters: tuple[tuple[str, float], ...] = (),
     ) -> LaunchPlan:
         """Return the plan of this command line.
 
@@ -101,19 +104,21 @@ class PlanInputs:
             demand: Settings that determine its memory.
             honoured: Paths of the fields that have an effect.
             ignored: Descriptions of settings without effect in fields that are otherwise honoured.
+            adapters: As in `LaunchPlan`.
         """
-        others = "".join(f" {each.identity}" for each in (self.draft, self.projector) if each is not None)
+        beside = [each.identity for each in (self.draft, self.projector, *self.adapters) if each is not None]
         return LaunchPlan(
             argv=tuple(argv),
             env=tuple(env),
             runtime=runtime,
             alias=self.alias,
-            weights_identity=self.weights.identity + others,
+            weights_identity=" ".join([self.weights.identity, *beside]),
             not_honoured=(*(path for path in given_paths(self.isvc, self.model) if path not in honoured), *ignored),
             demand=demand,
             keys_digest=self.keys_digest,
             restarted_at=self.spec.pod_annotations.get(RESTARTED_AT, ""),
             weights_format=self.model.spec.format,
+            adapters=adapters,
         )
 
 

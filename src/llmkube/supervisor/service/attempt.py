@@ -423,6 +423,7 @@ class Attempt:
             engine=launch.plan.runtime,
             build=running.record.build,
             weights_format=launch.plan.weights_format,
+            adapters=launch.plan.adapters,
             behind_door=self._is_behind_door(running.record),
         )
         started_at = trio.current_time()

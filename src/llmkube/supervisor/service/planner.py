@@ -5,7 +5,7 @@ nothing.
 """
 
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -17,10 +17,12 @@ from llmkube.base.backoff import Backoff
 from llmkube.base.errors import ExternalError, LLMKubeError, UserError
 from llmkube.base.mailbox import Mailbox
 from llmkube.base.waiting import wait_any
+from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import ObjectMeta
 from llmkube.k8s.crd.model import Model, ModelSpec
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.llama_fields import draft_of, takes_projector
+from llmkube.runtimes.plan import PlanError
 from llmkube.runtimes.process.host_runtimes import host_runtime_of, refuse_library
 from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.runtimes.registry import check, plan_for
@@ -36,8 +38,10 @@ from llmkube.supervisor.values.need import need_of
 from llmkube.weights.download.progress import Progress
 from llmkube.weights.errors import DigestMismatchError
 from llmkube.weights.estimate.sizing import estimate
+from llmkube.weights.formats.adapter import adapter_problem
+from llmkube.weights.formats.gguf import required_model
 from llmkube.weights.formats.projector import with_projector
-from llmkube.weights.formats.shape import GGUFFacts, ModelHeader, Shape
+from llmkube.weights.formats.shape import GGUFFacts, ModelHeader, Shape, Tensor
 from llmkube.weights.store.blobs import WeightsFile
 
 PROGRESS_SECONDS: Final = 2.0
@@ -62,8 +66,16 @@ class _Draft:
     shape: Shape | None
 
 
-class DraftMissingError(UserError):
-    """The Model that a service names as its draft model does not exist; the service is planned again when it does."""
+@attrs.frozen
+class _Adapter:
+    """File and header of a LoRA adapter."""
+
+    weights: WeightsFile
+    facts: ModelHeader
+
+
+class ModelMissingError(UserError):
+    """A further Model that a service names does not exist; the service is planned again when it does."""
 
     reason = Reason.MODEL_NOT_FOUND
 
@@ -144,21 +156,25 @@ class Planner:
         try:
             with progress:
                 weights, facts = await self._fetch(desired, progress)
+            required_model(facts, f"Model {desired.model.key.name}")
         except LLMKubeError as error:
             manager.update(Facts.without_file, error)
             self._fail(error, Reason.FETCH_FAILED)
             # Retried even after a user's error: the file may appear or be fixed without an edit of the object. But a
             # complete file with the wrong digest is not downloaded again in vain.
             return isinstance(error, DigestMismatchError) and error.final
+        part = "draft model"
         try:
             with progress:
                 draft = await self._fetch_draft(desired, progress)
+                part = "adapters"
+                adapters = [await self._fetch_adapter(desired, at, progress) for at in range(len(desired.adapters))]
         except LLMKubeError as error:
             manager.update(Facts.with_file, weights, facts)
-            return self._fail(error, Reason.FETCH_FAILED, f"the draft model: {error}")
+            return self._fail(error, Reason.FETCH_FAILED, f"the {part}: {error}")
         manager.update(Facts.with_file, weights, facts)  # only now: until then the progress of the draft is reported
         try:
-            launch = await self._launch(desired, weights, facts, draft=draft, keys=keys)
+            launch = await self._launch(desired, weights, facts, draft=draft, adapters=adapters, keys=keys)
         except UserError as error:
             return self._refuse(error)
         except ExternalError as error:
@@ -193,10 +209,17 @@ class Planner:
             metadata = ObjectMeta(name=desired.key.name, namespace=desired.key.namespace)
             model = Model(metadata=metadata, spec=ModelSpec(source=named))
         if model is None:
-            raise DraftMissingError(f"Model {named} not found in namespace {desired.key.namespace}; create it")
+            raise ModelMissingError(f"Model {named} not found in namespace {desired.key.namespace}; create it")
         refuse_library(host_runtime_of(desired.service, desired.model).name, model, draft=True)
         weights, facts = await self.context.ports.weights.fetch(model, progress)
         return _Draft(weights, facts.shape)
+
+    async def _fetch_adapter(self, desired: Desired, at: int, progress: Callable[[Progress], None]) -> _Adapter:
+        """Fetch the file of an adapter."""
+        model, named = desired.adapters[at], desired.service.spec.adapters[at].model_ref
+        if model is None:
+            raise ModelMissingError(f"Model {named} not found in namespace {desired.key.namespace}; create it")
+        return _Adapter(*await self.context.ports.weights.fetch(model, progress))
 
     async def _launch(
         self,
@@ -205,9 +228,11 @@ class Planner:
         facts: ModelHeader,
         *,
         draft: _Draft | None = None,
+        adapters: Sequence[_Adapter] = (),
         keys: tuple[str, ...] = (),
     ) -> Launch:
         settings = self.context.settings
+        tensors = tuple(_adapter_tensors(desired.service, adapters, facts))
         runtime = host_runtime_of(desired.service, desired.model, settings.mlx_runtime).name
         plan = plan_for(
             PlanInputs(
@@ -218,6 +243,7 @@ class Planner:
                 await self.context.ports.engines.info(runtime),
                 alias=desired.key.name,
                 draft=draft.weights if draft else None,
+                adapters=tuple(each.weights for each in adapters),
                 allowances=settings.allowances,
                 asks_key=not settings.insecure_lan,
                 keys_digest=digest_of(keys),
@@ -225,8 +251,8 @@ class Planner:
             )
         )
         demand = plan.demand
-        if demand is not None and draft is not None:
-            demand = attrs.evolve(demand, draft=draft.shape)
+        if demand is not None:
+            demand = attrs.evolve(demand, draft=draft.shape if draft else None, adapters=tensors)
         if demand is not None and demand.projector_path and isinstance(facts, GGUFFacts) and facts.projector:
             demand = attrs.evolve(demand, projector=facts.projector.shape)
         expected = _estimate(facts.shape, demand) if facts.shape is not None and demand is not None else None
@@ -270,6 +296,24 @@ class Planner:
             self.target.put_nowait(Idle(reason, message))
         else:
             self.context.status_manager.update(Facts.with_unplanned, reason, message)
+
+
+def _adapter_tensors(service: InferenceService, adapters: Sequence[_Adapter], base: ModelHeader) -> Iterator[Tensor]:
+    """Yield the tensors of all adapters.
+
+    Raises:
+        PlanError: One of them does not fit the model.
+    """
+    for at, (named, each) in enumerate(zip(service.spec.adapters, adapters, strict=False)):
+        facts = each.facts
+        if isinstance(facts, GGUFFacts) and isinstance(base, GGUFFacts) and base.shape is not None:
+            problem = adapter_problem(facts, base.shape)
+        else:
+            problem = "adapters are for models in GGUF; remove it"
+        if problem:
+            raise PlanError(f"Model {named.model_ref}: {problem}", field=f"spec.adapters[{at}].modelRef")
+        if isinstance(facts, GGUFFacts) and facts.adapter is not None:
+            yield from (tensor for tensor in facts.adapter.tensors if ".lora_" in tensor.name)
 
 
 @attrs.define(eq=False)

@@ -21,11 +21,13 @@ class Desired:
         service: The service.
         model: The Model that it serves.
         draft: Its draft Model, if it names one that exists.
+        adapters: The Models of `spec.adapters`, in the same order; None for those that do not exist.
     """
 
     service: InferenceService
     model: Model
     draft: Model | None = None
+    adapters: tuple[Model | None, ...] = ()
 
     @property
     def key(self) -> Key:
@@ -64,7 +66,7 @@ def slots(desired: Desired) -> int:
 
 
 def _identity_and_spec(desired: Desired) -> tuple[object, ...]:
-    objects = (desired.service, desired.model, desired.draft)
+    objects = (desired.service, desired.model, desired.draft, *desired.adapters)
     known = tuple(each and (each.key, each.metadata.uid, each.metadata.generation, each.spec) for each in objects)
     return (*known, desired.load_requested_at, desired.unload_requested_at)
 
@@ -83,6 +85,11 @@ def draft_key(service: InferenceService) -> Key | None:
     return Key(service.key.namespace, named) if named and not named.startswith("/") else None
 
 
+def adapter_keys(service: InferenceService) -> tuple[Key, ...]:
+    """Return the keys of the Models of a service's adapters, in order."""
+    return tuple(Key(service.key.namespace, each.model_ref) for each in service.spec.adapters)
+
+
 def accelerator(model: Model) -> str:
     """Return the accelerator that a Model requests; `cpu` by default."""
     return model.spec.hardware.accelerator if model.spec.hardware else "cpu"
@@ -95,6 +102,7 @@ def desired_here(
     accelerators: frozenset[str],
     *,
     draft: Model | None = None,
+    adapters: tuple[Model | None, ...] = (),
 ) -> Desired | None:
     """Return the desired state of a service on this host; None if the service does not belong here.
 
@@ -109,7 +117,9 @@ def desired_here(
         return None
     if draft is None and current is not None and current.draft is not None and draft_key(service) == current.draft.key:
         draft = current.draft
-    return Desired(service, model, draft)
+    known = {each.key: each for each in current.adapters if each is not None} if current is not None else {}
+    pairs = zip(adapters, adapter_keys(service), strict=True)
+    return Desired(service, model, draft, tuple(each or known.get(key) for each, key in pairs))
 
 
 @attrs.frozen

@@ -110,6 +110,7 @@ def dump(entry: Entry) -> dict[str, Any]:
         "service": encode(entry.desired.service),
         "model": encode(entry.desired.model),
         "draft": encode(entry.desired.draft) if entry.desired.draft else None,
+        "adapters": [encode(each) if each else None for each in entry.desired.adapters],
         **_dump_launch(entry.launch),
         "engine": attrs.asdict(entry.engine) if entry.engine else None,
         "kept": _dump_launch(entry.fallback) if entry.fallback else None,
@@ -138,7 +139,8 @@ def load(data: Mapping[str, Any]) -> Entry:
     try:
         engine = EngineRecord(**data["engine"]) if data["engine"] else None
         draft = decode(Model, data["draft"]) if data.get("draft") else None
-        desired = Desired(decode(InferenceService, data["service"]), decode(Model, data["model"]), draft)
+        adapters = tuple(decode(Model, each) if each else None for each in data.get("adapters", ()))
+        desired = Desired(decode(InferenceService, data["service"]), decode(Model, data["model"]), draft, adapters)
         fallback = _launch(data["kept"]) if data.get("kept") else None
         return Entry(desired, _launch(data), engine, fallback, bool(data.get("idle")))
     except (KeyError, TypeError, IndexError, AttributeError) as error:
@@ -150,6 +152,7 @@ def _launch(data: Mapping[str, Any]) -> Launch:
     plan["argv"] = tuple(Placeholder[arg[0]] if isinstance(arg, list) else arg for arg in plan["argv"])
     plan["env"] = tuple((name, value) for name, value in plan["env"])
     plan["not_honoured"] = tuple(plan["not_honoured"])
+    plan["adapters"] = _frozen(plan.get("adapters", []))
     plan["demand"] = _demand(plan.get("demand"))
     weights = dict(data["weights"])
     weights["path"] = Path(weights["path"])

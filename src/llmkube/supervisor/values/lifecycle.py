@@ -100,9 +100,9 @@ class ServiceView:
     started. `api_key` is the engine's key for programs that send requests, and is shown nowhere. `aliases` are
     additional model ids that clients may send.
 
-    `mode`, `engine` (the runtime), `build` and `weights_format` describe the engine that was started, not the newest
-    spec, and are empty while none runs. The `build` of a daemon that others may upgrade is the current one. An engine
-    that an earlier release started has the runtime only.
+    `mode`, `engine` (the runtime), `build`, `weights_format` and `adapters` (as in its plan) describe the engine that
+    was started, not the newest spec, and are empty while none runs. The `build` of a daemon that others may upgrade is
+    the current one. An engine that an earlier release started has the runtime only.
 
     `on_request` is set in snapshots of services that a request loads; `load_seconds` is then the duration of the last
     load, 0 if it is not known, `hold_seconds` the longest wait of a request, if the spec has one, and
@@ -133,6 +133,7 @@ class ServiceView:
     closed: str = ""
     behind_door: bool = False
     given_up: tuple[str, ...] = ()
+    adapters: tuple[tuple[str, float], ...] = ()
 
     @property
     def ready(self) -> bool:

@@ -5,7 +5,7 @@ from typing import Final
 
 import attrs
 
-from llmkube.weights.formats.shape import Shape
+from llmkube.weights.formats.shape import Shape, Tensor
 
 DEFAULT_CACHE_RAM_BYTES: Final = 8192 << 20
 """llama-server's default limit of the prompt cache."""
@@ -94,6 +94,7 @@ class Demand:
         draft_device_layers: As `device_layers`, for the draft model.
         draft_context: Tokens of the draft model; 0 means as many as the model.
         draft: The draft model, after its header was read.
+        adapters: The tensors of the LoRA adapters.
         projector_path: The multimodal projector's file.
         projector: The multimodal projector, after its header was read.
         projector_on_device: Whether it is on the device.
@@ -124,6 +125,7 @@ class Demand:
     draft_device_layers: int = 0
     draft_context: int = 0
     draft: Shape | None = None
+    adapters: tuple[Tensor, ...] = ()
     projector_path: str = ""
     projector: Shape | None = None
     projector_on_device: bool = True

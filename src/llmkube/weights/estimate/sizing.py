@@ -22,7 +22,7 @@ from llmkube.weights.estimate.layers import (
     state_bytes,
     unknown_architecture,
 )
-from llmkube.weights.estimate.tensor_placement import place_weights
+from llmkube.weights.estimate.tensor_placement import place_adapters, place_weights
 from llmkube.weights.formats.shape import Shape
 
 _MIB: Final = 1 << 20
@@ -225,7 +225,9 @@ def _add_projector(builder: _EstimateBuilder, place: Location, demand: Demand) -
 
 
 def _add_companions(builder: _EstimateBuilder, shape: Shape, demand: Demand) -> None:
-    """Add the projector and the draft model."""
+    """Add the adapters, the projector and the draft model."""
+    for place, size in zip((Location.DEVICE, Location.HOST), place_adapters(shape, demand), strict=True):
+        builder.add("adapters", place, size)
     if demand.projector_path:
         place = Location.DEVICE if demand.device_layers and demand.projector_on_device else Location.HOST
         _add_projector(builder, place, demand)

@@ -84,6 +84,18 @@ def place_weights(shape: Shape, demand: Demand) -> Weights:
     return Weights(device, plain, repacked)
 
 
+def place_adapters(shape: Shape, demand: Demand) -> tuple[int, int]:
+    """Return the bytes of the LoRA adapters on the device and on the host: each part is next to its matrix."""
+    first = max(0, shape.layer_count + 1 - demand.device_layers) if demand.device_layers else shape.layer_count + 1
+    patterns = _compiled(demand.overrides, shape.tensors)
+    sizes = [0, 0]
+    for tensor in demand.adapters:
+        block, _ = tensor.place
+        on_device = _on_device(tensor.name, block, first, shape.layer_count, patterns)
+        sizes[0 if on_device else 1] += tensor.size_bytes + -tensor.size_bytes % DEFAULT_ALIGNMENT
+    return sizes[0], sizes[1]
+
+
 def _on_device(
     name: str, block: int, first: int, layer_count: int, patterns: tuple[tuple[re.Pattern[str], bool], ...]
 ) -> bool:

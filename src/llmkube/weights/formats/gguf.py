@@ -22,7 +22,7 @@ from llmkube.base.trusted_paths import open_file
 from llmkube.weights.errors import FetchError, NotGGUFError, WeightsError
 from llmkube.weights.formats import gguf_format as fmt
 from llmkube.weights.formats.gguf_reader import MAX_TENSORS, Header, HeaderReader, Value
-from llmkube.weights.formats.shape import GGUFFacts, Shape, vocabulary_of
+from llmkube.weights.formats.shape import AdapterFacts, GGUFFacts, ModelHeader, Shape, vocabulary_of
 
 _PART: Final = re.compile(r"(?P<name>.+)-00001-of-(?P<count>[0-9]{5})\.gguf")
 MAX_PARTS: Final = 256
@@ -121,6 +121,8 @@ def facts_of(reader: HeaderReader) -> GGUFFacts:
         )
     if kind := fmt.OTHER_KINDS.get(architecture):
         raise reader.refuse(f"its architecture is {architecture}: it is {kind}")
+    if values.text(fmt.TYPE) == "adapter":
+        return _adapter_facts(values, architecture)
     values.check({f"{architecture}.{name}": kind for name, kind in fmt.ARCHITECTURE_KEYS.items()})
     _, _, layer_count = (values.required(f"{architecture}.{name}") for name in fmt.REQUIRED)
     if not 0 < layer_count <= fmt.MAX_LAYERS:
@@ -143,6 +145,42 @@ def facts_of(reader: HeaderReader) -> GGUFFacts:
         split_count=parts,
         newer_tensor_types=newer,
     )
+
+
+def _adapter_facts(values: "HeaderValues", architecture: str) -> GGUFFacts:
+    header = values.header
+    ranks = [each.sizes[-1] for each in header.tensors if each.name.endswith(".lora_a")]
+    heaviest = max(header.tensor_bytes, key=header.tensor_bytes.__getitem__, default=None)
+    tokens = values.get(fmt.INVOCATION_TOKENS)
+    return GGUFFacts(
+        architecture=architecture,
+        file_version=header.version,
+        tensor_count=header.tensor_count,
+        size_bytes=header.needed_bytes if header.size_bytes is None else header.size_bytes,
+        name=values.text("general.name"),
+        license=values.text("general.license"),
+        quantization=quantization(values.number("general.file_type"), heaviest),
+        adapter=AdapterFacts(
+            kind=values.text(fmt.ADAPTER_TYPE) or "",
+            rank=max(ranks, default=0),
+            alpha=values.real(fmt.ADAPTER_ALPHA),
+            base=values.text(fmt.BASE_NAME) or "",
+            invocation_tokens=tokens.count if tokens and tokens.count else 0,
+            tensors=header.tensors,
+        ),
+    )
+
+
+def required_model(facts: ModelHeader, name: str) -> ModelHeader:
+    """Return the facts of a model.
+
+    Raises:
+        NotGGUFError: It is an adapter.
+    """
+    if not isinstance(facts, GGUFFacts) or facts.adapter is None:
+        return facts
+    adds = "add it to the adapters of a service of that model, with spec.adapters or `llmkube deploy --lora`"
+    raise NotGGUFError(f"{name} is a LoRA adapter for {facts.architecture}, not a model; {adds}")
 
 
 def _shape(values: "HeaderValues", architecture: str, parts: int) -> Shape:
@@ -202,6 +240,14 @@ class HeaderValues:
         if value is None or value.data is None or value.kind not in _INTEGER_KINDS:
             return ()
         return tuple(int(number) for (number,) in fmt.LAYOUTS[value.kind].iter_unpack(value.data))
+
+    def real(self, key: str) -> float | None:
+        """Return a number with a fraction; None if absent."""
+        value = self.get(key)
+        if value is None or value.data is None or value.count is not None or value.kind != fmt.FLOAT32:
+            return None
+        (number,) = fmt.LAYOUTS[fmt.FLOAT32].unpack(value.data)
+        return float(number)
 
     def required(self, key: str) -> int:
         """Return an integer; refuse the file if it is absent."""

@@ -71,6 +71,12 @@ LOOKALIKES: Final = (
 ARCHITECTURE: Final = "general.architecture"
 PROJECTOR: Final = "clip"
 """The architecture of a projector of pictures or sound into a model's vectors."""
+TYPE: Final = "general.type"
+ADAPTER_TYPE: Final = "adapter.type"
+ADAPTER_ALPHA: Final = "adapter.lora.alpha"
+INVOCATION_TOKENS: Final = "adapter.alora.invocation_tokens"
+BASE_NAME: Final = "general.base_model.0.name"
+_OF_ADAPTERS: Final = (TYPE, ADAPTER_TYPE, ADAPTER_ALPHA, INVOCATION_TOKENS, BASE_NAME)
 TOKENIZER: Final = "tokenizer.ggml.model"
 TOKENS: Final = "tokenizer.ggml.tokens"
 NO_TOKENIZER: Final = frozenset(("none", "no_vocab"))
@@ -119,7 +125,10 @@ PROJECTOR_WIDTHS: Final[Mapping[str, tuple[str, int]]] = {
 
 RETAINED_KEYS: Final = frozenset(
     key.encode()
-    for key in (*GENERAL, *SPLIT_KEYS, *TOKENIZER_KEYS, *TOKEN_ARRAYS, TOKENS, "general.license", "general.alignment")
+    for key in (
+        *(*GENERAL, *SPLIT_KEYS, *TOKENIZER_KEYS, *TOKEN_ARRAYS, TOKENS, *_OF_ADAPTERS),
+        *("general.license", "general.alignment"),
+    )
 )
 """Keys whose values the header reader retains."""
 

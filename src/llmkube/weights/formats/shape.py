@@ -127,15 +127,36 @@ class Projector:
 
 
 @attrs.frozen
+class AdapterFacts:
+    """The facts of an adapter.
+
+    Attributes:
+        kind: Its type (`lora`); "" if the file does not state one.
+        rank: The largest rank of its matrices.
+        alpha: The strength that it was trained with, divided by the rank of a matrix when it is applied; None if unset.
+        base: Name of the model that it was trained for; "" if unknown.
+        invocation_tokens: Number of tokens that switch it on; 0 if it is always on.
+        tensors: Its tensors.
+    """
+
+    kind: str
+    rank: int
+    alpha: float | None
+    base: str
+    invocation_tokens: int
+    tensors: tuple[Tensor, ...] = attrs.field(eq=False, repr=False)
+
+
+@attrs.frozen
 class GGUFFacts:
     """The facts in a GGUF header; None for absent ones.
 
-    Models whose layers differ have a number of key-value heads for each layer: `head_count_kv` is then the largest, and
-    `head_count_kv_per_layer` has them all. `size_bytes` is the size of this file alone, even if the model is split into
-    `split_count` files; for a remote file of unknown size, it is the size that its tensors need. `pooling_type` is the
-    pooling of an embedding model, in llama.cpp's numbers: 0 means none. `newer_tensor_types` are the numbers of tensor
-    types that only engines newer than this release know. `shape` is for `sizing`, and `projector` is the one that the
-    model is served with; both are ignored in comparisons.
+        Models whose layers differ have a number of key-value heads for each layer: `head_count_kv` is then the largest, and
+        `head_count_kv_per_layer` has them all. `size_bytes` is the size of this file alone, even if the model is split into
+        `split_count` files; for a remote file of unknown size, it is the size that its tensors need. `pooling_type` is the
+        pooling of an embedding model, in llama.cpp's numbers: 0 means none. `newer_tensor_types` are the numbers of tensor
+        types that only engines newer than this release know. `shape` is for `sizing`, and `projector` is the one that the
+    model is served with; both are ignored in comparisons. An adapter has `adapter` instead of a shape.
     """
 
     architecture: str
@@ -156,6 +177,7 @@ class GGUFFacts:
     pooling_type: int | None = None
     split_count: int = 1
     newer_tensor_types: tuple[int, ...] = ()
+    adapter: AdapterFacts | None = None
     shape: Shape | None = attrs.field(default=None, eq=False, repr=False)
     projector: Projector | None = attrs.field(default=None, eq=False, repr=False)
 

@@ -240,5 +240,23 @@ def flags_of(**given):
     """Return click's parameters for `--source builtin://demo --accelerator cpu` and the given flags."""
     flags = {field.parameter: None for field in deploy_module.FLAGS}
     flags |= {"source": "builtin://demo", "model_name": None, "accelerator": "cpu", "gpu": False, "env": ()}
-    flags["api_key_secret"] = None
+    flags |= {"api_key_secret": None, "lora": ()}
     return flags | given
+
+
+def test_each_adapter_is_a_model_of_its_own(deploy, tmp_path, monkeypatch):
+    """`--lora` takes a path or another source, a name and a scale; they are in the service, in order."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "poet.gguf").touch()
+    done, found = deploy(
+        *BASE, "--lora", "poet.gguf:0.5", "--lora", "clerk=hf://org/repo/clerk.gguf", "--lora", "/a=b:c"
+    )
+    assert done.exit_code == 0, done.output
+    sources = [found["Model", f"default/chat-lora-{number}"].spec.source for number in (1, 2, 3)]
+    assert sources == [str(tmp_path / "poet.gguf"), "hf://org/repo/clerk.gguf", "/a=b:c"]
+    adapters = found["InferenceService", "default/chat"].spec.adapters
+    assert [(each.model_ref, each.name, each.scale) for each in adapters] == [
+        ("chat-lora-1", None, "0.5"),
+        ("chat-lora-2", "clerk", "1"),
+        ("chat-lora-3", None, "1"),
+    ]

@@ -101,7 +101,7 @@ def test_with_model_spares_a_shared_model(run, shared):
     async def share(client):
         if shared:
             body = {"apiVersion": InferenceService.RESOURCE.api_version, "kind": "InferenceService"}
-            body |= {"metadata": {"name": "other"}, "spec": {"modelRef": "demo"}}
+            body |= {"metadata": {"name": "other"}, "spec": {"modelRef": "base", "adapters": [{"modelRef": "demo"}]}}
             await Applier(client).apply_all([Manifest("x", body)], lambda _: None)
 
     async def collect(client):

@@ -57,8 +57,13 @@ def inspect_model(*, source: str, hf_token_file: Path | None, form: str) -> None
 
 def as_data(facts: GGUFFacts) -> dict[str, Any]:
     """Return the known facts as JSON data, with the names of `status.gguf`."""
-    named = attrs.asdict(facts, filter=attrs.filters.exclude("shape")) | {"model_name": facts.name, "name": None}
-    data = {camel(name): value for name, value in named.items() if value not in {None, ()}}
+    named = attrs.asdict(facts, filter=attrs.filters.exclude("shape", "tensors")) | {
+        "model_name": facts.name,
+        "name": None,
+    }
+    if facts.adapter is not None:
+        named["adapter"] = {camel(name): value for name, value in named["adapter"].items() if value is not None}
+    data = {camel(name): value for name, value in named.items() if value not in (None, ())}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in data.items()}
 
 
@@ -76,6 +81,7 @@ def as_rows(facts: GGUFFacts) -> list[tuple[str, str]]:
         ("layers", f"{facts.layer_count}" if facts.layer_count else None),
         ("embedding", f"{facts.embedding_size}" if facts.embedding_size else None),
         ("attention", ", ".join(each for each in (heads, kv_heads) if each)),
+        *_adapter_rows(facts),
         ("license", facts.license),
         ("tensors", str(facts.tensor_count)),
         ("parts", f"{facts.split_count} files; this is the first" if facts.split_count > 1 else None),
@@ -84,6 +90,16 @@ def as_rows(facts: GGUFFacts) -> list[tuple[str, str]]:
         ("unknown", f"tensor types {newer}, which a newer engine may support" if newer else None),
     ]
     return [(label, text) for label, text in rows if text]
+
+
+def _adapter_rows(facts: GGUFFacts) -> list[tuple[str, str | None]]:
+    adapter = facts.adapter
+    if adapter is None:
+        return []
+    alpha = "" if adapter.alpha is None else f", alpha {adapter.alpha:g}"
+    switched = f"; {adapter.invocation_tokens} tokens switch it on" if adapter.invocation_tokens else ""
+    kind = f"{adapter.kind or 'of an unknown type'}, rank {adapter.rank}{alpha}{switched}"
+    return [("adapter", kind), ("base", adapter.base or f"a model of the architecture {facts.architecture}")]
 
 
 def _type_names(numbers: tuple[int, ...]) -> list[str]:

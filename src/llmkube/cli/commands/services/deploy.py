@@ -5,6 +5,7 @@ changes nothing, and a flag that is left out the next time removes its setting.
 """
 
 import os
+import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -76,6 +77,13 @@ _LOCAL: Final = ("./", "../", "~")
     metavar="NAME[/KEY]",
     help="Secret with API keys, one on each line of KEY (default api-key): requests without one of them are refused.",
 )
+@click.option(
+    "--lora",
+    metavar="[NAME=]FILE[:SCALE]",
+    multiple=True,
+    shell_complete=complete_paths,
+    help="LoRA adapter: for every request, or for those with NAME as their model. FILE is as for --source. Repeatable.",
+)
 @field_options(FLAGS)
 @click.option("--wait/--no-wait", default=True, help="Wait until it is Ready, or has failed. Default: wait.")
 @click.option("--timeout", type=NumberRange(min=0), default=1800.0, help="Seconds to wait with --wait. Default: 1800.")
@@ -129,7 +137,8 @@ def copy(*, name: str, new_name: str, where: ClusterFlags) -> None:
     """Serve the model of NAME under a NEW_NAME too, with the same settings and without another download.
 
     The copy is a service of its own, with an engine of its own: `llmkube deploy` changes one without the other. NAME is
-    an InferenceService, or a Model that `llmkube pull` has created. Aliases are not copied.
+    an InferenceService, or a Model that `llmkube pull` has created. Further names are not copied:
+    aliases, presets and adapters with a name.
     """
 
     async def action(cluster: Cluster) -> None:
@@ -138,7 +147,9 @@ def copy(*, name: str, new_name: str, where: ClusterFlags) -> None:
             raise CommandError(f"InferenceService {target} exists; `{typed_command('delete', target)}` removes it")
         try:
             answer = await cluster.client.get_json(object_path(InferenceService.RESOURCE, source))
-            spec = {field: value for field, value in answer["spec"].items() if field != "aliases"}
+            spec = {field: value for field, value in answer["spec"].items() if field not in ("aliases", "presets")}
+            if "adapters" in spec:
+                spec["adapters"] = [each for each in spec["adapters"] if "name" not in each]
         except NotFoundError:
             await get_object(cluster.client, Target(Model, name), source)
             spec = {"modelRef": name}
@@ -162,11 +173,12 @@ class DeployRequest:
     env: tuple[tuple[str, str], ...]
     api_keys: Mapping[str, str]
     fields: Mapping[FieldFlag, Any]
+    adapters: tuple[tuple[str, Mapping[str, str]], ...] = ()
 
     @property
     def kinds(self) -> tuple[type[Any], ...]:
         """The kinds of `manifests`, in the same order."""
-        return (Model, InferenceService) if self.source else (InferenceService,)
+        return (*[Model] * (len(self.adapters) + bool(self.source)), InferenceService)
 
     @property
     def replicas(self) -> int | None:
@@ -180,7 +192,7 @@ class DeployRequest:
             namespace: Namespace of the objects.
             served: Accelerators that live hosts serve.
         """
-        objects = {kind: empty_object(kind, Key(namespace, self.name)) for kind in self.kinds}
+        objects = {kind: empty_object(kind, Key(namespace, self.name)) for kind in dict.fromkeys(self.kinds)}
         if self.source:
             runtime = next((value for field, value in self.fields.items() if field.path == "spec.runtime"), "")
             accelerator = self.accelerator or choose_accelerator(served, gpu=self.gpu, in_pods=runtime in _POD_RUNTIMES)
@@ -201,7 +213,16 @@ class DeployRequest:
             put(service, "spec.apiKeySecretRef", dict(self.api_keys))
         for field, value in self.fields.items():
             put(objects[field.kind], field.path, value)
-        return list(objects.values())
+        adapters = [
+            empty_object(Model, Key(namespace, f"{self.name}-lora-{at + 1}")) for at in range(len(self.adapters))
+        ]
+        for adapter, (source, _) in zip(adapters, self.adapters, strict=True):
+            put(adapter, "spec.source", source)
+        if adapters:
+            names = (each["metadata"]["name"] for each in adapters)
+            pairs = zip(names, self.adapters, strict=True)
+            put(service, "spec.adapters", [{"modelRef": name, **fields} for name, (_, fields) in pairs])
+        return [*adapters, *(objects[kind] for kind in self.kinds[len(adapters) :])]
 
 
 def choose_accelerator(
@@ -265,7 +286,16 @@ def _read(name: str, flags: Mapping[str, Any]) -> DeployRequest:
     env = tuple(_variable(text) for text in flags["env"])
     api_keys = _secret_key(flags["api_key_secret"])
     return DeployRequest(
-        name, source or "", model_name or "", flags["accelerator"], flags["gpu"], quantization, env, api_keys, fields
+        name,
+        source or "",
+        model_name or "",
+        flags["accelerator"],
+        flags["gpu"],
+        quantization,
+        env,
+        api_keys,
+        fields,
+        tuple(map(_adapter, flags["lora"])),
     )
 
 
@@ -287,6 +317,22 @@ def _catalog_fields(entry: Entry) -> dict[FieldFlag, Any]:
         "spec.contextSize": min(CATALOG_CONTEXT, entry.context),
     }
     return {field: wanted[field.path] for field in FLAGS if wanted.get(field.path)}
+
+
+_LORA: Final = re.compile(r"(?:(?P<name>[A-Za-z0-9][A-Za-z0-9._@+-]*)=)?(?P<source>.+?)(?::(?P<scale>\d+(?:\.\d+)?))?")
+
+
+def _adapter(text: str) -> tuple[str, Mapping[str, str]]:
+    """Return the source of an adapter, and the other fields of the service's entry for it."""
+    found = _LORA.fullmatch(text)
+    if found is None:
+        raise click.BadParameter("write [NAME=]FILE[:SCALE]", param_hint="--lora")
+    source = absolute_source(found["source"], Path.cwd())
+    try:
+        parse_source(source)
+    except UserError as exc:
+        raise click.BadParameter(str(exc).removeprefix("spec.source: "), param_hint="--lora") from exc
+    return source, {name: each for name in ("name", "scale") if (each := found[name]) is not None}
 
 
 def _variable(text: str) -> tuple[str, str]:

@@ -238,14 +238,15 @@ async def _delete(cluster: Cluster, target: Target, key: Key, with_model: bool) 
         await with_not_found_error(target, key, lambda: cluster.client.delete(target.kind, key, uid=found.metadata.uid))
         gone = [(target, key, found.metadata.uid)]
         if with_model and target.kind is InferenceService:
-            gone += await _delete_model(cluster, found)
+            for name in dict.fromkeys((found.spec.model_ref, *(each.model_ref for each in found.spec.adapters))):
+                gone += await _delete_model(cluster, found, Key(key.namespace, name))
     return gone
 
 
-async def _delete_model(cluster: Cluster, service: InferenceService) -> list[tuple[Target, Key, str]]:
-    key = Key(service.key.namespace, service.spec.model_ref)
+async def _delete_model(cluster: Cluster, service: InferenceService, key: Key) -> list[tuple[Target, Key, str]]:
     others = (await cluster.client.list(InferenceService, namespace=key.namespace)).items
-    users = sorted(each.key.name for each in others if each.spec.model_ref == key.name and each.key != service.key)
+    named = {each.key: {each.spec.model_ref, *(one.model_ref for one in each.spec.adapters)} for each in others}
+    users = sorted(each.name for each, models in named.items() if key.name in models and each != service.key)
     if users:
         click.echo(f"Model {key.name} not deleted: in use by {', '.join(users)}", err=True)
         return []
