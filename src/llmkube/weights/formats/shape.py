@@ -154,20 +154,20 @@ class GGUFFacts:
 
 @attrs.frozen(eq=False)
 class FolderFacts:
-    """The facts of a model in a folder of safetensors."""
+    """The facts of a model in a folder of safetensors; no shape is known of weights that only their engine reads."""
 
-    shape: Shape
+    shape: Shape | None = None
     pooling_type: int | None = None
 
     @property
     def size_bytes(self) -> int:
         """The size of all its weights files."""
-        return self.shape.size_bytes
+        return self.shape.size_bytes if self.shape else 0
 
     @property
     def context_length(self) -> int | None:
         """The trained context length in tokens; None if unknown."""
-        return self.shape.trained_context or None
+        return (self.shape.trained_context if self.shape else 0) or None
 
 
 ModelHeader = GGUFFacts | FolderFacts
