@@ -8,7 +8,7 @@ import datetime
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,10 +110,11 @@ def _engines() -> Iterator[str]:
         if facts.hardware:
             where = "Macs; with `accelerator: cpu` also Linux" if "cpu" in facts.hardware else "Macs (`metal`)"
         named = f", `{runtime.program.setting} PATH`" if runtime.program.setting else ""
+        program = f"`{runtime.program.command}`{named}" if runtime.program.command else "that of `[engines.NAME]`"
         yield _row(
             (
                 ", ".join(f"`{name}`" for name in (runtime.name, *runtime.other_names)),
-                f"`{runtime.program.command}`{named}",
+                program,
                 ", ".join(f"`{each}`" for each in facts.hosts),
                 where,
                 f"checked by {runtime.keys_checked_by}",
@@ -163,12 +164,13 @@ def _tables() -> Iterator[str]:
 
 
 def _type(each: Setting) -> str:
-    return {str: "text", Path: "path", int: "whole number", float: "number", bool: "true or false"}.get(
-        each.type, "list of texts"
-    )
+    kinds = {str: "text", Path: "path", int: "whole number", float: "number", bool: "true or false", Mapping: "table"}
+    return kinds.get(each.type, "list of texts")
 
 
 def _default(table: str, each: Setting) -> str:
+    if each.type is Mapping:
+        return ""
     if each.name == "accelerator" and table != "controller":
         on_mac = ["cpu", "metal"] if table == "up" else ["metal"]
         return f"detected; on a Mac `{json.dumps(on_mac)}`"

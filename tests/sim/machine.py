@@ -318,7 +318,8 @@ class Machine:
             raise NetworkDownError("the engine program is not there")
         if runtime != "llamacpp":
             front = (sys.executable, "-m", MODULES[runtime]) if runtime in MODULES else ()
-            return EngineInfo(f"/sim/{runtime}", "0.1", frozenset(), wrapper=f"/sim/{runtime}.py", front=front)
+            wrapper = "" if "/" in runtime else f"/sim/{runtime}.py"
+            return EngineInfo(f"/sim/{runtime}", "0.1", frozenset(), wrapper=wrapper, front=front)
         return EngineInfo("/sim/llama-server", *self.build)
 
     def free_port(self, host):

@@ -4,29 +4,36 @@ import attrs
 import pytest
 import trio
 
+from llmkube.runtimes.allowances import Allowances
+from llmkube.runtimes.engine_template import EngineTemplate
 from llmkube.runtimes.process import host_runtimes
 from llmkube.runtimes.process.host_runtime import EngineQueries
 from sim import connection
+from sim.machine import Script
 from sim.memory import SimMemory, shape_of
 from sim.world import agent_settings, open_world
 
-RUNTIMES = ("mlx-lm", "vllm-metal")
+RUNTIMES = ("mlx-lm", "vllm-metal", "generic")
+OWN_ARGS = ("--served-model-name", "other", "--host", "{host}", "--port", "{port}")
+OWN = EngineTemplate("own", OWN_ARGS, memory="25Gi", formats=("mlx",), ready_pattern="loading")
 OTHER = "hf://org/mlx"
 
 
 def mac(**settings):
-    return open_world(settings=agent_settings(**settings), memory=SimMemory)
+    allowances = Allowances(engines={"own": OWN})
+    return open_world(settings=agent_settings(allowances=allowances, **settings), memory=SimMemory)
 
 
 def prepare(world, gib=25.0):
     """Install the programs, and set the sizes of both models."""
-    world.machine.programs |= set(RUNTIMES)
+    world.machine.programs |= {*RUNTIMES, "generic/own"} - {"generic"}
     world.machine.shapes |= {"builtin://demo": shape_of(30.0), OTHER: attrs.evolve(shape_of(gib), format="mlx")}
     world.machine.memory.sizes |= {"other": gib, "chat": 30.0}
 
 
 async def serve_other(world, runtime, **spec):
-    await world.apply("other", source=OTHER, weights="mlx", runtime=runtime, **spec)
+    own = {"engine": {"name": "own"}} if runtime == "generic" else {}
+    await world.apply("other", source=OTHER, weights="mlx", runtime=runtime, **own, **spec)
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -116,6 +123,31 @@ async def test_mutant_an_engine_whose_numbers_are_not_read(autojump_clock, monke
     )
     with pytest.RaisesGroup(pytest.RaisesExc(AssertionError, match="the request was cut"), flatten_subgroups=True):
         await end_first("mlx-lm")
+
+
+async def test_an_engine_that_this_host_does_not_have_waits_for_its_owner(autojump_clock):
+    """The message names the table to add; the objects are valid."""
+    async with mac() as world:
+        prepare(world)
+        await world.apply("other", source=OTHER, weights="mlx", runtime="generic", engine={"name": "theirs"})
+        await trio.sleep(60)
+        assert world.machine.spawned == []
+        _, reason, message = await world.condition(name="other")
+        assert reason == "EngineNotFound"
+        assert 'engine "theirs" is not configured on this host; add [engines.theirs] to config.toml' in message
+
+
+async def test_an_engine_of_the_owners_serves_once_its_log_has_the_line(autojump_clock):
+    """A health check that answers is not enough; without the line the engine gets no request."""
+    async with mac() as world:
+        prepare(world)
+        world.machine.plans["other"] = Script(words=("hello",))
+        await serve_other(world, "generic")
+        await trio.sleep(60)
+        assert await world.ready_addresses("other") == 0
+        (child,) = world.machine.live("other")
+        child.script = attrs.evolve(child.script, words=("hello", "loading"))
+        await world.until(world.ready_addresses, 1, "other")
 
 
 async def test_vllm_listens_on_loopback_behind_a_proxy_with_keys(autojump_clock):

@@ -1,3 +1,4 @@
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,8 +11,10 @@ from llmkube.weights.source import (
     HubRepository,
     ImageSource,
     LocalFile,
+    LocalFolder,
     VolumeSource,
     WebFile,
+    engine_source,
     parse_source,
     pick,
 )
@@ -118,6 +121,17 @@ def test_one_part_selects_all_parts():
     assert part_names("m-1-of-2.gguf") == ("m-1-of-2.gguf",)
     source = parse_source("https://h/d/m-00002-of-00002.gguf?s")
     assert [str(url) for url in source.parts] == [f"https://h/d/{name}?s" for name in expected]
+
+
+@pytest.mark.parametrize("weights", ["custom", "pytorch"])
+def test_weights_that_only_their_engine_reads(weights):
+    """A file on a web server may have any content, a local path may be a folder, and other sources are refused."""
+    assert engine_source(LocalFile("/m"), (), weights) == LocalFolder("/m", is_opaque=True)
+    web = parse_source("https://example.com/ggml-base.bin")
+    assert engine_source(web, (), weights) == attrs.evolve(web, is_gguf=False)
+    for text, files in (("org/repo", ()), ("/m", ("a",)), ("builtin://demo", ())):
+        with pytest.raises(SourceError, match="use an https:// URL, or the absolute path"):
+            engine_source(parse_source(text), files, weights)
 
 
 def test_who_asks_makes_no_other_file():

@@ -40,6 +40,10 @@ _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
 
+ANY_NAME: Final = ".NAME"
+"""End of the name of a class of settings whose tables have names of the user's."""
+
+
 class SettingError(UserError):
     """A setting has an invalid value; the message begins with where it was set."""
 
@@ -48,9 +52,9 @@ class SettingError(UserError):
 class Setting:
     """One setting, as its class declares it.
 
-    `type` is `str`, `int`, `float`, `bool`, `Path` or `tuple` (of strings). An annotation may also admit None, the
-    default for "not set", which no source can write. `removed` names the replacement for a setting of an earlier
-    version: every source that still sets it is rejected.
+    `type` is `str`, `int`, `float`, `bool`, `Path`, `tuple` (of strings) or `Mapping` (only in a file). An annotation
+    may also admit None, the default for "not set", which no source can write. `removed` names the replacement for a
+    setting of an earlier version: every source that still sets it is rejected.
     """
 
     name: str
@@ -130,7 +134,8 @@ def read_config(path: Path, known: Mapping[str, type[Any]]) -> Config:
 
     Args:
         path: The file.
-        known: Class of settings for each table. A key above all tables must be known to at least one of them.
+        known: Class of settings for each table. A key above all tables must be known to at least one of them. `x.NAME`
+            is for the tables `[x.…]` of any name, which have their own keys only.
 
     Raises:
         SettingError: The file cannot be read, is not TOML, or has an unknown key.
@@ -146,13 +151,18 @@ def read_config(path: Path, known: Mapping[str, type[Any]]) -> Config:
     except tomllib.TOMLDecodeError as exc:
         raise SettingError(f"{path}: is not TOML: {exc}") from exc
     settings = {table: {option.name: option for option in settings_of(kind)} for table, kind in known.items()}
-    everywhere = {name: option for names in settings.values() for name, option in names.items()}
+    programs = [names for table, names in settings.items() if not table.endswith(ANY_NAME)]
+    everywhere = {name: option for names in programs for name, option in names.items()}
     common, tables = {}, {}
     for key, value in content.items():
-        if key in settings and isinstance(value, dict):
-            for name in value:
-                _check_key(f"{path}: {key}.{name}", name, settings[key])
-            tables[key] = value
+        named = settings.get(key + ANY_NAME)
+        if isinstance(value, dict) and (key in settings or named is not None):
+            for table, values in [(key, value)] if named is None else [(f"{key}.{n}", v) for n, v in value.items()]:
+                if not isinstance(values, dict):
+                    raise SettingError(f"{path}: {table}: {values!r} is not a table; write it as [{key}.NAME]")
+                for name in values:
+                    _check_key(f"{path}: {table}.{name}", name, named or settings[key])
+                tables[table] = values
         else:
             _check_key(f"{path}: {key}", key, everywhere)
             common[key] = value
@@ -244,6 +254,9 @@ def _from_toml(option: Setting, value: Any, where: str, folder: Path) -> Any:
     if option.type is tuple:
         if isinstance(value, list) and all(isinstance(item, str) for item in value):
             return _checked(option, tuple(value), where)
+    elif option.type is Mapping:
+        if isinstance(value, dict):
+            return {name: tuple(one) if isinstance(one, list) else one for name, one in value.items()}
     elif option.type is Path:
         if isinstance(value, str):
             return _checked(option, folder / Path(value).expanduser(), where)  # a relative path is relative to its file
@@ -272,7 +285,14 @@ def _checked(option: Setting, value: Any, where: str) -> Any:
 
 
 def _expected(option: Setting) -> str:
-    nouns = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", Path: "a path in quotes"}
+    nouns = {
+        str: "a text",
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        Path: "a path in quotes",
+        Mapping: "a table",
+    }
     noun = nouns.get(option.type, "a list of texts")
     if option.minimum is not None and option.maximum is not None:
         return f"{noun} from {option.minimum} to {option.maximum}"

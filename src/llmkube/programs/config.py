@@ -1,6 +1,7 @@
 """Settings of all programs: the tables of `config.toml`, resolved from flags, environment and that file."""
 
 import os
+import re
 import ssl
 import sys
 from collections.abc import Mapping
@@ -11,9 +12,20 @@ import attrs
 
 from llmkube.base.http.egress import Egress
 from llmkube.base.http.outbound import trust_file
-from llmkube.base.settings import LOG_LEVELS, Config, read_config, removed_setting, resolve, setting
+from llmkube.base.settings import (
+    ANY_NAME,
+    LOG_LEVELS,
+    Config,
+    SettingError,
+    read_config,
+    removed_setting,
+    resolve,
+    setting,
+)
 from llmkube.k8s.crd.placement import ACCELERATORS, ACTIVATION_MODES, ALWAYS, ON_REQUEST
+from llmkube.k8s.crd.serving import ENGINE_NAME
 from llmkube.programs.state_location import STATE_DIR, StateDirSetting, check_state_dir, state_dir_of
+from llmkube.runtimes.engine_template import EngineTemplate
 from llmkube.weights.download.hugging_face import ENDPOINT
 
 NAMESPACE = setting(None, help="Serve only this namespace; without it, all namespaces.")
@@ -170,6 +182,7 @@ class HostConfig(EgressConfig):
         30.0, help="Time for which memory must be normal before evicted services are restarted.", minimum=1, maximum=60
     )
     state_dir: Path = STATE_DIR  # load() sets the default
+    engines: Mapping[str, EngineTemplate] = attrs.field(factory=dict, kw_only=True)  # from their own tables
 
 
 @attrs.frozen
@@ -429,12 +442,15 @@ class ControllerConfig:
 
 T = TypeVar("T")
 
+ENGINES = "engines"
+
 TABLES: Mapping[str, type[Any]] = {
     "up": UpConfig,
     "agent": AgentConfig,
     "controller": ControllerConfig,
     "apiserver": ApiServerConfig,
     "router": RouterConfig,
+    ENGINES + ANY_NAME: EngineTemplate,
 }
 """The tables of `config.toml`."""
 
@@ -452,4 +468,17 @@ def load(table: str, kind: type[T], flags: Mapping[str, Any], environ: Mapping[s
     state_dir = state_dir_of(resolve(StateDirSetting, flags=flags, environ=environ).state_dir)
     file = state_dir / "config.toml"
     config = read_config(file, TABLES) if check_state_dir(state_dir) else Config(file)
-    return resolve(kind, flags={**flags, "state_dir": state_dir}, environ=environ, config=config, table=table)
+    found = resolve(kind, flags={**flags, "state_dir": state_dir}, environ=environ, config=config, table=table)
+    return attrs.evolve(found, engines=_engines_of(config)) if isinstance(found, HostConfig) else found
+
+
+def _engines_of(config: Config) -> dict[str, EngineTemplate]:
+    engines = {}
+    for table in config.tables:
+        group, _, name = table.partition(".")
+        if group == ENGINES:
+            if not re.fullmatch(ENGINE_NAME, name):
+                raise SettingError(f"{config.path}: {table}: {name!r} is not a name; use letters, digits, - and _")
+            engines[name] = resolve(EngineTemplate, flags={}, environ={}, config=config, table=table)
+            engines[name].check(f"{config.path}: {table}")
+    return engines

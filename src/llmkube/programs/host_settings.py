@@ -7,20 +7,23 @@ what the host's owner allows, where weights may come from, and how memory is sha
 import importlib.util
 import os
 import shutil
+import stat
 import sys
 from pathlib import Path
 from typing import Any
 
+import attrs
 import structlog
 
 from llmkube.base.errors import UserError
-from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, MLX_RUNTIME, OMLX, mlx_runtime_of
+from llmkube.base.trusted_paths import resolve_links
+from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, GENERIC, MLX_RUNTIME, OMLX, mlx_runtime_of
 from llmkube.programs.config import AgentConfig, HostConfig, UpConfig
 from llmkube.programs.daemon_engine.omlx_api import KEY_FILE_VARIABLE, PORT_VARIABLE, START_VARIABLE
 from llmkube.runtimes.allowances import Allowances, parse_allowances
 from llmkube.runtimes.devices import GPUS, NO_DEVICES, Devices
+from llmkube.runtimes.engine_template import EngineTemplate
 from llmkube.runtimes.llama_verdicts import OURS
-from llmkube.runtimes.process.host_runtime import Program
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
 from llmkube.supervisor.credentials import read_token_file
 from llmkube.supervisor.engine.launcher import list_devices
@@ -112,7 +115,7 @@ def find_llama_server(chosen: Path | None) -> Path:
         UserError: The chosen program does not exist or is not executable, or none was found.
     """
     if chosen is not None:
-        return _resolve_program(chosen, HOST_RUNTIMES[DEFAULT_RUNTIME].program)
+        return _resolve_program(chosen, "--llama-server", "a llama-server program")
     found = _find_installed(_PROGRAM)
     if found is not None:
         return Path(found).absolute()
@@ -131,11 +134,11 @@ def configured_programs(config: HostConfig) -> dict[str, str]:
     Raises:
         UserError: A program does not exist or is not executable.
     """
-    named = {}
+    named = {f"{GENERIC}/{name}": str(_own_program(name, each)) for name, each in config.engines.items()}
     for name, runtime in HOST_RUNTIMES.items():
         chosen: Path | None = getattr(config, runtime.program.setting.removeprefix("--").replace("-", "_"), None)
         if name != DEFAULT_RUNTIME and chosen is not None:
-            named[name] = str(_resolve_program(chosen, runtime.program))
+            named[name] = str(_resolve_program(chosen, runtime.program.setting, f"a {runtime.program.command} program"))
     return named
 
 
@@ -166,6 +169,7 @@ def engine_allowances(config: HostConfig) -> Allowances:
         UserError: A setting is invalid; the message names its flag.
     """
     allowances = parse_allowances(config.allow_engine_flag, config.allow_engine_variable, reserved=OURS)
+    allowances = attrs.evolve(allowances, engines=config.engines)
     if allowances:
         log.warning(
             "engine allowances granted",
@@ -253,7 +257,20 @@ def _find_installed(command: str) -> str | None:
     return shutil.which(command, path=os.pathsep.join([os.environ.get("PATH", os.defpath), *_HOMEBREW]))
 
 
-def _resolve_program(chosen: Path, program: Program) -> Path:
+def _own_program(name: str, engine: EngineTemplate) -> Path:
+    """Return the path of an owner's engine; other users must not be able to replace it."""
+    setting = f"config.toml: engines.{name}.program"
+    path = _resolve_program(Path(engine.program), setting, "the program to run")
+    target = resolve_links(path)
+    weakness = next((text for step in target.steps if (text := step.weakness(None))), "")
+    if target.found is not None and target.found.st_mode & stat.S_IWOTH:
+        weakness = f"every user may write to {target.end}"
+    if weakness:
+        raise UserError(f"{setting}: {path}: {weakness}; run chmod o-w on it, or use another program")
+    return path
+
+
+def _resolve_program(chosen: Path, setting: str, wanted: str) -> Path:
     # A path has priority: pathlib has dropped the dot of `./llama-server`, which would then be searched for on PATH.
     found = shutil.which(chosen.absolute()) or shutil.which(str(chosen))
     if found is not None:
@@ -264,4 +281,4 @@ def _resolve_program(chosen: Path, program: Program) -> Path:
         problem = "is not executable"
     else:
         problem = "does not exist"
-    raise UserError(f"{program.setting}: {chosen} {problem}; specify the path of a {program.command} program")
+    raise UserError(f"{setting}: {chosen} {problem}; specify the path of {wanted}")

@@ -7,6 +7,7 @@
     arguments, llama_fields, llama_flags  command lines, and llama.cpp's flags
     llama_verdicts                        which of these flags a service may use in its own arguments
     devices                               GPUs: what the machine has, and what an engine can use
-    allowances                            further flags and variables that the owner of a host allows
+    allowances                            flags, variables and engines that the owner of a host adds
+    engine_template                       an engine of the owner's: its program and its command line
 Nothing is started here: see `supervisor/engine` and `controller/render`.
 """

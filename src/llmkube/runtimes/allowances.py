@@ -1,12 +1,13 @@
-"""Engine flags and variables that the owner of a host allows in addition to LLMKube's own lists, by exact name."""
+"""Engine flags, variables and engines that the owner of a host allows in addition to LLMKube's own, by exact name."""
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 import attrs
 
 from llmkube.base.errors import UserError
+from llmkube.runtimes.engine_template import EngineTemplate
 
 FLAG_SETTING: Final = "--allow-engine-flag"
 VARIABLE_SETTING: Final = "--allow-engine-variable"
@@ -17,15 +18,17 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @attrs.frozen
 class Allowances:
-    """Flags and variables that the owner of a host allows; none by default.
+    """Flags, variables and engines that the owner of a host allows; none by default.
 
     Attributes:
         flags: Flags allowed in `spec.extraArgs`, regardless of their verdicts.
         variables: Names allowed in `spec.env`.
+        engines: The owner's engines for the runtime generic, by name.
     """
 
     flags: frozenset[str] = frozenset()
     variables: frozenset[str] = frozenset()
+    engines: Mapping[str, EngineTemplate] = attrs.field(factory=dict, hash=False)
 
     def __bool__(self) -> bool:
         return bool(self.flags or self.variables)

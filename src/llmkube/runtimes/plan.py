@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import re
 import sys
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -18,6 +20,10 @@ of the service has left loaded in the daemon. Exits with 0 when that is no longe
 
 class PlanError(UserError):
     """The objects request something that the engine cannot do; `field` is the path of the request."""
+
+
+class EngineNotConfiguredError(PlanError):
+    """The owner of this host has not configured the engine that a service names."""
 
 
 class Placeholder(StrEnum):
@@ -38,6 +44,20 @@ class Placeholder(StrEnum):
     DRAFT = "{draft}"
     CACHE = "{cache}"
     WRAPPER = "{wrapper}"
+
+
+SLOT: Final = re.compile(r"\{([A-Za-z][\w.-]*)\}", re.ASCII)
+"""A placeholder in a `TemplateText`: `{port}`, `{options.threads}`."""
+
+
+class TemplateText(str):
+    """An element of argv from the owner's `config.toml`, with slots; no value that fills one is searched for slots."""
+
+    __slots__ = ()
+
+    def filled(self, values: Mapping[str, str]) -> "TemplateText":
+        """Return it with these values in their slots; other slots remain."""
+        return TemplateText(SLOT.sub(lambda slot: values.get(slot[1], slot[0]), self))
 
 
 @attrs.frozen
@@ -87,6 +107,10 @@ class LaunchPlan:
         weights_format: Format of the Model when it was planned; "" in plans of earlier releases.
         adapters: Name and scale of each LoRA adapter, in the order of the engine's numbers; one without a name always
             applies.
+        engine: Name of the owner's engine, for the runtime generic.
+        program: Its program as its owner wrote it.
+        ready_pattern: Regular expression (RE2) that a line of its log must match before it serves; "" for none.
+        memory_bytes: Memory that its owner declares; 0 for other runtimes, whose memory is estimated.
     """
 
     argv: tuple[str, ...]
@@ -101,6 +125,15 @@ class LaunchPlan:
     restarted_at: str = ""
     weights_format: str = attrs.field(default="", eq=False)
     adapters: tuple[tuple[str, float], ...] = ()
+    engine: str = attrs.field(default="", kw_only=True)
+    program: str = attrs.field(default="", kw_only=True)
+    ready_pattern: str = attrs.field(default="", kw_only=True)
+    memory_bytes: int = attrs.field(default=0, kw_only=True)
+
+    @property
+    def engine_key(self) -> str:
+        """Name of its program among those of a host: the runtime, or `generic/NAME` for an engine of the owner's."""
+        return f"{self.runtime}/{self.engine}" if self.engine else self.runtime
 
     def render(self, engine: EngineInfo, *, model: str, host: str, port: int, keys: str) -> tuple[str, ...]:
         """Return argv for the start of this engine, with every placeholder filled."""
@@ -113,11 +146,17 @@ class LaunchPlan:
             Placeholder.WRAPPER: engine.wrapper,
         }
         argv = (*engine.front, *self.argv[len(front_words(self.runtime)) :]) if engine.front else self.argv
-        return tuple(fill[arg] if isinstance(arg, Placeholder) else arg for arg in argv)
+        slots = {"model": model, "host": host, "port": str(port)}
+        return tuple(
+            fill[arg] if isinstance(arg, Placeholder) else arg.filled(slots) if isinstance(arg, TemplateText) else arg
+            for arg in argv
+        )
 
     @property
     def mode(self) -> str:
-        """Mode in which the engine is started: `chat`, `embedding` or `rerank`."""
+        """Mode in which the engine is started: `chat`, `embedding` or `rerank`; "" if it is unknown."""
+        if self.engine:
+            return ""
         return "rerank" if "--reranking" in self.argv else "embedding" if "--embedding" in self.argv else "chat"
 
     @property
@@ -127,7 +166,26 @@ class LaunchPlan:
         Program, host, port and model path are placeholders, so another port is not another plan. The order of
         environment variables and the list of fields without effect are left out.
         """
-        argv = [[arg.name] if isinstance(arg, Placeholder) else arg for arg in self.argv]
-        optional = filter(None, [self.keys_digest, self.restarted_at, self.adapters])
-        facts = [self.runtime, argv, sorted(self.env), self.weights_identity, *optional]
+        optional = filter(None, [self.keys_digest, self.restarted_at, self.adapters, self.engine, self.program])
+        facts = [self.runtime, dump_argv(self.argv), sorted(self.env), self.weights_identity, *optional]
         return hashlib.sha256(json.dumps(facts, separators=(",", ":")).encode()).hexdigest()
+
+
+def dump_argv(argv: tuple[str, ...]) -> list[str | list[str]]:
+    """Return argv as JSON; placeholders and templates are lists, to differ from equal strings of a user."""
+    return [
+        [arg.name] if isinstance(arg, Placeholder) else ["", arg] if isinstance(arg, TemplateText) else arg
+        for arg in argv
+    ]
+
+
+def load_argv(data: list[str | list[str]]) -> tuple[str, ...]:
+    """Read what `dump_argv` wrote.
+
+    Raises:
+        KeyError: It has an unknown placeholder.
+        IndexError: It has an empty list.
+    """
+    return tuple(
+        arg if isinstance(arg, str) else TemplateText(arg[1]) if len(arg) > 1 else Placeholder[arg[0]] for arg in data
+    )

@@ -43,7 +43,7 @@ from llmkube.supervisor.values.settings import AgentSettings
 from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.buckets import LOCATION_VARIABLES
 from llmkube.weights.download.downloader import Downloader, open_downloader
-from llmkube.weights.download.fetch import ModelLibrary, fetch
+from llmkube.weights.download.fetch import OPAQUE, ModelLibrary, fetch
 from llmkube.weights.download.progress import Progress
 from llmkube.weights.download.remote_header import read_remote_header
 from llmkube.weights.errors import (
@@ -71,6 +71,7 @@ from llmkube.weights.source import (
     Remote,
     RemoteFile,
     Source,
+    WebFile,
     beside,
     engine_source,
     parse_source,
@@ -213,7 +214,9 @@ class LocalWeights:
 
     def _read_header(self, source: EngineSource, path: Path) -> ModelHeader:
         if isinstance(source, LocalFolder | HubFolder):
-            return FolderFacts(read_folder(path))
+            return FolderFacts(None if getattr(source, "is_opaque", False) else read_folder(path))
+        if isinstance(source, WebFile) and not source.is_gguf:
+            return FolderFacts()
         return read_header(path, self.local.open if isinstance(source, LocalFile) else open_file)
 
     def _log_once(self, source: str, detail: str) -> None:
@@ -227,7 +230,8 @@ class LocalWeights:
     async def preview(self, model: Model) -> GGUFFacts | None:
         """Return the header of a remote file, cached for some time; None for another source or a file that is here."""
         source = _source_of(model)
-        if not isinstance(source, RemoteFile) or await self.has(model):
+        is_gguf = isinstance(source, RemoteFile) and getattr(source, "is_gguf", True)
+        if not isinstance(source, RemoteFile) or not is_gguf or await self.has(model):
             return None
         now = trio.current_time()
         self._previews = {key: one for key, one in self._previews.items() if now - one[0] < PREVIEW_TTL_SECONDS}
@@ -254,9 +258,8 @@ class LocalWeights:
         if isinstance(source, LocalFile):
             return await trio.to_thread.run_sync(self.local.admits, Path(source.path), abandon_on_cancel=True)
         if isinstance(source, LocalFolder):
-            return await trio.to_thread.run_sync(
-                partial(self.local.admits, Path(source.path), folder=True), abandon_on_cancel=True
-            )
+            admits = partial(self.local.admits, Path(source.path), folder=True, opaque=source.is_opaque)
+            return await trio.to_thread.run_sync(admits, abandon_on_cancel=True)
         if isinstance(source, Remote):
             name = await self.read(partial(name_of, self.store, source))
             found = await self.read(partial(find_weights, self.store, name))
@@ -268,6 +271,8 @@ class LocalWeights:
         if file.identity.startswith(f"{OLLAMA}://"):
             return self.library is not None and await self.library.keeps(file.identity)
         is_servable = self._admits if file.identity.startswith("/") else _exists  # a blob is known by its digest
+        if file.identity.startswith(OPAQUE):
+            is_servable = partial(self.local.admits, folder=True, opaque=True)
         return await trio.to_thread.run_sync(is_servable, file.path, abandon_on_cancel=True)
 
     def _admits(self, path: Path) -> bool:

@@ -86,9 +86,13 @@ class LocalFile:
 
 @attrs.frozen
 class LocalFolder:
-    """A folder on this host with a model's safetensors, used in place; the path is absolute."""
+    """A folder on this host with a model's safetensors, used in place; the path is absolute.
+
+    With `is_opaque`, it is a file or a folder in a format that only its engine reads.
+    """
 
     path: str
+    is_opaque: bool = False
 
 
 @attrs.frozen
@@ -100,6 +104,7 @@ class WebFile:
 
     url: WebUrl
     user_info: UserInfo | None = None
+    is_gguf: bool = True
 
     @property
     def identity(self) -> str:
@@ -427,6 +432,9 @@ def _parse_local_file(shown: str, rest: str) -> LocalFile:
 FOLDER_FORMATS: Final = frozenset({"mlx", "safetensors"})
 """The values of `spec.format` whose engines load a folder, not a file."""
 
+OPAQUE_FORMATS: Final = frozenset({"custom", "pytorch"})
+"""The values of `spec.format` that only engines of a host's owner read; LLMKube checks nothing in such a file."""
+
 
 def engine_source(source: Source, files: Sequence[str], weights_format: str) -> EngineSource:
     """Return the file or, for `FOLDER_FORMATS`, the folder of a source that an engine on a host loads.
@@ -440,6 +448,15 @@ def engine_source(source: Source, files: Sequence[str], weights_format: str) -> 
         FileSetError: As in `pick`, or files are selected from a folder.
         SourceError: The source is not a folder.
     """
+    if weights_format in OPAQUE_FORMATS and not files and isinstance(source, LocalFile):
+        return LocalFolder(source.path, is_opaque=True)
+    if weights_format in OPAQUE_FORMATS and not files and isinstance(source, WebFile):
+        return attrs.evolve(source, is_gguf=False)
+    if weights_format in OPAQUE_FORMATS:
+        raise SourceError(
+            f"spec.source is not a file of {weights_format} weights for a host; use an https:// URL, "
+            "or the absolute path of a file or folder below one that the host's owner lists (--allow-local-sources)"
+        )
     if weights_format not in FOLDER_FORMATS:
         return pick(source, files)
     if files:

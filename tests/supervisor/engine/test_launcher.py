@@ -204,6 +204,21 @@ def test_a_program_that_is_installed_later_is_found_later(tmp_path, monkeypatch)
     assert find_program(SETTINGS, HOST_RUNTIMES["llamacpp"]) == "/llama-server"
 
 
+async def test_an_engine_of_the_owners_is_not_run_to_describe_itself(tmp_path):
+    """Its build is its name, and one that is no longer configured is not started from the journal."""
+    program = tmp_path / "speechd"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    local = engines(tmp_path)
+    local.settings = attrs.evolve(local.settings, programs={"generic/speech": str(program)})
+    found = await local.info("generic/speech")
+    assert (found.program, found.version) == (str(program), "speech")
+    with pytest.raises(EngineNotFoundError, match=r"no generic/other on this machine; add it to config.toml"):
+        await local.info("generic/other")
+    program.unlink()
+    with pytest.raises(EngineNotFoundError, match=r"no generic/speech at .*speechd \(No such file"):
+        await local.info("generic/speech")
+
+
 def test_a_script_that_cannot_be_read_is_reported(tmp_path):
     """It is an environment error, and is checked again."""
     with pytest.raises(EngineNotFoundError, match="cannot read"):

@@ -6,17 +6,21 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
-from llmkube.runtimes.plan import LaunchPlan, Placeholder
+from llmkube.runtimes.plan import LaunchPlan, Placeholder, TemplateText
 from llmkube.supervisor.values.desired import Desired, Launch
 from llmkube.supervisor.values.journal import EngineRecord, Entry
 from llmkube.weights.store.blobs import WeightsFile
 
 CHAT = Key("ns", "chat")
 PLAN = LaunchPlan(
-    (Placeholder.PROGRAM, "--model", Placeholder.MODEL, "--port", Placeholder.PORT, "{port}"),
+    (Placeholder.PROGRAM, "--model", Placeholder.MODEL, "--port", Placeholder.PORT, "{port}", TemplateText("{port}")),
     (("A", "1"),),
     "llamacpp",
     "chat",
+    engine="own",
+    program="/opt/own",
+    ready_pattern="ready",
+    memory_bytes=1,
 )
 WEIGHTS = WeightsFile(Path("/store/x.gguf"), 10, None, "x")
 ENGINE = EngineRecord("cookie", "127.0.0.1", 4000, 7, 42, "boot:1")

@@ -36,6 +36,13 @@ def test_a_launch_reserves_the_largest_known_figure(estimate, figure, need):
     assert need_of(Launch(PLAN, WEIGHTS, estimate), figure) == need
 
 
+@pytest.mark.parametrize(("declared", "measured", "need"), [(1500, 0, 1500), (1500, 1700, 1700), (10, 0, 1000)])
+def test_a_declared_need_is_the_least(declared, measured, need):
+    """A larger measured figure of an engine of the owner's applies, and so does the size of its weights."""
+    launch = Launch(attrs.evolve(PLAN, runtime="generic", engine="own", memory_bytes=declared), WEIGHTS)
+    assert need_of(launch, Figure(measured_bytes=measured)) == Need(need)
+
+
 def test_an_unknown_need_is_guessed_from_the_file():
     """The guess is marked as one, with its reason."""
     need = need_of(Launch(PLAN, WEIGHTS), None)

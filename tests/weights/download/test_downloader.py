@@ -463,6 +463,13 @@ async def test_what_is_no_model_is_refused_at_its_first_bytes(tmp_path, autojump
         assert bench.files() == []
 
 
+async def test_weights_that_only_their_engine_reads_are_taken_as_they_are(tmp_path, autojump_clock):
+    """LLMKube knows nothing of their format: the size, and the digest if there is one, are what is checked."""
+    async with open_bench(tmp_path, serves(b"ggml, not gguf")) as bench:
+        kept = await bench.get(HTTP, weights_format="custom")
+        assert kept.path.read_bytes() == b"ggml, not gguf"
+
+
 async def test_a_web_page_of_the_hub_names_the_right_link(tmp_path, autojump_clock):
     """The commonest mistake, the link to a file's page, is answered with what to change."""
     async with open_bench(tmp_path, answers(200, b"<html>")) as bench:

@@ -249,6 +249,35 @@ def test_a_folder_of_safetensors_below_a_listed_one_is_taken(folder, sources):
     assert sources.admit_folder(path).identity != seen.identity
 
 
+def test_a_folder_of_any_content_is_described_by_all_its_files(folder, sources):
+    """Those in folders below it as well; a single file is taken, too."""
+    (folder / "m" / "sub").mkdir(parents=True)
+    (folder / "m" / "mdef").write_bytes(b"12")
+    (folder / "m" / "sub" / "means").write_bytes(b"345")
+    seen = sources.admit_folder(folder / "m", opaque=True)
+    assert (seen.path, seen.size_bytes, [file.path.name for file in seen.files]) == (folder / "m", 5, ["mdef", "means"])
+    (folder / "m" / "sub" / "means").write_bytes(b"3456")
+    assert sources.admit_folder(folder / "m", opaque=True).identity != seen.identity
+    assert sources.admit_folder(folder / "m" / "mdef", opaque=True).path == folder / "m" / "mdef"
+    assert sources.admits(folder, folder=True, opaque=True)
+
+
+@pytest.mark.parametrize("make", ["file", "folder"])
+def test_s8_a_link_in_a_folder_of_any_content_leads_nowhere_else(folder, sources, make):
+    """An engine would read through it what only the host's owner may read; neither is a path elsewhere taken."""
+    outside = folder.parent / "outside"
+    (folder / "m").mkdir()
+    (folder / "m" / "a").write_bytes(b"1")
+    if make == "folder":
+        outside.mkdir()
+    else:
+        outside.write_bytes(b"secret")
+    (folder / "m" / "b").symlink_to(outside)
+    for path in (folder / "m", outside, folder / "m" / "b"):
+        with pytest.raises((SourceNotAllowedError, WeightsNotFoundError)):
+            sources.admit_folder(path, opaque=True)
+
+
 @pytest.mark.parametrize("text", ["/etc", "{}/..", "{}/../m", "{}x", "{}/m/../../m"])
 def test_s8_no_folder_outside_is_taken(folder, sources, text):
     """A path outside the listed folders is refused like a file, whether or not it exists."""

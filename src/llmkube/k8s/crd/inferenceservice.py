@@ -25,6 +25,7 @@ from llmkube.k8s.crd.serving import (
     CACHE_TYPES,
     MODEL_ID,
     Adapter,
+    EngineSelection,
     PersonaPlexConfig,
     Preset,
     RopeScaling,
@@ -51,8 +52,9 @@ class InferenceServiceSpec(Wired):
 
     RULES: ClassVar = (
         Rule(
-            "self.runtime != 'generic' || has(self.image) || (has(self.command) && self.command.size() > 0)",
-            "runtime generic has no image of its own: name an image",
+            "self.runtime != 'generic' || has(self.image) || (has(self.command) && self.command.size() > 0)"
+            " || has(self.engine)",
+            "runtime generic has no image of its own: name an image, or on hosts an engine",
         ),
         Rule(
             "!has(self.maxPodLifetimeIdleTimeoutSeconds) || has(self.maxPodLifetimeSeconds)",
@@ -139,6 +141,8 @@ class InferenceServiceSpec(Wired):
     sglang_config: SGLangConfig | None = field("Options of SGLang.")
     tgi_config: TGIConfig | None = field("Options of TGI.")
     persona_plex_config: PersonaPlexConfig | None = field("Options of PersonaPlex.")
+
+    engine: EngineSelection | None = field("Engine of runtime generic on hosts, from their owner's config.toml.")
 
     # The process
     image: str | None = field("Container image; defaults to the runtime's.", min_length=1)

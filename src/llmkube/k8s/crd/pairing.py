@@ -18,6 +18,7 @@ METAL: Final = "metal"
 DEFAULT_RUNTIME: Final = "llamacpp"
 MLX_RUNTIME: Final = "mlx-lm"
 OMLX: Final = "omlx"
+GENERIC: Final = "generic"
 
 _TENSORS: Final = ("safetensors", "pytorch", "custom")
 
@@ -65,7 +66,7 @@ RUNTIMES: Final[Mapping[str, RuntimeFacts]] = {
         RuntimeFacts("sglang", 5, pods=_TENSORS),
         RuntimeFacts("triton", 6, pods=_TENSORS),
         RuntimeFacts("personaplex", 3, pods=_TENSORS),
-        RuntimeFacts("generic", 4, pods=(GGUF, *_TENSORS)),
+        RuntimeFacts(GENERIC, 4, pods=(GGUF, *_TENSORS), hosts=("custom", GGUF, MLX, "safetensors", "pytorch")),
     )
 }
 """All runtimes by name, in the order in which messages suggest them; a plugin's, not listed here, reads all formats."""
@@ -78,8 +79,8 @@ HOST_ENGINES: Final = tuple(name for name, facts in RUNTIMES.items() if facts.ho
 
 
 def host_engines_for(model_format: str, accelerator: str) -> list[str]:
-    """Return the runtimes that agents run with this format on this accelerator."""
-    rows = RUNTIMES.items()
+    """Return the runtimes that agents run with this format on this accelerator; not generic, which needs its owner."""
+    rows = [(name, facts) for name, facts in RUNTIMES.items() if name != GENERIC]
     return [name for name, facts in rows if model_format in facts.hosts and facts.computes_on(accelerator)]
 
 

@@ -112,6 +112,20 @@ class SpeculativeDecoding(Wired):
     p_min: float | None = field("Minimum probability at which drafting continues.", minimum=0, maximum=1)
 
 
+# -- engines of a host's owner ----------------------------------------------------------------------------------------
+
+ENGINE_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
+"""A name of an engine, or of one of its options, in `config.toml`."""
+
+
+@attrs.frozen(kw_only=True)
+class EngineSelection(Wired):
+    """Engine of the runtime generic on hosts."""
+
+    name: str = field("Name of an engine in the host's config.toml.", REQUIRED, max_length=63, pattern=ENGINE_NAME)
+    options: Mapping[str, str] = field("Values of the engine's options, among those in config.toml.", dict)
+
+
 # -- vLLM -------------------------------------------------------------------------------------------------------------
 
 

@@ -15,13 +15,13 @@ from llmkube.k8s.crd.pairing import (
     resolve_runtime,
 )
 from llmkube.runtimes.plan import PlanError
-from llmkube.runtimes.process import llamacpp, mlx_lm, ollama, omlx, vllm_metal
+from llmkube.runtimes.process import generic, llamacpp, mlx_lm, ollama, omlx, vllm_metal
 from llmkube.runtimes.process.host_runtime import NO_LOG_READER, NO_QUERIES, EngineQueries, HostRuntime, LogReader
 from llmkube.weights.ollama_model import REMEDY
 
 HOST_RUNTIMES: Final[Mapping[str, HostRuntime]] = {
     runtime.name: runtime
-    for runtime in (llamacpp.SERVER, mlx_lm.RUNTIME, omlx.RUNTIME, vllm_metal.RUNTIME, ollama.RUNTIME)
+    for runtime in (llamacpp.SERVER, mlx_lm.RUNTIME, omlx.RUNTIME, vllm_metal.RUNTIME, ollama.RUNTIME, generic.RUNTIME)
 }
 
 _NAMED: Final = {name: runtime for runtime in HOST_RUNTIMES.values() for name in (runtime.name, *runtime.other_names)}

@@ -90,7 +90,7 @@ class PlanInputs:
         *,
         runtime: str,
         env: Iterable[tuple[str, str]],
-        demand: Demand,
+        demand: Demand | None,
         honoured: Collection[str],
         ignored: Iterable[str] = (),
         adapters: tuple[tuple[str, float], ...] = (),
@@ -101,7 +101,7 @@ class PlanInputs:
             argv: The command line.
             runtime: Name of the runtime's row.
             env: Variables for the engine, in the user's order.
-            demand: Settings that determine its memory.
+            demand: Settings that determine its memory; None if it cannot be estimated.
             honoured: Paths of the fields that have an effect.
             ignored: Descriptions of settings without effect in fields that are otherwise honoured.
             adapters: As in `LaunchPlan`.

@@ -32,6 +32,7 @@ from llmkube.base.mailbox import Mailbox
 from llmkube.base.waiting import skip_ticks, wait_tick
 from llmkube.k8s.builtins import Lease
 from llmkube.k8s.client import Client
+from llmkube.k8s.crd.pairing import GENERIC
 from llmkube.k8s.errors import ConflictError, ForbiddenError, NotFoundError, UnauthorizedError
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import (
@@ -326,9 +327,10 @@ class HostLease:
 
     async def _watch_engine_programs(self) -> None:
         known: dict[str, EngineInfo] = {}
+        own_engines = [f"{GENERIC}/{name}" for name in self.settings.allowances.engines]
         while True:
             reported = []
-            for runtime in HOST_RUNTIMES:
+            for runtime in (*HOST_RUNTIMES, *own_engines):
                 try:
                     engine = await self.ports.engines.info(runtime)
                 except ExternalError:

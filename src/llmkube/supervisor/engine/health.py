@@ -181,6 +181,8 @@ class Engine:
         path, body = self._token_request()
         content = self.credentials.with_("Content-Type", "application/json")
         with trio.move_on_after(TOKEN_SECONDS):
+            if self.plan.engine:  # an engine of the owner's, which need not compute tokens
+                return await self.http.request("GET", self.ready_url, headers=self.credentials)
             url = self.url + path
             return await self.http.request("POST", url, headers=content, body=json.dumps(body).encode())
         return None
@@ -343,7 +345,7 @@ async def watch_load(read_stats: ReadStats, report: Callable[[EngineStats], Awai
 
 
 def _token_error(reply: Response | None) -> str:
-    """Return the error in the response to a request for one token; "" for none.
+    """Return the error in the response to a request for one token, or for its substitute; "" for none.
 
     501 is none: the engine does not implement the path.
     """

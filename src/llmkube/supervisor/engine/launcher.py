@@ -65,20 +65,25 @@ class EngineNotFoundError(ExternalError):
     reason = Reason.ENGINE_NOT_FOUND
 
 
-def find_program(settings: AgentSettings, runtime: HostRuntime) -> str:
+def find_program(settings: AgentSettings, runtime: HostRuntime, key: str = "") -> str:
     """Return the path of a runtime's program, as installed now.
+
+    Args:
+        settings: The host's settings.
+        runtime: The runtime.
+        key: That of `LaunchPlan.engine_key`; "" for the runtime's name.
 
     Raises:
         EngineNotFoundError: No program of that name is on PATH or in Homebrew's folders.
     """
     if runtime.name == DEFAULT_RUNTIME:
         return settings.llama_server  # found when the agent started; it may be the bundled one
-    if chosen := settings.programs.get(runtime.name):
+    if chosen := settings.programs.get(key or runtime.name):
         return chosen
     command = runtime.program.command
     found = shutil.which(command, path=os.pathsep.join([os.environ.get("PATH", os.defpath), *HOMEBREW]))
     if found is None:
-        raise EngineNotFoundError(f"no {command} on this machine; {runtime.program.remedy}")
+        raise EngineNotFoundError(f"no {command or key} on this machine; {runtime.program.remedy}")
     return str(Path(found).absolute())
 
 
@@ -161,15 +166,19 @@ class LocalEngines:
         return caffeinate if sys.platform == "darwin" or self.settings.keep_awake else None
 
     async def info(self, runtime: str = DEFAULT_RUNTIME) -> EngineInfo:
-        """Inspect the program of a runtime, once per binary: a replaced file is inspected again."""
-        known = HOST_RUNTIMES.get(runtime)
+        """Inspect the program of a runtime, once per binary: a replaced file is inspected again.
+
+        An engine of the owner's (`generic/NAME`) is not run to describe itself: its build is its name.
+        """
+        name, _, engine = runtime.partition("/")
+        known = HOST_RUNTIMES.get(name)
         if known is None:
             raise EngineNotFoundError(f"this agent does not support {runtime}; a newer one may have started its engine")
-        path = find_program(self.settings, known)
+        path = find_program(self.settings, known, runtime)
         try:
             found = Path(path).stat()
         except OSError as error:
-            message = f"no {known.program.command} at {path} ({error.strerror}); {known.program.remedy}"
+            message = f"no {known.program.command or runtime} at {path} ({error.strerror}); {known.program.remedy}"
             raise EngineNotFoundError(message) from error
         # The time alone is not enough: some package managers give every file the same one.
         identity = (path, found.st_ino, found.st_size, found.st_mtime_ns)
@@ -188,7 +197,7 @@ class LocalEngines:
             finally:
                 del self._inspections[runtime]
                 inspection.done.set()
-        return self._known[identity]
+        return attrs.evolve(self._known[identity], version=engine) if engine else self._known[identity]
 
     async def _query(self, path: str, runtime: HostRuntime) -> EngineInfo:
         program = runtime.program

@@ -60,7 +60,8 @@ class Figure:
 
 def figure_key(plan: LaunchPlan, engine_version: str) -> str:
     """Return the key of a figure: services with the same weights and demands share it."""
-    demand = attrs.asdict(plan.demand) if plan.demand is not None else plan.digest
+    digest = attrs.evolve(plan, keys_digest="", restarted_at="").digest
+    demand = attrs.asdict(plan.demand) if plan.demand is not None else digest
     facts = json.dumps([plan.weights_identity, demand, engine_version], separators=(",", ":"))
     return hashlib.sha256(facts.encode()).hexdigest()
 

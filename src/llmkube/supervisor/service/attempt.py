@@ -109,7 +109,7 @@ async def unload_leftover(context: ServiceContext, launch: Launch) -> None:
 async def _run_unload(context: ServiceContext, launch: Launch) -> Exit:
     """Run the engine's program in its unload mode; return its exit."""
     engines = context.ports.engines
-    engine, cookie = await engines.info(launch.plan.runtime), f"{context.ports.rng.getrandbits(64):016x}"
+    engine, cookie = await engines.info(launch.plan.engine_key), f"{context.ports.rng.getrandbits(64):016x}"
     command = context.command(launch, engine, cookie, host="127.0.0.1", port=0)
     command = attrs.evolve(command, argv=(*command.argv, UNLOAD_LEFT))
     seconds = context.settings.grace_seconds
@@ -358,7 +358,7 @@ class Attempt:
         A successor gets no entry yet: the next agent would adopt the engine that serves and end this one as an orphan.
         """
         context, launch = self.context, self.launch
-        engine = await context.ports.engines.info(launch.plan.runtime)
+        engine = await context.ports.engines.info(launch.plan.engine_key)
         if launch.plan.keys_digest and not launch.client_keys:
             raise KeysUnknownError("client API keys unknown: the API server has not returned their Secret yet")
         record = attrs.evolve(new_record(context, launch.plan), build=engine.version)
@@ -444,7 +444,7 @@ class Attempt:
             ):
                 if self.adoptable is None or not await running.answers_at_once():
                     self.status.set_view(view)
-                outcome.failure = await running.wait_loaded(self.status)
+                outcome.failure = await running.wait_loaded(self.status, adopted=self.adoptable is not None)
                 metal_monitor = metal.MetalMonitor(child, launch, context.settings)
                 if outcome.failure is None and (self.adoptable is None or metal.uses_metal(launch, context.settings)):
                     outcome.failure = await metal_monitor.first_failure(running.engine)

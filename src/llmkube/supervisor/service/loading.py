@@ -9,6 +9,7 @@ import trio
 from llmkube.base.http.client import HttpClient
 from llmkube.base.http.message import netloc
 from llmkube.k8s.wire.reasons import Reason
+from llmkube.runtimes.engine_template import find_ready_line
 from llmkube.runtimes.process.host_runtime import LogReader
 from llmkube.runtimes.process.host_runtimes import log_reader_of
 from llmkube.supervisor.engine import health
@@ -30,6 +31,10 @@ LINES: Final = 20
 
 PROXY_SECONDS: Final = 30.0
 """Time limit for the first answer of a proxy, which was started together with its engine."""
+
+READY_LINES: Final = 1000
+READY_SECONDS: Final = 0.25
+"""Lines in which the one that shows that an engine is ready is searched for, and the interval."""
 
 # Less may only mean a busy machine: the engine and its proxy have clients, and a starting agent uses much CPU time.
 CONFIRM_SECONDS: Final = 2.0
@@ -103,16 +108,18 @@ class RunningEngine:
             return await health.probe(self.http, self.public.ready_url) == "ok"
         return False
 
-    async def wait_loaded(self, status: EngineStatus) -> Failure | None:
+    async def wait_loaded(self, status: EngineStatus, *, adopted: bool = False) -> Failure | None:
         """Wait until clients get answers from this engine; return a failure if the load failed.
 
         Args:
             status: Gets the progress of the load.
+            adopted: Whether an earlier agent started it; the line of its log that shows that it is ready may be gone.
         """
-        return await self._wait_loaded(status) or await self._wait_proxy()
+        pattern = "" if adopted else self.launch.plan.ready_pattern
+        return await self._wait_loaded(status, pattern) or await self._wait_proxy()
 
-    async def _wait_loaded(self, status: EngineStatus) -> Failure | None:
-        record, engine, stalled = self.record, self.engine, ""
+    async def _wait_loaded(self, status: EngineStatus, pattern: str) -> Failure | None:
+        record, engine, stalled, stall_hint = self.record, self.engine, "", ""
         line = LoadProgress(self.child, status, self.launch.weights.size_bytes, log_reader_of(self.launch.plan.runtime))
         async with trio.open_nursery() as nursery:
 
@@ -124,9 +131,12 @@ class RunningEngine:
 
             nursery.start_soon(watch_stall)
             await health.wait_ready(self.http, engine.ready_url)
+            while pattern and not find_ready_line(pattern, await self.child.last_lines(READY_LINES)):
+                stall_hint = "; no line of its log matches ready_pattern"
+                await trio.sleep(READY_SECONDS)
             nursery.cancel_scope.cancel(reason="ready")
         if stalled:
-            return Failure(Reason.LOAD_STALLED, f"loading the model has stalled: {stalled}")
+            return Failure(Reason.LOAD_STALLED, f"loading the model has stalled: {stalled}{stall_hint}")
         error = await self._port_error(engine)
         return Failure(Reason.PORT_TAKEN, error) if error else None
 

@@ -32,7 +32,7 @@ LOAD_LINES: Final = 5000
 async def key_of(launch: Launch, engines: Engines) -> str:
     """Return the key for the learned figures of a launch with this host's engine program."""
     try:
-        version = (await engines.info(launch.plan.runtime)).version
+        version = (await engines.info(launch.plan.engine_key)).version
     except ExternalError:
         version = ""  # an adopted engine keeps running without its program; starting another one reports the error
     return figure_key(launch.plan, version)

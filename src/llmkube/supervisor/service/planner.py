@@ -20,9 +20,10 @@ from llmkube.base.waiting import wait_any
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import ObjectMeta
 from llmkube.k8s.crd.model import Model, ModelSpec
+from llmkube.k8s.crd.pairing import GENERIC
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.llama_fields import draft_of, takes_projector
-from llmkube.runtimes.plan import PlanError
+from llmkube.runtimes.plan import EngineNotConfiguredError, PlanError
 from llmkube.runtimes.process.host_runtimes import host_runtime_of, refuse_library
 from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.runtimes.registry import check, plan_for
@@ -234,13 +235,14 @@ class Planner:
         settings = self.context.settings
         tensors = tuple(_adapter_tensors(desired.service, adapters, facts))
         runtime = host_runtime_of(desired.service, desired.model, settings.mlx_runtime).name
+        engine = desired.service.spec.engine if runtime == GENERIC else None
         plan = plan_for(
             PlanInputs(
                 desired.service,
                 desired.model,
                 weights,
                 facts,
-                await self.context.ports.engines.info(runtime),
+                await self.context.ports.engines.info(f"{runtime}/{engine.name}" if engine else runtime),
                 alias=desired.key.name,
                 draft=draft.weights if draft else None,
                 adapters=tuple(each.weights for each in adapters),
@@ -281,6 +283,9 @@ class Planner:
 
     def _refuse(self, error: UserError) -> bool:
         """Report that the newest spec cannot be planned; return True, since only an edit can help."""
+        if isinstance(error, EngineNotConfiguredError):  # the objects are valid; the owner of the host can help, too
+            self._idle_unless_running(Reason.ENGINE_NOT_FOUND, str(error))
+            return True
         self.context.status_manager.update(Facts.without_plan, error)
         self._idle_unless_running(Reason.INVALID, str(error))
         return True

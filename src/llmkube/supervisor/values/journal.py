@@ -26,7 +26,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.runtimes.plan import LaunchPlan, Placeholder
+from llmkube.runtimes.plan import LaunchPlan, dump_argv, load_argv
 from llmkube.supervisor.values.desired import Desired, Launch
 from llmkube.weights.estimate.demand import Component, Demand, Estimate, Location
 from llmkube.weights.store.blobs import WeightsFile
@@ -104,7 +104,7 @@ class Entry:
 
 
 def dump(entry: Entry) -> dict[str, Any]:
-    """Return an entry as JSON; placeholders in argv are lists, to differ from equal strings of a user."""
+    """Return an entry as JSON."""
     return {
         "format": FORMAT,
         "service": encode(entry.desired.service),
@@ -120,9 +120,8 @@ def dump(entry: Entry) -> dict[str, Any]:
 
 def _dump_launch(launch: Launch) -> dict[str, Any]:
     plan, weights = launch.plan, launch.weights
-    argv = [[arg.name] if isinstance(arg, Placeholder) else arg for arg in plan.argv]
     return {
-        "plan": attrs.asdict(plan) | {"argv": argv},
+        "plan": attrs.asdict(plan) | {"argv": dump_argv(plan.argv)},
         "weights": attrs.asdict(weights) | {"path": str(weights.path)},
         "estimate": attrs.asdict(launch.estimate) if launch.estimate else None,
     }
@@ -149,7 +148,7 @@ def load(data: Mapping[str, Any]) -> Entry:
 
 def _launch(data: Mapping[str, Any]) -> Launch:
     plan = dict(data["plan"])
-    plan["argv"] = tuple(Placeholder[arg[0]] if isinstance(arg, list) else arg for arg in plan["argv"])
+    plan["argv"] = load_argv(plan["argv"])
     plan["env"] = tuple((name, value) for name, value in plan["env"])
     plan["not_honoured"] = tuple(plan["not_honoured"])
     plan["adapters"] = _frozen(plan.get("adapters", []))

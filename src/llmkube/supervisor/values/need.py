@@ -1,4 +1,4 @@
-"""Compute the memory that is reserved for a launch: the largest figure that was estimated, reported or measured."""
+"""Compute the memory that is reserved for a launch: the largest figure declared, estimated, reported or measured."""
 
 from typing import Final
 
@@ -27,8 +27,10 @@ def _size_of(launch: Launch, figure: Figure | None) -> Need:
         device = max(estimate.device_bytes, known.device_bytes)
         total, is_sized = max(estimate.total_bytes, observed_bytes), not estimate.unlimited
         return Need(total, device, is_sized, estimate.unlimited, estimated_bytes=estimate.total_bytes)
+    size, declared_bytes = launch.weights.size_bytes, launch.plan.memory_bytes
+    if declared_bytes:
+        return Need(max(declared_bytes, observed_bytes, size), known.device_bytes)
     if observed_bytes:
         return Need(observed_bytes, known.device_bytes)
-    size = launch.weights.size_bytes
     why = f"neither the header of its file ({format_bytes(size)}) nor its command line states it"
     return Need(int(size * GUESS_SHARE) + GUESS_BYTES, sized=False, why=why)

@@ -22,6 +22,9 @@ from llmkube.weights.store.local_sources import LocalSources
 Download = Callable[..., Awaitable[WeightsFile]]
 """`Downloader.fetch` with bound credentials and policy: takes a source, `sha256` and `progress`."""
 
+OPAQUE: Final = "opaque:"
+"""Beginning of the identity of local files whose format only their engine reads."""
+
 _NO_LOCAL_SOURCES: Final = LocalSources()
 
 
@@ -59,7 +62,7 @@ async def fetch(
     if isinstance(source, LocalFile):
         return await _use_in_place(Path(source.path), local, sha256, progress, limiter)
     if isinstance(source, LocalFolder):
-        return await _use_folder(Path(source.path), local, sha256, limiter)
+        return await _use_folder(source, local, sha256, limiter)
     if isinstance(source, OllamaModel):
         raise SourceUnsupportedError(f"{source.redacted} is only for services on hosts with Ollama; {REMEDY}")
     if isinstance(source, VolumeSource) or download is None:
@@ -108,12 +111,13 @@ async def _use_in_place(
 
 
 async def _use_folder(
-    path: Path, local: LocalSources, sha256: str | None, limiter: trio.CapacityLimiter
+    source: LocalFolder, local: LocalSources, sha256: str | None, limiter: trio.CapacityLimiter
 ) -> WeightsFile:
+    path = Path(source.path)
     if sha256 is not None:
         raise DigestMismatchError(f"one digest cannot describe the files of the folder {path}; remove spec.sha256")
-    seen = await in_threads(limiter, abandon=True)(partial(local.admit_folder, path))
-    return WeightsFile(seen.path, seen.size_bytes, None, seen.identity)
+    seen = await in_threads(limiter, abandon=True)(partial(local.admit_folder, path, opaque=source.is_opaque))
+    return WeightsFile(seen.path, seen.size_bytes, None, (OPAQUE if source.is_opaque else "") + seen.identity)
 
 
 def _check_digest(path: Path, digest: str, expected: str | None) -> None:

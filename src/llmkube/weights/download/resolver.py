@@ -152,6 +152,7 @@ class Resolver:
         credential = Credential.basic(source.url, source.user_info) if source.user_info is not None else None
         request = self._request(url.shown, url, str(url))
         credential = credential or (self._credential() if at_hub else None)
+        request = attrs.evolve(request, is_gguf=source.is_gguf)
         return attrs.evolve(request, credential=credential, server="hub" if at_hub else "web")
 
     def bucket_file(self, source: BucketFile, path: str) -> TransferRequest:

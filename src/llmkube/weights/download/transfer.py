@@ -35,6 +35,7 @@ class TransferRequest(FileRequest):
         promised_by: The field of the digest: `spec.sha256`, or empty for the hub's.
         size_bytes: Its size, if known from the hub.
         name: Its name in the folder for an engine; "" if the engine loads a file.
+        is_gguf: Whether that file must be a GGUF file.
     """
 
     key: str = attrs.field(kw_only=True)
@@ -42,6 +43,7 @@ class TransferRequest(FileRequest):
     promised_by: str = ""
     size_bytes: int | None = None
     name: str = ""
+    is_gguf: bool = True
 
 
 @attrs.frozen
@@ -247,7 +249,7 @@ class Transfer:
         """Receive and write concurrently; errors of either side are raised as they are, not in a group."""
         ring, limits = RingBuffer(), self.dependencies.limits
         limit = limits.max_bytes if total is None else total
-        start, is_gguf = self.partial.size_bytes, not self.request.name
+        start, is_gguf = self.partial.size_bytes, self.request.is_gguf and not self.request.name
         bound = HeaderBound(self.partial) if total is None and is_gguf else None
         receiver = BodyReceiver(
             self.request.url, self.request.shown, start, limit, limits, ring, is_gguf=is_gguf, bound=bound

@@ -151,11 +151,11 @@ class AdapterFacts:
 class GGUFFacts:
     """The facts in a GGUF header; None for absent ones.
 
-        Models whose layers differ have a number of key-value heads for each layer: `head_count_kv` is then the largest, and
-        `head_count_kv_per_layer` has them all. `size_bytes` is the size of this file alone, even if the model is split into
-        `split_count` files; for a remote file of unknown size, it is the size that its tensors need. `pooling_type` is the
-        pooling of an embedding model, in llama.cpp's numbers: 0 means none. `newer_tensor_types` are the numbers of tensor
-        types that only engines newer than this release know. `shape` is for `sizing`, and `projector` is the one that the
+    Models whose layers differ have a number of key-value heads for each layer: `head_count_kv` is then the largest, and
+    `head_count_kv_per_layer` has them all. `size_bytes` is the size of this file alone, even if the model is split into
+    `split_count` files; for a remote file of unknown size, it is the size that its tensors need. `pooling_type` is the
+    pooling of an embedding model, in llama.cpp's numbers: 0 means none. `newer_tensor_types` are the numbers of tensor
+    types that only engines newer than this release know. `shape` is for `sizing`, and `projector` is the one that the
     model is served with; both are ignored in comparisons. An adapter has `adapter` instead of a shape.
     """
 
@@ -213,20 +213,20 @@ class GGUFFacts:
 
 @attrs.frozen(eq=False)
 class FolderFacts:
-    """The facts of a model in a folder of safetensors."""
+    """The facts of a model in a folder of safetensors; no shape is known of weights that only their engine reads."""
 
-    shape: Shape
+    shape: Shape | None = None
     pooling_type: int | None = None
 
     @property
     def size_bytes(self) -> int:
         """The size of all its weights files."""
-        return self.shape.size_bytes
+        return self.shape.size_bytes if self.shape else 0
 
     @property
     def context_length(self) -> int | None:
         """The trained context length in tokens; None if unknown."""
-        return self.shape.trained_context or None
+        return (self.shape.trained_context if self.shape else 0) or None
 
 
 ModelHeader = GGUFFacts | FolderFacts

@@ -73,8 +73,12 @@ class LocalSources:
         self._containing_folder(named, path)
         return attrs.evolve(found[path.name], path=named)
 
-    def admit_folder(self, path: Path) -> FolderSnapshot:
+    def admit_folder(self, path: Path, *, opaque: bool = False) -> FolderSnapshot:
         """Return a snapshot of the folder of safetensors at a path, after checking each of its files.
+
+        Args:
+            path: Its path.
+            opaque: Whether it is a file or a folder of any content instead.
 
         Raises:
             SourceNotAllowedError: It is, or leads, outside the listed folders.
@@ -83,14 +87,7 @@ class LocalSources:
         self._check_listed(path / "config.json")
         end = resolve_links(path).end
         self._containing_folder(end / "config.json", path)
-        try:
-            names = sorted(entry.name for entry in os.scandir(end) if entry.name.endswith(_FOLDER_SUFFIXES))
-        except OSError as exc:
-            raise WeightsNotFoundError.at(path, describe_read_error(exc)) from exc
-        if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
-            raise WeightsNotFoundError.at(path, "it has no config.json or no .safetensors file")
-        if len(names) > _MAX_FILES:
-            raise WeightsNotFoundError.at(path, f"it has more than {_MAX_FILES} files")
+        names = _names_below(end, path) if opaque else _safetensors_in(end, path)
         return FolderSnapshot(end, tuple(self._snapshot(path / name, magic=b"") for name in names))
 
     def open(self, path: Path) -> int:
@@ -102,10 +99,10 @@ class LocalSources:
         """
         return self._open(path)[0]
 
-    def admits(self, path: Path, *, folder: bool = False) -> bool:
+    def admits(self, path: Path, *, folder: bool = False, opaque: bool = False) -> bool:
         """Return whether `admit`, or `admit_folder`, accepts a path."""
         try:
-            (self.admit_folder if folder else self.admit)(path)
+            _ = self.admit_folder(path, opaque=opaque) if folder else self.admit(path)
         except WeightsError:
             return False
         return True
@@ -158,6 +155,32 @@ def _parts_of(path: Path) -> tuple[str, ...]:
         return part_names(path.name)
     except WeightsError:
         return (path.name,)  # invalid numbers; the engine loads it as one file
+
+
+def _safetensors_in(folder: Path, shown: Path) -> list[str]:
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder) if entry.name.endswith(_FOLDER_SUFFIXES))
+    except OSError as exc:
+        raise WeightsNotFoundError.at(shown, describe_read_error(exc)) from exc
+    if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
+        raise WeightsNotFoundError.at(shown, "it has no config.json or no .safetensors file")
+    if len(names) > _MAX_FILES:
+        raise WeightsNotFoundError.at(shown, f"it has more than {_MAX_FILES} files")
+    return names
+
+
+def _names_below(folder: Path, shown: Path) -> list[str]:
+    """Return the relative names of all files below a folder, without one for any that a link would lead to."""
+    names: list[str] = [] if folder.is_dir() else ["."]
+    for root, folders, files in os.walk(folder):
+        names += [os.path.relpath(Path(root, name), folder) for name in files]
+        if any(Path(root, name).is_symlink() for name in folders):
+            raise WeightsNotFoundError.at(shown, "it contains a link to a folder")
+        if len(names) > _MAX_FILES:
+            raise WeightsNotFoundError.at(shown, f"it has more than {_MAX_FILES} files")
+    if not names:
+        raise WeightsNotFoundError.at(shown, "it has no files")
+    return sorted(names)
 
 
 def _missing_detail(resolved: ResolvedPath) -> str:
