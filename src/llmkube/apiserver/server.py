@@ -9,6 +9,7 @@ STATE_DIR/kubeconfig    URL, CA certificate and token; 0600
 
 import base64
 import hmac
+import json
 import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
@@ -19,7 +20,6 @@ from typing import Final
 import attrs
 import structlog
 import trio
-import yaml
 from prometheus_client import CollectorRegistry
 
 from llmkube.apiserver.app import ApiServer
@@ -181,4 +181,4 @@ def write_kubeconfig(path: Path, *, url: str, ca_certificate: Path, token: str) 
         ],
         "current-context": CONTEXT_NAME,
     }
-    write_private(path, yaml.safe_dump(config, sort_keys=False).encode("utf-8"))
+    write_private(path, json.dumps(config, indent=2).encode("utf-8"))

@@ -4,6 +4,7 @@ http                    HTTP/1.1 server and client, on Trio
 errors                  error classes: invalid input, or an external failure
 settings, units, times  flags, environment and files; bytes and durations; the wall clock
 log, messages           structured logs; redaction of credentials
+lazy_log                a logger for modules that short commands import
 event_stream            parser of server-sent events
 backoff, mailbox        retry delays; a one-slot mailbox
 waiting                 wait for the first of several events, or for a tick that all tasks share

@@ -1,7 +1,6 @@
 """The wall clock, for programs; functions that decide take the time as an argument. Pure."""
 
 import datetime
-import email.utils
 
 
 def utcnow() -> datetime.datetime:
@@ -11,6 +10,8 @@ def utcnow() -> datetime.datetime:
 
 def parse_http_date(text: str) -> datetime.datetime | None:
     """Return the time in a header of a response, such as Date; None if it is invalid."""
+    import email.utils  # noqa: PLC0415 - commands need only the clock
+
     try:
         found = email.utils.parsedate_to_datetime(text)
     except (ValueError, IndexError, TypeError, OverflowError):

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from llmkube.cli.view.advice import _ADVICE, advice, explain
+from llmkube.cli.view.advice import _table, advice, explain
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.k8s.wire.service_health import Health, State
@@ -23,7 +23,7 @@ def test_every_failure_has_advice(reason):
 
 
 def test_advice_table_has_only_known_reasons():
-    assert set(_ADVICE) <= set(Reason)
+    assert set(_table()) <= set(Reason)
 
 
 def test_a_failure_is_reported_with_its_advice():

@@ -72,3 +72,33 @@ def test_no_color_leaves_out_every_style(monkeypatch, no_color, styled):
     open_console(file=drawn, force_terminal=True).print(Text("word", style="bold"), end="")
     assert ("\x1b[" in drawn.getvalue()) is styled
     assert "word" in drawn.getvalue()
+
+
+def test_a_pipe_gets_no_countdown():
+    """A line whose numbers alone change is printed once; a download is printed at each ten percent."""
+    console = Console(file=io.StringIO(), width=100)
+    with open_display(console) as display:
+        for seconds in range(30, 0, -1):
+            display.show_step("load", f"the engine crashed, next retry in {seconds} s")
+        for percent in range(31):
+            display.show_step("fetch", f"fetching: {percent / 8:.1f} MiB of 12 MiB ({percent} %), 1.5 MiB/s")
+    lines = [line[:25] for line in console.file.getvalue().splitlines()]
+    sizes = [f"fetch   fetching: {size} MiB" for size in (0.0, 1.2, 2.5, 3.8)]
+    assert lines == ["load    the engine crashe", *sizes]
+
+
+@pytest.mark.parametrize(
+    ("detail", "shown"),
+    [("fetching: 512.0 MiB of 1.0 GiB (50 %), 80.1 MiB/s, 7 s left", "━"), ("loads " * 20, "fetch   loads")],
+)
+def test_the_moving_line_is_one_line(detail, shown):
+    """It is cut to a terminal of 40 columns, with a bar for a download: what wraps would stay after the next frame."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=40, color_system=None)
+    with open_display(console) as display:
+        display.show_step("fetch", detail)
+        display.live.refresh()
+        text = console.file.getvalue()
+    frame = text.replace("\x1b[?25l", "").split("\r")[-1]
+    assert "\n" not in frame
+    assert "…" in frame
+    assert shown in frame

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import attrs
-import structlog
 import trio
 
 from llmkube.base.errors import UserError
@@ -18,6 +17,7 @@ from llmkube.base.http.egress import Egress, redacted
 from llmkube.base.http.errors import ConnectError
 from llmkube.base.http.message import Origin, netloc
 from llmkube.base.http.streamed_response import StreamedResponse
+from llmkube.base.lazy_log import LazyLog
 
 BUNDLES: Final = (
     "/etc/ssl/certs/ca-certificates.crt",  # Debian, Ubuntu, Arch, Gentoo
@@ -27,7 +27,7 @@ BUNDLES: Final = (
 )
 """Files with the system's certificates, where OpenSSL's own path has none (paths as in Go's crypto/x509)."""
 
-log: structlog.stdlib.BoundLogger = structlog.get_logger()
+log = LazyLog()
 
 
 class CertificateFileError(UserError):

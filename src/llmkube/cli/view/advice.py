@@ -1,21 +1,25 @@
 """Fixes for failing services and Models, by reason. Pure."""
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
-
-import yaml
 
 from llmkube.cli.view.output import printable
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.service_health import Health
 
-_ADVICE: Final[Mapping[str, str]] = yaml.safe_load(Path(__file__).with_name("advice.yaml").read_text("utf-8"))
+
+@functools.cache
+def _table() -> Mapping[str, str]:
+    import yaml  # noqa: PLC0415 - what is served needs no advice
+
+    found: Mapping[str, str] = yaml.safe_load(Path(__file__).with_name("advice.yaml").read_text("utf-8"))
+    return found
 
 
 def advice(reason: str, key: Key) -> str:
     """Return the fix for a failure; for an unknown reason, the command that shows more."""
-    text = _ADVICE.get(reason, "`llmkube status {name}` shows more")
+    text = _table().get(reason, "`llmkube status {name}` shows more")
     return text.format(name=key.name, namespace=key.namespace)
 
 

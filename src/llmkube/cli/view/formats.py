@@ -4,8 +4,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import yaml
-
 from llmkube.k8s.codec import encode
 from llmkube.k8s.resource import Object
 
@@ -28,6 +26,8 @@ def dump(data: Mapping[str, Any] | Sequence[Any], form: str) -> str:
     """Return JSON or YAML text, without a final newline."""
     if form == "json":
         return json.dumps(data, indent=2, ensure_ascii=False)
+    import yaml  # noqa: PLC0415 - tables need no YAML
+
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120).rstrip("\n")
 
 

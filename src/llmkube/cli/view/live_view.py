@@ -3,10 +3,16 @@
 Both are fed by watches that survive a restart of the API server; until it answers, the last known state is shown.
 """
 
+import contextlib
+import os
+import re
 import shutil
+import signal
 import sys
+import termios
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import tty
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, Never, TypeVar
 
 import attrs
@@ -62,6 +68,79 @@ async def show_in_place(changed: Mailbox[None], text: Callable[[], Awaitable[str
             with trio.move_on_after(TICK_SECONDS):
                 await changed.wait_newer(version)
             await trio.sleep(SETTLE_SECONDS)
+
+
+_KEY: Final = re.compile(r"\x1b[\[O]?([A-Z])?|(.)", re.DOTALL)
+"""A key as a terminal sends it: an arrow is ESC and `[A` to `[D`, or `OA` to `OD` (ECMA-48, xterm)."""
+
+UP: Final = "A"
+DOWN: Final = "B"
+
+
+async def show_screen(
+    take: Callable[[], Awaitable[None]], seconds: float, text: Callable[[], str], press: Callable[[str], bool]
+) -> int:
+    """Show a text on the terminal's alternate screen until a key ends it; the terminal is restored however it ends.
+
+    Args:
+        take: Reads what `text` shows; called every `seconds`.
+        seconds: The interval.
+        text: Returns the text; drawn after `take` and after each key.
+        press: Handles a key, `UP` and `DOWN` for arrows; returns whether it ends the display.
+
+    Returns:
+        The signal that ended it, which the caller raises again; 0 for a key.
+    """
+    from rich.live import Live  # noqa: PLC0415 - see above
+
+    from llmkube.cli.view.progress_line import open_console  # noqa: PLC0415 - see above
+
+    ended_by, console = 0, open_console(highlight=False, soft_wrap=True)
+    with (
+        trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals,
+        _unechoed_keys(),
+        Live(console=console, auto_refresh=False, screen=True) as live,
+    ):
+        async with trio.open_nursery() as nursery:
+
+            def draw() -> None:
+                live.update(_cropped(text()), refresh=True)
+
+            async def read_keys() -> None:
+                while True:
+                    await trio.lowlevel.wait_readable(sys.stdin.fileno())
+                    typed = os.read(sys.stdin.fileno(), 64).decode("utf-8", "replace")
+                    if not typed or any(press(arrow or key) for arrow, key in _KEY.findall(typed)):
+                        nursery.cancel_scope.cancel(reason="a key ends the display")
+                    draw()
+
+            async def end_on_signal() -> None:
+                nonlocal ended_by
+                ended_by = await anext(signals)
+                nursery.cancel_scope.cancel(reason="signal")
+
+            nursery.start_soon(read_keys)
+            nursery.start_soon(end_on_signal)
+            while True:
+                draw()
+                await trio.sleep(seconds)
+                await take()
+    return ended_by
+
+
+@contextlib.contextmanager
+def _unechoed_keys() -> Iterator[None]:
+    """Deliver each key at once, without echo. Ctrl-Z is off: it would leave the screen as it is."""
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+    try:
+        tty.setcbreak(terminal)
+        settings = termios.tcgetattr(terminal)
+        settings[6][termios.VSUSP] = b"\0"
+        termios.tcsetattr(terminal, termios.TCSANOW, settings)
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSAFLUSH, before)
 
 
 async def append_lines(changed: Mailbox[None], updates: Callable[[], Awaitable[Sequence[str]]]) -> Never:

@@ -157,9 +157,9 @@ def reason_of(service: InferenceService) -> str:
 
 
 def context_in_effect(service: InferenceService, model: Model | None) -> int | None:
-    """Return the context in tokens of all slots together, limited to the trained context; None if the spec has none."""
+    """Return the context in tokens of all slots together, as the engine is started with it; None if it is not known."""
     facts, spec = model.status.gguf if model is not None else None, service.spec
-    if not spec.context_size or spec.runtime != "llamacpp":
+    if spec.runtime not in {"llamacpp", "ollama"} or not (spec.context_size or facts):
         return spec.context_size or None
     from llmkube.runtimes.llama_fields import context_of  # noqa: PLC0415 - see above
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,9 @@ import attrs
 import trio
 from rich.console import Console
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
+from rich.table import Table
 from rich.text import Text
 
 from llmkube.base.units import format_duration
@@ -17,19 +20,24 @@ from llmkube.cli.view.output import printable
 
 _FRAME_SECONDS = 0.1
 _NAME_WIDTH = 8
+_BAR_WIDTH = 20
+_COUNT = re.compile(r"\d[\d.]*")
+_PERCENT = re.compile(r"\((\d+) %\)")  # as in `weights.download.progress`
 
 
 @attrs.define(eq=False)
 class PlainDisplay:
-    """Prints a line when a step ends or its detail changes."""
+    """Prints a line when a step ends or its detail changes: more than in its numbers, or by ten percent."""
 
     console: Console
-    _last: tuple[str, str] = ("", "")
+    _last: tuple[object, ...] = ()
 
     def show_step(self, step: str, detail: str) -> None:
-        """Print the detail, unless it was printed last."""
-        if detail and (step, detail) != self._last:
-            self._last = (step, detail)
+        """Print the detail, unless it was printed last with other numbers."""
+        percent = _PERCENT.search(detail)
+        content = (step, _COUNT.sub("", detail), int(percent[1]) // 10 if percent else 0)
+        if detail and content != self._last:
+            self._last = content
             self._print(f"{step:<{_NAME_WIDTH}}{detail}")
 
     def done(self, step: str, detail: str, seconds: float) -> None:
@@ -54,10 +62,14 @@ class LiveDisplay:
 
     def show_step(self, step: str, detail: str) -> None:
         """Show the step next to the spinner."""
-        # Always one line: a moving line that wraps would leave its tail behind.
-        text = Text(no_wrap=True, overflow="ellipsis").append(f"{step:<{_NAME_WIDTH}}", style="bold")
+        text = Text(f"{step:<{_NAME_WIDTH}}", style="bold")
         self._spinner.update(text=text.append(printable(detail), style="dim"))
-        self.live.update(self._spinner)
+        line = Table.grid(padding=(0, 1))
+        bars = [ProgressBar(completed=float(found[1]), width=_BAR_WIDTH) for found in _PERCENT.finditer(detail)]
+        for _ in (*bars, self._spinner):  # always one line: a moving line that wraps would leave its tail behind
+            line.add_column(no_wrap=True, overflow="ellipsis")
+        line.add_row(*bars, self._spinner)
+        self.live.update(line)
 
     def done(self, step: str, detail: str, seconds: float) -> None:
         """Print the step and its duration above the spinner."""

@@ -7,14 +7,15 @@ leaves keys behind in temporary files. Its import takes longer than the rest of 
 
 import base64
 import binascii
+import contextlib
+import json
 import os
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import attrs
-import yaml
 
 from llmkube.k8s.auth.config import (
     Anonymous,
@@ -33,8 +34,18 @@ from llmkube.k8s.auth.config import (
 _EXEC_API_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 _EXEC_CONFIG_EXTENSION = "client.authentication.k8s.io/exec"
 
-_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's if available, for speed: every command reads a kubeconfig."""
+
+def _parse(text: str) -> Any:
+    """Parse YAML; ValueError if it is invalid. JSON, which `llmkube up` writes, is read without importing a parser."""
+    if text.startswith("{"):
+        with contextlib.suppress(ValueError):
+            return json.loads(text)
+    import yaml  # noqa: PLC0415 - see above
+
+    try:
+        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
 
 
 def read_service_account(directory: Path, environ: Mapping[str, str]) -> ClusterConfig:
@@ -101,8 +112,8 @@ class KubeconfigFile:
             ConfigError: The file cannot be read, or is not a YAML mapping.
         """
         try:
-            entries = yaml.load(path.read_text("utf-8"), Loader=_LOADER)  # noqa: S506 - both are safe
-        except (yaml.YAMLError, OSError, ValueError) as error:
+            entries = _parse(path.read_text("utf-8"))
+        except (OSError, ValueError) as error:
             raise ConfigError(f"kubeconfig {path} cannot be read: {error}") from error
         if not isinstance(entries, Mapping):
             raise ConfigError(f"kubeconfig {path} cannot be read: it is {'not a mapping' if entries else 'empty'}")

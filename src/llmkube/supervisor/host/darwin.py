@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 import attrs
-import structlog
 import trio
 
+from llmkube.base.lazy_log import LazyLog
 from llmkube.supervisor.host.mach import (
     EVFILT_MEMORYSTATUS,
     NOTE_MEMORYSTATUS_PRESSURE_CRITICAL,
@@ -29,7 +29,7 @@ from llmkube.supervisor.host.pressure_level import DEFAULTS, Reading, Signals, T
 from llmkube.supervisor.host.processes import footprints
 from llmkube.supervisor.host.sample import Level, Sample
 
-log = structlog.get_logger(__name__)
+log = LazyLog()
 
 LEVEL_NAME: Final = "kern.memorystatus_vm_pressure_level"
 DEVICE_LIMIT_NAME: Final = "iogpu.wired_limit_mb"

@@ -24,9 +24,9 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 import attrs
-import structlog
 import trio
 
+from llmkube.base.lazy_log import LazyLog
 from llmkube.supervisor.host.pressure_level import DEFAULTS, Reading, Signals, Thresholds, assess_pressure, per_second
 from llmkube.supervisor.host.processes import footprints
 from llmkube.supervisor.host.procfs import (
@@ -40,7 +40,7 @@ from llmkube.supervisor.host.procfs import (
 )
 from llmkube.supervisor.host.sample import Level, Sample
 
-log = structlog.get_logger(__name__)
+log = LazyLog()
 
 _ESCAPED: Final = re.compile(r"\\([0-7]{3})")  # proc_pid_mountinfo(5): space, tab, newline and backslash
 

@@ -18,14 +18,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager
 
 import psutil
-import structlog
 import trio
 
 from llmkube.base.errors import RESOURCE_ERRNOS
+from llmkube.base.lazy_log import LazyLog
 from llmkube.supervisor.host import procfs
 from llmkube.supervisor.host.exit_events import REAP_SECONDS, UNKNOWN_EXIT, ExitEvent, Kqueue, wait_exit
 
-log = structlog.get_logger(__name__)
+log = LazyLog()
 
 OWNER_VARIABLE = "LLMKUBE_AGENT_STATE"
 """Set in every engine's environment to its agent's state directory."""

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import structlog
 import trio
 
 from llmkube.base.errors import RESOURCE_ERRNOS, ExternalError
 from llmkube.base.full_disk import full_disk, is_disk_full
+from llmkube.base.lazy_log import LazyLog
 from llmkube.base.private_files import file_stem, make_private_folder, write_private
 from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -31,7 +31,7 @@ from llmkube.supervisor.values.desired import Desired, Launch
 from llmkube.weights.estimate.demand import Component, Demand, Estimate, Location
 from llmkube.weights.store.blobs import WeightsFile
 
-log = structlog.get_logger(__name__)
+log = LazyLog()
 
 FORMAT = 1
 """Format version; it grows when an older agent could misread a file. Files of another version are ignored."""

@@ -2,14 +2,16 @@
 
 import base64
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
+from rich.cells import cell_len
 
 from cli.cli_objects import service
 from cli.memory_cluster import open_cluster_client
 from llmkube.cli.commands.inference import chat
-from llmkube.cli.commands.inference.chat import find_key, read_key_file
+from llmkube.cli.commands.inference.chat import WordWrap, find_key, read_key_file
 from llmkube.cli.commands.inference.conversation import ContextFullError, Delta, Route
 from llmkube.cli.main import cli
 from llmkube.cli.target_cluster import Cluster
@@ -235,3 +237,16 @@ def test_undecodable_line_does_not_end_the_conversation(monkeypatch):
     """Only that line is lost."""
     done = converse(monkeypatch, None, UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"))
     assert "Not sent: " in done.stderr
+
+
+@pytest.mark.parametrize("step", [1, 2, 7, 1000])
+def test_answers_break_between_words(step):
+    """Lines end between words, however the text arrives; a long URL stays whole, wide characters are words."""
+    url = "https://example.com/a/path/that/is/too/long"
+    text = f"The quick brown fox jumps over it, exactly.\n\n  * {url} and 漢字漢字漢字漢字漢字漢字漢字 end"
+    wrap = WordWrap(20)
+    written = "".join(wrap.feed(text[at : at + step]) for at in range(0, len(text), step)) + wrap.feed("")
+    assert written.splitlines()[:3] == ["The quick brown fox ", "jumps over it, ", "exactly."]
+    assert url in written
+    assert all(cell_len(line) <= 20 for line in written.splitlines() if url not in line)
+    assert re.sub(r"\s", "", written) == re.sub(r"\s", "", text)

@@ -16,6 +16,7 @@ from typing import Final
 import attrs
 import click
 import trio
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
@@ -35,7 +36,7 @@ from llmkube.cli.commands.inference.conversation import (
 from llmkube.cli.object_names import get_service
 from llmkube.cli.options import cluster_options, services
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, ClusterFlags, open_cluster, run_against
-from llmkube.cli.view.output import printable
+from llmkube.cli.view.output import line_width, printable
 from llmkube.cli.view.progress_line import open_console
 from llmkube.k8s.builtins import Secret
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -241,23 +242,65 @@ async def _answer_until_interrupt(where: ClusterFlags, route: Route, body: bytes
 
 
 @attrs.define(eq=False)
+class WordWrap:
+    """Breaks lines between words as text arrives; a word is held back until it is complete.
+
+    Attributes:
+        width: Columns of the terminal; None to break no line.
+    """
+
+    width: int | None
+    _column: int = 0
+    _word: str = ""
+
+    def feed(self, text: str) -> str:
+        """Return what can be written now: up to the last complete word; "" ends the text."""
+        if self.width is None:
+            return text
+        written = "" if text else self._place_word(self.width)
+        for char in text:
+            cells = cell_len(char)
+            if char.isspace() or cells > 1:  # scripts with wide characters have no spaces
+                written += self._place_word(self.width)
+                if self._column + cells > self.width:
+                    written, self._column = f"{written}\n", 0
+                    if char == " ":
+                        continue
+                written += char
+                self._column = 0 if char == "\n" else self._column + (8 - self._column % 8 if char == "\t" else cells)
+            else:
+                self._word += char
+                if cell_len(self._word) == self.width:
+                    written += self._place_word(self.width)
+                    self._column = 0  # the terminal continues a longer word on the next line
+        return written
+
+    def _place_word(self, width: int) -> str:
+        cells, word, self._word = cell_len(self._word), self._word, ""
+        breaks = self._column > 0 and self._column + cells > width
+        self._column = cells + (0 if breaks else self._column)
+        return f"\n{word}" if breaks else word
+
+
+@attrs.define(eq=False)
 class _Printer:
-    """Writes an answer to standard output as it arrives; reasoning only on a terminal."""
+    """Writes an answer to standard output as it arrives, on a terminal with whole words; reasoning only there."""
 
     _pieces: list[str] = attrs.field(factory=list)
     _console: Console = attrs.field(factory=lambda: open_console(highlight=False, soft_wrap=True))
     _thinking: bool = False
+    _wrap: "WordWrap" = attrs.field(factory=lambda: WordWrap(line_width()))
 
     def __call__(self, delta: Delta) -> None:
         if delta.reasoning and self._console.is_terminal:
             self._thinking = True
-            self._console.print(Text(printable(delta.reasoning), style="dim"), end="")
+            self._console.print(Text(self._wrap.feed(printable(delta.reasoning)), style="dim"), end="")
         text = delta.text if self._pieces else delta.text.lstrip()
         if text:
             if self._thinking:
                 self._thinking = False
-                self._console.print("\n")
-            click.echo(printable(text), nl=False)  # the output of a model must not control the terminal
+                self._console.print(Text(self._wrap.feed("\n"), style="dim"))
+            click.echo(self._wrap.feed(printable(text)), nl=False)  # a model must not control the terminal
             self._pieces.append(text)
 
     @property
@@ -266,7 +309,8 @@ class _Printer:
         return "".join(self._pieces)
 
     def end(self) -> None:
-        """End the line, unless the answer did."""
+        """Write the last word, and end the line unless the answer did."""
+        click.echo(self._wrap.feed(""), nl=False)
         if self._thinking or (self._pieces and not self.text.endswith("\n")):
             click.echo()
 

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
@@ -31,8 +31,10 @@ from llmkube.k8s.wire.names import RESTARTED_AT, UNLOAD_REQUESTED_AT
 from llmkube.k8s.wire.service_health import is_reported_by_host
 from llmkube.k8s.wire.times import micro_timestamp
 from llmkube.programs.failures import CommandError, ExitCode
-from llmkube.programs.informer import ObjectCaches, open_object_caches
 from llmkube.programs.options import HELP, NumberRange, command
+
+if TYPE_CHECKING:  # importing it takes longer than printing a status
+    from llmkube.programs.informer import ObjectCaches
 
 _VIEW_SECONDS = 5.0
 _MAX_REPLICAS = 10  # as in the schema; click's message is clearer than the API server's
@@ -68,6 +70,8 @@ def status(*, name: str, where: ClusterFlags, form: str, watch: bool) -> None:
         return text if form != "wide" or view.model is None else f"{text}\n\n{describe_object(view.model, utcnow())}"
 
     async def run_watch(cluster: Cluster) -> None:
+        from llmkube.programs.informer import open_object_caches  # noqa: PLC0415 - see above
+
         key = Key(cluster.namespace, target.name)
         with answer_deadline():
             await get_object(cluster.client, target, key)
@@ -259,6 +263,8 @@ async def _delete_model(cluster: Cluster, service: InferenceService, key: Key) -
 
 
 async def _wait_gone(cluster: Cluster, deleted: Sequence[tuple[Target, Key, str]], seconds: float) -> None:
+    from llmkube.programs.informer import open_object_caches  # noqa: PLC0415 - see above
+
     remaining = list(deleted)
     with trio.move_on_after(seconds):
         namespace, kinds = cluster.namespace, {target.kind for target, _, _ in deleted}
@@ -276,7 +282,7 @@ async def _wait_gone(cluster: Cluster, deleted: Sequence[tuple[Target, Key, str]
     )
 
 
-def _exists(caches: ObjectCaches, target: Target, key: Key, uid: str) -> bool:
+def _exists(caches: "ObjectCaches", target: Target, key: Key, uid: str) -> bool:
     found = caches.of(target.kind).get(key)
     return found is not None and found.metadata.uid == uid
 
@@ -295,7 +301,7 @@ class _StatusWatch:
     """The state of an object after each change; during an outage of the API server, its last known state."""
 
     _cluster: Cluster
-    _followed: ObjectCaches
+    _followed: "ObjectCaches"
     _target: Target
     _key: Key
     _form: str

@@ -14,8 +14,6 @@ from llmkube.cli.view.advice import explain
 from llmkube.cli.view.describe import next_retry
 from llmkube.cli.view.live_view import summarize_outages
 from llmkube.cli.view.output import printable
-from llmkube.cli.view.progress_line import open_console, open_display
-from llmkube.cli.view.readiness import Readiness
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
@@ -23,7 +21,6 @@ from llmkube.k8s.wire.names import LOAD_REQUESTED_AT
 from llmkube.k8s.wire.service_health import Health, service_health
 from llmkube.k8s.wire.times import micro_timestamp
 from llmkube.programs.failures import CommandError, ExitCode, program_name
-from llmkube.programs.informer import open_object_caches
 from llmkube.programs.program import open_service_nursery
 
 
@@ -63,6 +60,11 @@ async def wait_until_ready(
     Raises:
         CommandError: The service has failed for a cause that waiting does not fix, or the timeout has expired.
     """
+    # Imported here: `status` uses other functions of this module.
+    from llmkube.cli.view.progress_line import open_console, open_display  # noqa: PLC0415
+    from llmkube.cli.view.readiness import Readiness  # noqa: PLC0415
+    from llmkube.programs.informer import open_object_caches  # noqa: PLC0415
+
     async with open_object_caches(cluster.client, namespace=key.namespace) as caches:
         while key not in caches.services:  # applied, but not in the cache yet
             await caches.changed.wait_newer(caches.changed.version)

@@ -4,10 +4,12 @@ Metrics are read from each engine: on this machine from its port with the key in
 the API server, and on another host from its address, which only works without a key.
 """
 
-from collections.abc import Mapping, Sequence
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import click
@@ -19,15 +21,15 @@ from llmkube.base.http.client import open_http_client
 from llmkube.base.http.dial import Connect, dial
 from llmkube.base.http.errors import HttpError
 from llmkube.base.http.message import Headers
-from llmkube.base.mailbox import Mailbox
 from llmkube.base.package_data import read_table
 from llmkube.base.times import utcnow
 from llmkube.base.units import format_bytes
 from llmkube.cli.commands.services.footprint import bytes_of, local_engine
+from llmkube.cli.commands.services.logs import logs
 from llmkube.cli.options import cluster_options
 from llmkube.cli.target_cluster import Cluster, ClusterFlags, answer_deadline, run_against, state_dirs
 from llmkube.cli.view import output
-from llmkube.cli.view.live_view import is_terminal, show_in_place, summarize_outages
+from llmkube.cli.view.live_view import DOWN, UP, is_terminal, show_screen, summarize_outages
 from llmkube.cli.view.locations import Engine, Host, find_all_engines, find_hosts
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.port_forward import connect_to_pod
@@ -45,6 +47,7 @@ GENERATED: Final = "generated"
 PROMPT: Final = "prompt"
 RUNNING: Final = "running"
 WAITING: Final = "waiting"
+KEYS: Final = "q quit  ↑↓ select  l logs  sort by  n name  t tokens/s  r running  m memory"
 NAMES: Final[Mapping[str, str]] = {
     name: figure for engine in read_table(__package__, "engine_metrics").values() for figure, name in engine.items()
 }
@@ -85,35 +88,39 @@ class EngineLoad:
 @click.option("--interval", type=NumberRange(min=0.1), default=2.0, help="Seconds between updates. Default: 2.")
 @click.option("--once", is_flag=True, help="Print one table and exit, even on a terminal.")
 @cluster_options(all_namespaces=True)
-def top(*, interval: float, once: bool, where: ClusterFlags) -> None:
+@click.pass_context
+def top(context: click.Context, /, *, interval: float, once: bool, where: ClusterFlags) -> None:
     """Show tokens per second, requests and memory of the engines, by service and by host.
 
-    Rates are averages between two updates. Figures that this machine cannot read are shown as <none>; run the command
+    On a terminal, q quits, l prints the logs of the selected engine, and the last line lists the other keys. Rates are
+    averages between two updates. Figures that this machine cannot read are shown as <none>; run the command
     on the engine's host to see them.
     """
     folders = state_dirs(where, None)
 
-    async def action(cluster: Cluster) -> None:
+    async def action(cluster: Cluster) -> tuple[int, Key | None]:
         monitor = _Monitor(cluster, None if where.all_namespaces else cluster.namespace, folders)
-        with answer_deadline():
-            await monitor.take()
-        if once or not is_terminal():
-            await trio.sleep(interval)
+
+        async def take() -> None:
             with answer_deadline():
                 await monitor.take()
+
+        await take()
+        if once or not (is_terminal() and sys.stdin.isatty()):
+            await trio.sleep(interval)
+            await take()
             click.echo(monitor.text(output.line_width()))
-            return
-
-        async def text() -> str:
-            if trio.current_time() - monitor.taken_at >= interval:
-                with answer_deadline():
-                    await monitor.take()
-            return monitor.text(output.line_width())
-
-        await show_in_place(Mailbox(None), text)
+            return 0, None
+        ended_by = await show_screen(take, interval, lambda: monitor.screen(output.line_width()), monitor.press)
+        return ended_by, monitor.logs_of
 
     summarize_outages()
-    run_against(where, action)
+    ended_by, key = run_against(where, action)
+    if ended_by:
+        signal.raise_signal(ended_by)
+    if key is not None:
+        chosen = {"kubeconfig": where.kubeconfig, "context": where.context, "namespace": key.namespace}
+        context.invoke(logs, name=key.name, follow=True, lines=20, **chosen)
 
 
 @attrs.frozen
@@ -131,15 +138,37 @@ class _Target:
         return self.engine.host or (self.engine.pod.name if self.engine.pod is not None else "")
 
 
+_Row = tuple[_Target, EngineLoad, int]
+"""An engine, its load, and its memory in bytes."""
+
+
+def _by_name(row: _Row) -> tuple[Key, str]:
+    return row[0].key, row[0].host
+
+
+SORT_KEYS: Final[Mapping[str, Callable[[_Row], Any]]] = {
+    "n": _by_name,
+    "t": lambda row: -(row[1].generated or 0),
+    "r": lambda row: -(row[1].running or 0),
+    "m": lambda row: -row[2],
+}
+
+
 @attrs.define(eq=False)
 class _Monitor:
-    """The last sample of each engine, and the tables made from the last two."""
+    """The last sample of each engine, the tables made from the last two, and the row that is selected.
+
+    Attributes:
+        logs_of: The service whose logs were asked for.
+    """
 
     cluster: Cluster
     namespace: str | None
     folders: Sequence[Path]
-    taken_at: float = 0.0
-    _rows: Sequence[tuple[str, ...]] = ()
+    logs_of: Key | None = None
+    _rows: Sequence[_Row] = ()
+    _order: Callable[[_Row], Any] = attrs.field(default=_by_name)
+    _selected: _Target | None = None
     _hosts: Sequence[Host] | None = None
     _samples: dict[_Target, EngineSample] = attrs.field(factory=dict)
 
@@ -157,8 +186,7 @@ class _Monitor:
             for target in targets:
                 nursery.start_soon(self._query, target, new)
         self._samples = {target: sample for target, sample in self._samples.items() if target in new}
-        self._rows = [self._row(target, *new[target]) for target in sorted(new, key=lambda each: (each.key, each.host))]
-        self.taken_at = trio.current_time()
+        self._rows = [(target, *found) for target, found in new.items()]
 
     def text(self, width: int | None) -> str:
         """Return both tables."""
@@ -167,10 +195,37 @@ class _Monitor:
             services = f"No engine is running in {where}."
         else:
             columns = (*(("NAMESPACE",) if self.namespace is None else ()), *COLUMNS)
-            services = output.table(columns, self._rows, width=width)
+            services = output.table(columns, [self._row(*row) for row in self._sorted()], width=width)
         if not self._hosts:
             return services
         return f"{services}\n\n{output.table(HOST_COLUMNS, map(_host_row, self._hosts), width=width)}"
+
+    def screen(self, width: int | None) -> str:
+        """Return both tables with the selected row marked, and the keys."""
+        head, *lines = self.text(width and width - 2).splitlines()
+        chosen = self._chosen()
+        marked = [f"{'> ' if number == chosen else '  '}{line}" for number, line in enumerate(lines)]
+        return "\n".join([f"  {head}", *marked, "", KEYS])
+
+    def press(self, key: str) -> bool:
+        """Handle a key; return whether it ends the display."""
+        rows, chosen = self._sorted(), self._chosen()
+        if key in {UP, "k", DOWN, "j"} and rows:
+            step = -1 if key in {UP, "k"} else 1
+            self._selected = rows[min(max(chosen + step, 0), len(rows) - 1)][0]
+        elif key in SORT_KEYS:
+            self._order = SORT_KEYS[key]
+        elif key == "l" and rows:
+            self.logs_of = rows[chosen][0].key
+            return True
+        return key == "q"
+
+    def _sorted(self) -> list[_Row]:
+        return sorted(sorted(self._rows, key=_by_name), key=self._order)
+
+    def _chosen(self) -> int:
+        """Return the number of the selected row: the first, if its engine is gone."""
+        return next((number for number, row in enumerate(self._sorted()) if row[0] == self._selected), 0)
 
     def _targets(self, service: InferenceService, engines: Sequence[Engine]) -> list[_Target]:
         key = service.key
