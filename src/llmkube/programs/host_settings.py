@@ -87,6 +87,7 @@ def host_settings(
     return {
         **engine_settings(config),
         "accelerators": accelerators_of(config, devices),
+        "devices": () if sys.platform == "darwin" else devices.usable,
         "activation": config.activation,
         "prompt_cache_bytes": int(config.prompt_cache_gib * (1 << 30)),
         "drain_seconds": config.drain_seconds,

@@ -6,12 +6,13 @@ backends that it was compiled with. The names are those of llama-server's `--lis
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 import attrs
 
 from llmkube.base.units import format_bytes
+from llmkube.weights.estimate.demand import Demand
 
 GPUS: Final = ("metal", "cuda", "rocm", "vulkan", "intel")
 """Accelerators other than the CPU, the preferred one first."""
@@ -63,6 +64,26 @@ class Device:
         """Format as `NVIDIA L4 (22.5 GiB, /proc/driver/nvidia, driver 550.54)`."""
         size = format_bytes(self.total_bytes) if self.total_bytes else "memory unknown"
         return f"{self.name} ({', '.join(filter(None, (self.id, size, self.evidence)))})"
+
+
+@attrs.frozen
+class Offload:
+    """Where an engine has put the layers of its model, as its log says.
+
+    Attributes:
+        device: Names of the devices that hold layers, or CPU.
+        layers: Number of layers on devices; the output layer is one of them.
+        total: Number of layers of the model; None if unknown.
+    """
+
+    device: str
+    layers: int
+    total: int | None = None
+
+
+def kind_of(device: str) -> str:
+    """Return the accelerator of an engine's device, such as `cuda` for `CUDA0`; "" for an unknown backend."""
+    return _KINDS.get(device.rstrip("0123456789"), "")
 
 
 def parse_listed(text: str) -> tuple[Device, ...]:
@@ -130,6 +151,33 @@ class Devices:
 
 
 NO_DEVICES: Final = Devices()
+
+
+def with_own_memory(devices: Iterable[Device]) -> tuple[Device, ...]:
+    """Return the devices whose memory is not the machine's, and is known."""
+    return tuple(each for each in devices if each.id and each.total_bytes and not each.unified)
+
+
+def shares_of(demand: Demand, devices: Sequence[Device]) -> dict[str, float]:
+    """Return the share of each device in the layers of a model on devices, by its name, as llama.cpp splits them.
+
+    Without `--tensor-split` it does so by their free memory (llama-model.cpp, `load_tensors`).
+    """
+    chosen = list(devices)
+    if demand.devices:
+        by_name = {each.id.lower(): each for each in devices}
+        chosen = [by_name[name] for name in demand.devices.lower().split(",") if name in by_name]
+    if demand.split_mode == "none":
+        chosen = chosen[demand.main_gpu :][:1]
+    try:
+        sizes = [float(part) for part in re.split("[,/]", demand.tensor_split) if part]
+    except ValueError:  # the engine reports it
+        sizes = []
+    if not any(sizes):
+        sizes = [float(each.free_bytes or each.total_bytes) for each in chosen]
+    known = dict(zip((each.id for each in chosen), sizes, strict=False))
+    total = sum(known.values()) or 1.0
+    return {name: size / total for name, size in known.items() if size}
 
 
 def preferred(accelerators: Collection[str]) -> str:

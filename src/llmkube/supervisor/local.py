@@ -23,12 +23,14 @@ from llmkube.k8s.builtins import Secret
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
+from llmkube.runtimes.devices import with_own_memory
 from llmkube.supervisor.credentials import SourceCredentials, client_keys_of
 from llmkube.supervisor.engine.door import door_cookie
 from llmkube.supervisor.engine.key_file import key_path, read_keys, remove_key_files, with_client_keys
 from llmkube.supervisor.engine.launcher import LocalEngines
 from llmkube.supervisor.engine.orphans import STUCK_FOLDER, StuckEngines, match_processes, stuck_engine_of
 from llmkube.supervisor.engine.proxy import remove_config_files
+from llmkube.supervisor.host.devices import MemoryWithDevices
 from llmkube.supervisor.host.processes import OWNER_VARIABLE, end_all, find_marked
 from llmkube.supervisor.host.this_machine import open_host_memory
 from llmkube.supervisor.host_cordon import CordonFile
@@ -354,7 +356,7 @@ async def open_local_ports(
             facts=host_facts,
             machine=await trio.to_thread.run_sync(machine_of, settings.state_dir, limiter=limiter),
             address=LocalNetwork(settings.api_server, settings.host_ip).find_address if settings.api_server else None,
-            memory=memory,
+            memory=MemoryWithDevices(memory, settings.devices) if with_own_memory(settings.devices) else memory,
             learned=learned,
             client_keys=partial(client_keys_of, partial(client.get, Secret)),
             admit=partial(_write_networks, networks_path(settings.state_dir)),

@@ -32,6 +32,21 @@ def test_a_service_in_one_line():
         assert output.service_row(failed, known, NOW) == ("chat", "chat", "Pending", "0/1", "NoHost", "3m20s")
 
 
+@pytest.mark.parametrize(
+    ("acceleration", "shown"),
+    [
+        (None, "cuda"),
+        ({"device": "CPU", "layersOffloaded": 0, "layersTotal": 33}, "cpu"),
+        ({"device": "CUDA0,CUDA1", "layersOffloaded": 33, "layersTotal": 33}, "cuda"),
+        ({"device": "Vulkan0", "layersOffloaded": 20, "layersTotal": 33}, "vulkan 20/33"),
+        ({"device": "NEW0", "layersOffloaded": 33}, "cuda"),
+    ],
+)
+def test_a_service_runs_where_its_engine_has_put_the_layers(acceleration, shown):
+    status = {"acceleration": acceleration} if acceleration else {}
+    assert output.runs_on(service("chat", **status), model(accelerator="cuda")) == shown
+
+
 def test_the_agents_reason_wins_if_it_is_more_specific():
     """InsufficientMemory wins over the controller's reason in the plain column and in `-o wide`."""
     words = "needs 5.1 GiB, and 2.0 GiB are free"

@@ -10,9 +10,10 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.allowances import Allowances
+from llmkube.runtimes.devices import Offload
 from llmkube.runtimes.llama_fields import draft_of, mode_of
 from llmkube.runtimes.plan import EngineInfo, PlanError
-from llmkube.runtimes.process.llamacpp import check, parse_buffer, plan, reported_buffers
+from llmkube.runtimes.process.llamacpp import check, parse_buffer, plan, reported_buffers, reported_offload
 from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.weights.estimate.demand import Component, Location
 from llmkube.weights.formats.shape import GGUFFacts
@@ -671,3 +672,59 @@ def test_a_limit_of_answers_that_is_none_is_refused(spec, words):
 def test_an_engine_without_the_flag_does_not_honour_the_field():
     """The field is reported."""
     assert "spec.maxAnswerTokens" in planned({"maxAnswerTokens": 5}, engine=OLD).not_honoured
+
+
+@pytest.mark.parametrize(
+    ("lines", "where"),
+    [
+        ("", None),
+        (LOG, Offload("CPU", 0)),
+        # a build for ROCm without layers on the GPU, as in ROCm's issue 5104
+        (
+            """print_info: n_layer          = 40
+            load_tensors: offloaded 0/41 layers to GPU
+            load_tensors:   CPU_Mapped model buffer size = 14965.61 MiB
+            llama_context:      ROCm0 compute buffer size =  1094.99 MiB""",
+            Offload("CPU", 0, 41),
+        ),
+        # Ollama's issue 11986
+        (
+            """load_tensors: offloading output layer to GPU
+            load_tensors: offloaded 81/81 layers to GPU
+            load_tensors:        CUDA0 model buffer size = 24277.75 MiB
+            load_tensors:        CUDA2 model buffer size = 46151.91 MiB
+            load_tensors:   CPU_Mapped model buffer size =  1064.62 MiB
+            load_tensors: offloaded 1/2 layers to GPU
+            load_tensors:        CUDA1 model buffer size =     1.00 MiB""",
+            Offload("CUDA0,CUDA2", 81, 81),
+        ),
+        # llama.cpp's issue 11367
+        (
+            "load_tensors: offloaded 0/36 layers to GPU\nload_tensors: CPU_Mapped model buffer size = 1 MiB",
+            Offload("CPU", 0, 36),
+        ),
+        (
+            """0.00.064.459 I print_info: n_layer               = 28
+            0.00.065.000 I print_info: n_layer_all           = 28
+            0.00.065.091 I load_tensors: offloaded 20/29 layers to GPU
+            0.00.065.091 I load_tensors:  MTL0_Mapped model buffer size =   604.15 MiB
+            0.00.065.091 I load_tensors:   CPU_Mapped model buffer size =   157.65 MiB""",
+            Offload("MTL0", 20, 29),
+        ),
+    ],
+)
+def test_the_log_says_where_the_layers_are(lines, where):
+    """Those of the model, not of its draft; a request for layers is none of the device's."""
+    assert reported_offload(lines.splitlines()) == where
+
+
+def test_a_model_for_the_cpu_leaves_the_gpu_alone():
+    """Without a device, llama.cpp does not even compute large batches there; the vendor of another is no request."""
+    engine = attrs.evolve(MODERN, flags=MODERN.flags | {"--device"})
+    inputs = PlanInputs(service(), model(), WEIGHTS, FACTS, engine, alias="chat", has_gpu=True)
+    assert contains(plan(inputs).argv, "--device none")
+    assert "--device" not in plan(attrs.evolve(inputs, has_gpu=False)).argv
+    radeon = model("rocm", hardware={"gpu": {"vendor": "amd", "count": 1}})
+    on_gpu = plan(attrs.evolve(inputs, model=radeon))
+    assert contains(on_gpu.argv, "--n-gpu-layers 99")
+    assert ("--device" in on_gpu.argv, on_gpu.not_honoured) == (False, ())

@@ -11,6 +11,7 @@ from llmkube.k8s.crd.model import GGUFStatus, Model
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.conditions import Statement
 from llmkube.k8s.wire.reasons import Reason
+from llmkube.runtimes.devices import Offload
 from llmkube.supervisor.cluster import status
 from llmkube.supervisor.cluster.status import Slot, gguf_status
 from llmkube.supervisor.values.lifecycle import ServiceView
@@ -98,9 +99,12 @@ def test_a_model_without_a_file_claims_no_file():
 
 def test_agents_write_only_fields_that_hosts_may_write():
     """Otherwise the API server refuses it: the policies of hosts are generated from the same list."""
-    serving = ServiceView(Reason.LOADED, "loaded", engine="llama-server", build="b1", weights_format="gguf")
+    serving = ServiceView(
+        Reason.LOADED, "", engine="llama-server", build="b1", weights_format="gguf", offload=Offload("CUDA0", 20, 33)
+    )
     reported = status.service_status(CHAT, (), serving, "Always")["status"]
     assert set(reported) == {*status.SERVICE_FIELDS, "conditions"}
+    assert reported["acceleration"] == {"device": "CUDA0", "layersOffloaded": 20, "layersTotal": 33}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import attrs
 
 from llmkube.supervisor.memory.capacity import summarize_capacity
+from llmkube.supervisor.memory.reservation import Need
 from supervisor.memory.requests import EMPTY, GIB, busy, holds, waits
 
 
@@ -16,9 +17,9 @@ def test_reserved_memory_that_is_not_resident_is_not_free_twice():
 
 def test_the_device_has_a_sum_of_its_own():
     """Memory on the device is bounded by its limit; without a limit there is no such sum."""
-    assert busy(holds("a", 20, device=15)).device_free_bytes == 25 * GIB
+    assert busy(holds("a", 20, device=15)).device_pools == {"device": 25 * GIB}
     unlimited = attrs.evolve(EMPTY, budget=attrs.evolve(EMPTY.budget, device_limit_bytes=None))
-    assert unlimited.device_free_bytes is None
+    assert unlimited.device_pools == {}
 
 
 def test_without_a_service_its_memory_is_free():
@@ -53,3 +54,16 @@ def test_free_memory_is_the_smaller_of_budget_and_host_and_never_negative():
     assert summarize_capacity(attrs.evolve(EMPTY, available_bytes=17 * GIB), 64 * GIB).free_bytes == 10 * GIB
     assert summarize_capacity(busy(holds("a", 60)), 64 * GIB).free_bytes == 0
     assert summarize_capacity(EMPTY, 64 * GIB).limit_bytes == 48 * GIB
+
+
+def test_each_device_with_memory_of_its_own_is_a_pool():
+    """What its engines have reserved is not free; with a figure of its driver, neither is what other programs use."""
+    budget = attrs.evolve(EMPTY.budget, device_limit_bytes=None, devices={"CUDA0": 24 * GIB, "CUDA1": 12 * GIB})
+    engine = attrs.evolve(holds("a", 1), need=Need(GIB, devices={"CUDA0": 10 * GIB}))
+    loading = attrs.evolve(engine, loaded_at=None)
+    host = attrs.evolve(busy(engine), budget=budget)
+    assert host.device_pools == {"CUDA0": 14 * GIB, "CUDA1": 12 * GIB}
+    shared = attrs.evolve(host, devices={"CUDA0": 9 * GIB})
+    assert shared.device_pools["CUDA0"] == 9 * GIB
+    assert shared.without([engine.key]).device_pools["CUDA0"] == 19 * GIB
+    assert attrs.evolve(shared, reservations=(engine, loading)).device_pools["CUDA0"] == -1 * GIB

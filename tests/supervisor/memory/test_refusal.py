@@ -6,7 +6,7 @@ import pytest
 from llmkube.k8s.crd.placement import Hardware
 from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.budget import host_budget
-from llmkube.supervisor.memory.refusal import Block, find_refusal
+from llmkube.supervisor.memory.refusal import Block, find_refusal, needed_bytes
 from llmkube.supervisor.memory.reservation import Need
 from supervisor.memory.requests import EMPTY, GIB, PRESSED, busy, holds, waits
 
@@ -123,3 +123,18 @@ def test_each_refusal_names_need_capacity_and_bound(waiting, host, words):
 def test_the_bound_of_a_models_own_budget_is_named(budget, gib, host, words):
     """The status names the Model's budget, the host's, and the one that applies."""
     assert find_refusal(waits(hardware=Hardware(memory_budget=budget), gib=gib), host).message == f"needs {words}"
+
+
+def test_a_device_with_memory_of_its_own_is_named():
+    """Its bytes are not the machine's; a model for the CPU does not wait for it."""
+    budget = attrs.evolve(EMPTY.budget, device_limit_bytes=None, devices={"CUDA0": 24 * GIB})
+    host, held = attrs.evolve(EMPTY, budget=budget), Need(GIB, devices={"CUDA0": 20 * GIB})
+    full = attrs.evolve(host, reservations=(attrs.evolve(holds("a", 1), need=held),), devices={"CUDA0": 2 * GIB})
+    asks = attrs.evolve(waits(), need=Need(GIB, devices={"CUDA0": 100 * GIB}))
+    assert find_refusal(asks, host).message == "needs 100.0 GiB on CUDA0, which holds at most 24.0 GiB"
+    assert find_refusal(attrs.evolve(asks, need=held), host) is None
+    refusal = find_refusal(attrs.evolve(asks, need=held), full)
+    assert (refusal.block, refusal.message) == (Block.DEVICE_FULL, "needs 20.0 GiB on CUDA0, 2.0 GiB free of 24.0 GiB")
+    others = attrs.evolve(full, devices={"CUDA0": -GIB})
+    assert find_refusal(waits(gib=20), others) is None
+    assert needed_bytes(waits(gib=20), others) == {"budget": 20 * GIB, "headroom": 20 * GIB}

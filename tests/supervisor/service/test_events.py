@@ -6,8 +6,10 @@ import pytest
 from llmkube.base.errors import ExternalError, UserError
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.crd.meta import APIKeySecretRef
+from llmkube.k8s.crd.placement import Hardware
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
+from llmkube.runtimes.devices import Offload
 from llmkube.supervisor.cluster.status import SERVICE_CONDITIONS, Slot
 from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.eviction import Cause, Eviction
@@ -30,6 +32,9 @@ EXIT = Failure(Reason.ENGINE_EXITED, "exit code 1")
 SHORT = ServiceView(Reason.INSUFFICIENT_MEMORY, "1 GiB is free")
 EVICT = Eviction(FACTS.key, Cause.WARNING, "memory is short")
 NO_FILE = FACTS.without_file(ExternalError("gone"))
+MODEL = FACTS.desired.model
+CUDA = attrs.evolve(MODEL, spec=attrs.evolve(MODEL.spec, hardware=Hardware(accelerator="cuda")))
+GPU = FACTS.with_desired(attrs.evolve(FACTS.desired, model=CUDA)).with_plan(())
 
 
 @pytest.mark.parametrize(
@@ -120,6 +125,9 @@ def condition_of(facts, kind):
         (FACTS.with_plan(()), "Accepted", (True, "Accepted")),
         (FACTS.with_plan(()), "SpecHonoured", (True, "Honoured")),
         (FACTS.with_plan(("gpu",)), "SpecHonoured", (False, "FieldsIgnored")),
+        (GPU.with_view(attrs.evolve(LOADED, offload=Offload("CPU", 0, 33))), "SpecHonoured", (False, "FieldsIgnored")),
+        (GPU.with_view(attrs.evolve(LOADED, offload=Offload("CUDA0", 1, 33))), "SpecHonoured", (True, "Honoured")),
+        (GPU.with_view(LOADED), "SpecHonoured", (True, "Honoured")),
         (FACTS.with_plan(()).without_plan(UserError("no")), "Accepted", (False, "Invalid")),
         (FACTS.with_plan(()).without_plan(UserError("no")), "SpecHonoured", (True, "Honoured")),
         (FACTS, "Loaded", None),

@@ -105,19 +105,19 @@ async def test_mutant_a_log_that_is_checked_once(autojump_clock, monkeypatch):
     assert day.cancelled_caught
 
 
-async def test_an_engine_without_a_buffer_on_metal_is_reported():
+def test_an_engine_without_a_buffer_on_metal_is_reported():
     """An engine that should use Metal and computes on the CPU is reported with its load."""
     child, limits = Child(), []
     child.lines = ["load_tensors:   CPU_Mapped model buffer size =  4685.30 MiB"]
-    assert "it computes on the CPU" in await look(child).load_warning(limits.append)
-    assert await look(child, layers=0).load_warning(limits.append) == ""
+    assert "it computes on the CPU" in look(child).load_warning(tuple(child.lines), limits.append)
+    assert look(child, layers=0).load_warning(tuple(child.lines), limits.append) == ""
     child.lines.append("load_tensors:  MTL0_Mapped model buffer size =  4685.30 MiB")
-    assert await look(child).load_warning(limits.append) == ""
+    assert look(child).load_warning(tuple(child.lines), limits.append) == ""
     assert limits == []
     child.lines.insert(0, "0.00.030.199 I ggml_metal_device_init: recommendedMaxWorkingSetSize  = 115448.73 MB")
-    assert await look(child, layers=0).load_warning(limits.append) == ""
+    assert look(child, layers=0).load_warning(tuple(child.lines), limits.append) == ""
     assert limits == []
-    await look(child).load_warning(limits.append)
+    look(child).load_warning(tuple(child.lines), limits.append)
     assert limits == [115_448_730_000]
     assert not is_without_gpu((), LLAMA)  # an engine that logs no buffers is not reported
 
@@ -127,7 +127,7 @@ async def test_lines_of_llamacpp_are_ignored_in_another_log(autojump_clock):
     """A line of another runtime does not end its engine, and no buffer is missing in its log."""
     child, limits = Child(), []
     child.lines = ["load_tensors:   CPU_Mapped model buffer size =  4685.30 MiB", LATCHED]
-    assert await look(child, runtime="of-a-newer-agent").load_warning(limits.append) == ""
+    assert look(child, runtime="of-a-newer-agent").load_warning(tuple(child.lines), limits.append) == ""
     with trio.move_on_after(86400) as day:
         await look(child, runtime="of-a-newer-agent").wait_failure(child.read)
     assert day.cancelled_caught

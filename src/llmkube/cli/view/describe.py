@@ -87,6 +87,7 @@ def describe_service(view: StatusView, now: datetime.datetime) -> str:
         *(("projector", text) for text in (_projector(view.model) if view.model is not None else ())),
         ("runtime", _runtime_line(service, view.model)),
         *(("engine", f"{engine} serves") for engine in filter(None, [status.engine])),
+        *(("computed on", str(found)) for found in filter(None, [status.acceleration])),
         *(("host", text) for text in host_lines(view)),
         *(("memory", text) for text in filter(None, [view.memory])),
         *(("also named", text) for text in filter(None, [output.further_names(service)])),

@@ -20,6 +20,7 @@ from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.wire.service_health import State, service_health, unready_condition
 from llmkube.k8s.wire.times import parse_timestamp
 from llmkube.programs.failures import runnable, wrap_text
+from llmkube.runtimes.devices import kind_of
 
 NOTHING = "<none>"
 SEPARATOR = "  "
@@ -125,6 +126,18 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join("�" if is_control(char) and char not in "\n\t" else char for char in text)
+
+
+def runs_on(service: InferenceService, model: Model | None) -> str:
+    """Return the accelerator that computes a service, with its share of the layers if that is not all."""
+    wanted, found = model.spec.hardware.accelerator if model is not None else "", service.status.acceleration
+    if found is None or found.layers_offloaded is None:
+        return wanted
+    if not found.layers_offloaded:
+        return "cpu"
+    kind = kind_of(found.device.partition(",")[0]) or wanted
+    partial = found.layers_total is not None and found.layers_offloaded < found.layers_total
+    return f"{kind} {found.layers_offloaded}/{found.layers_total}" if partial else kind
 
 
 def service_row(service: InferenceService, model: Model | None, now: datetime.datetime) -> tuple[str, ...]:

@@ -227,6 +227,11 @@ class AccelerationStatus(Wired):
     layers_offloaded: int | None = field("Number of layers on the accelerator.")
     layers_total: int | None = field("Number of layers of the model.")
 
+    def __str__(self) -> str:
+        """Return a description such as `CUDA0, 33 of 33 layers`."""
+        total = f" of {self.layers_total}" if self.layers_total is not None else ""
+        return self.device if not self.layers_offloaded else f"{self.device}, {self.layers_offloaded}{total} layers"
+
 
 @attrs.frozen(kw_only=True)
 class ServingEngine(Wired):
@@ -276,7 +281,9 @@ class InferenceServiceStatus(Wired):
     scheduling_message: str = field("Reason why the service does not run, as a sentence.", "")
     activation: str = field("Activation mode in effect on the host that reports.", "")
     runtime: str = field("Runtime that serves or will serve; unset until a host has chosen one.", "")
-    acceleration: AccelerationStatus | None = field("Share of the model on the accelerator; never set.")
+    acceleration: AccelerationStatus | None = field(
+        "Share of the model on the accelerator, from the log of the engine on a host; unset while none serves."
+    )
     engine: ServingEngine | None = field("Engine that serves on a host, from its agent; unset while none serves.")
     gateway: GatewayStatus | None = field("Exposure of the service through an AI gateway.")
     last_updated: str | None = field("When the status last changed.", format="date-time")

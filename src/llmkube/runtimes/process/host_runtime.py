@@ -12,6 +12,7 @@ import attrs
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.allowances import Allowances
+from llmkube.runtimes.devices import Offload
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan
 from llmkube.runtimes.process.exits import GENERAL_RULES, Diagnosis, GivenUp, Rule
 from llmkube.runtimes.process.plan_inputs import PlanInputs
@@ -83,6 +84,7 @@ class LogReader:
         device_limit: Returns the memory limit of the GPU in bytes.
         gpu_failure: Returns the diagnosis of a permanent failure of the GPU.
         given_up: Returns the settings that a load has given up, from its lines and the command line.
+        offload: Returns where the layers of the model are.
     """
 
     rules: tuple[Rule, ...] = GENERAL_RULES
@@ -91,6 +93,7 @@ class LogReader:
     device_limit: Callable[[Sequence[str]], int | None] = _nothing
     gpu_failure: Callable[[Sequence[str]], Diagnosis | None] = _nothing
     given_up: Callable[[Sequence[str], Sequence[str]], tuple[GivenUp, ...]] = lambda _lines, _argv: ()
+    offload: Callable[[Sequence[str]], Offload | None] = _nothing
 
 
 LLAMA_QUERIES: Final = EngineQueries(

@@ -15,6 +15,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.runtimes import llama_fields as fields
 from llmkube.runtimes.allowances import NO_ALLOWANCES, Allowances
 from llmkube.runtimes.arguments import EXTRA_ARGS, CommandLine, flag_of, flag_words
+from llmkube.runtimes.devices import Offload
 from llmkube.runtimes.llama_flags import (
     UserFlag,
     expand_spellings,
@@ -52,6 +53,8 @@ _NAMES: Final[Mapping[str, str]] = {
 }
 _OF_PROJECTOR: Final = "_compute_meta: "  # a function of clip.cpp, which reserves the buffer for a picture
 _DEVICE_LIMIT: Final = re.compile(r"recommendedMaxWorkingSetSize\s*=\s*(?P<size>\d{1,9}(?:\.\d{1,6})?) MB", re.ASCII)
+_OFFLOADED: Final = re.compile(r"offloaded (\d{1,6})/(\d{1,6}) layers to GPU", re.ASCII)
+_LAYERS: Final = re.compile(r"print_info: n_layer\s+= (\d{1,6})", re.ASCII)
 _ON_HOST: Final = re.compile(r"CPU(_\w+)?|BLAS|\w+_Host")
 
 
@@ -85,6 +88,31 @@ def reported_buffers(lines: Iterable[str]) -> tuple[Component, ...]:
             key = buffer.name, buffer.place
             sizes[key] = sizes.get(key, 0) + buffer.size_bytes
     return tuple(Component(name, place, size) for (name, place), size in sizes.items())
+
+
+def reported_offload(lines: Iterable[str]) -> Offload | None:
+    """Return where the layers are of the first model that these lines load; None if no line reports its buffers.
+
+    A build or a machine without GPUs reports no number of layers, only buffers of the CPU.
+    """
+    layers = total = 0
+    devices: list[str] = []
+    has_buffers = False
+    for line in lines:
+        if (found := _LAYERS.search(line)) and not total:
+            total = int(found[1]) + 1
+        elif found := _OFFLOADED.search(line):
+            if has_buffers:
+                break  # the draft model
+            layers, total = int(found[1]), int(found[2])
+        elif (found := _LINE.search(line)) and found["kind"] == "model":
+            has_buffers = True
+            name = found["buffer"].removesuffix("_Mapped")
+            if not _ON_HOST.fullmatch(name) and name not in devices:
+                devices.append(name)
+    if not has_buffers:
+        return None
+    return Offload(",".join(devices) if layers and devices else "CPU", layers if devices else 0, total or None)
 
 
 RUNTIME: Final = "llamacpp"
@@ -143,7 +171,7 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
     if line.knows("--cors-origins"):
         line.argv += ["--cors-origins", "localhost"]  # without it, web pages of any origin can read its responses
     fields.add_size(line, spec, context)
-    _add_placement(line, isvc, model)
+    _add_placement(line, isvc, model, has_gpu=inputs.has_gpu)
     fields.add_memory(line, spec)
     fields.add_rope(line, spec)
     fields.add_chat_options(line, spec)
@@ -224,11 +252,13 @@ def _names(alias: str, spec: InferenceServiceSpec, engine: EngineInfo) -> tuple[
     return ",".join((alias, *further)), ()
 
 
-def _add_placement(line: CommandLine, isvc: InferenceService, model: Model) -> None:
+def _add_placement(line: CommandLine, isvc: InferenceService, model: Model, *, has_gpu: bool) -> None:
     hardware = model.spec.hardware
     on_gpu = hardware.accelerator != "cpu"
     if on_gpu:
-        line.honoured.add("Model.spec.hardware.gpu.layers")
+        line.honoured |= {"Model.spec.hardware.gpu.layers", "Model.spec.hardware.gpu.vendor"}
+    elif has_gpu and line.knows("--device"):  # with 0 layers, llama.cpp would still compute large batches on the GPU
+        line.default("--device", "-dev", value="none")
     line.argv += ["--n-gpu-layers", str(fields.layers_of(hardware.gpu) if on_gpu else 0)]
     if hardware.gpu and hardware.gpu.count == 1 and on_gpu:
         line.honoured.add("Model.spec.hardware.gpu.count")  # a Mac has one
@@ -296,5 +326,5 @@ SERVER: Final = HostRuntime(
     check=check,
     plan=plan,
     queries=LLAMA_QUERIES,
-    log=LogReader(LLAMA_RULES, loading_phase, reported_buffers, device_limit, metal_error, given_up),
+    log=LogReader(LLAMA_RULES, loading_phase, reported_buffers, device_limit, metal_error, given_up, reported_offload),
 )

@@ -108,6 +108,7 @@ _READERS: Final[Mapping[str, Callable[[str], object]]] = {
     "speculation": lambda text: tuple(word.strip() for word in text.split(",")),
     "draft_path": str,
     "projector_path": str,
+    **dict.fromkeys(("devices", "split_mode", "tensor_split"), str),
     **dict.fromkeys(
         ("unified_kv", "swa_full", "kv_offload", "repack", "embedding", "projector_on_device"), "yes".__eq__
     ),

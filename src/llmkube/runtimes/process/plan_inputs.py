@@ -49,6 +49,7 @@ class PlanInputs:
         asks_key: Whether the engine requires a key from clients.
         keys_digest: Digest of the client keys that it accepts; with any, it always requires one.
         mlx_runtime: The MLX engine that the host uses by default.
+        has_gpu: Whether the engine computes on a GPU of this host by default; not known on a Mac.
     """
 
     isvc: InferenceService
@@ -63,6 +64,7 @@ class PlanInputs:
     asks_key: bool = attrs.field(default=True, kw_only=True)
     keys_digest: str = attrs.field(default="", kw_only=True)
     mlx_runtime: str = attrs.field(default=MLX_RUNTIME, kw_only=True)
+    has_gpu: bool = attrs.field(default=False, kw_only=True)
 
     @property
     def spec(self) -> InferenceServiceSpec:

@@ -23,7 +23,7 @@ from llmkube.weights.store.blobs import WeightsFile
 Conditions = tuple[dict[str, Any], ...]
 """Conditions that one writer reports of one object."""
 
-SERVICE_FIELDS = ("activation", "engine", "schedulingStatus", "schedulingMessage")
+SERVICE_FIELDS = ("acceleration", "activation", "engine", "schedulingStatus", "schedulingMessage")
 """Status fields of a service that agents write besides conditions; the host policies refuse others."""
 
 MODEL_FIELDS = ("path", "size", "sha256", "gguf")
@@ -82,6 +82,10 @@ def service_status(service: InferenceService, conditions: Conditions, view: Serv
     engine = {"runtime": view.engine, "build": view.build, "weightsFormat": view.weights_format}
     if view.ready and (known := {name: value for name, value in engine.items() if value}):
         status["engine"] = known
+    if view.ready and (offload := view.offload) is not None:
+        counts = {"layersOffloaded": offload.layers, "layersTotal": offload.total}
+        known_counts = {name: count for name, count in counts.items() if count is not None}
+        status["acceleration"] = {"device": offload.device, **known_counts}
     return _patch(service.key, status)
 
 

@@ -14,11 +14,15 @@ import functools
 import importlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from llmkube.runtimes.devices import Device
+import attrs
+import trio
+
+from llmkube.runtimes.devices import Device, Devices, with_own_memory
+from llmkube.supervisor.host.sample import HostMemory, Sample
 
 ROOT = Path("/")
 """Folder of `/proc`, `/sys` and `/dev`."""
@@ -41,6 +45,37 @@ def vulkan_drivers(root: Path | None = None) -> tuple[str, ...]:
     folders = [(root or ROOT) / folder for folder in _VULKAN_DRIVERS]
     files = {file.stem for folder in folders for file in folder.glob("*.json")}
     return tuple(sorted(each for each in files if not each.startswith(_SOFTWARE)))
+
+
+@attrs.frozen
+class MemoryWithDevices:
+    """The memory of a host, and of those of its devices that have memory of their own.
+
+    Attributes:
+        host: The memory of the host.
+        devices: The devices that the engine computes on.
+    """
+
+    host: HostMemory
+    devices: tuple[Device, ...]
+
+    async def sample(self) -> Sample:
+        """Take a sample; the libraries of devices may take milliseconds, in a thread."""
+        sample = await self.host.sample()
+        return attrs.evolve(sample, devices=await trio.to_thread.run_sync(self._free_bytes))
+
+    @property
+    def wait_change(self) -> Callable[[], Awaitable[None]]:
+        """As that of the host."""
+        return self.host.wait_change
+
+    async def footprint(self, pids: Sequence[int]) -> Mapping[int, int]:
+        """Return the memory of processes in the host's memory."""
+        return await self.host.footprint(pids)
+
+    def _free_bytes(self) -> dict[str, int]:
+        now = with_own_memory(Devices(find_devices(), self.devices).usable)
+        return {each.id: each.free_bytes for each in now if each.free_bytes is not None}
 
 
 @functools.cache

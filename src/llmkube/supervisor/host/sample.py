@@ -46,6 +46,8 @@ class Sample:
     """Memory of the kernel and the GPU that cannot be paged out; None where it is not reported (only macOS does)."""
     why: str = ""
     """The reason for a level other than NORMAL, for people."""
+    devices: Mapping[str, int] = {}
+    """Free bytes of the devices with memory of their own, by name, where the system reports them."""
 
 
 UNREADABLE = Sample(0, 0, Level.UNKNOWN)

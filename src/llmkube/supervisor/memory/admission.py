@@ -49,8 +49,9 @@ def _resident(engine: Reservation, host: Capacity) -> Resident:
     if spec.on_request and engine.loaded_at is None:
         uses = max(uses, 1)  # it would never finish loading
     both = [each for each in host.reservations if each.key == engine.key and not each.is_exiting]
-    total, device = sum(each.total_bytes for each in both), sum(each.need.device_bytes for each in both)
-    size, pinned = {"budget": total, "headroom": total, "device": device}, spec.protected or spec.pinned or usage.pinned
+    total, pools = sum(each.total_bytes for each in both), [each.need.pools for each in both]
+    devices = {name: sum(each.get(name, 0) for each in pools) for name in host.budget.pools}
+    size, pinned = {"budget": total, "headroom": total, **devices}, spec.protected or spec.pinned or usage.pinned
     closed_at, used_at = door.since if door is not None else None, max(engine.busy_at, usage.used_at)
     there = Resident(engine.key, size, spec.rank, spec.on_request, pinned, uses, closed_at, used_at=used_at)
     return attrs.evolve(there, loaded_at=engine.loaded_at, swaps=_fewest_swaps(host, usage, host.now - SHARE_SECONDS))

@@ -320,7 +320,8 @@ class Book:
             self.unreturned.update(sample.wired_bytes - self.records.device_bytes(), settled=settled)
         self.sample = sample
         limit = self._engines_limit if sample.device_limit_guessed and self._engines_limit else None
-        self.budget = host_budget(sample.total_bytes, self.rules.fraction, limit or sample.device_limit_bytes)
+        budget = host_budget(sample.total_bytes, self.rules.fraction, limit or sample.device_limit_bytes)
+        self.budget = attrs.evolve(budget, devices=self.rules.devices)
         spare = self._capacity_bytes()
         for each in self.records.reservations():
             if each.capacity_bytes < spare:
@@ -402,6 +403,7 @@ class Book:
             swaps=self.swaps,
             closed=self.closed,
             now=now,
+            devices=sample.devices,
         )
 
     # -- queries --------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ device memory, and the cap that a Model sets itself. The cap limits that model; 
 table and not from a flag, a larger `memoryBudget` overrides it for that model, up to all of the host's memory.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 import attrs
@@ -41,6 +42,7 @@ class Budget:
         source: The origin of the limit, for people.
         device_limit_bytes: The limit for device memory; None if unknown.
         by_default: Whether the limit comes from the table, not from a flag.
+        devices: Memory of each device that has its own, in bytes by its name.
     """
 
     total_bytes: int
@@ -48,6 +50,13 @@ class Budget:
     source: str = ""
     device_limit_bytes: int | None = None
     by_default: bool = False
+    devices: Mapping[str, int] = {}
+
+    @property
+    def pools(self) -> dict[str, int]:
+        """Limit of each device in bytes, by the names of `Need.pools`; those that are not known are left out."""
+        shared = {} if self.device_limit_bytes is None else {"device": self.device_limit_bytes}
+        return {**shared, **self.devices}
 
     def for_model(self, hardware: Hardware | None) -> "Budget":
         """Return the budget for all engines together once an engine of this Model is among them.

@@ -26,6 +26,7 @@ class Capacity:
 
     Attributes:
         available_bytes: Bytes that programs could still allocate.
+        devices: The same of devices with memory of their own, by name, where it is known.
         floor_bytes: The part of them that is reserved for other programs.
         small_bytes: Needs up to this may use the floor.
         admitting: Whether memory is normal, and has been for long enough.
@@ -55,6 +56,7 @@ class Capacity:
     swaps: Mapping[str, Cost] = {}
     closed: Mapping[Key, Door] = {}
     now: float = 0.0
+    devices: Mapping[str, int] = {}
 
     @property
     def free_bytes(self) -> int:
@@ -63,11 +65,16 @@ class Capacity:
         return self.budget.limit_bytes - gone_bytes - sum(each.total_bytes for each in self.reservations)
 
     @property
-    def device_free_bytes(self) -> int | None:
-        """Unreserved bytes of the device; None if its limit is unknown."""
-        limit = self.budget.device_limit_bytes
-        taken = self.unreturned_bytes + sum(each.need.device_bytes for each in self.reservations)
-        return None if limit is None else limit - taken
+    def device_pools(self) -> dict[str, int]:
+        """Unreserved bytes of each device whose limit is known, and not more than programs could allocate there."""
+        free = {}
+        for name, limit in self.budget.pools.items():
+            reserved = [each.need.pools.get(name, 0) for each in self.reservations]
+            free[name] = limit - sum(reserved) - (self.unreturned_bytes if name == "device" else 0)
+            if name in self.devices:
+                loading = sum(each.need.pools.get(name, 0) for each in self.reservations if each.loaded_at is None)
+                free[name] = min(free[name], self.devices[name] - loading)
+        return free
 
     @property
     def unused_bytes(self) -> int:
@@ -81,10 +88,8 @@ class Capacity:
 
     @property
     def pools(self) -> dict[str, int]:
-        """Bytes that a service can take: of the budget, of the memory that the host has, and of the device."""
-        device = self.device_free_bytes
-        free = {"budget": self.free_bytes, "headroom": self.headroom_bytes}
-        return free if device is None else free | {"device": device}
+        """Bytes that a service can take: of the budget, of the memory that the host has, and of each device."""
+        return {"budget": self.free_bytes, "headroom": self.headroom_bytes, **self.device_pools}
 
     @property
     def exiting(self) -> tuple[Reservation, ...]:
@@ -105,7 +110,11 @@ class Capacity:
         gone = {id(each) for each in ended}
         back = sum(each.total_bytes - each.unused_bytes(self.now) for each in self.reservations if id(each) in gone)
         stay = tuple(each for each in self.reservations if id(each) not in gone)
-        return attrs.evolve(self, reservations=stay, available_bytes=self.available_bytes + back)
+        loaded = [each for each in self.reservations if id(each) in gone and each.loaded_at is not None]
+        devices = {
+            name: free + sum(each.need.devices.get(name, 0) for each in loaded) for name, free in self.devices.items()
+        }
+        return attrs.evolve(self, reservations=stay, available_bytes=self.available_bytes + back, devices=devices)
 
     def with_reservation(self, request: Request) -> "Capacity":
         """Return the capacity once this service has been admitted."""

@@ -1,6 +1,7 @@
 """The operator's settings for a host's memory: thresholds, dwell times and switches. Pure."""
 
 import enum
+from collections.abc import Mapping
 
 import attrs
 
@@ -87,6 +88,7 @@ class Rules:
         admit_unsized: Whether to start a service whose need is unknown.
         gentle_seconds: Maximum time to stop an engine that finishes its requests.
         urgent_seconds: Maximum time to stop an engine whose requests are cut short.
+        devices: Memory of each device that has its own, in bytes by its name.
     """
 
     policy: Policy = Policy()
@@ -94,3 +96,4 @@ class Rules:
     admit_unsized: bool = False
     gentle_seconds: float = 45.0
     urgent_seconds: float = 15.0
+    devices: Mapping[str, int] = {}

@@ -225,6 +225,6 @@ class Records(defaultdict[Key, ServiceRecord]):
         limit_bytes = max((budget.for_model(each.spec.hardware).limit_bytes for each in staying), default=0)
         limit_bytes = max(limit_bytes, 0, *(min(each.granted_bytes, budget.total_bytes) for each in staying))
         over = sum(each.total_bytes for each in staying) - limit_bytes
-        if budget.device_limit_bytes is not None:
-            over = max(over, sum(each.need.device_bytes for each in staying) - budget.device_limit_bytes)
+        for name, device_limit in budget.pools.items():
+            over = max(over, sum(each.need.pools.get(name, 0) for each in staying) - device_limit)
         return over if over > limit_bytes // 50 else 0  # less is not worth a restart

@@ -16,7 +16,7 @@ from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.budget import own_cap
 from llmkube.supervisor.memory.capacity import Capacity
-from llmkube.supervisor.memory.reservation import MemorySpec, Request
+from llmkube.supervisor.memory.reservation import MemorySpec, Need, Request
 
 
 class Block(enum.StrEnum):
@@ -95,12 +95,15 @@ def find_refusal(request: Request, host: Capacity) -> Refusal | None:
     if need.total_bytes > budget.limit_bytes:
         message = f"{needs}, more than all models on this machine may use together: {budget}"
         return Refusal(Block.HOST_BUDGET, message, budget.limit_bytes)
-    on_device = f"needs {format_bytes(need.device_bytes)} on the device"
-    limit = budget.device_limit_bytes
-    if limit is not None and need.device_bytes > limit:
-        message = f"{on_device}, which holds at most {format_bytes(limit)}"
-        return Refusal(Block.DEVICE, message)
-    return _admission_refusal(request, host) or _shortage_refusal(request, host, needs, on_device)
+    for name, limit in budget.pools.items():
+        if need.pools.get(name, 0) > limit:
+            message = f"{_on_device(need, name)}, which holds at most {format_bytes(limit)}"
+            return Refusal(Block.DEVICE, message)
+    return _admission_refusal(request, host) or _shortage_refusal(request, host, needs)
+
+
+def _on_device(need: Need, name: str) -> str:
+    return f"needs {format_bytes(need.pools[name])} on {'the device' if name == 'device' else name}"
 
 
 def _admission_refusal(request: Request, host: Capacity) -> Refusal | None:
@@ -123,7 +126,7 @@ def _admission_refusal(request: Request, host: Capacity) -> Refusal | None:
     return None
 
 
-def _shortage_refusal(request: Request, host: Capacity, needs: str, on_device: str) -> Refusal | None:
+def _shortage_refusal(request: Request, host: Capacity, needs: str) -> Refusal | None:
     """Return the refusal if memory is short: in the budget, on the device, or on the host."""
     need, free = request.need, host.free_bytes
     headroom = host.headroom_bytes - request.margin_bytes
@@ -132,11 +135,11 @@ def _shortage_refusal(request: Request, host: Capacity, needs: str, on_device: s
     if need.total_bytes > free:
         message = f"{needs}, {format_bytes(max(0, free))} free of {host.budget}{_unreturned(host)}"
         return Refusal(Block.FULL, message, max(0, min(free, headroom)), free)
-    device_free = host.device_free_bytes
-    if device_free is not None and need.device_bytes > device_free:
-        limit = format_bytes(host.budget.device_limit_bytes or 0)
-        message = f"{on_device}, {format_bytes(max(0, device_free))} free of {limit}{_unreturned(host)}"
-        return Refusal(Block.DEVICE_FULL, message, free_bytes=device_free)
+    for name, device_free in host.device_pools.items():
+        if need.pools.get(name, 0) > max(0, device_free):
+            limit, kept = format_bytes(host.budget.pools[name]), _unreturned(host) if name == "device" else ""
+            message = f"{_on_device(need, name)}, {format_bytes(max(0, device_free))} free of {limit}{kept}"
+            return Refusal(Block.DEVICE_FULL, message, free_bytes=device_free)
     if need.total_bytes > headroom:
         available = format_bytes(max(0, headroom))
         message = f"{needs}, but this machine has only {available} available; other programs use the rest"
@@ -152,8 +155,9 @@ def needed_bytes(request: Request, host: Capacity) -> dict[str, int]:
     budget = need.total_bytes + host.budget.limit_bytes - own.limit_bytes
     is_small, headroom = need.total_bytes <= host.small_bytes, need.total_bytes + request.margin_bytes
     headroom = max(0, need.total_bytes - host.floor_bytes) if is_small else headroom
-    needed = {"budget": budget, "headroom": headroom, "device": need.device_bytes}
-    return {pool: needed[pool] for pool in host.pools}
+    needed = {"budget": budget, "headroom": headroom, **need.pools}
+    limited = {"budget", "headroom", *(name for name, size in need.pools.items() if size)}
+    return {pool: needed[pool] for pool in host.pools if pool in limited}
 
 
 def _unreturned(host: Capacity) -> str:

@@ -57,7 +57,8 @@ class Need:
     Attributes:
         total_bytes: The sum of host and device memory; a guess if not `sized`, which is used only where guesses are
             allowed.
-        device_bytes: The part of it on the device.
+        device_bytes: The part of it on a device that shares the machine's memory.
+        devices: Bytes on each device with memory of its own, by its name; not part of the total.
         sized: Whether the figure is known.
         why: The reason why it is not.
         estimated_bytes: The estimate before anything was measured; 0 if there is none.
@@ -71,6 +72,12 @@ class Need:
     why: str = ""
     estimated_bytes: int = 0
     elsewhere: bool = False
+    devices: Mapping[str, int] = {}
+
+    @property
+    def pools(self) -> dict[str, int]:
+        """Bytes on each device; `device` shares the machine's memory."""
+        return {"device": self.device_bytes, **self.devices}
 
     def capped_at(self, max_bytes: int) -> "Need":
         """Return the need with at most `max_bytes`, or its estimate if that is larger."""

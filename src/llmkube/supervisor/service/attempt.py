@@ -17,7 +17,7 @@ memory for both, the next engine takes that model over and loads nothing.
 """
 
 import ipaddress
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Final
@@ -304,7 +304,9 @@ class Attempt:
                 return await self._in_process(allocation) if allocation is not None else None
         self.status.lead()
         # An adopted engine already has its memory, and must be adopted before anything else happens.
-        need = need_of(self.launch, None) if self.adoptable else await context.need(self.launch)
+        need = (
+            need_of(self.launch, None, context.settings.devices) if self.adoptable else await context.need(self.launch)
+        )
         admitted = context.ledger.admitted(key, need, scope=self.scope, report=self._report_wait)
         if self.adoptable or not holds_elsewhere(self.launch.plan.runtime):
             async with admitted as allocation:
@@ -454,10 +456,13 @@ class Attempt:
                     restored = await self._restore_prompts(prompts)
                     if self.before is not None:
                         await self._take_over(running, allocation)
-                    gpu_warning = await metal_monitor.load_warning(context.ledger.set_device_limit)
-                    lost = await self._given_up(child, allocation)
+                    lines = await child.first_lines()
+                    gpu_warning = metal_monitor.load_warning(lines, context.ledger.set_device_limit)
+                    lost = self._given_up(lines, allocation)
                     fields = tuple(str(each) for each in lost if each.setting)
-                    view = attrs.evolve(view, build=await running.engine.build() or view.build, given_up=fields)
+                    offload = metal_monitor.log_reader.offload(lines)
+                    view = attrs.evolve(view, build=await running.engine.build() or view.build)
+                    view = attrs.evolve(view, given_up=fields, offload=offload)
                     by = " ".join(filter(None, (view.engine, view.build, "from", view.weights_format, "weights")))
                     message = f"loaded in {outcome.ready_at - started_at:.1f} s by {by}{gpu_warning}{restored}"
                     message = "; ".join([message, *(str(each) for each in lost if not each.setting)])
@@ -479,10 +484,10 @@ class Attempt:
             memory_short=context.ledger.book.is_short,
         )
 
-    async def _given_up(self, child: Child, allocation: Allocation) -> tuple[GivenUp, ...]:
+    def _given_up(self, lines: Sequence[str], allocation: Allocation) -> tuple[GivenUp, ...]:
         """Return what the engine has given up while it loaded; release the memory that it does not use then."""
         plan, estimate = self.launch.plan, self.launch.estimate
-        lost = log_reader_of(plan.runtime).given_up(await child.first_lines(), plan.argv)
+        lost = log_reader_of(plan.runtime).given_up(lines, plan.argv)
         unused = {each.part for each in lost if each.part}
         if unused and estimate is not None:
             parts = (each for each in estimate.components if each.name in unused)

@@ -70,7 +70,8 @@ class ServiceContext:
 
     async def need(self, launch: Launch) -> Need:
         """Return the memory that a launch needs: the estimate, or the learned figure if that is more."""
-        return need_of(launch, self.ports.learned.get(await key_of(launch, self.ports.engines)))
+        figure = self.ports.learned.get(await key_of(launch, self.ports.engines))
+        return need_of(launch, figure, self.settings.devices)
 
     def command(
         self, launch: Launch, engine: EngineInfo, cookie: str, *, host: str, port: int, keys: str = ""

@@ -143,7 +143,12 @@ def _accepted(facts: Facts) -> Statement | None:
 def _spec_honoured(facts: Facts) -> Statement | None:
     if facts.ignored is None:
         return None
-    generation, listed = facts.ignored.generation, ", ".join((*facts.ignored.value, *facts.view.value.given_up))
+    generation, view = facts.ignored.generation, facts.view.value
+    ignored, hardware = (*facts.ignored.value, *view.given_up), facts.desired.model.spec.hardware
+    wants_gpu = hardware.accelerator != "cpu" and (hardware.gpu is None or hardware.gpu.layers != 0)
+    if view.ready and wants_gpu and view.offload is not None and not (view.offload.layers or view.given_up):
+        ignored = (*ignored, "Model.spec.hardware.accelerator (the engine has put no layer on a device)")
+    listed = ", ".join(ignored)
     if listed:
         message = f"these fields are accepted and have no effect on this machine: {listed}"
         return Statement(SPEC_HONOURED, False, Reason.FIELDS_IGNORED, message, generation)

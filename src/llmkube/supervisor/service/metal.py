@@ -24,9 +24,6 @@ from llmkube.weights.estimate.demand import Location
 LINES: Final = 200
 """Log lines to read after each change; ggml repeats its error with each request."""
 
-LOAD_LINES: Final = 5000
-"""Log lines to read after a load; llama.cpp writes fewer while it loads."""
-
 
 def uses_metal(launch: Launch, settings: AgentSettings) -> bool:
     """Whether an engine is to compute on Metal."""
@@ -83,15 +80,15 @@ class MetalMonitor:
             return Failure(Reason.COMPUTE_FAILED, message) if token_error else None
         return failure_of(await self.child.last_lines(LINES), self.log_reader, token_error)
 
-    async def load_warning(self, record_limit: Callable[[int], None]) -> str:
+    def load_warning(self, lines: tuple[str, ...], record_limit: Callable[[int], None]) -> str:
         """Return a warning if the engine has no buffer on Metal, else "".
 
         Args:
+            lines: The lines that it has logged while it loaded.
             record_limit: Gets the limit of the GPU's memory in bytes, if the engine has logged it.
         """
         if not uses_metal(self.launch, self.settings):
             return ""
-        lines = await self.child.last_lines(LOAD_LINES)
         if (limit_bytes := self.log_reader.device_limit(lines)) is not None:
             record_limit(limit_bytes)
         if not is_without_gpu(lines, self.log_reader):

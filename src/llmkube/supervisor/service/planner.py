@@ -250,6 +250,7 @@ class Planner:
                 asks_key=not settings.insecure_lan,
                 keys_digest=digest_of(keys),
                 mlx_runtime=settings.mlx_runtime,
+                has_gpu=bool(settings.devices),
             )
         )
         demand = plan.demand
@@ -276,7 +277,9 @@ class Planner:
                 return None
             if launch.estimate is None or not launch.estimate.certain:
                 return None
-            refusal = self.context.ledger.permanent_refusal(desired.key, need_of(launch, None))
+            refusal = self.context.ledger.permanent_refusal(
+                desired.key, need_of(launch, None, self.context.settings.devices)
+            )
             if refusal is not None:
                 return Idle(refusal.reason, f"{explain(refusal, launch)}; its file is not downloaded")
         return None

@@ -18,6 +18,7 @@ import attrs
 
 from llmkube.base.backoff import Backoff
 from llmkube.k8s.wire.reasons import Meaning, Reason
+from llmkube.runtimes.devices import Offload
 
 
 @attrs.frozen
@@ -110,6 +111,8 @@ class ServiceView:
 
     `given_up` are the settings that the engine has not put into effect although it has loaded, each with the reason.
 
+    `offload` says where the layers of a model that has loaded are, if the engine's log does.
+
     `behind_door` is set while an engine accepts connections of this host only, although the host publishes its engines.
     """
 
@@ -134,6 +137,7 @@ class ServiceView:
     behind_door: bool = False
     given_up: tuple[str, ...] = ()
     adapters: tuple[tuple[str, float], ...] = ()
+    offload: Offload | None = None
 
     @property
     def ready(self) -> bool:

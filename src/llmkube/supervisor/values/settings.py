@@ -12,6 +12,7 @@ from llmkube.k8s.crd.pairing import MLX_RUNTIME
 from llmkube.k8s.crd.placement import ALWAYS
 from llmkube.k8s.label_selectors import Selector
 from llmkube.runtimes.allowances import NO_ALLOWANCES, Allowances
+from llmkube.runtimes.devices import Device, with_own_memory
 from llmkube.supervisor.memory.policy import Policy, Rules
 from llmkube.supervisor.values.liveness import Limits
 from llmkube.weights.address_policy import Network
@@ -89,6 +90,7 @@ class AgentSettings:
         memory_fraction: Share of the host's memory that models may use; None for the default for its size.
         memory_guesses: Whether a model may start if its memory need is not known.
         memory_policy: Thresholds for admission, eviction and return.
+        devices: GPUs that llama-server computes on; not known on a Mac, which has one.
         egress: Proxies and additional certificates for downloads, and for providers of routers.
     """
 
@@ -141,6 +143,7 @@ class AgentSettings:
     variables: Mapping[str, str] = attrs.field(factory=dict)
     egress: Egress = DIRECTLY
     mlx_runtime: str = MLX_RUNTIME
+    devices: tuple[Device, ...] = ()
 
     @property
     def publishes(self) -> bool:
@@ -182,6 +185,7 @@ class AgentSettings:
             self.memory_guesses,
             gentle_seconds=self.stop_seconds + END_SLACK_SECONDS,
             urgent_seconds=self.grace_seconds + END_SLACK_SECONDS,
+            devices={each.id: each.total_bytes for each in with_own_memory(self.devices)},
         )
 
     @property

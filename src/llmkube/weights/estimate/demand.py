@@ -95,6 +95,10 @@ class Demand:
         draft_context: Tokens of the draft model; 0 means as many as the model.
         draft: The draft model, after its header was read.
         adapters: The tensors of the LoRA adapters.
+        devices: Names of the devices to use, separated by commas; "" for all.
+        split_mode: How several devices share the model; `none` uses one.
+        main_gpu: Index of that one.
+        tensor_split: Proportions of the devices, separated by commas; "" for those of their free memory.
         projector_path: The multimodal projector's file.
         projector: The multimodal projector, after its header was read.
         projector_on_device: Whether it is on the device.
@@ -126,6 +130,10 @@ class Demand:
     draft_context: int = 0
     draft: Shape | None = None
     adapters: tuple[Tensor, ...] = ()
+    devices: str = ""
+    split_mode: str = ""
+    main_gpu: int = 0
+    tensor_split: str = ""
     projector_path: str = ""
     projector: Shape | None = None
     projector_on_device: bool = True

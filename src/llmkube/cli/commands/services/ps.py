@@ -112,7 +112,7 @@ def _row(
         service.status.phase,
         model.status.size if model is not None else "",
         format_bytes(used) if used else "",
-        model.spec.hardware.accelerator if model is not None else "",
+        output.runs_on(service, model),
         str(output.context_in_effect(service, model) or ""),
         hosts,
         output.age(service.metadata.creation_timestamp, now),
