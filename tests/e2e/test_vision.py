@@ -75,6 +75,6 @@ async def test_a_picture_decides_the_answer_in_every_api(tmp_path):
         shown = await http.request("POST", f"{up.gateway}/api/show", body=b'{"model": "eyes"}')
         assert "vision" in json.loads(shown.body)["capabilities"]
         model = await up.client.get(Model, Key("default", "eyes"))
-        assert (model.status.projector.file, model.status.projector.kind) == ("mmproj-F16.gguf", "gemma3")
+        assert model.status.projector == "mmproj-F16.gguf (gemma3: pictures)"
         _, out, _ = await run_program(tmp_path, "status", "eyes", kubeconfig=up.state / "kubeconfig")
         assert "mmproj-F16.gguf" in out

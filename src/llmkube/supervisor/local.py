@@ -57,7 +57,7 @@ from llmkube.weights.errors import (
     WeightsNotFoundError,
 )
 from llmkube.weights.estimate.mlx import read_folder
-from llmkube.weights.formats.gguf import read_header
+from llmkube.weights.formats.gguf import read_header, vocabulary_difference
 from llmkube.weights.formats.projector import read_projector
 from llmkube.weights.formats.shape import FolderFacts, GGUFFacts, ModelHeader, Projector
 from llmkube.weights.ollama_model import REMEDY, OllamaModel
@@ -72,7 +72,6 @@ from llmkube.weights.source import (
     LocalFolder,
     Remote,
     RemoteFile,
-    Source,
     WebFile,
     beside,
     engine_source,
@@ -158,23 +157,31 @@ class LocalWeights:
         except WeightsNotFoundError as error:
             self._log_once(named or "", error.detail)
             raise ProjectorError(str(error).removeprefix("spec.source: ")) from error
-        return await self.read(partial(self._projector_in, found, file, named or weights.projector))
+        return await self.read(partial(self._projector_in, file, named or weights.projector))
 
-    def _projector_in(self, source: Source, file: WeightsFile, name: str) -> Projector:
-        projector = read_projector(file.path, self.local.open if isinstance(source, LocalFile) else open_file, name)
+    async def compare_vocabularies(self, model: WeightsFile, draft: WeightsFile) -> str:
+        """Return why an engine would not use a draft model for a model; "" if it would."""
+        files = [(each.path, self._opener(each)) for each in (model, draft)]
+        return await self.read(partial(vocabulary_difference, *files))
+
+    def _opener(self, file: WeightsFile) -> Callable[[Path], int]:
+        return self.local.open if file.identity.startswith("/") else open_file
+
+    def _projector_in(self, file: WeightsFile, name: str) -> Projector:
+        projector = read_projector(file.path, self._opener(file), name)
         return attrs.evolve(projector, path=str(file.path), identity=file.identity)
 
     def _find_projector(self, model: Path, facts: GGUFFacts) -> Projector | None:
         """Return the projector in the folder of a local file; files that may not be used or do not fit are ignored."""
         fitting, others = {}, []
-        for path in _files_in(model.parent):
+        for path in model.parent.glob("*"):  # nothing, if the folder cannot be listed
             if not is_projector(path.name):
                 others.append(path.name)
                 continue
             with contextlib.suppress(WeightsError, FetchError):
                 seen = self.local.admit(path)
                 file = WeightsFile(seen.path, seen.size_bytes, None, seen.identity)
-                projector = self._projector_in(LocalFile(str(path)), file, path.name)
+                projector = self._projector_in(file, path.name)
                 if projector.width == facts.input_width:
                     fitting[path.name] = projector
         return fitting.get(choose_projector(model.name, [*fitting, *others]))
@@ -391,13 +398,6 @@ async def _write_networks(path: Path, admitted: AdmittedNetworks) -> None:
 
 def _source_of(model: Model) -> EngineSource:
     return engine_source(parse_source(model.spec.source), model.spec.files, model.spec.format)
-
-
-def _files_in(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError:  # it cannot be listed
-        return []
 
 
 def _exists(path: Path) -> bool:

@@ -516,16 +516,17 @@ def beside(source: Source, name: str) -> Source:
         ProjectorError: The source has no other files, or the name is not valid.
     """
     folder, _, _ = getattr(source, "path", "").rpartition("/")
+    inside = f"{folder}/{name}".removeprefix("/")
     try:
         if name.startswith("/") or isinstance(source, LocalFile):
-            return LocalFile(os.path.normpath(f"{folder}/{name}" if not name.startswith("/") else name))
-        if isinstance(source, WebFile):
+            return LocalFile(os.path.normpath(os.path.join(folder, name)))  # noqa: PTH118 (text only)
+        if isinstance(source, WebFile) and ".." not in name.split("/"):
             parent = source.url.path.rpartition("/")[0]
-            return attrs.evolve(source, url=source.url.with_path(f"{parent}/{_quoted(name)}"))
+            return attrs.evolve(source, url=source.url.with_path(f"{parent}/{urllib.parse.quote(name)}"))
         if isinstance(source, HubFile):
-            return _hub_file(repr(name), source.repository, f"{folder}/{name}".removeprefix("/"), source.revision)
+            return _hub_file(repr(name), source.repository, inside, source.revision)
         if isinstance(source, BucketFile) and source.path.lower().endswith(".gguf"):
-            return _bucket_file(repr(name), source.bucket, f"{folder}/{name}".removeprefix("/"))
+            return _bucket_file(repr(name), source.bucket, inside)
         if isinstance(source, HubRepository | BucketFile):
             return source.file(name)
         if isinstance(source, ImageSource):
@@ -533,12 +534,6 @@ def beside(source: Source, name: str) -> Source:
     except SourceError as exc:
         raise ProjectorError(f"{name!r} is not the name of a file of the source: {exc}") from exc
     raise ProjectorError(f"{name!r} cannot be fetched from this spec.source; remove it, or give an absolute path")
-
-
-def _quoted(name: str) -> str:
-    if any(segment in ("", ".", "..") for segment in name.split("/")):
-        raise SourceError("it is no path below the model's folder")
-    return urllib.parse.quote(name)
 
 
 def _file_of(source: HubRepository | BucketFile, file: str) -> HubFile | BucketFile:

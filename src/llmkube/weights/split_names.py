@@ -62,8 +62,5 @@ def choose_projector(model: str, names: Collection[str]) -> str:
     if any(parse_name(each)[0].lower() != own for each in models if "imatrix" not in each.lower()):
         found = [each for each in found if own in each.lower()]
 
-    def order(name: str) -> tuple[int, str]:
-        kind = parse_name(name)[1].lower()
-        return (_PROJECTOR_TYPES.index(kind) if kind in _PROJECTOR_TYPES else len(_PROJECTOR_TYPES)), name
-
-    return min(found, key=order, default="")
+    kinds = {each: parse_name(each)[1].lower() for each in found}
+    return min(found, key=lambda each: ((*_PROJECTOR_TYPES, kinds[each]).index(kinds[each]), each), default="")

@@ -84,7 +84,7 @@ def describe_service(view: StatusView, now: datetime.datetime) -> str:
         *(("update", text) for text in update(service) if not last_error(service, view.model)),
         ("model", _model_line(service, view.model)),
         *(("chosen", text) for text in filter(None, [choice_of(view.model) if view.model is not None else ""])),
-        *(("projector", text) for text in (_projector(view.model) if view.model is not None else ())),
+        *(("projector", each.status.projector) for each in [view.model] if each is not None and each.status.projector),
         ("runtime", _runtime_line(service, view.model)),
         *(("engine", f"{engine} serves") for engine in filter(None, [status.engine])),
         *(("computed on", str(found)) for found in filter(None, [status.acceleration])),
@@ -121,7 +121,7 @@ def describe_object(model: Model | ModelRouter, now: datetime.datetime) -> str:
         rows.append(("sha256", model.status.sha256))
     if model.spec.quantization and (facts is None or not facts.quantization):
         rows.append(("quantization", f"{model.spec.quantization} (from the spec)"))
-    rows += [("projector", text) for text in _projector(model)]
+    rows += [("projector", text) for text in filter(None, [model.status.projector])]
     if facts is not None:
         context = f"{facts.context_length} tokens" if facts.context_length else ""
         known = (facts.architecture, facts.quantization, context, facts.license)
@@ -129,13 +129,6 @@ def describe_object(model: Model | ModelRouter, now: datetime.datetime) -> str:
         rows += [("note", text) for text in model_notes(model)]
     lines = [f"Model {model.key}", *_labelled(rows)]
     return "\n".join([*lines, *_conditions(model.status.conditions, "\n".join(lines))])
-
-
-def _projector(model: Model) -> list[str]:
-    """Return the file, kind and inputs of a Model's projector; empty if it has none."""
-    found = model.status.projector
-    reads = "" if found is None else " and ".join(found.modalities)
-    return [] if found is None else [f"{found.file} ({found.kind}): reads {reads or 'nothing'} besides text"]
 
 
 def _describe_router(router: ModelRouter) -> str:

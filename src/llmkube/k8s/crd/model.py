@@ -90,15 +90,6 @@ class GGUFStatus(Wired):
 
 
 @attrs.frozen(kw_only=True)
-class ProjectorStatus(Wired):
-    """The multimodal projector that engines load with the model."""
-
-    file: str = field("Name of its file.", "")
-    kind: str = field("Its kind in llama.cpp, such as gemma3.", "")
-    modalities: tuple[str, ...] = field("What it reads besides text: image, audio.", ())
-
-
-@attrs.frozen(kw_only=True)
 class ModelStatus(Wired):
     """Observed state of the weights."""
 
@@ -108,7 +99,7 @@ class ModelStatus(Wired):
     size: str = field('Size for people, such as "4.5 GiB".', "")
     sha256: str = field("SHA-256 of the file, if it was computed.", "")
     gguf: GGUFStatus | None = field("Facts from the file's header.")
-    projector: ProjectorStatus | None = field("Multimodal projector that engines on hosts load with the file.")
+    projector: str = field("Multimodal projector that hosts load with the file: its file, kind and inputs.", "")
     quantization: str = field("Quantization from the file's header, else spec.quantization.", "")
     cache_key: str = field("Key of the source that size and gguf are for; its folder in a shared cache.", "")
     cache_volume: str = field("UID of the PersistentVolumeClaim that holds the weights; a new claim is empty.", "")

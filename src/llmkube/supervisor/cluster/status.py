@@ -114,9 +114,8 @@ def model_status(
             status["sha256"] = weights.sha256
     if isinstance(facts, GGUFFacts):
         status["gguf"] = gguf_status(facts)
-        if (projector := facts.projector) is not None:
-            modalities = list(projector.modalities)
-            status["projector"] = {"file": projector.name, "kind": projector.kind, "modalities": modalities}
+        if facts.projector is not None:
+            status["projector"] = str(facts.projector)
     return _patch(model.key, status)
 
 

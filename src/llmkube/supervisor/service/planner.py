@@ -59,6 +59,10 @@ PREVIEW_SECONDS: Final = 10.0
 _estimate = functools.lru_cache(maxsize=16)(estimate)
 
 
+_DRAFTS_TOKENS: Final = frozenset({"draft", "draft-simple"})
+"""Methods whose draft model reads the model's tokens as they are."""
+
+
 @attrs.frozen
 class _Draft:
     """File and shape of the draft model."""
@@ -175,6 +179,7 @@ class Planner:
             return self._fail(error, Reason.FETCH_FAILED, f"the {part}: {error}")
         manager.update(Facts.with_file, weights, facts)  # only now: until then the progress of the draft is reported
         try:
+            await self._check_draft(desired, weights, draft)
             launch = await self._launch(desired, weights, facts, draft=draft, adapters=adapters, keys=keys)
         except UserError as error:
             return self._refuse(error)
@@ -221,6 +226,16 @@ class Planner:
         if model is None:
             raise ModelMissingError(f"Model {named} not found in namespace {desired.key.namespace}; create it")
         return _Adapter(*await self.context.ports.weights.fetch(model, progress))
+
+    async def _check_draft(self, desired: Desired, weights: WeightsFile, draft: _Draft | None) -> None:
+        """Refuse a draft model whose tokens are not those of the model: the engine would load it, and not use it."""
+        speculation = desired.service.spec.speculative_decoding
+        if draft is None or (speculation is not None and speculation.type not in _DRAFTS_TOKENS):
+            return
+        if why := await self.context.ports.weights.compare_vocabularies(weights, draft.weights):
+            field = "spec.speculativeDecoding.draftModelRef" if speculation is not None else "spec.extraArgs"
+            message = f"{draft_of(desired.service.spec)} cannot draft for this model: {why}; use one of its family"
+            raise PlanError(message, field=field)
 
     async def _launch(
         self,

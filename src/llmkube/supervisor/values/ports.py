@@ -228,6 +228,15 @@ class Weights(Protocol):
         """
         ...
 
+    async def compare_vocabularies(self, model: WeightsFile, draft: WeightsFile) -> str:
+        """Return why an engine would not use a draft model's file for a model's; "" if it would.
+
+        Raises:
+            UserError: A file is invalid.
+            ExternalError: A file cannot be read now.
+        """
+        ...
+
     async def preview(self, model: Model) -> ModelHeader | None:
         """Return the header of a Model's file that is not here yet; None if it is here, or its source does not show it.
 

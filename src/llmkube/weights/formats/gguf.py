@@ -32,6 +32,9 @@ _SCALAR_KINDS: Final = (fmt.UINT16, fmt.UINT32, fmt.INT32)
 _PER_LAYER: Final = (fmt.UINT32, fmt.INT32, fmt.BOOL)
 _INTEGER_KINDS: Final = fmt.LAYOUTS.keys() - {fmt.FLOAT32, fmt.FLOAT64}
 
+OpenFile = Callable[[Path], int]
+"""Returns a descriptor of a file for reading, which the caller closes."""
+
 PIECE_BYTES: Final = 256 << 10
 """The size of the pieces in which a local file is read."""
 
@@ -309,3 +312,46 @@ def quantization(file_type: int | None, heaviest: int | None) -> str | None:
     if file_type is not None and (name := fmt.FILE_TYPES.get(file_type & ~fmt.GUESSED_FLAG)):
         return name
     return None if heaviest is None or heaviest not in fmt.TENSOR_TYPES else fmt.TENSOR_TYPES[heaviest][0]
+
+
+_SAME_KEYS: Final = (fmt.TOKENIZER, "tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_eos_token")
+_MAX_DIFFERENCE: Final = 128
+_FIRST_COMPARED: Final = 5
+
+
+def vocabulary_difference(model: tuple[Path, OpenFile], draft: tuple[Path, OpenFile]) -> str:
+    """Return why llama.cpp would not use a draft model, by the rules in its `speculative.cpp`; "" if it would.
+
+    Args:
+        model: The model's file, and the function that opens it.
+        draft: The draft model's.
+
+    Raises:
+        FetchError: One cannot be read.
+        WeightsError: Raised by one of the functions.
+    """
+    (one, words), (other, drafted) = (_vocabulary(*each) for each in (model, draft))
+    for key in _SAME_KEYS:
+        if (wanted := one.get(key)) and (found := other.get(key)) and found.data != wanted.data:
+            return f"its {key} is different"
+    sizes = [value.count or 0 for each in (one, other) if (value := each.get(fmt.TOKENS))]
+    if sizes and max(sizes) - min(sizes) > _MAX_DIFFERENCE:
+        return f"it has {sizes[-1]} tokens, and the model {sizes[0]}"
+    compared = min(len(words), len(drafted))  # each token has its length before it, so that no other text is equal
+    return "" if words[:compared] == drafted[:compared] else "its tokens are different"
+
+
+def _vocabulary(path: Path, opener: OpenFile) -> tuple[HeaderValues, bytes]:
+    """Return the values of a header, and the bytes of its tokens that engines compare."""
+    reader = read_file(path, opener)
+    assert reader.header is not None, "it was read completely"
+    place = reader.string_arrays.get(fmt.TOKENS.encode(), range(0))
+    try:
+        with os.fdopen(opener(path), "rb") as file:
+            data = os.pread(file.fileno(), len(place), place.start)
+    except OSError as exc:
+        raise FetchError(f"{path} cannot be read: {exc.strerror or exc}") from exc
+    cursor, length_of = 0, fmt.LAYOUTS[fmt.UINT64].unpack_from
+    for _ in range(_FIRST_COMPARED if len(place) else 0):
+        cursor += 8 + length_of(data, cursor)[0]
+    return HeaderValues(reader, reader.header), data[cursor:]

@@ -116,11 +116,7 @@ SIZING_KEYS: Final[tuple[str, ...]] = tuple(_TABLES["sizing"]["keys"])
 PROJECTOR_KEYS: Final[tuple[str, ...]] = tuple(_TABLES["projector"]["keys"])
 """Keys below `clip.` that are read from a projector."""
 
-PROJECTOR_WIDTHS: Final[Mapping[str, tuple[str, int]]] = {
-    kind: (name.split()[0], int(name.split()[1]))
-    for name, kinds in _TABLES["projector"]["width"].items()
-    for kind in kinds.split()
-}
+PROJECTOR_WIDTHS: Final[Mapping[str, tuple[str, int]]] = _TABLES["projector"]["width"]
 """The tensor of a projector, by its kind, and the dimension that is the length of its vectors."""
 
 RETAINED_KEYS: Final = frozenset(

@@ -135,6 +135,7 @@ class HeaderReader:
     Attributes:
         next_range: The piece that is needed next; None when the header is complete.
         header: The result, once `next_range` is None.
+        string_arrays: Where the file has the elements of each array of strings, by key.
     """
 
     def __init__(self, name: str, size_bytes: int | None, *, limit_bytes: int = MAX_HEADER_BYTES) -> None:
@@ -149,6 +150,7 @@ class HeaderReader:
         self._skipped_strings = 0
         self._retained_bytes = 0
         self._values: dict[bytes, Value] = {}
+        self.string_arrays: dict[bytes, range] = {}
         self._steps = self._read()
         self._advance(None)
 
@@ -278,7 +280,9 @@ class HeaderReader:
             yield from self._require(8, escaped(key))
             length = self._number(_U64)
         elif kind == fmt.STRING:
+            start = self._position
             yield from self._skip_strings(count or 0, key)
+            self.string_arrays[name] = range(start, self._position)
             length = 0
         elif kind in fmt.LAYOUTS:
             length = fmt.LAYOUTS[kind].size * (1 if count is None else count)

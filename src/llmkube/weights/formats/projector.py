@@ -13,7 +13,6 @@ from llmkube.base.trusted_paths import open_file
 from llmkube.weights.errors import ProjectorError
 from llmkube.weights.formats import gguf_format as fmt
 from llmkube.weights.formats.gguf import HeaderValues, read_file
-from llmkube.weights.formats.gguf_reader import HeaderReader
 from llmkube.weights.formats.shape import GGUFFacts, Projector, Shape
 from llmkube.weights.source import NO_PROJECTOR
 
@@ -32,15 +31,7 @@ def read_projector(path: Path, opener: Callable[[Path], int] = open_file, name: 
         NotGGUFError: It is not a complete GGUF file.
         FetchError: It cannot be read now.
     """
-    return projector_of(read_file(path, opener), name or str(path))
-
-
-def projector_of(reader: HeaderReader, name: str) -> Projector:
-    """Return the facts of a header that was read completely, with a name for people.
-
-    Raises:
-        ProjectorError: It is not that of a projector.
-    """
+    reader, name = read_file(path, opener), name or str(path)
     header = reader.header
     assert header is not None, "the reader has been fed until `next_range` is None"
     values = HeaderValues(reader, header)

@@ -120,10 +120,9 @@ class Projector:
     identity: str = ""
     name: str = ""
 
-    @property
-    def modalities(self) -> tuple[str, ...]:
-        """The types of input besides text."""
-        return tuple(name for name, has in (("image", self.vision), ("audio", self.audio)) if has)
+    def __str__(self) -> str:
+        reads = " and ".join(name for name, has in (("pictures", self.vision), ("sound", self.audio)) if has)
+        return f"{self.name} ({self.kind}: {reads})"
 
 
 @attrs.frozen

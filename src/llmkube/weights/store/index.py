@@ -309,17 +309,8 @@ def _record(data: Any) -> Record:
     names = tuple(map(str, data.get("names") or ()))
     if names and (len(names) != len(pieces) or not all(map(_NAME.fullmatch, names))):
         raise ValueError("invalid file names")
-    return Record(
-        str(data["source"]),
-        pieces,
-        str(data["fetchedAt"]),
-        server,
-        versions,
-        audience,
-        choice=choice,
-        names=names,
-        projector=str(data.get("projector") or ""),
-    )
+    fetched_at, projector = str(data["fetchedAt"]), str(data.get("projector") or "")
+    return Record(str(data["source"]), pieces, fetched_at, server, versions, audience, choice, names, projector)
 
 
 def _audience(data: Any) -> Audience:

@@ -24,6 +24,7 @@ from llmkube.weights.estimate.demand import ALL_LAYERS, Demand, Estimate
 from llmkube.weights.estimate.mlx import is_mlx_folder, read_folder
 from llmkube.weights.estimate.sizing import default_cache_ram_bytes, estimate, largest_context
 from llmkube.weights.formats.gguf import required_model
+from llmkube.weights.formats.projector import read_projector
 from llmkube.weights.formats.shape import Shape
 
 CACHE_TYPES: Final = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
@@ -66,6 +67,7 @@ class Verdict:
 @click.option("--kv-type", type=click.Choice(CACHE_TYPES), default="f16", help="Type of the KV cache.  [default: f16]")
 @click.option("--memory", metavar="SIZE", help="Memory of the machine, such as 64Gi. Default: this machine's.")
 @click.option("--accelerator", type=click.Choice(("cpu", "metal")), help="Default: metal on a Mac, else cpu.")
+@click.option("--mmproj", type=click.Path(path_type=Path), help="Projector of pictures, a file.")
 @click.option("--hf-token-file", type=click.Path(path_type=Path), help="File with a Hugging Face token.")
 @output_option("json", "yaml")
 def fit(
@@ -76,6 +78,7 @@ def fit(
     kv_type: str,
     memory: str | None,
     accelerator: str | None,
+    mmproj: Path | None,
     hf_token_file: Path | None,
     form: str,
 ) -> None:
@@ -87,6 +90,8 @@ def fit(
     title, shape = _read(model, hf_token_file)
     device = accelerator or ("metal" if sys.platform == "darwin" else "cpu")
     demand = demand_for(shape, context, parallel, kv_type, on_device=device == "metal")
+    if mmproj is not None:
+        demand = attrs.evolve(demand, projector_path=str(mmproj), projector=read_projector(mmproj).shape)
     limit = device_limit_here() if device == "metal" and memory is None else None
     budget = host_budget(_memory(memory), device_limit_bytes=limit)
     verdict = attrs.evolve(assess(title, shape, demand, budget), asked_context=context)

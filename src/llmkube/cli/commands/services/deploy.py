@@ -70,6 +70,9 @@ _LOCAL: Final = ("./", "../", "~")
     type=click.Choice(ACCELERATORS),
     help="Accelerator to run on. Default: one that a live host serves, else metal on a Mac and cpu elsewhere.",
 )
+@click.option(
+    "--draft", metavar="FILE|NAME", help="Draft model for speculative decoding: a file, or an existing Model."
+)
 @click.option("--gpu", is_flag=True, help="Run on a GPU: the kind that a live host serves, else cuda.")
 @click.option("--env", metavar="NAME=VALUE", multiple=True, help="Environment variable of the engine. Repeatable.")
 @click.option(
@@ -174,11 +177,12 @@ class DeployRequest:
     api_keys: Mapping[str, str]
     fields: Mapping[FieldFlag, Any]
     adapters: tuple[tuple[str, Mapping[str, str]], ...] = ()
+    draft: str = ""
 
     @property
     def kinds(self) -> tuple[type[Any], ...]:
         """The kinds of `manifests`, in the same order."""
-        return (*[Model] * (len(self.adapters) + bool(self.source)), InferenceService)
+        return (*[Model] * (len(self.adapters) + ("/" in self.draft) + bool(self.source)), InferenceService)
 
     @property
     def replicas(self) -> int | None:
@@ -222,7 +226,14 @@ class DeployRequest:
             names = (each["metadata"]["name"] for each in adapters)
             pairs = zip(names, self.adapters, strict=True)
             put(service, "spec.adapters", [{"modelRef": name, **fields} for name, (_, fields) in pairs])
-        return [*adapters, *(objects[kind] for kind in self.kinds[len(adapters) :])]
+        drafts = []
+        if self.draft:
+            named = f"{self.name}-draft" if "/" in self.draft else self.draft
+            put(service, "spec.speculativeDecoding", {"type": "draft", "draftModelRef": named})
+            if "/" in self.draft:
+                drafts.append(empty_object(Model, Key(namespace, named)))
+                put(drafts[0], "spec.source", self.draft)
+        return [*adapters, *drafts, *(objects[kind] for kind in self.kinds[len(adapters) + len(drafts) :])]
 
 
 def choose_accelerator(
@@ -283,6 +294,9 @@ def _read(name: str, flags: Mapping[str, Any]) -> DeployRequest:
             raise click.UsageError(f"{message}; edit that Model, or use --source")
     if flags["gpu"] and flags["accelerator"] == "cpu":
         raise click.UsageError("--gpu and --accelerator cpu exclude each other; leave one out")
+    for field in fields:
+        if field.path == "spec.mmproj":
+            fields[field] = absolute_source(fields[field], Path.cwd())
     env = tuple(_variable(text) for text in flags["env"])
     api_keys = _secret_key(flags["api_key_secret"])
     return DeployRequest(
@@ -296,6 +310,7 @@ def _read(name: str, flags: Mapping[str, Any]) -> DeployRequest:
         api_keys,
         fields,
         tuple(map(_adapter, flags["lora"])),
+        absolute_source(flags["draft"] or "", Path.cwd()),
     )
 
 

@@ -56,6 +56,9 @@ FLAGS: Final = (
     FieldFlag(
         "--secret", Model, "spec.sourceSecretRef.name", "NAME", help="Secret that holds HF_TOKEN for Hugging Face."
     ),
+    FieldFlag(
+        "--mmproj", Model, "spec.mmproj", "FILE", help="Projector of pictures: a file, one of the repository, none."
+    ),
     FieldFlag("--gpu-layers", Model, "spec.hardware.gpu.layers"),
     FieldFlag("--gpu-count", Model, "spec.hardware.gpu.count"),
     FieldFlag("--memory-budget", Model, "spec.hardware.memoryBudget", "QUANTITY"),

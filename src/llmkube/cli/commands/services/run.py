@@ -33,6 +33,8 @@ from llmkube.programs.options import NumberRange, command
 @click.argument("prompt", required=False)
 @click.option("--accelerator", help="Accelerator of a new deployment. Default: as `llmkube deploy` chooses.")
 @click.option("--context-size", type=click.IntRange(min=128), metavar="TOKENS", help="Context of a new deployment.")
+@click.option("--mmproj", metavar="FILE", help="Projector of pictures of a new deployment.")
+@click.option("--draft", metavar="FILE|NAME", help="Draft model of a new deployment.")
 @click.option("--timeout", type=NumberRange(min=0), default=1800.0, help="Seconds to wait. Default: 1800.")
 @cluster_options()
 @click.pass_context
@@ -44,6 +46,8 @@ def run(
     prompt: str | None,
     accelerator: str | None,
     context_size: int | None,
+    mmproj: str | None,
+    draft: str | None,
     timeout: float,
     where: ClusterFlags,
 ) -> None:
@@ -57,8 +61,8 @@ def run(
     weights = _start_existing(where, name, source, timeout, accelerator=accelerator)
     if weights is not None:
         flags: dict[str, Any] = {"name": name, **weights, "accelerator": accelerator, "timeout": timeout}
-        if context_size is not None:
-            flags["context_size"] = context_size
+        given = {"context_size": context_size, "mmproj": mmproj, "draft": draft}
+        flags |= {flag: value for flag, value in given.items() if value is not None}
         context.invoke(deploy, **flags, **_cluster_flags(where))
     context.invoke(chat, name=name, prompt=prompt, **_cluster_flags(where))
 
