@@ -217,23 +217,18 @@ class DeployRequest:
             put(service, "spec.apiKeySecretRef", dict(self.api_keys))
         for field, value in self.fields.items():
             put(objects[field.kind], field.path, value)
-        adapters = [
-            empty_object(Model, Key(namespace, f"{self.name}-lora-{at + 1}")) for at in range(len(self.adapters))
-        ]
-        for adapter, (source, _) in zip(adapters, self.adapters, strict=True):
-            put(adapter, "spec.source", source)
-        if adapters:
-            names = (each["metadata"]["name"] for each in adapters)
-            pairs = zip(names, self.adapters, strict=True)
-            put(service, "spec.adapters", [{"modelRef": name, **fields} for name, (_, fields) in pairs])
-        drafts = []
+        others = []
+        for at, (source, entry) in enumerate(self.adapters, 1):
+            others.append(empty_object(Model, Key(namespace, f"{self.name}-lora-{at}")))
+            put(others[-1], "spec.source", source)
+            service["spec"].setdefault("adapters", []).append({"modelRef": f"{self.name}-lora-{at}", **entry})
         if self.draft:
             named = f"{self.name}-draft" if "/" in self.draft else self.draft
             put(service, "spec.speculativeDecoding", {"type": "draft", "draftModelRef": named})
             if "/" in self.draft:
-                drafts.append(empty_object(Model, Key(namespace, named)))
-                put(drafts[0], "spec.source", self.draft)
-        return [*adapters, *drafts, *(objects[kind] for kind in self.kinds[len(adapters) + len(drafts) :])]
+                others.append(empty_object(Model, Key(namespace, named)))
+                put(others[-1], "spec.source", self.draft)
+        return [*others, *(objects[kind] for kind in self.kinds[len(others) :])]
 
 
 def choose_accelerator(
@@ -299,19 +294,11 @@ def _read(name: str, flags: Mapping[str, Any]) -> DeployRequest:
             fields[field] = absolute_source(fields[field], Path.cwd())
     env = tuple(_variable(text) for text in flags["env"])
     api_keys = _secret_key(flags["api_key_secret"])
-    return DeployRequest(
-        name,
-        source or "",
-        model_name or "",
-        flags["accelerator"],
-        flags["gpu"],
-        quantization,
-        env,
-        api_keys,
-        fields,
-        tuple(map(_adapter, flags["lora"])),
-        absolute_source(flags["draft"] or "", Path.cwd()),
+    request = DeployRequest(
+        name, source or "", model_name or "", flags["accelerator"], flags["gpu"], quantization, env, api_keys, fields
     )
+    draft = absolute_source(flags["draft"] or "", Path.cwd())
+    return attrs.evolve(request, adapters=tuple(map(_adapter, flags["lora"])), draft=draft)
 
 
 def _catalog_entry(name: str) -> Entry:
@@ -334,14 +321,13 @@ def _catalog_fields(entry: Entry) -> dict[FieldFlag, Any]:
     return {field: wanted[field.path] for field in FLAGS if wanted.get(field.path)}
 
 
-_LORA: Final = re.compile(r"(?:(?P<name>[A-Za-z0-9][A-Za-z0-9._@+-]*)=)?(?P<source>.+?)(?::(?P<scale>\d+(?:\.\d+)?))?")
+_LORA: Final = re.compile(r"(?:(?P<name>[A-Za-z0-9][A-Za-z0-9._@+-]*)=)?(?P<source>.*?)(?::(?P<scale>\d+(?:\.\d+)?))?")
 
 
 def _adapter(text: str) -> tuple[str, Mapping[str, str]]:
     """Return the source of an adapter, and the other fields of the service's entry for it."""
     found = _LORA.fullmatch(text)
-    if found is None:
-        raise click.BadParameter("write [NAME=]FILE[:SCALE]", param_hint="--lora")
+    assert found is not None, "it also matches the empty string"
     source = absolute_source(found["source"], Path.cwd())
     try:
         parse_source(source)
