@@ -19,6 +19,7 @@ from llmkube.k8s.resource import Key
 from llmkube.supervisor.credentials import SourceCredentials
 from llmkube.supervisor.local import LocalWeights
 from llmkube.weights.download.remote_header import read_remote_header
+from llmkube.weights.download.retry import DownloadLimits
 from sim.machine import Machine
 from sim.memory import SimMemory, shape_of
 from sim.world import agent_settings, open_world
@@ -90,9 +91,9 @@ class Host:
 @pytest.fixture
 def open_host(tmp_path, monkeypatch):
     @asynccontextmanager
-    async def opened(script, policy=FROM_OBJECT, token_file=None):
+    async def opened(script, policy=FROM_OBJECT, token_file=None, **options):
         read = []
-        async with open_bench(tmp_path / "store", script) as bench, open_world() as world:
+        async with open_bench(tmp_path / "store", script, **options) as bench, open_world() as world:
 
             async def read_secret(key):
                 read.append(key)
@@ -328,3 +329,20 @@ async def test_a_service_on_omlx_is_evicted_and_returns(autojump_clock):
         assert world.machine.memory.lowest_bytes >= 0
         await world.delete("chat")
         await world.until(world.ready_addresses, 1, "other", seconds=600)
+
+
+async def test_a_server_that_says_nothing_is_stalled_within_a_minute(open_host, autojump_clock):
+    """The condition has the reason `Stalled`, and names a next attempt only until that begins."""
+
+    async def silent(wire, request):
+        await trio.sleep_forever()
+
+    async with open_host(silent, limits=DownloadLimits()) as host:
+        await host.deploy("chat")
+        message = await host.wait_fetched("Stalled", seconds=60)
+        assert "files.example" in message
+        assert "; next attempt at " in message
+        await host.world.until(host.fetched, lambda seen: "next attempt" not in seen[2], seconds=10)
+        await trio.sleep(30)
+        _, reason, message = await host.fetched()
+        assert (reason, "next attempt" in message) == ("Stalled", False), message
