@@ -346,3 +346,21 @@ async def test_a_server_that_says_nothing_is_stalled_within_a_minute(open_host, 
         await trio.sleep(30)
         _, reason, message = await host.fetched()
         assert (reason, "next attempt" in message) == ("Stalled", False), message
+
+
+async def test_a_file_that_was_wrong_once_is_fetched_again(open_host, autojump_clock):
+    """A server that sent a short file, and later the whole one, is asked again without an edit or a deletion."""
+    data = DEMO[:50_000]
+
+    async def script(wire, request):
+        await wire.file(request, data)
+
+    async with open_host(script) as host:
+        await host.deploy("chat")
+        assert "is the download complete?" in await host.wait_fetched("NotGGUF")
+        await trio.sleep(120)
+        before = len(host.bench.network.requests)
+        data = DEMO
+        await host.wait_fetched("Fetched", seconds=120)
+        assert len(host.bench.network.requests) > before
+        await host.world.until(host.world.phase, "Ready")
