@@ -6,6 +6,7 @@ import pytest
 import trio
 
 from llmkube.k8s.builtins import Event, Lease
+from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CREDENTIAL_ANNOTATION, host_id
 from llmkube.supervisor.values.host_credential import CredentialState
@@ -241,3 +242,28 @@ async def test_endpoints_withdrawn_during_an_outage_are_published_again_at_once(
         assert [ready for *_, ready in with_slices] == [False], "a silent host has no ready endpoint"
         world.faults.down = False
         await world.until(world.slices, lambda seen: [ready for *_, ready in seen] == [True], "chat", seconds=20)
+
+
+async def test_a_kind_that_is_no_longer_served_ends_no_service(autojump_clock):
+    """All services continue without the definitions; once these are back without objects, all of them end."""
+    names = [f"chat{number}" for number in range(6)]
+
+    async def serving():
+        await trio.sleep(300)
+        return [name for name in names if [child for child in world.machine.live(name) if child.serves]]
+
+    async with open_world() as world:
+        await world.serve(*names)
+        definitions = all_crds()
+        for each in definitions:
+            name = each["metadata"]["name"]
+            await world.client.request_json("DELETE", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
+        assert await serving() == names
+        await world.kill_agent()
+        await world.start_agent()
+        assert await serving() == names
+        for each in definitions:
+            await world.client.request_json(
+                "POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", body=each
+            )
+        assert await serving() == []

@@ -14,6 +14,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.resource import Key, Object
+from llmkube.k8s.wire.names import is_object_name
 from llmkube.programs.failures import CommandError, ExitCode
 
 T = TypeVar("T")
@@ -38,6 +39,18 @@ class Target:
     def title(self) -> str:
         """`InferenceService demo`."""
         return f"{self.kind.RESOURCE.kind} {self.name}"
+
+
+def check_new_name(name: str) -> None:
+    """Refuse a name that no object can have.
+
+    Raises:
+        click.UsageError: The name is invalid; the message has a similar one that is valid.
+    """
+    if not is_object_name(name):
+        valid = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")
+        example = f", such as {valid}" if is_object_name(valid) else ""
+        raise click.UsageError(f'"{name}" is not a valid name; use lower-case letters, digits, - and .{example}')
 
 
 def parse_kind(word: str) -> type[Any]:

@@ -60,6 +60,7 @@ each reported every ten minutes, held 2.4 MiB.
 ANY_MEDIA_TYPE: Final = "*/*"
 """The Accept header for a kubelet's streams: it has no JSON there and answers 406 to a client that insists on it."""
 
+_NOT_FOUND: Final = 404
 _NO_DEADLINES: Final = {"timeout": httpx.Timeout(None).as_dict()}
 _OWN_HEADERS: Final = frozenset({b"host", b"accept", b"content-type", b"content-length"})
 
@@ -162,6 +163,22 @@ class Client:
     async def get_json(self, path: str, **more: Any) -> Any:
         """GET a path and return the JSON of the response; `more` is that of `request_json`."""
         return await self.request_json("GET", path, **more)
+
+    async def served_kinds(self, group: str, version: str) -> frozenset[str]:
+        """Return the plurals of the kinds of a group that are served, without those whose definition is being deleted.
+
+        An API server then lists them without `create` (`customresource_discovery_controller.go`).
+        """
+        try:
+            found = await self.get_json(f"/apis/{group}/{version}")
+        except ApiError as error:
+            if error.code != _NOT_FOUND:
+                raise
+            return frozenset()
+        listed = found.get("resources", ()) if isinstance(found, dict) else ()
+        return frozenset(
+            each.get("name") for each in listed if isinstance(each, dict) and "create" in each.get("verbs", ())
+        )
 
     @asynccontextmanager
     async def open_watch(

@@ -9,6 +9,9 @@ Deletions:
   mentions objects that exist and do not change, so one that two lists missed by mistake would be lost.
 * With `cautious`, the same applies to deletions that a watch sends within a short time: once they remove more than
   half, a list ten seconds later decides. A single deletion is accepted at once.
+* A kind that is not served is not a deletion of its objects. Who deletes a CustomResourceDefinition deletes its objects
+  as well, and the watch sends that first. So with `served`, no deletion is accepted while the definition is missing or
+  is being deleted.
 
 Staleness:
 
@@ -18,6 +21,7 @@ Staleness:
   resourceVersion: after a restore of etcd, kube-apiserver accepts one from the future and sends nothing.
 """
 
+import math
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
@@ -41,6 +45,9 @@ LIST_SECONDS: Final = 60.0
 
 STABLE_SECONDS: Final = 10.0
 """The age at which a watch is a success, which resets the back-off."""
+
+SERVED_SECONDS: Final = 1.0
+"""The interval of the checks whether a kind is served, while deletions arrive."""
 
 CONFIRM_SECONDS: Final = 10.0
 """The wait before a suspect list is confirmed: long enough for a starting server to load its data."""
@@ -131,8 +138,12 @@ class Cache(Generic[T]):
 
     def is_suspect(self, listing: Listing[T]) -> bool:
         """Return whether a list contradicts the known state so strongly that a second read must confirm it."""
-        lost = self._versions.keys() - {Key.of(raw) for raw in listing.raw}
+        lost = self.lost(listing)
         return len(lost) * 2 > len(self._versions) or is_older(listing.resource_version, self._position)
+
+    def lost(self, listing: Listing[T]) -> set[Key]:
+        """Return the known objects that are not in a list."""
+        return self._versions.keys() - {Key.of(raw) for raw in listing.raw}
 
     def must_confirm(self, event: WatchEvent[T], buffered: Callable[[], Iterable[WatchEvent[T]]], now: float) -> bool:
         """Return whether a list must confirm a deletion, because recent ones remove more than half; if so, record it.
@@ -218,6 +229,7 @@ async def run_reflector(
     namespace: str | None = None,
     label_selector: str = "",
     cautious: bool = False,
+    served: Callable[[], Awaitable[bool]] | None = None,
     fatal: Collection[int] = (),
     rng: random.Random,
     backoff: Backoff = RECONNECT,
@@ -233,6 +245,7 @@ async def run_reflector(
         namespace: None watches all namespaces.
         label_selector: In kubectl's syntax.
         cautious: Whether deletions of more than half within seconds wait for a list to confirm them.
+        served: Returns whether the kind is served and its definition is not being deleted; raises ApiError.
         fatal: HTTP statuses that are raised, for a collection that the program can do without.
         rng: Jitter for the watch durations and the back-off.
         backoff: The delays after consecutive failures.
@@ -241,6 +254,7 @@ async def run_reflector(
         ApiError: One of `fatal`.
     """
     where: dict[str, Any] = {"namespace": namespace, "label_selector": label_selector}
+    check_deletion = _DeletionCheck(kind, served)
     read = partial(_list, client, kind, where)
     must_list = True
     failures = 0
@@ -251,14 +265,16 @@ async def run_reflector(
         problem: ApiError | None = None
         try:
             if must_list:
-                rechecks = RECHECK_SECONDS if await _refresh(kind, read, cache, notify) else rechecks[1:]
+                rechecks = (
+                    RECHECK_SECONDS if await _refresh(kind, read, cache, notify, check_deletion) else rechecks[1:]
+                )
                 must_list, empty_runs = False, 0
             watch_seconds = rechecks[0] if rechecks else rng.randint(*WATCH_SECONDS)
             opening = client.open_watch(kind, resource_version=cache.position, timeout_seconds=watch_seconds, **where)
             async with opening as watch:
                 opened_at = trio.current_time()
                 try:
-                    await _apply_events(watch, cache, notify, cautious=cautious)
+                    await _apply_events(watch, cache, notify, check_deletion, cautious=cautious)
                 finally:
                     stable = trio.current_time() - opened_at >= STABLE_SECONDS
                     empty_runs = 0 if watch.received_any else empty_runs + 1
@@ -296,8 +312,29 @@ async def _list(client: Client, kind: type[T], where: Mapping[str, Any]) -> List
     raise TransportError(f"list of {kind.RESOURCE.plural} took longer than {LIST_SECONDS:g} s")
 
 
+class _DeletionCheck:
+    """Checks that a deletion is not that of the whole kind, at most once a second."""
+
+    def __init__(self, kind: type[Object], served: Callable[[], Awaitable[bool]] | None) -> None:
+        self._kind, self._served, self._checked_at = kind, served, -math.inf
+
+    async def __call__(self) -> None:
+        """Raise ApiError unless the kind is served and its definition is not being deleted."""
+        if self._served is None or trio.current_time() < self._checked_at + SERVED_SECONDS:
+            return
+        if not await self._served():
+            raise ApiError(
+                f"{self._kind.RESOURCE.full_name}: its definition is missing or being deleted; its objects are kept"
+            )
+        self._checked_at = trio.current_time()
+
+
 async def _refresh(
-    kind: type[T], read: Callable[[], Awaitable[Listing[T]]], cache: Cache[T], notify: Callable[[Key], None]
+    kind: type[T],
+    read: Callable[[], Awaitable[Listing[T]]],
+    cache: Cache[T],
+    notify: Callable[[Key], None],
+    check_deletion: _DeletionCheck,
 ) -> bool:
     """List into the cache; a suspect list is read once more, and the second result applies.
 
@@ -319,6 +356,8 @@ async def _refresh(
         )
         await trio.sleep(CONFIRM_SECONDS)
         listing = await read()
+    if cache.lost(listing):
+        await check_deletion()
     suspect = cache.is_suspect(listing) or not (listing.raw or cache.synced.is_set())
     changed = cache.replace(listing)
     cache.refusal = ""
@@ -332,10 +371,19 @@ async def _refresh(
     return suspect
 
 
-async def _apply_events(watch: Watch[T], cache: Cache[T], notify: Callable[[Key], None], *, cautious: bool) -> None:
+async def _apply_events(
+    watch: Watch[T],
+    cache: Cache[T],
+    notify: Callable[[Key], None],
+    check_deletion: _DeletionCheck,
+    *,
+    cautious: bool,
+) -> None:
     """Apply events until the server ends the watch, or suspect deletions are due to be confirmed."""
     with trio.CancelScope() as confirm_scope:
         while (event := await watch.next_event()) is not None:
+            if event.type == "DELETED":
+                await check_deletion()
             if cautious and event.type == "DELETED" and cache.must_confirm(event, watch.buffered, trio.current_time()):
                 if confirm_scope.deadline > cache.confirm_at:
                     _log.warning(

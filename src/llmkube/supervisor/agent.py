@@ -184,6 +184,7 @@ async def _start_support(nursery: trio.Nursery, services: Services, credential: 
         services.on_service,
         label_selector=settings.selector.text,
         cautious=True,
+        served=partial(_serves_services, client),
     )
     watch_models = partial(reflect, Model, services.models, services.on_model)
     watch_hosts = partial(hosts.run_reflector, ports.rng)
@@ -245,3 +246,8 @@ def _others(hosts: HostMonitor, host: str) -> frozenset[str]:
 def stop_seconds(settings: AgentSettings) -> float:
     """Return the longest time that a stop may take: endpoints, requests in flight, engines, last writes."""
     return settings.stop_seconds + KILL_SECONDS + settings.withdraw_seconds + STOP_SLACK_SECONDS
+
+
+async def _serves_services(client: Client) -> bool:
+    resource = InferenceService.RESOURCE
+    return resource.plural in await client.served_kinds(resource.group, resource.version)

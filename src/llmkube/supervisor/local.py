@@ -51,6 +51,7 @@ from llmkube.weights.download.remote_header import read_remote_header
 from llmkube.weights.errors import (
     DigestMismatchError,
     FetchError,
+    NotGGUFError,
     ProjectorError,
     SourceUnsupportedError,
     WeightsError,
@@ -129,14 +130,24 @@ class LocalWeights:
                 weights = await self._verified_in_place(fetch_source, sha256)
             else:
                 weights = await fetch_source(sha256=sha256)
-            facts = self._headers.get(weights.identity)
-            if facts is None:
-                facts = await self.read(partial(self._read_header, source, weights.path))
-                facts = self._headers.setdefault(weights.identity, facts)
+            try:
+                return weights, await self._header_of(source, weights)
+            except NotGGUFError:  # the server may have sent a wrong file once
+                before = weights.identity
+                weights = await self._fetcher(source, model, progress, fresh=True)(sha256=sha256)
+                if weights.identity == before:
+                    raise
+            return weights, await self._header_of(source, weights)
         except WeightsNotFoundError as error:
             self._log_once(model.spec.source, error.detail)
             raise
-        return weights, facts
+
+    async def _header_of(self, source: EngineSource, weights: WeightsFile) -> ModelHeader:
+        facts = self._headers.get(weights.identity)
+        if facts is None:
+            facts = await self.read(partial(self._read_header, source, weights.path))
+            facts = self._headers.setdefault(weights.identity, facts)
+        return facts
 
     async def fetch_projector(
         self, model: Model, weights: WeightsFile, facts: GGUFFacts, progress: Callable[[Progress], None]
@@ -187,9 +198,9 @@ class LocalWeights:
         return fitting.get(choose_projector(model.name, [*fitting, *others]))
 
     def _fetcher(
-        self, source: EngineSource, model: Model, progress: Callable[[Progress], None]
+        self, source: EngineSource, model: Model, progress: Callable[[Progress], None], *, fresh: bool = False
     ) -> Callable[..., Awaitable[WeightsFile]]:
-        """Return `fetch` for a source with the Model's credentials."""
+        """Return `fetch` for a source with the Model's credentials; with `fresh` a changed file is fetched again."""
         return partial(
             fetch,
             source,
@@ -202,6 +213,7 @@ class LocalWeights:
                 access=partial(self.tokens.find_access, model),
                 registry=partial(self.tokens.find_registry, model, source),
                 policy=self.policy,
+                fresh=fresh,
                 namespace=model.key.namespace,
             ),
             local=self.local,

@@ -175,7 +175,7 @@ def run(*argv):
     ("write", "message"),
     [
         (None, "cannot read the model"),
-        (b"hello", "is not a GGUF file: it starts with b'hell'"),
+        (b"hello", "is not a GGUF file: it does not start with GGUF"),
         (DEMO.read_bytes()[:500_000], "see its output above"),
         (b"GGUF" + b"\xff" * 100, "see its output above"),
     ],

@@ -17,7 +17,7 @@ usage: llmkube-llama-server --model FILE [flags]
 llmkube-llama-server: error: argument -c/--ctx-size: invalid int value: 'many'"""
 
 NO_FILE = "llmkube-llama-server: cannot read the model /nope.gguf: No such file or directory"
-NOT_GGUF = "llmkube-llama-server: the model text.gguf is not a GGUF file: it starts with b'hell'"
+NOT_GGUF = "llmkube-llama-server: the model text.gguf is not a GGUF file: it does not start with GGUF"
 
 TRUNCATED = """\
 0.00.004.013 I srv          init: loading model

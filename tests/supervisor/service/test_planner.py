@@ -19,6 +19,7 @@ from llmkube.k8s.resource import Key
 from llmkube.supervisor.credentials import SourceCredentials
 from llmkube.supervisor.local import LocalWeights
 from llmkube.weights.download.remote_header import read_remote_header
+from llmkube.weights.download.retry import DownloadLimits
 from sim.machine import Machine
 from sim.memory import SimMemory, shape_of
 from sim.world import agent_settings, open_world
@@ -90,9 +91,9 @@ class Host:
 @pytest.fixture
 def open_host(tmp_path, monkeypatch):
     @asynccontextmanager
-    async def opened(script, policy=FROM_OBJECT, token_file=None):
+    async def opened(script, policy=FROM_OBJECT, token_file=None, **options):
         read = []
-        async with open_bench(tmp_path / "store", script) as bench, open_world() as world:
+        async with open_bench(tmp_path / "store", script, **options) as bench, open_world() as world:
 
             async def read_secret(key):
                 read.append(key)
@@ -328,3 +329,38 @@ async def test_a_service_on_omlx_is_evicted_and_returns(autojump_clock):
         assert world.machine.memory.lowest_bytes >= 0
         await world.delete("chat")
         await world.until(world.ready_addresses, 1, "other", seconds=600)
+
+
+async def test_a_server_that_says_nothing_is_stalled_within_a_minute(open_host, autojump_clock):
+    """The condition has the reason `Stalled`, and names a next attempt only until that begins."""
+
+    async def silent(wire, request):
+        await trio.sleep_forever()
+
+    async with open_host(silent, limits=DownloadLimits()) as host:
+        await host.deploy("chat")
+        message = await host.wait_fetched("Stalled", seconds=60)
+        assert "files.example" in message
+        assert "; next attempt at " in message
+        await host.world.until(host.fetched, lambda seen: "next attempt" not in seen[2], seconds=10)
+        await trio.sleep(30)
+        _, reason, message = await host.fetched()
+        assert (reason, "next attempt" in message) == ("Stalled", False), message
+
+
+async def test_a_file_that_was_wrong_once_is_fetched_again(open_host, autojump_clock):
+    """A server that sent a short file, and later the whole one, is asked again without an edit or a deletion."""
+    data = DEMO[:50_000]
+
+    async def script(wire, request):
+        await wire.file(request, data)
+
+    async with open_host(script) as host:
+        await host.deploy("chat")
+        assert "is the download complete?" in await host.wait_fetched("NotGGUF")
+        await trio.sleep(120)
+        before = len(host.bench.network.requests)
+        data = DEMO
+        await host.wait_fetched("Fetched", seconds=120)
+        assert len(host.bench.network.requests) > before
+        await host.world.until(host.world.phase, "Ready")

@@ -37,6 +37,7 @@ class KindInfo:
     deprecation_warning: str = ""
     unconditional_update: bool = False  # an update without resourceVersion is allowed
     has_generation: bool = True  # metadata.generation is maintained
+    terminating: bool = False  # its CustomResourceDefinition is being deleted
 
     @property
     def status_subresource(self) -> bool:
@@ -107,11 +108,12 @@ BUILTIN_KINDS: Final[tuple[KindInfo, ...]] = (
 
 def kinds_from_crd(crd: Mapping[str, Any]) -> tuple[KindInfo, ...]:
     """Return the served versions of a CRD that has passed `crd_rules.check`; the storage version has `storage` set."""
-    spec = crd["spec"]
-    return tuple(_from_version(spec, version) for version in spec["versions"] if version.get("served"))
+    spec, terminating = crd["spec"], "deletionTimestamp" in crd.get("metadata", {})
+    served = (version for version in spec["versions"] if version.get("served"))
+    return tuple(_from_version(spec, version, terminating=terminating) for version in served)
 
 
-def _from_version(spec: Mapping[str, Any], version: Mapping[str, Any]) -> KindInfo:
+def _from_version(spec: Mapping[str, Any], version: Mapping[str, Any], *, terminating: bool) -> KindInfo:
     names = spec["names"]
     kind = names["kind"]
     subresources = version.get("subresources") or {}
@@ -141,6 +143,7 @@ def _from_version(spec: Mapping[str, Any], version: Mapping[str, Any]) -> KindIn
         printer_columns=version.get("additionalPrinterColumns") or (),
         selectable_fields=tuple(field["jsonPath"].removeprefix(".") for field in version.get("selectableFields") or ()),
         deprecation_warning=warning,
+        terminating=terminating,
     )
 
 

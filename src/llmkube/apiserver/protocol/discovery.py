@@ -181,4 +181,6 @@ def verbs(kind: KindInfo) -> tuple[str, ...]:
     """Return the verbs of a kind, in kube-apiserver's order."""
     if kind.resource.full_name == NAMESPACES:
         return tuple(verb for verb in VERBS if verb != "deletecollection")
+    if kind.terminating:
+        return tuple(verb for verb in _CUSTOM_VERBS if verb not in {"patch", "create", "update"})
     return VERBS if kind.builtin else _CUSTOM_VERBS

@@ -143,7 +143,7 @@ def _check_model(path: Path) -> None:
     except OSError as exc:
         raise OSError(f"cannot read the model {path}: {exc.strerror}") from exc
     if magic != b"GGUF":
-        raise ValueError(f"the model {path} is not a GGUF file: it starts with {magic!r}")
+        raise ValueError(f"the model {path} is not a GGUF file: it does not start with GGUF")
 
 
 def _check_address(host: str, port: int) -> None:

@@ -204,12 +204,12 @@ class Facts:
         """Record why the spec cannot be planned; a running engine keeps the last plan."""
         return attrs.evolve(self, problem=_observed(self.desired.service, str(error)))
 
-    def with_fetch_progress(self, message: str, delay: str = "") -> "Facts":
-        """Set the progress of the fetch, and the `delay` that it waits for."""
+    def with_fetch_progress(self, message: str, delay: str = "", reason: str = Reason.FETCHING) -> "Facts":
+        """Set the progress of the fetch, the `delay` that it waits for, and the reason of the condition."""
         if self.fetched == self.desired.model.spec:  # the file was here before, and is only checked again
             return self
         late = self.with_unplanned(Reason.FETCHING, "the file for the newest spec is being fetched")
-        fetch = _observed(self.desired.model, FetchState(False, Reason.FETCHING, message))
+        fetch = _observed(self.desired.model, FetchState(False, reason, message))
         return attrs.evolve(late, fetch=fetch, fetch_delay=delay)
 
     def with_file(self, weights: WeightsFile, header: ModelHeader) -> "Facts":

@@ -369,7 +369,8 @@ class _ProgressLine:
         if self._newest is not None:
             newest, line = self._newest, str(self._newest)
             self._kind, self._newest = (newest.stage, newest.note), None
-            delay = newest.note if newest.stage == "waiting" and newest.until is not None else ""
-            self.manager.update(Facts.with_fetch_progress, line, delay)
+            delay = newest.note if newest.stage == "waiting" and newest.reason else ""
+            reason = Reason.STALLED if newest.reason == Reason.STALLED else Reason.FETCHING
+            self.manager.update(Facts.with_fetch_progress, line, delay, reason)
             if isinstance(self.target.value, Idle):
-                self.target.put_nowait(Idle(Reason.FETCHING, line))
+                self.target.put_nowait(Idle(reason, line))

@@ -214,7 +214,7 @@ class BodyReceiver:
         if head.startswith(b"vers"):
             raise NotGGUFError(f"{self.shown} is a Git LFS pointer, not the file; use the link that downloads it")
         # The actual first bytes are not shown: they may be from a service that only this host can reach.
-        raise NotGGUFError(f"{self.shown} is not a GGUF file: it does not begin with {_MAGIC!r}")
+        raise NotGGUFError(f"{self.shown} is not a GGUF file: it does not begin with {_MAGIC.decode()}")
 
 
 @attrs.define(eq=False)

@@ -29,7 +29,8 @@ class Progress:
         seconds_left: Of this stage; None while unknown.
         note: Why it waits, or which of several files was chosen.
         since: The start of the wait, during which no byte has arrived.
-        until: The time of the next attempt; None while unknown.
+        until: The time of the next attempt; None while unknown, and during an attempt.
+        reason: The reason of the failure after which it waits; "" if there was none.
     """
 
     stage: Stage
@@ -40,6 +41,7 @@ class Progress:
     note: str = ""
     since: datetime.datetime | None = None
     until: datetime.datetime | None = None
+    reason: str = ""
 
     def __str__(self) -> str:
         if self.stage == "waiting":
@@ -149,11 +151,12 @@ class Meter:
         """Report the verified bytes."""
         self.progress(Progress("verifying", done_bytes, total_bytes))
 
-    def waiting(self, seconds: float, note: str) -> None:
-        """Report a pause and its reason; attempts that receive no byte do not reset the start of the wait."""
+    def waiting(self, seconds: float, note: str, reason: str = "") -> None:
+        """Report a pause and its cause; attempts that receive no byte do not reset the start of the wait."""
         self._rate.reset()
         now = self.utcnow()
         self._waiting_since = self._waiting_since or now
         until = now + datetime.timedelta(seconds=seconds) if seconds else None
         left = seconds or None
-        self.progress(Progress("waiting", seconds_left=left, note=note, since=self._waiting_since, until=until))
+        since = self._waiting_since
+        self.progress(Progress("waiting", seconds_left=left, note=note, since=since, until=until, reason=reason))

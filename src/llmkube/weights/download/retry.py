@@ -39,7 +39,7 @@ class DownloadLimits:
         backoff: The pauses between attempts.
     """
 
-    head_seconds: float = 60.0
+    head_seconds: float = 45.0
     window_seconds: float = 60.0
     window_bytes: int = 64 * 1024
     tries: int = 6
@@ -95,7 +95,7 @@ async def retry(
     *,
     origin: Origin,
     network: Network,
-    waiting: Callable[[float, str], None],
+    waiting: Callable[[float, str, str], None],
     has_progressed: Callable[[], bool] = lambda: False,
 ) -> T:
     """Retry until an attempt succeeds, a user error occurs, or `DownloadLimits.tries` attempts in a row fail.
@@ -104,18 +104,23 @@ async def retry(
         attempt: The operation; it is retried after a FetchError, except a full disk, which a retry cannot fix.
         origin: The server; the pauses that it requested are observed, also those of other downloads.
         network: The clock, the random numbers and the limits.
-        waiting: Called before each pause with its length and reason.
+        waiting: Called before each pause with its length, its cause in words and the reason of the error, and with 0
+            when the next attempt begins.
         has_progressed: Returns after a failure whether the attempt made progress nevertheless.
     """
     failures = 0
     limits, pauses = network.limits, network.pauses
+    message = reason = ""
     while True:
+        if message:
+            waiting(0.0, message, reason)
         pause = pauses.seconds_left(origin)
         if pause > limits.max_wait_seconds:
             raise ThrottledError(f"{origin[1]} requests another pause of {pause:.0f} s", wait_seconds=pause)
         if pause > 0:
-            waiting(pause, f"{origin[1]} requested a pause")
+            waiting(pause, f"{origin[1]} requested a pause", ThrottledError.reason)
             await trio.sleep(pause)
+            waiting(0.0, f"{origin[1]} requested a pause", ThrottledError.reason)
         try:
             return await attempt()
         except NoSpaceError:
@@ -129,6 +134,6 @@ async def retry(
             if failures >= limits.tries:
                 raise
             delay = limits.backoff.delay(failures, network.rng)
-            message = str(error)
-        waiting(delay, message)
+            message, reason = str(error), error.reason
+        waiting(delay, message, reason)
         await trio.sleep(delay)

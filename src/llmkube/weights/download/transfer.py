@@ -110,7 +110,7 @@ class Transfer:
                 raise error
             self._best_bytes = 0
             delay = limits.backoff.delay(tries, self.dependencies.rng)
-            self.meter.waiting(delay, str(error))
+            self.meter.waiting(delay, str(error), error.reason)
             await trio.sleep(delay)
             del self.rejected[self.request.key, self._expected or ""]
         await run_sync(self.partial.checkpoint)
@@ -163,6 +163,7 @@ class Transfer:
 
     async def _receive(self, response: FileResponse, ranged: RangeRequest, scope: trio.CancelScope) -> None:
         run_sync, partial, request = self.dependencies.run_sync, self.partial, self.request
+        scope.deadline = trio.current_time() + self.dependencies.limits.window_seconds  # the head has arrived
         now = self.dependencies.utcnow()
         if request.sha256 is None:
             self._expected = response.linked_sha256

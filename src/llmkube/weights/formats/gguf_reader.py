@@ -243,7 +243,7 @@ class HeaderReader:
     def _check_start(self, magic: bytes, version: int | None) -> None:
         if magic != fmt.MAGIC:
             guess = next((guess for prefix, guess in fmt.LOOKALIKES if self._data.startswith(prefix)), None)
-            raise self.refuse(guess or f"it does not start with {fmt.MAGIC!r}")
+            raise self.refuse(guess or f"it does not start with {fmt.MAGIC.decode()}")
         if version is None or version in fmt.VERSIONS:
             return
         if version & 0xFFFF == 0:

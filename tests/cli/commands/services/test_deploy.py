@@ -153,6 +153,10 @@ def test_a_model_that_exists_can_be_served(deploy):
         ([*BASE, "--memory", "5GB"], '"5GB" is not a quantity; write a number and a unit, such as 24Gi'),
         ([*BASE, "--sha256", "12"], '"12" is not 64 hexadecimal digits'),
         ([*BASE, "--env", "A"], 'Invalid value for --env: "A" is not NAME=VALUE'),
+        (
+            ["deploy", "Foo_Bar", "--source", "builtin://demo"],
+            '"Foo_Bar" is not a valid name; use lower-case letters, digits, - and ., such as foo-bar',
+        ),
         ([*BASE, "--gpu", "--accelerator", "cpu"], "--gpu and --accelerator cpu exclude each other"),
         ([*BASE, "--cache-type-k", "f17"], "'f17' is not one of 'f16'"),
         ([*BASE, "--timeout", "nan"], "Invalid value for '--timeout': 'nan' is not a number"),

@@ -6,7 +6,7 @@ The `assess_*` functions are pure.
 import datetime
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import attrs
 import httpx
@@ -161,7 +161,7 @@ def assess_server(server: str, report: ServerReport, rights_fix: str, *, agent: 
     if not report.installed:
         yield failed(
             "it does not serve Models and InferenceServices",
-            why="there is nothing to serve",
+            why="running engines continue, and nothing else can be served or changed",
             fix="`llmkube crds | kubectl apply --server-side -f -`",
             name="kinds",
         )
@@ -362,14 +362,7 @@ async def _version(
 
 
 async def _serves_our_kinds(client: Client) -> bool:
-    try:
-        found = await client.get_json(f"/apis/{GROUP}/{VERSION}")
-    except ApiError as exc:
-        if exc.code != httpx.codes.NOT_FOUND:
-            raise
-        return False
-    names: Sequence[Any] = found.get("resources", ()) if isinstance(found, dict) else ()
-    return {"models", "inferenceservices"} <= {each.get("name") for each in names if isinstance(each, dict)}
+    return {"models", "inferenceservices"} <= await client.served_kinds(GROUP, VERSION)
 
 
 def _namespace_text(need: Permission, config: AgentConfig) -> str:

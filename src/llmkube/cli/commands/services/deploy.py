@@ -25,7 +25,7 @@ from llmkube.cli.commands.services.readiness_wait import (
     typed_command,
     wait_until_ready,
 )
-from llmkube.cli.object_names import Target, get_object
+from llmkube.cli.object_names import Target, check_new_name, get_object
 from llmkube.cli.object_names import find as find_object
 from llmkube.cli.options import catalog_or_services, cluster_options, models, services
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, ClusterFlags, answer_deadline, run_against
@@ -143,6 +143,7 @@ def copy(*, name: str, new_name: str, where: ClusterFlags) -> None:
     an InferenceService, or a Model that `llmkube pull` has created. Further names are not copied:
     aliases, presets and adapters with a name.
     """
+    check_new_name(new_name)
 
     async def action(cluster: Cluster) -> None:
         source, target = Key(cluster.namespace, name), Key(cluster.namespace, new_name)
@@ -267,6 +268,7 @@ class ApplyResult:
 
 def _read(name: str, flags: Mapping[str, Any]) -> DeployRequest:
     source, model_name = flags["source"], flags["model_name"]
+    check_new_name(name)
     if source and model_name:
         raise click.UsageError("--source (weights to serve) and --model (an existing Model) exclude each other")
     fields = given_fields(FLAGS, flags)
