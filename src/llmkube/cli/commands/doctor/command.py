@@ -15,7 +15,7 @@ import trio
 from llmkube.base.errors import LLMKubeError, UserError, first_leaf
 from llmkube.base.log import configure_logging
 from llmkube.base.times import utcnow
-from llmkube.cli.commands.doctor import cluster, daemons, from_pod, mac, machine, programs
+from llmkube.cli.commands.doctor import cluster, daemons, mac, machine, programs
 from llmkube.cli.commands.doctor.findings import Finding, as_json, as_text, exit_code, warned
 from llmkube.cli.commands.doctor.installation import Installation, find_installation
 from llmkube.cli.options import cluster_options
@@ -84,6 +84,8 @@ async def examine(
     """Return all findings, in the order of the report."""
     probes = probes_of(here, where)
     if named is not None:
+        from llmkube.cli.commands.doctor import from_pod  # noqa: PLC0415 - only --from-cluster needs it
+
         check = partial(_from_cluster, here, where, named, image)
         probes = [*probes, Probe("from a pod", check, from_pod.WAIT_SECONDS + 3 * from_pod.DELETE_SECONDS)]
     return (programs.check_settings(here), *await run_probes(probes))
@@ -132,6 +134,8 @@ def _named_cluster(here: Installation, where: ClusterFlags) -> ClusterConfig:
     Raises:
         UserError: The user did not name a cluster, or the credentials are the host's and not the user's.
     """
+    from llmkube.cli.commands.doctor import from_pod  # noqa: PLC0415 - see above
+
     config, origin = find_config(where.kubeconfig_path, where.context, here.folder)
     if origin is not Origin.NAMED:
         raise UserError("--from-cluster creates a Job: name the cluster with --kubeconfig or --context")
@@ -140,6 +144,8 @@ def _named_cluster(here: Installation, where: ClusterFlags) -> ClusterConfig:
 
 
 async def _from_cluster(here: Installation, where: ClusterFlags, config: ClusterConfig, image: str | None) -> Finding:
+    from llmkube.cli.commands.doctor import from_pod  # noqa: PLC0415 - see above
+
     address = await cluster.advertised_address(here, where)
     if not address:
         raise UserError("this host has no address that pods can reach; set one with the agent's --host-ip")

@@ -12,19 +12,18 @@ import trio
 
 from llmkube.base.errors import LLMKubeError
 from llmkube.base.settings import settings_of
-from llmkube.cli.commands.programs.agent import agent
 from llmkube.cli.commands.programs.background.agent_jobs import UP_LABEL, User, agent_job_files, read_job
 from llmkube.cli.commands.programs.background.launchctl import current_user, launchctl_program
 from llmkube.cli.commands.programs.background.systemd import unit_path
-from llmkube.cli.commands.programs.up import up
 from llmkube.k8s.resource import Key
 from llmkube.programs.config import AgentConfig, UpConfig, load
+from llmkube.programs.options import settings_options
 from llmkube.programs.state_location import check_state_dir, local_state_dir, lock_holder, running_up_pid
 from llmkube.supervisor.values.journal import Entry, FileJournal
 
 Name = Literal["up", "agent"]
 
-_COMMANDS: Final[dict[Name, tuple[click.Command, type[Any]]]] = {"up": (up, UpConfig), "agent": (agent, AgentConfig)}
+_SETTINGS: Final[dict[Name, type[Any]]] = {"up": UpConfig, "agent": AgentConfig}
 
 
 @attrs.frozen(kw_only=True)
@@ -111,7 +110,10 @@ def find_installation(chosen: Path | None) -> Installation:
 
 def given_flags(program: Name, argv: Sequence[str]) -> dict[str, Any]:
     """Return the settings that a command line gives after the program's name."""
-    command, kind = _COMMANDS[program]
+    kind = _SETTINGS[program]
+    # Only the settings are options: the commands themselves import the programs, which takes a second.
+    ignoring = {"ignore_unknown_options": True, "allow_extra_args": True}
+    command = click.command(program, context_settings=ignoring)(settings_options(kind)(lambda **_: None))
     words = list(argv[argv.index(program) + 1 :]) if program in argv else list(argv[1:])
     try:
         context = command.make_context(program, words, resilient_parsing=True)
@@ -122,7 +124,7 @@ def given_flags(program: Name, argv: Sequence[str]) -> dict[str, Any]:
 
 
 def _settings(program: Name, folder: Path, argv: Sequence[str]) -> tuple[AgentConfig | UpConfig, str]:
-    kind = _COMMANDS[program][1]
+    kind = _SETTINGS[program]
     flags = {**given_flags(program, argv), "state_dir": folder}
     try:
         return load(program, kind, flags), ""
