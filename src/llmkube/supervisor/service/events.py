@@ -145,7 +145,7 @@ def _spec_honoured(facts: Facts) -> Statement | None:
         return None
     generation, listed = facts.ignored.generation, ", ".join((*facts.ignored.value, *facts.view.value.given_up))
     if listed:
-        message = f"these fields are accepted and have no effect on this machine: {listed}"
+        message = f"no effect on this machine: {listed}"
         return Statement(SPEC_HONOURED, False, Reason.FIELDS_IGNORED, message, generation)
     return Statement(SPEC_HONOURED, True, Reason.HONOURED, "every field that is set has an effect", generation)
 
