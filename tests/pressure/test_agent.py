@@ -27,7 +27,7 @@ async def test_a_browser_opens_and_closes(autojump_clock, world):
     await world.until(running, ["chat", "embed"], world, seconds=30)
     await world.until(world.condition, lambda one: one[1] == "Evicted", "MemoryPressure", "draft")
     assert (await world.condition("MemoryPressure", "chat"))[0] in {"True", "False"}
-    assert "Evicted because memory is critically short" in (await events(world, "Evicted"))["draft"]
+    assert "Stopped because memory is critically short" in (await events(world, "Evicted"))["draft"]
     assert "cut short" in (await events(world, "Evicted"))["draft"]
     await trio.sleep(60)
     word, sentence = await why(world, "draft")
@@ -42,7 +42,7 @@ async def test_a_browser_opens_and_closes(autojump_clock, world):
     assert len(world.machine.starts("chat")) == 1
     await world.until(events, lambda found: set(found) == {"draft"}, world, "Returned")
     assert (
-        "Running again; before that: Evicted because memory is critically short"
+        "Running again; before that: Stopped because memory is critically short"
         in (await events(world, "Returned"))["draft"]
     )
     assert world.machine.memory.lowest_bytes >= 0
@@ -107,7 +107,7 @@ async def test_a_more_important_service_arrives(autojump_clock, world):
     """The least important service is displaced, its Event names the new service, and it displaces nothing itself."""
     await serve(world, "chief", 12, "critical")
     await world.until(running, ["chat", "chief", "embed"], world, seconds=60)
-    message = "Evicted to make room for chief (priority critical, needs 12.1 GiB); this service has priority low"
+    message = "Stopped to make room for chief (priority critical, needs 12.1 GiB); this service has priority low"
     assert message in (await events(world, "Displaced"))["draft"]
     assert "draft is evicted to make room for this service" in (await events(world, "Displacing"))["chief"]
     await trio.sleep(300)

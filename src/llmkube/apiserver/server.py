@@ -28,6 +28,7 @@ from llmkube.apiserver.pki import ensure_pki, run_renewal, server_context
 from llmkube.apiserver.protocol.request_bodies import MAX_BODY_BYTES
 from llmkube.apiserver.storage.revisions import Store
 from llmkube.apiserver.storage.write_ahead_log import (
+    DATABASE,
     StorageDamagedError,
     WriteAheadLog,
     move_aside,
@@ -104,7 +105,7 @@ async def open_api_server(
         context = server_context(pki)
         sockets = await stack.enter_async_context(open_sockets())
         secured = [trio.SSLListener(listener, context, https_compatible=True) for listener in sockets.listen(listeners)]
-        server = await _start(stack, state_dir / "api.db")
+        server = await _start(stack, state_dir / DATABASE)
         kubeconfig = state_dir / "kubeconfig"
         write_kubeconfig(kubeconfig, url=url, ca_certificate=pki.ca_certificate, token=token)
         limits = Limits(max_body_bytes=2 * MAX_BODY_BYTES, drain_seconds=_DRAIN_SECONDS)

@@ -22,7 +22,14 @@ from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.errors import ApiError, TransportError, UnauthorizedError
 from llmkube.programs.failures import CommandError, ExitCode, program_name
-from llmkube.programs.state_location import SERVER_LOCK, check_state_dir, local_state_dir, lock_holder, state_dir_of
+from llmkube.programs.state_location import (
+    SERVER_LOCK,
+    check_state_dir,
+    local_state_dir,
+    lock_holder,
+    running_up_pid,
+    state_dir_of,
+)
 
 T = TypeVar("T")
 
@@ -54,12 +61,14 @@ class Cluster:
         namespace: Namespace of -n, else of the context.
         server: URL of the API server.
         note: Description of the cluster for a user who may mean another one; empty if there is no doubt.
+        up_dir: State directory of the cluster if it is an `llmkube up` that this user runs on this machine.
     """
 
     client: Client
     namespace: str
     server: str = ""
     note: str = ""
+    up_dir: Path | None = None
 
 
 class Origin(enum.Enum):
@@ -161,14 +170,23 @@ async def open_cluster(kubeconfig: Path | None, context: str | None) -> AsyncIte
         CommandError: It cannot be reached, or rejects the credentials.
     """
     config, origin = find_config(kubeconfig, context, local_state_dir(), prefer_up=True)
+    where = ClusterFlags(str(kubeconfig) if kubeconfig else None, context)
     async with open_client(config) as client:
         try:
-            yield Cluster(client, config.namespace or "default", config.server, _note(config, origin))
+            yield Cluster(
+                client, config.namespace or "default", config.server, _note(config, origin), own_up_dir(where)
+            )
         except (TransportError, UnauthorizedError) as exc:
-            where = ClusterFlags(str(kubeconfig) if kubeconfig else None, context)
             stopped = _stopped_up(where) if isinstance(exc, TransportError) else None
             message = f"{exc}\n{_hint(exc, config, origin)}" if stopped is None else _not_running(stopped)
             raise CommandError(message) from exc
+
+
+def own_up_dir(where: ClusterFlags) -> Path | None:
+    """Return the state directory of the chosen cluster if it is an `llmkube up` that this user runs on this machine."""
+    folders = [path.absolute().parent for path in kubeconfig_files(where)]
+    running = (each for each in folders if running_up_pid(each) is not None)
+    return next((each for each in running if each.stat().st_uid == os.geteuid()), None)
 
 
 def _stopped_up(where: ClusterFlags) -> Path | None:

@@ -14,7 +14,7 @@ from llmkube.k8s.resource import Key, Resource
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"  # JSON is YAML, and every server since 1.16 knows this media type
 JSON = "application/json"
-TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
+TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 """The Accept header for objects as rows of a table, with the server's own columns."""
 
 

@@ -44,6 +44,7 @@ from llmkube.programs.program import (
     LOOPBACK,
     LOOPBACK_IPV6,
     Stop,
+    check_ports,
     freeze_heap,
     open_port,
     open_service_nursery,
@@ -64,6 +65,7 @@ from llmkube.supervisor.metrics import agent_registry
 from llmkube.supervisor.network import own_addresses
 from llmkube.supervisor.values.lifecycle import ServiceView
 from llmkube.supervisor.values.settings import AgentSettings
+from llmkube.weights.store.local_sources import RECORDED_FOLDERS
 
 _STOPPING: Final = UnavailableModel(Reason.STOPPING, "llmkube up is stopping; retry once it has started again")
 
@@ -149,7 +151,7 @@ class UpPlan:
     @property
     def agent_settings(self) -> AgentSettings:
         """Settings of the agent; engines listen on the loopback address unless the user has set another one."""
-        store = self.state_dir / "store"
+        store, recorded = self.state_dir / "store", self.state_dir / RECORDED_FOLDERS
         return AgentSettings(
             host_name=self.config.host_name or persistent_host_name(self.state_dir),
             state_dir=self.state_dir,
@@ -157,6 +159,7 @@ class UpPlan:
             llama_server=str(self.llama_server),
             advertise_address=self.config.host_ip,
             bind_address=self.config.host_ip or LOOPBACK,
+            local_sources_file=recorded if self.config.allow_local_sources is None else None,
             **host_settings(self.config, default_source_folders(store), self.devices),
         )
 
@@ -245,6 +248,8 @@ class _Up(Generic[T]):
         config, settings = self.plan.config, self.plan.agent_settings
         judge = partial(refuse_foreign_pages, https_proxy_pages=config.https_proxy_pages)
         outcome = None
+        ports = {f"--{name}-port": getattr(config, f"{name}_port") for name in ("api", "gateway", "probe")}
+        await check_ports(ports)
         async with (
             open_loop_watchdog() as loop_watchdog,
             open_port(config.gateway_port, "--gateway-port", also=LOOPBACK_IPV6) as gateway,

@@ -10,7 +10,8 @@ import gc
 import resource
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
 import attrs
@@ -195,6 +196,37 @@ async def open_port(number: int, flag: str, host: str | None = LOOPBACK, *, also
                 stack.push_async_callback(listener.aclose)
             listeners += found
         yield Port(listeners, f"http://{netloc((host or LOOPBACK, taken))}")
+
+
+async def check_ports(numbers: Mapping[str, int]) -> None:
+    """Check that the ports of a program, by their flags, are free.
+
+    Raises:
+        PortTakenError: Some are taken; the message names each of them with the program that listens there.
+    """
+    taken = []
+    for flag, number in numbers.items():
+        try:
+            for listener in await open_listeners(LOOPBACK, number):
+                await trio.aclose_forcefully(listener)
+        except PortTakenError:
+            holder = await trio.to_thread.run_sync(holder_of, number, abandon_on_cancel=True)
+            taken.append(f"{number} ({flag}) is in use by {holder or 'another program'}")
+    if taken:
+        raise PortTakenError(f"port {', port '.join(taken)}; stop that program, or choose other ports with these flags")
+
+
+def holder_of(port: int) -> str:
+    """Return the name and pid of the program that listens at a port; "" if only root may see it."""
+    try:
+        for each in psutil.net_connections("tcp"):
+            if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port and each.pid:
+                words = psutil.Process(each.pid).cmdline()
+                name = "llmkube up" if "up" in words and "llmkube" in {Path(word).name for word in words} else ""
+                return f"{name or psutil.Process(each.pid).name()} (pid {each.pid})"
+    except (psutil.Error, OSError):
+        return ""
+    return ""
 
 
 @contextlib.asynccontextmanager

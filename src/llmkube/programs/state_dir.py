@@ -14,7 +14,7 @@ from llmkube.base import full_disk
 from llmkube.base.errors import ExternalError, UserError
 from llmkube.base.units import format_bytes
 from llmkube.k8s.crd.placement import ON_REQUEST
-from llmkube.programs.state_location import ENGINES_LOCK, SERVER_LOCK, check_state_dir, hold_lock
+from llmkube.programs.state_location import ENGINES_LOCK, SERVER_LOCK, check_state_dir, hold_lock, running_up_pid
 from llmkube.supervisor.host.processes import OWNER_VARIABLE, end_all, find_marked
 from llmkube.supervisor.values.settings import METAL_GRACE_SECONDS
 
@@ -63,6 +63,9 @@ def hold_state_dir(path: Path, *locks: str) -> Iterator[Path]:
                     (path / name).chmod(0o700)
             if not any(path.iterdir()) and (full_disk.free_bytes(path) or 0) < FIRST_START_BYTES:
                 raise _full_disk_error(path)
+            if locks and (pid := running_up_pid(path)) is not None:
+                problem = f"llmkube up is already running (pid {pid}) with the state directory {path}"
+                raise UserError(f"{problem}; stop it with `llmkube up stop`, or choose another with --state-dir")
             for name in locks or (ENGINES_LOCK,):
                 stack.enter_context(hold_lock(path / name))
         except OSError as exc:

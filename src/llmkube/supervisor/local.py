@@ -363,7 +363,7 @@ async def open_local_ports(
                 tokens,
                 in_threads(limiter, abandon=True),
                 partial(read_remote_header, utcnow=utcnow, endpoint=endpoint, egress=egress),
-                LocalSources(settings.local_sources, settings.store_dir),
+                LocalSources(settings.local_sources, settings.store_dir, settings.local_sources_file),
                 library(http) if library is not None else None,
             ),
             journal=journal,

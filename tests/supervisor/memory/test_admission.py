@@ -91,7 +91,7 @@ def test_victims(held, victims):
     assert not outcome.admitted
     if victims:
         assert (
-            "Evicted to make room for chief (priority high, needs 25.0 GiB); this service has priority"
+            "Stopped to make room for chief (priority high, needs 25.0 GiB); this service has priority"
             in outcome.displaced[0].why
         )
 

@@ -38,6 +38,10 @@ INSERT OR IGNORE INTO meta VALUES (1, 0);
 """
 
 
+DATABASE: Final = "api.db"
+"""Name of the file in a state directory."""
+
+
 class StorageError(ExternalError):
     """The database cannot be read or written: a full disk, a damaged file, a lock held by another process."""
 

@@ -52,6 +52,7 @@ class StatusView:
         reporters: Hosts whose agents write its status.
         hosts: All live hosts; None if this user may not read Leases.
         memory: Text about the memory of its engine on this machine; empty without one.
+        cause: Text about a local file that cannot be served, for the user of this machine; empty without one.
     """
 
     service: InferenceService
@@ -60,6 +61,7 @@ class StatusView:
     reporters: Sequence[str] = ()
     hosts: Sequence[Host] | None = None
     memory: str = ""
+    cause: str = ""
 
     @property
     def health(self) -> Health:
@@ -76,6 +78,7 @@ def describe_service(view: StatusView, now: datetime.datetime) -> str:
         *(("waits for", text) for text in waits_for(view)),
         *(("progress", text) for text in progress(view.model)),
         *(("last error", text) for text in last_error(service, view.model)),
+        *(("cause", text) for text in filter(None, [view.cause])),
         *(("what to do", text) for text in remedies(service, view.model)),
         *(("next retry", text) for text in next_retry(service, view.model, now)),
         *(("since", text) for text in since(view.health, now)),
@@ -102,8 +105,14 @@ def describe_service(view: StatusView, now: datetime.datetime) -> str:
     return "\n".join([*lines, *_conditions(status.conditions, "\n".join(lines))])
 
 
-def describe_object(model: Model | ModelRouter, now: datetime.datetime) -> str:
-    """Return the state of a Model or a ModelRouter as labelled lines, and its conditions as a table."""
+def describe_object(model: Model | ModelRouter, now: datetime.datetime, cause: str = "") -> str:
+    """Return the state of a Model or a ModelRouter as labelled lines, and its conditions as a table.
+
+    Args:
+        model: The object.
+        now: The current time.
+        cause: As in `StatusView`.
+    """
     if isinstance(model, ModelRouter):
         return _describe_router(model)
     facts, health = model.status.gguf, model_health(model)
@@ -111,6 +120,7 @@ def describe_object(model: Model | ModelRouter, now: datetime.datetime) -> str:
         ("phase", model.status.phase or "New"),
         *(("progress", text) for text in progress(model)),
         *([("last error", f"{health.reason}: {health.headline}")] if health.failing or health.recovering else []),
+        *(("cause", text) for text in filter(None, [cause])),
         *(("next retry", text) for text in _retry_in(health, now)),
         ("source", output.shown_source(model.spec.source)),
         ("accelerator", model.spec.hardware.accelerator),

@@ -191,7 +191,7 @@ def model_row(model: Model, now: datetime.datetime) -> tuple[str, ...]:
     """Return a Model's cells for `MODEL_COLUMNS`."""
     return (
         model.metadata.name,
-        model.status.phase,
+        "Fetched" if model.status.phase == "Ready" else model.status.phase,  # a Model serves nothing itself
         model.status.size,
         model.spec.hardware.accelerator,
         model.status.gguf.architecture if model.status.gguf else "",

@@ -102,12 +102,13 @@ def assess_model(model: Model, hosts: LiveHosts) -> Verdict:
         return Verdict("Ready", Reason.MODEL_READY, fetched.message or "the file is in place")
     if fetched is not None and fetched.reason != Reason.FETCHING:
         return Verdict("Failed", fetched.reason, fetched.message)
-    accelerator = accelerator_of(model)
+    accelerator, is_local = accelerator_of(model), model.spec.source.startswith(_LOCAL_PREFIXES)
     if not hosts.serving(accelerator):
         return Verdict("Pending", Reason.NO_HOST, no_host_message(accelerator, hosts))
     if fetched is None:
-        return Verdict("Pending", Reason.PENDING, "its file is fetched once a service uses it")
-    if model.spec.source.startswith(_LOCAL_PREFIXES):
+        action = "read in place" if is_local else "fetched"
+        return Verdict("Pending", Reason.PENDING, f"no service uses it yet; its file is {action} once one does")
+    if is_local:
         return Verdict("Copying", Reason.COPY_STARTED, fetched.message)
     return Verdict("Downloading", Reason.DOWNLOAD_STARTED, fetched.message)
 

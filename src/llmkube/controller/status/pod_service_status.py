@@ -284,7 +284,7 @@ def _honoured(facts: ServiceFacts, ignored: tuple[str, ...]) -> Statement:
         message = "unknown until the spec can be run in pods"
         return Statement(SPEC_HONOURED, False, Reason.NOT_PLANNED, message)
     if ignored:
-        message = f"these fields are accepted and have no effect on pods: {', '.join(ignored)}"
+        message = f"no effect on pods: {', '.join(ignored)}"
         return Statement(SPEC_HONOURED, False, Reason.FIELDS_IGNORED, message)
     return Statement(SPEC_HONOURED, True, Reason.HONOURED, "every field that is set has an effect")
 

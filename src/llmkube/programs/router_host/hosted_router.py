@@ -106,6 +106,7 @@ class HostedRouter:
                 raise ExternalError(f"the keys of router {self.key} cannot be written: {error}") from error
         router = self.router
         states = router.states() if router is not None else {}
+        secrets = {each.path: f"entry {each.key} of Secret {each.secret}" for each in compiled.key_files if each.key}
         return RouterFacts(
             config=compiled.config,
             errors=compiled.errors,
@@ -114,7 +115,7 @@ class HostedRouter:
             ready=int(router is not None),
             wanted=1,
             is_rolled_out=router is not None,
-            health={name: BackendHealth(healthy=not why, message=why) for name, why in states.items()},
+            health={name: BackendHealth(healthy=not why, message=_named(why, secrets)) for name, why in states.items()},
             endpoint=router_url(self.services.url, self.key) + resource.spec.endpoint.path,
             budgets=self._budgets(router),
         )
@@ -169,3 +170,10 @@ class HostedRouter:
         if router is not None and now >= self._budgets_until:
             self._reported_budgets, self._budgets_until = tuple(router.budgets()), now + BUDGETS_MAX_AGE_SECONDS
         return self._reported_budgets
+
+
+def _named(reason: str, secrets: Mapping[str, str]) -> str:
+    """Return why a backend is not used, with the entry of a Secret that users write instead of its file."""
+    for path, entry in secrets.items():
+        reason = reason.replace(path, entry)
+    return reason

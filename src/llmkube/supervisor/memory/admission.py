@@ -200,6 +200,6 @@ def _displacement_message(request: Request, victim: Reservation) -> str:
     if victim.spec.on_request:
         return f"Unloaded to make room for {winner} (needs {needs}); the next request loads it"
     return (
-        f"Evicted to make room for {winner} (priority {request.spec.priority}, needs {needs}); "
+        f"Stopped to make room for {winner} (priority {request.spec.priority}, needs {needs}); "
         f"this service has priority {victim.spec.priority}"
     )

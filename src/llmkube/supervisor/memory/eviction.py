@@ -309,8 +309,8 @@ def _message(observed: Observation, cause: Cause, victim: Reservation, now: floa
     held = f"this service held {format_bytes(victim.reclaimable_bytes)}{again}"
     if cause is Cause.OVER_BUDGET:
         over = f"all engines hold {format_bytes(observed.over_bytes)} more than the memory budget or the device allows"
-        return f"Evicted because {over}; {held}"
+        return f"Stopped because {over}; {held}"
     if cause is Cause.IDLE:
         idle = format_age(victim.idle_seconds(now))
-        return f"Evicted because memory is short ({text}) and it was idle for {idle}; {held}"
-    return f"Evicted because memory is {'critically short' if cause is Cause.CRITICAL else 'short'} ({text}); {held}"
+        return f"Stopped because memory is short ({text}) and it was idle for {idle}; {held}"
+    return f"Stopped because memory is {'critically short' if cause is Cause.CRITICAL else 'short'} ({text}); {held}"

@@ -150,7 +150,7 @@ def _spec_honoured(facts: Facts) -> Statement | None:
         ignored = (*ignored, "Model.spec.hardware.accelerator (the engine has put no layer on a device)")
     listed = ", ".join(ignored)
     if listed:
-        message = f"these fields are accepted and have no effect on this machine: {listed}"
+        message = f"no effect on this machine: {listed}"
         return Statement(SPEC_HONOURED, False, Reason.FIELDS_IGNORED, message, generation)
     return Statement(SPEC_HONOURED, True, Reason.HONOURED, "every field that is set has an effect", generation)
 

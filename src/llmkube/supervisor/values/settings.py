@@ -44,6 +44,7 @@ class AgentSettings:
         store_dir: Folder of model files.
         private_sources: Networks that are not public and that the source of a Model may nevertheless lead to.
         local_sources: Folders of this host in which the source of a Model may name files.
+        local_sources_file: File with more such folders, which commands of the host's owner record.
         ollama_sources: Models of this host's Ollama that the source of a Model may name.
         s3_env_auth: Whether Models without a Secret fetch objects with the AWS keys in the agent's environment.
         hub_token_file: File with the token for Models from the hub without a Secret; read for each use.
@@ -132,6 +133,7 @@ class AgentSettings:
     memory_policy: Policy = Policy()
     private_sources: tuple[Network, ...] = ()
     local_sources: tuple[Path, ...] = ()
+    local_sources_file: Path | None = None
     ollama_sources: AllowedModels = AllowedModels()
     s3_env_auth: bool = False
     hub_token_file: Path | None = None

@@ -238,7 +238,7 @@ class HeaderReader:
         if len(start) < _START_BYTES:
             self._size = len(start)
             self._check_start(start[:4], None)
-            raise self.refuse("its fixed-size part goes beyond the end of the file (is the download complete?)")
+            raise self.refuse("its header is cut off (is the download complete?)")
 
     def _check_start(self, magic: bytes, version: int | None) -> None:
         if magic != fmt.MAGIC:

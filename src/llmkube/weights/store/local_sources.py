@@ -8,17 +8,23 @@
 """
 
 import hashlib
+import json
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 import attrs
 
+from llmkube.base.private_files import write_private
 from llmkube.base.trusted_paths import ResolvedPath, resolve_links
 from llmkube.weights.errors import SourceNotAllowedError, WeightsError, WeightsNotFoundError
 from llmkube.weights.split_names import part_names
 from llmkube.weights.store.local_files import FileSnapshot, describe_read_error
+
+RECORDED_FOLDERS: Final = "local-sources.json"
+"""File in a state directory with folders that its owner has allowed by deploying a file in them."""
 
 _MAGIC: Final = b"GGUF"
 _FOLDER_SUFFIXES: Final = (".safetensors", ".json", ".jinja", ".model", ".tiktoken", ".txt")
@@ -52,10 +58,12 @@ class LocalSources:
         folders: The absolute paths of the folders.
         store: The store of fetched weights, whose files have their own audiences: no file in it may be used by its
             path, unless the store itself is listed.
+        recorded: File with more folders, which commands of the host's owner write; read at each check.
     """
 
     folders: tuple[Path, ...] = ()
     store: Path | None = None
+    recorded: Path | None = None
 
     def admit(self, path: Path) -> FileSnapshot:
         """Return a snapshot of the file at a path, after checking it; of a split model, all parts are checked.
@@ -131,18 +139,34 @@ class LocalSources:
         except OSError as exc:
             raise WeightsNotFoundError.at(path, describe_read_error(exc)) from exc
 
+    def _listed(self) -> tuple[Path, ...]:
+        return self.folders if self.recorded is None else (*self.folders, *recorded_folders(self.recorded))
+
     def _check_listed(self, path: Path) -> None:
         normalized = Path(os.path.normpath(path))
-        if not any(folder in normalized.parents for listed in self.folders for folder in _spellings(listed)):
+        if not any(folder in normalized.parents for listed in self._listed() for folder in _spellings(listed)):
             raise SourceNotAllowedError.of_path(path)
 
     def _containing_folder(self, end: Path, path: Path) -> Path:
         """Return the innermost listed folder that contains a resolved path."""
-        containing = [folder for listed in self.folders if (folder := resolve_links(listed).end) in end.parents]
+        containing = [folder for listed in self._listed() if (folder := resolve_links(listed).end) in end.parents]
         store = None if self.store is None else resolve_links(self.store).end
         if not containing or (store in end.parents and store not in containing):
             raise SourceNotAllowedError.of_path(path)
         return max(containing, key=lambda folder: len(folder.parts))
+
+
+def recorded_folders(file: Path) -> tuple[Path, ...]:
+    """Return the folders that `record_folders` has recorded; none if the file does not exist or is damaged."""
+    try:
+        return tuple(map(Path, json.loads(file.read_bytes())))
+    except (OSError, ValueError, TypeError):
+        return ()
+
+
+def record_folders(file: Path, folders: Iterable[Path]) -> None:
+    """Allow local sources below more folders. The file is in a state directory, to which only its owner may write."""
+    write_private(file, json.dumps(sorted({*map(str, recorded_folders(file)), *map(str, folders)})))
 
 
 def _spellings(listed: Path) -> tuple[Path, Path]:

@@ -22,7 +22,7 @@ from llmkube.cli.commands.programs.background.start_limit import FailedStarts, r
 from llmkube.cli.commands.programs.background.systemd import UNIT, systemctl
 from llmkube.programs.config import AgentConfig
 from llmkube.programs.host_settings import configured_programs, find_llama_server
-from llmkube.programs.program import LOOPBACK
+from llmkube.programs.program import LOOPBACK, holder_of
 from llmkube.runtimes.devices import parse_listed
 from llmkube.supervisor.engine.launcher import LocalEngines
 from llmkube.supervisor.host.processes import listens, start_of
@@ -188,7 +188,7 @@ async def check_ports(here: Installation) -> Sequence[Finding]:
             for listener in await open_listeners(LOOPBACK, number):
                 await trio.aclose_forcefully(listener)
         except PortTakenError:
-            holder = await trio.to_thread.run_sync(_holder_of, number, abandon_on_cancel=True)
+            holder = await trio.to_thread.run_sync(holder_of, number, abandon_on_cancel=True)
             found.append(
                 failed(
                     f"port {number} is in use{f' by {holder}' if holder else ''}",
@@ -338,14 +338,3 @@ def _wanted_ports(here: Installation) -> list[tuple[str, int]]:
 
 def _health_port(here: Installation) -> int:
     return here.config.port if isinstance(here.config, AgentConfig) else here.config.probe_port
-
-
-def _holder_of(port: int) -> str:
-    """Return the name and pid of the program that listens at a port; "" if only root may see it."""
-    try:
-        for each in psutil.net_connections("tcp"):
-            if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port and each.pid:
-                return f"{psutil.Process(each.pid).name()} (pid {each.pid})"
-    except (psutil.Error, OSError):
-        return ""
-    return ""

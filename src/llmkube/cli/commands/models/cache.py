@@ -3,7 +3,7 @@
 import datetime
 import os
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -26,12 +26,14 @@ from llmkube.cli.view.progress_line import Display, open_console, open_display
 from llmkube.k8s.auth.config import ClusterConfig
 from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.client import open_client
+from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.model import Model
 from llmkube.programs.config import CONTEXT, HF_TOKEN_FILE, HUB_ENDPOINT, KUBECONFIG, MODEL_STORE, EgressConfig, load
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.options import HELP, command, settings_options
 from llmkube.programs.program import open_service_nursery
-from llmkube.programs.state_location import STATE_DIR
+from llmkube.programs.state_dir import hold_state_dir
+from llmkube.programs.state_location import SERVER_LOCK, STATE_DIR, lock_holder
 from llmkube.supervisor.credentials import read_token_file
 from llmkube.supervisor.engine import prompt_files
 from llmkube.supervisor.engine.prompt_files import SavedPrompt
@@ -147,8 +149,8 @@ def prune_models(*, models: tuple[str, ...], dry_run: bool, force: bool, form: s
     """Remove unused models and abandoned downloads.
 
     A model is in use if an engine of the state directory runs with it, or if a Model names it in `llmkube up` on this
-    machine (if it was ever started) or in the cluster of the agent's settings (by default kubectl's). If one of these
-    API servers does not answer, nothing is removed. Agents with other state directories are not considered.
+    machine, running or stopped, or in the cluster of the agent's settings (by default kubectl's). If that cluster's
+    API server does not answer, nothing is removed. Agents with other state directories are not considered.
     """
     config = load("agent", PruneConfig, flags)
     store = _open(config)
@@ -157,6 +159,7 @@ def prune_models(*, models: tuple[str, ...], dry_run: bool, force: bool, form: s
     if not force:
         api_servers = list(_api_servers(config.kubeconfig, config.context, config.state_dir))
         used = trio.run(_used_by_models, store, api_servers) | _used_by_engines(store, config.state_dir)
+        used |= {_identity_of(store, each): f"Model {each.key}" for each in _stored_models(config.state_dir)}
     users = {key_of(identity): user for identity, user in used.items()}
     if in_use := [f"{text} is in use by {users[key]}" for key, text in only.items() if key in users]:
         raise CommandError(f"nothing was removed: {'; '.join(in_use)}; delete the object first, or use --force")
@@ -272,7 +275,7 @@ def _require_cached(store: Store, text: str) -> CachedModel:
 def _api_servers(kubeconfig: Path | None, context: str | None, state_dir: Path) -> Iterator[tuple[str, ClusterConfig]]:
     """Yield the name and configuration of each API server whose Models may use this store."""
     own = state_dir / "kubeconfig"
-    if own.is_file():
+    if own.is_file() and lock_holder(state_dir, SERVER_LOCK) is not None:
         yield str(own), load_config(own, None)
     try:
         config, origin = find_config(kubeconfig, context, state_dir)
@@ -282,6 +285,17 @@ def _api_servers(kubeconfig: Path | None, context: str | None, state_dir: Path) 
         return
     if origin is not Origin.UP:
         yield config.server, config
+
+
+def _stored_models(state_dir: Path) -> Sequence[Model]:
+    """Return the Models of an `llmkube up` that is stopped, from its database; it cannot start meanwhile."""
+    from llmkube.apiserver.storage.write_ahead_log import DATABASE, open_write_ahead_log  # noqa: PLC0415 - only here
+
+    database = state_dir / DATABASE
+    if not database.is_file() or lock_holder(state_dir, SERVER_LOCK) is not None:
+        return ()
+    with hold_state_dir(state_dir, SERVER_LOCK), open_write_ahead_log(database) as stored:
+        return [decode(Model, each) for _, each in stored.load().list(Model.RESOURCE.full_name)]
 
 
 async def _used_by_models(store: Store, clusters: Iterable[tuple[str, ClusterConfig]]) -> dict[str, str]:

@@ -32,6 +32,7 @@ SMALLER: Final = ("q8_0", "q4_0")
 """Cache types to try if f16 does not fit, the best quality first."""
 _MIN_MEMORY_BYTES: Final = 1 << 20
 """With less, the user has probably left out the unit."""
+_CONTEXT_HELP: Final = "Context of all slots together, in tokens."
 COLUMNS: Final = ("PART", "WHERE", "SIZE")
 
 
@@ -62,7 +63,7 @@ class Verdict:
 
 @command("fit")
 @click.argument("model", metavar="MODEL", type=click.Path())
-@click.option("--context", "-c", type=click.IntRange(1), metavar="N", help="Context of all slots together, in tokens.")
+@click.option("--context-size", "--context", "-c", "context", type=click.IntRange(1), metavar="N", help=_CONTEXT_HELP)
 @click.option("--parallel", type=click.IntRange(1), default=1, metavar="N", help="Requests served at the same time.")
 @click.option("--kv-type", type=click.Choice(CACHE_TYPES), default="f16", help="Type of the KV cache.  [default: f16]")
 @click.option("--memory", metavar="SIZE", help="Memory of the machine, such as 64Gi. Default: this machine's.")

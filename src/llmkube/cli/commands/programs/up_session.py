@@ -19,7 +19,7 @@ from llmkube.base.units import format_duration
 from llmkube.cli.commands.inference.conversation import error_text
 from llmkube.cli.view import output
 from llmkube.cli.view.advice import explain
-from llmkube.cli.view.progress import Stopwatch, changes, phases_of
+from llmkube.cli.view.progress import Phases, Stopwatch, changes, phases_of
 from llmkube.cli.view.progress_line import Display, open_display
 from llmkube.cli.view.readiness import DELETED, Readiness
 from llmkube.controller.status.model_status import not_served_here
@@ -82,10 +82,9 @@ class FirstSteps:
                 display.done("answer", "", timer.laps["answer"])
         output.echo(f"\n> {output.printable(question)}\n{output.wrapped(text)}\n\n{self.tables()}\n\n{times(timer)}")
 
-    async def report_changes(self) -> Never:
-        """Print the usage, then a line whenever the phase of a service changes, until cancelled."""
+    async def report_changes(self, before: Phases) -> Never:
+        """Print the usage, then a line whenever the phase of a service differs from the one before, until cancelled."""
         output.echo(usage(self.session.addresses, self._first_model_id()))
-        before = phases_of(())
         while True:
             version = self.session.caches.changed.version
             after = phases_of(self.session.caches.services.values())
@@ -174,12 +173,14 @@ async def prepare_session(
     first = FirstSteps(session, console, accelerators)
     target = await _find_target(applied, session.caches) if question is not None else None
     before = first.health_of(target) if isinstance(target, Key) else None
+    phases = phases_of(session.caches.services.values())
+    outdated = {key: phase for key, phase in phases.items() if phase.name == "Ready"}  # nothing runs yet
 
     async def ask_or_report() -> bool:
         if isinstance(target, CommandError):
             raise target
         if target is None or question is None:
-            await first.report_changes()
+            await first.report_changes(outdated)
         with trio.move_on_after(timeout_seconds):
             await first.answer(target, question, before=before)
             return True

@@ -18,9 +18,8 @@ from llmkube.cli.options import cluster_options, manifests_option, output_option
 from llmkube.cli.target_cluster import Cluster, ClusterFlags, answer_deadline, run_against
 from llmkube.cli.view import formats, output
 from llmkube.k8s.errors import ApiError, NotFoundError, TransportError, error_from_status
-from llmkube.k8s.request import JSON, TABLE, make_request
+from llmkube.k8s.request import TABLE, make_request
 from llmkube.k8s.resource import Resource
-from llmkube.k8s.watch import MAX_LINE_BYTES
 from llmkube.programs.failures import CommandError
 from llmkube.programs.options import command
 from llmkube.programs.server_side_apply import Applier, ApplyResult, Manifest, ServedKinds
@@ -29,6 +28,7 @@ FIELD_MANAGER: Final = "kubectl"
 """That of `kubectl apply --server-side`: either program may apply the same file."""
 
 _DATA: Final = frozenset({"json", "yaml"})
+_INCLUDED: Final = {form: {"includeObject": "Object"} for form in _DATA}
 
 
 class KubectlError(CommandError):
@@ -41,16 +41,10 @@ class KubectlError(CommandError):
 
 @command("apply")
 @manifests_option("files", "Manifests: a file, a folder, or - for standard input. Repeatable.", required=True)
-@click.option(
-    "--dry-run",
-    type=click.Choice(("server",)),
-    is_flag=False,
-    flag_value="server",
-    help="Have the API server check the objects, and change nothing.",
-)
+@click.option("--dry-run", is_flag=True, help="Have the API server check the objects, and change nothing.")
 @click.option("--force-conflicts", is_flag=True, help="Take over fields of other field managers.")
 @cluster_options()
-def apply(*, files: tuple[str, ...], dry_run: str | None, force_conflicts: bool, where: ClusterFlags) -> None:
+def apply(*, files: tuple[str, ...], dry_run: bool, force_conflicts: bool, where: ClusterFlags) -> None:
     """Create or change the objects in files, of any kind, as `kubectl apply --server-side` does.
 
     All files are read before the first object is written. If one object is refused, the others are still applied; the
@@ -62,12 +56,10 @@ def apply(*, files: tuple[str, ...], dry_run: str | None, force_conflicts: bool,
         if result.error is not None:
             click.echo(output.wrapped(f"{result.manifest.where}: {_refusal(result.error)}", err=True), err=True)
         elif result.resource is not None:
-            click.echo(
-                f"{_title(result.resource, result.key.name)} {result.change}{' (server dry run)' * bool(dry_run)}"
-            )
+            click.echo(f"{_title(result.resource, result.key.name)} {result.change}{' (server dry run)' * dry_run}")
 
     async def action(cluster: Cluster) -> Sequence[ApplyResult]:
-        applier = Applier(cluster.client, cluster.namespace, FIELD_MANAGER, force_conflicts, dry_run is not None)
+        applier = Applier(cluster.client, cluster.namespace, FIELD_MANAGER, force_conflicts, dry_run)
         with answer_deadline():
             return await applier.apply_all(manifests, report)
 
@@ -77,11 +69,10 @@ def apply(*, files: tuple[str, ...], dry_run: str | None, force_conflicts: bool,
 
 @command("get")
 @click.argument("words", metavar="KIND [NAME...]", nargs=-1, required=True)
-@click.option("-l", "--selector", default="", help="Label selector, such as app=chat.")
 @cluster_options(all_namespaces=True)
 @output_option(*formats.FORMATS)
 @watch_option
-def get(*, words: tuple[str, ...], selector: str, where: ClusterFlags, form: str, watch: bool) -> None:
+def get(*, words: tuple[str, ...], where: ClusterFlags, form: str, watch: bool) -> None:
     """Show objects of any kind in the API server's own table, or as data, as `kubectl get` does.
 
     KIND is models, mdl, isvc, modelrouters, secrets, leases.coordination.k8s.io, or several separated by commas; an
@@ -90,35 +81,32 @@ def get(*, words: tuple[str, ...], selector: str, where: ClusterFlags, form: str
     pairs = _parse(words)
     if watch and len(pairs) > 1:
         raise click.UsageError("--watch shows one kind, or one object")
-    if pairs[0][1] and (selector or where.all_namespaces):
-        raise click.UsageError("--selector and --all-namespaces exclude the name of an object")
+    if pairs[0][1] and where.all_namespaces:
+        raise click.UsageError("--all-namespaces and the name of an object exclude each other")
 
     async def action(cluster: Cluster) -> None:
         with answer_deadline():
             try:
-                wanted = await _find_kinds(cluster, pairs, selector, everywhere=where.all_namespaces)
-                answers = [await each.read(cluster, form) for each in wanted]
+                wanted = await _find_kinds(cluster, pairs, everywhere=where.all_namespaces)
+                tables = [await each.read(cluster, form) for each in wanted]
             except NotFoundError as exc:
                 raise KubectlError(_refusal(exc)) from exc
         if form in _DATA:
-            items = [item for each, answer in zip(wanted, answers, strict=True) for item in each.items(answer)]
+            items = [item for table in tables for item in _objects(table)]
             is_one = len(wanted) == 1 and wanted[0].name
-            click.echo(formats.dump(items[0] if is_one else _LIST | {"items": items}, form))
+            click.echo(formats.dump(items[0] if is_one else {"apiVersion": "v1", "kind": "List", "items": items}, form))
         else:
             several = len(wanted) > 1
-            texts = [each.text(answer, form, several=several) for each, answer in zip(wanted, answers, strict=True)]
+            texts = [each.text(table, form, several=several) for each, table in zip(wanted, tables, strict=True)]
             if text := ("\n" if form == "name" else "\n\n").join(filter(None, texts)):
                 click.echo(text)
             elif form != "name":
                 place = "" if where.all_namespaces else f" in {cluster.namespace} namespace"
                 click.echo(f"No resources found{place}.", err=True)
         if watch:
-            await wanted[0].follow(cluster, form, answers[0])
+            await wanted[0].follow(cluster, form, tables[0])
 
     run_against(where, action)
-
-
-_LIST: Final = {"apiVersion": "v1", "kind": "List"}
 
 
 def delete_objects(names: Sequence[str], files: Sequence[str], where: ClusterFlags, *, ignore_missing: bool) -> None:
@@ -130,14 +118,11 @@ def delete_objects(names: Sequence[str], files: Sequence[str], where: ClusterFla
     manifests, pairs = _load(files, where), _parse(names) if names else []
 
     async def action(cluster: Cluster) -> list[str]:
-        kinds, problems = ServedKinds(cluster.client), []
+        kinds, problems = ServedKinds(cluster.client), list[str]()
         with answer_deadline():
             wanted = [(each.resource, each.name, "") for each in await _find_kinds(cluster, pairs)]
-            for body in (each.body for each in manifests):
-                try:
-                    wanted.append((await kinds.of(body), body["metadata"]["name"], body["metadata"].get("namespace")))
-                except UserError as exc:
-                    problems.append(_refusal(exc))
+            for resource, data in [(await kinds.of(each.body), each.body["metadata"]) for each in manifests]:
+                wanted += [(resource, data["name"], data.get("namespace"))]
             for resource, name, namespace in wanted:
                 path = resource.path((namespace or cluster.namespace) if resource.namespaced else None, name)
                 try:
@@ -155,20 +140,16 @@ def delete_objects(names: Sequence[str], files: Sequence[str], where: ClusterFla
 
 @attrs.frozen
 class _Query:
-    """Objects to show: one, or all of a kind that match a selector."""
+    """Objects to show: one, or all of a kind."""
 
     resource: Resource
     namespace: str | None
     name: str = ""
-    selector: str = ""
 
     async def read(self, cluster: Cluster, form: str) -> Any:
+        """Return the Table of the objects; for data, its rows have them whole."""
         path = self.resource.path(self.namespace, self.name)
-        return await cluster.client.get_json(path, params={"labelSelector": self.selector}, accept=_accept(form))
-
-    def items(self, answer: Any) -> list[Any]:
-        """Return the objects of a response that is not a table."""
-        return [_shown(self.resource, item) for item in ([answer] if self.name else answer.get("items") or [])]
+        return await cluster.client.get_json(path, params=_INCLUDED.get(form), accept=TABLE)
 
     def text(self, table: Any, form: str, *, several: bool = False, headings: bool = True) -> str:
         """Return a Table for people, empty without rows; with `several` kinds, names include theirs."""
@@ -179,7 +160,7 @@ class _Query:
             return "\n".join(titles)
         columns = [each for each in enumerate(table["columnDefinitions"]) if form == "wide" or not each[1]["priority"]]
         heads = [column["name"].upper() for _, column in columns]
-        cells = [[_cell(row["cells"][index]) for index, _ in columns] for row in rows]
+        cells = [["" if (cell := row["cells"][index]) is None else str(cell) for index, _ in columns] for row in rows]
         if several:
             cells = [[title, *row[1:]] for title, row in zip(titles, cells, strict=True)]
         if self.namespace is None and self.resource.namespaced:
@@ -188,30 +169,27 @@ class _Query:
         text = output.table(heads, cells, width=output.line_width())
         return text if headings else text.partition("\n")[2]
 
-    async def follow(self, cluster: Cluster, form: str, answer: Any) -> None:
+    async def follow(self, cluster: Cluster, form: str, table: Any) -> None:
         """Print each change until Ctrl-C."""
-        columns, version = answer.get("columnDefinitions"), answer["metadata"]["resourceVersion"]
+        columns = table["columnDefinitions"]
         while True:  # the API server ends a watch from time to time
-            params = {"watch": "1", "resourceVersion": version, "labelSelector": self.selector}
+            params = {"watch": "1", "resourceVersion": table["metadata"]["resourceVersion"], **_INCLUDED.get(form, {})}
             params |= {"fieldSelector": f"metadata.name={self.name}"} if self.name else {}
-            request = make_request("GET", self.resource.path(self.namespace), params=params, accept=_accept(form))
+            request = make_request("GET", self.resource.path(self.namespace), params=params, accept=TABLE)
             async with cluster.client.open_text(request) as chunks:
                 rest = b""
                 async for chunk in chunks:
                     *lines, rest = (rest + chunk).split(b"\n")
-                    if len(rest) > MAX_LINE_BYTES:
-                        raise TransportError(f"{request.call}: a line of more than {MAX_LINE_BYTES} bytes")
                     for event in map(json.loads, lines):
-                        found = event["object"]
                         if event["type"] == "ERROR":
-                            raise error_from_status(found)
-                        version = found["metadata"]["resourceVersion"]
-                        if form in _DATA:
-                            shown = formats.dump(_shown(self.resource, found), form)
-                            click.echo(f"---\n{shown}" if form == "yaml" else shown)
-                        else:
-                            columns = found["columnDefinitions"] or columns
-                            click.echo(self.text(found | {"columnDefinitions": columns}, form, headings=False))
+                            raise error_from_status(event["object"])
+                        table = event["object"] | {"columnDefinitions": columns}
+                        shown = "\n".join(
+                            "---\n" * (form == "yaml") + formats.dump(each, form)
+                            for each in _objects(table)
+                            if form in _DATA
+                        )
+                        click.echo(shown or self.text(table, form, headings=False))
 
 
 def _parse(words: Sequence[str]) -> list[tuple[str, str]]:
@@ -229,9 +207,7 @@ def _parse(words: Sequence[str]) -> list[tuple[str, str]]:
     return pairs
 
 
-async def _find_kinds(
-    cluster: Cluster, pairs: Sequence[tuple[str, str]], selector: str = "", *, everywhere: bool = False
-) -> list[_Query]:
+async def _find_kinds(cluster: Cluster, pairs: Sequence[tuple[str, str]], *, everywhere: bool = False) -> list[_Query]:
     kinds, queries = ServedKinds(cluster.client), []
     for word, name in pairs:
         known = KINDS.get(word.lower())
@@ -239,7 +215,7 @@ async def _find_kinds(
         if resource is None:
             raise KubectlError(f'error: the server doesn\'t have a resource type "{word}"')
         namespace = None if everywhere or not resource.namespaced else cluster.namespace
-        queries.append(_Query(resource, namespace, name, selector))
+        queries.append(_Query(resource, namespace, name))
     return queries
 
 
@@ -272,15 +248,10 @@ def _title(resource: Resource, name: str = "") -> str:
     return f"{kind}/{name}" if name else kind
 
 
-def _accept(form: str) -> str:
-    return JSON if form in _DATA else TABLE
-
-
-def _cell(value: Any) -> str:
-    return "" if value is None else str(value)
-
-
-def _shown(resource: Resource, item: Any) -> Any:
-    """Return an object with its kind, which lists leave out, and without managed fields."""
-    metadata = {name: value for name, value in item["metadata"].items() if name != "managedFields"}
-    return resource.type_meta | item | {"metadata": metadata}
+def _objects(table: Any) -> list[Any]:
+    """Return the objects in a Table, without managed fields."""
+    found = [row["object"] for row in table.get("rows") or []]
+    return [
+        each | {"metadata": {name: value for name, value in each["metadata"].items() if name != "managedFields"}}
+        for each in found
+    ]

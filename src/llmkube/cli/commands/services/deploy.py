@@ -25,6 +25,7 @@ from llmkube.cli.commands.services.readiness_wait import (
     typed_command,
     wait_until_ready,
 )
+from llmkube.cli.local_files import allow_folder
 from llmkube.cli.object_names import Target, check_new_name, get_object
 from llmkube.cli.object_names import find as find_object
 from llmkube.cli.options import catalog_or_services, cluster_options, models, services
@@ -98,9 +99,10 @@ def deploy(*, name: str, wait: bool, timeout: float, dry_run: bool, where: Clust
     The weights come from --source or an existing --model; without either, NAME is a model of `llmkube catalog list`.
 
     Applies an InferenceService and, without --model, a Model of that name. Running the same command again changes
-    nothing; leaving out a flag removes its setting. --context is the kubeconfig's context; the model's context is
+    nothing; leaving out a flag removes its setting. --context is the kubeconfig's context; with a number, it is
     --context-size.
     """
+    where, flags["context_size"] = split_context(where, flags["context_size"])
     request = _read(name, flags)
 
     if request.quantization:
@@ -115,6 +117,7 @@ def deploy(*, name: str, wait: bool, timeout: float, dry_run: bool, where: Clust
             click.echo("\n---\n".join(formats.dump(each, "yaml") for each in manifests))
             return
         with answer_deadline():
+            allow_folder(cluster, request.source)
             for kind, each in zip(request.kinds, manifests, strict=True):
                 await _dry_run_apply(cluster, kind, each)  # a rejected service must not leave its Model behind
             applied = [await _apply(cluster, kind, each) for kind, each in zip(request.kinds, manifests, strict=True)]
@@ -218,6 +221,11 @@ class DeployRequest:
             put(service, "spec.apiKeySecretRef", dict(self.api_keys))
         for field, value in self.fields.items():
             put(objects[field.kind], field.path, value)
+        others = self._companions(namespace, service)
+        return [*others, *(objects[kind] for kind in self.kinds[len(others) :])]
+
+    def _companions(self, namespace: str, service: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the Models of adapters and of the draft, and refer to them in the service."""
         others = []
         for at, (source, entry) in enumerate(self.adapters, 1):
             others.append(empty_object(Model, Key(namespace, f"{self.name}-lora-{at}")))
@@ -229,7 +237,7 @@ class DeployRequest:
             if "/" in self.draft:
                 others.append(empty_object(Model, Key(namespace, named)))
                 put(others[-1], "spec.source", self.draft)
-        return [*others, *(objects[kind] for kind in self.kinds[len(others) :])]
+        return others
 
 
 def choose_accelerator(
@@ -251,10 +259,18 @@ def choose_accelerator(
 
 
 def absolute_source(text: str, folder: Path) -> str:
-    """Return a source with an absolute path if it looks like a path or is a file on this machine."""
-    if text.startswith(_LOCAL) or (not text.startswith("/") and "://" not in text and (folder / text).is_file()):
+    """Return a source with an absolute path if it looks like a path, as `models/x.gguf`, or is a file here."""
+    is_file = text.endswith(".gguf") or (folder / text).is_file()
+    if text.startswith(_LOCAL) or (not text.startswith("/") and "://" not in text and is_file):
         return os.path.normpath(folder / Path(text).expanduser())
     return text
+
+
+def split_context(where: ClusterFlags, context_size: int | None) -> tuple[ClusterFlags, int | None]:
+    """Return the flags of the cluster and the context size: `--context 4096` is a size, as in other programs."""
+    if context_size is None and where.context is not None and where.context.isdecimal():
+        return attrs.evolve(where, context=None), int(where.context)
+    return where, context_size
 
 
 @attrs.frozen

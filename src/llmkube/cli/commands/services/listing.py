@@ -141,9 +141,9 @@ class _Page:
             return formats.render_all(
                 [each for kind in self.kinds for each in _sorted(objects.get(kind, ()))], self.form
             )
-        shown = [kind for kind in self.kinds if kind is not ModelRouter or objects.get(kind)]
-        if not any(objects[kind] for kind in shown):
-            names = " and no ".join(f"{kind.RESOURCE.kind}s" for kind in shown or self.kinds)
+        shown = [kind for kind in self.kinds if objects.get(kind)]
+        if not shown:
+            names = " and no ".join(f"{kind.RESOURCE.kind}s" for kind in self.kinds[:2])
             return f"No {names} in {'any namespace' if self.namespace is None else self.namespace}."
         now = utcnow()
         return "\n\n".join(self._table(kind, self.rows(kind, objects, now).values()) for kind in shown)

@@ -14,6 +14,7 @@ from llmkube.base.times import utcnow
 from llmkube.cli.commands.services.footprint import memory_of
 from llmkube.cli.commands.services.readiness_wait import is_stopped, print_on_interrupt, typed_command, wait_until_ready
 from llmkube.cli.host_warnings import warn_credential_problem, warn_full_disk
+from llmkube.cli.local_files import cause_of
 from llmkube.cli.object_names import KINDS, Target, find, get_object, get_service, parse_target, with_not_found_error
 from llmkube.cli.options import cluster_options, manifests_option, output_option, services, targets, watch_option
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, ClusterFlags, answer_deadline, run_against, state_dirs
@@ -28,7 +29,7 @@ from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.request import MERGE_PATCH
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import RESTARTED_AT, UNLOAD_REQUESTED_AT
-from llmkube.k8s.wire.service_health import is_reported_by_host
+from llmkube.k8s.wire.service_health import is_reported_by_host, model_health, service_health
 from llmkube.k8s.wire.times import micro_timestamp
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.options import HELP, NumberRange, command
@@ -41,6 +42,12 @@ _MAX_REPLICAS = 10  # as in the schema; click's message is clearer than the API 
 
 FIELD_MANAGER = "llmkube-restart"
 SCALE_MANAGER = "llmkube-scale"
+
+_LOCAL = ("/", "file://")
+"""Beginnings of the sources that are files of their users."""
+
+_Deleted = tuple[Target, Key, Any]
+"""A deleted object: its name, its key and its last state."""
 
 
 @command("status")
@@ -64,7 +71,8 @@ def status(*, name: str, where: ClusterFlags, form: str, watch: bool) -> None:
         if form not in {"", "wide"}:
             return formats.render(found, form)
         if target.kind is not InferenceService:
-            return describe_object(found, utcnow())
+            reason = model_health(found).reason if target.kind is Model else ""
+            return describe_object(found, utcnow(), await trio.to_thread.run_sync(cause_of, cluster, found, reason))
         view = await _load_view(cluster, found, folders)
         text = describe_service(view, utcnow())
         return text if form != "wide" or view.model is None else f"{text}\n\n{describe_object(view.model, utcnow())}"
@@ -216,7 +224,7 @@ def delete(
 
 async def _delete_all(cluster: Cluster, wanted: Sequence[Target], with_model: bool, wait_seconds: float | None) -> None:
     problems: list[CommandError] = []
-    deleted: list[tuple[Target, Key, str]] = []
+    deleted: list[_Deleted] = []
     for target in wanted:
         key = Key(cluster.namespace, target.name)
         try:
@@ -227,7 +235,10 @@ async def _delete_all(cluster: Cluster, wanted: Sequence[Target], with_model: bo
         await _wait_gone(cluster, deleted, wait_seconds)
     for target, _, _ in deleted:
         click.echo(f"{target.title} {'deleted' if wait_seconds is None else 'is gone'}")
-    if any(target.kind is Model for target, _, _ in deleted):
+    sources = [found.spec.source for target, _, found in deleted if target.kind is Model]
+    for path in (each for each in sources if each.startswith(_LOCAL)):
+        click.echo(output.wrapped(f"{path} stays where it is", err=True), err=True)
+    if not all(each.startswith(_LOCAL) for each in sources):
         note = "the file remains in the store of its machine; remove it with `llmkube cache prune` there"
         click.echo(output.wrapped(note, err=True), err=True)
     if problems:
@@ -235,19 +246,19 @@ async def _delete_all(cluster: Cluster, wanted: Sequence[Target], with_model: bo
         raise CommandError(message, ExitCode(problems[0].exit_code))
 
 
-async def _delete(cluster: Cluster, target: Target, key: Key, with_model: bool) -> list[tuple[Target, Key, str]]:
+async def _delete(cluster: Cluster, target: Target, key: Key, with_model: bool) -> list[_Deleted]:
     with answer_deadline():
         found = await get_object(cluster.client, target, key)
         # With the uid, a new object of the same name is not deleted.
         await with_not_found_error(target, key, lambda: cluster.client.delete(target.kind, key, uid=found.metadata.uid))
-        gone = [(target, key, found.metadata.uid)]
+        gone = [(target, key, found)]
         if with_model and target.kind is InferenceService:
             for name in dict.fromkeys((found.spec.model_ref, *(each.model_ref for each in found.spec.adapters))):
                 gone += await _delete_model(cluster, found, Key(key.namespace, name))
     return gone
 
 
-async def _delete_model(cluster: Cluster, service: InferenceService, key: Key) -> list[tuple[Target, Key, str]]:
+async def _delete_model(cluster: Cluster, service: InferenceService, key: Key) -> list[_Deleted]:
     others = (await cluster.client.list(InferenceService, namespace=key.namespace)).items
     named = {each.key: {each.spec.model_ref, *(one.model_ref for one in each.spec.adapters)} for each in others}
     users = sorted(each.name for each, models in named.items() if key.name in models and each != service.key)
@@ -259,10 +270,10 @@ async def _delete_model(cluster: Cluster, service: InferenceService, key: Key) -
         await cluster.client.delete(Model, key, uid=model.metadata.uid)
     except NotFoundError:
         return []
-    return [(Target(Model, key.name), key, model.metadata.uid)]
+    return [(Target(Model, key.name), key, model)]
 
 
-async def _wait_gone(cluster: Cluster, deleted: Sequence[tuple[Target, Key, str]], seconds: float) -> None:
+async def _wait_gone(cluster: Cluster, deleted: Sequence[_Deleted], seconds: float) -> None:
     from llmkube.programs.informer import open_object_caches  # noqa: PLC0415 - see above
 
     remaining = list(deleted)
@@ -282,9 +293,9 @@ async def _wait_gone(cluster: Cluster, deleted: Sequence[tuple[Target, Key, str]
     )
 
 
-def _exists(caches: "ObjectCaches", target: Target, key: Key, uid: str) -> bool:
+def _exists(caches: "ObjectCaches", target: Target, key: Key, deleted: Any) -> bool:
     found = caches.of(target.kind).get(key)
-    return found is not None and found.metadata.uid == uid
+    return found is not None and found.metadata.uid == deleted.metadata.uid
 
 
 async def _load_view(cluster: Cluster, service: InferenceService, folders: Sequence[Path]) -> StatusView:
@@ -293,7 +304,9 @@ async def _load_view(cluster: Cluster, service: InferenceService, folders: Seque
     model = await find(cluster.client, Model, Key(key.namespace, service.spec.model_ref))
     engines = await find_engines(cluster, key.namespace, key.name)
     memory = await trio.to_thread.run_sync(memory_of, folders, key)
-    return StatusView(service, model, engines, reporting_hosts(service), await find_hosts(cluster, utcnow()), memory)
+    hosts, health = await find_hosts(cluster, utcnow()), service_health(service, model)
+    cause = await trio.to_thread.run_sync(cause_of, cluster, model, health.reason)
+    return StatusView(service, model, engines, reporting_hosts(service), hosts, memory, cause)
 
 
 @attrs.define(eq=False)

@@ -9,11 +9,17 @@ import trio
 from llmkube.base.times import utcnow
 from llmkube.cli.commands.models.cache import preload
 from llmkube.cli.commands.models.catalog import require_entry
-from llmkube.cli.commands.services.deploy import FIELD_MANAGER, absolute_source, choose_accelerator, empty_object
+from llmkube.cli.commands.services.deploy import (
+    FIELD_MANAGER,
+    absolute_source,
+    choose_accelerator,
+    empty_object,
+)
 from llmkube.cli.commands.services.readiness_wait import print_on_interrupt
+from llmkube.cli.local_files import allow_folder
 from llmkube.cli.object_names import looks_like_source, name_for
 from llmkube.cli.options import cluster_options, files
-from llmkube.cli.target_cluster import Cluster, ClusterFlags, answer_deadline, run_against, state_dirs
+from llmkube.cli.target_cluster import Cluster, ClusterFlags, answer_deadline, own_up_dir, run_against
 from llmkube.cli.view.locations import find_hosts
 from llmkube.cli.view.output import printable, wrapped
 from llmkube.k8s.crd.model import Model
@@ -23,7 +29,6 @@ from llmkube.k8s.wire.service_health import State, model_health
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.informer import open_object_caches
 from llmkube.programs.options import NumberRange, command
-from llmkube.programs.state_location import running_up_pid
 from llmkube.weights.ollama_model import OllamaModel
 from llmkube.weights.source import LocalFile, parse_source
 
@@ -56,7 +61,7 @@ def pull(
     source = entry.source if entry is not None else absolute_source(model, Path.cwd())
     digest = sha256 or (entry.sha256 if entry is not None else "")
     parsed = parse_source(source)
-    folder = _local_up(where)
+    folder = own_up_dir(where)
 
     async def action(cluster: Cluster) -> bool:
         key = Key(cluster.namespace, name or (entry.name if entry is not None else name_for(source)))
@@ -69,6 +74,7 @@ def pull(
             spec |= {"sha256": digest} if digest else {}
             spec |= {"quantization": entry.quantization} if entry is not None else {}
             spec |= {} if on_hosts else {"prefetch": True}
+            allow_folder(cluster, source)
             await cluster.client.apply(Model, empty_object(Model, key) | {"spec": spec}, field_manager=FIELD_MANAGER)
         click.echo(f"Model {key} applied", err=True)
         if isinstance(parsed, LocalFile):
@@ -90,15 +96,10 @@ def pull(
         return on_hosts
 
     with print_on_interrupt() as interrupt:
-        fetch_here = run_against(where, action, changes=True)
-    if fetch_here:
-        location = {"state_dir": str(folder), "model_store": str(folder / "store")} if folder is not None else {}
-        context.invoke(preload, source=source, sha256=digest or None, **location)
-
-
-def _local_up(where: ClusterFlags) -> Path | None:
-    """Return the state directory of the `llmkube up` that the flags select, if it is running on this machine."""
-    return next((folder for folder in state_dirs(where, None) if running_up_pid(folder) is not None), None)
+        if run_against(where, action, changes=True):
+            location = {"state_dir": str(folder), "model_store": str(folder / "store")} if folder is not None else {}
+            interrupt.note = "The download has stopped; the same command continues it"
+            context.invoke(preload, source=source, sha256=digest or None, **location)
 
 
 async def _wait(cluster: Cluster, key: Key, seconds: float) -> None:

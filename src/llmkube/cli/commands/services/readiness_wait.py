@@ -9,6 +9,7 @@ import click
 import trio
 
 from llmkube.base.times import utcnow
+from llmkube.cli.local_files import cause_of
 from llmkube.cli.target_cluster import Cluster
 from llmkube.cli.view.advice import explain
 from llmkube.cli.view.describe import next_retry
@@ -90,9 +91,11 @@ async def wait_until_ready(
                 f"The start continues without this command; watch it with `{typed_command('status', key)} --watch`",
                 ExitCode.TIMED_OUT,
             )
-        if health.failing:
-            raise CommandError(explain(key, health))
         service = caches.services.get(key)
+        if health.failing:
+            model = caches.model_of(service) if service is not None else None
+            cause = await trio.to_thread.run_sync(cause_of, cluster, model, health.reason)
+            raise CommandError(explain(key, attrs.evolve(health, message=cause or health.message)))
     assert service is not None, "it has just been assessed"
     return service
 

@@ -8,13 +8,14 @@ import click
 from llmkube.cli.catalog.entries import find as find_entry
 from llmkube.cli.commands.inference.chat import chat
 from llmkube.cli.commands.models.catalog import require_entry
-from llmkube.cli.commands.services.deploy import absolute_source, deploy
+from llmkube.cli.commands.services.deploy import absolute_source, deploy, split_context
 from llmkube.cli.commands.services.readiness_wait import (
     is_stopped,
     load_request,
     print_on_interrupt,
     wait_until_ready,
 )
+from llmkube.cli.local_files import allow_folder
 from llmkube.cli.object_names import find as find_object
 from llmkube.cli.object_names import looks_like_source, name_for
 from llmkube.cli.options import catalog_or_services, cluster_options
@@ -58,6 +59,7 @@ def run(
     """
     source = absolute_source(model, Path.cwd()) if looks_like_source(model) else None
     name = name_for(source) if source is not None else model
+    where, context_size = split_context(where, context_size)
     weights = _start_existing(where, name, source, timeout, accelerator=accelerator)
     if weights is not None:
         flags: dict[str, Any] = {"name": name, **weights, "accelerator": accelerator, "timeout": timeout}
@@ -85,6 +87,7 @@ def _start_existing(
             found = await find_object(cluster.client, InferenceService, key)
             model_name = found.spec.model_ref if found is not None else name
             model = await find_object(cluster.client, Model, Key(key.namespace, model_name))
+            allow_folder(cluster, source or "")
             if found is None or (source and await _is_replaced(cluster, found, model, source)):
                 return _weights(name, source, model, accelerator)
             patch: dict[str, Any] = {}

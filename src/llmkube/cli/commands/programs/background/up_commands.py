@@ -13,6 +13,7 @@ import click
 import trio
 
 from llmkube.base.settings import settings_of
+from llmkube.base.units import format_bytes
 from llmkube.cli.commands.programs.background.agent_jobs import EXIT_MARGIN_SECONDS, UP_LABEL, Job, User
 from llmkube.cli.commands.programs.background.agent_status import chosen_folder, state_dir_option
 from llmkube.cli.commands.programs.background.launchctl import current_user, launchctl_program, launchd_of, write_plist
@@ -25,6 +26,8 @@ from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.options import NumberRange, command, settings_options
 from llmkube.programs.state_dir import hold_state_dir, loading_note
 from llmkube.programs.state_location import running_up_pid, wait_for_exit
+from llmkube.weights.store.blobs import open_store
+from llmkube.weights.store.cache import incomplete_bytes
 
 LOG: Final = "up.log"
 """File in the state directory for standard output and error."""
@@ -72,6 +75,9 @@ def stop(state_dir: Path | None, timeout: float) -> None:
     os.kill(pid, signal.SIGINT)
     trio.run(wait_for_exit, folder, pid, timeout)
     click.echo(f"llmkube up stopped (pid {pid})")
+    if unfinished := incomplete_bytes(open_store(folder / "store")):
+        note = f"unfinished downloads take {format_bytes(unfinished)}: they continue at the next start;"
+        click.echo(wrapped(f"{note} `llmkube cache prune` removes them", err=True), err=True)
 
 
 @command("status")
