@@ -177,7 +177,7 @@ class Client:
             return frozenset()
         listed = found.get("resources", ()) if isinstance(found, dict) else ()
         return frozenset(
-            each.get("name") for each in listed if isinstance(each, dict) and "create" in each.get("verbs", ())
+            str(each.get("name")) for each in listed if isinstance(each, dict) and "create" in each.get("verbs", ())
         )
 
     @asynccontextmanager

@@ -248,8 +248,7 @@ class _Up(Generic[T]):
         config, settings = self.plan.config, self.plan.agent_settings
         judge = partial(refuse_foreign_pages, https_proxy_pages=config.https_proxy_pages)
         outcome = None
-        ports = {f"--{name}-port": getattr(config, f"{name}_port") for name in ("api", "gateway", "probe")}
-        await check_ports(ports)
+        await check_ports({f"--{name}-port": getattr(config, f"{name}_port") for name in ("api", "gateway", "probe")})
         async with (
             open_loop_watchdog() as loop_watchdog,
             open_port(config.gateway_port, "--gateway-port", also=LOOPBACK_IPV6) as gateway,
