@@ -52,6 +52,7 @@ class StatusView:
         reporters: Hosts whose agents write its status.
         hosts: All live hosts; None if this user may not read Leases.
         memory: Text about the memory of its engine on this machine; empty without one.
+        drafts: Text about the drafts of its engine on this machine; empty without any.
     """
 
     service: InferenceService
@@ -60,6 +61,7 @@ class StatusView:
     reporters: Sequence[str] = ()
     hosts: Sequence[Host] | None = None
     memory: str = ""
+    drafts: str = ""
 
     @property
     def health(self) -> Health:
@@ -89,6 +91,7 @@ def describe_service(view: StatusView, now: datetime.datetime) -> str:
         *(("engine", f"{engine} serves") for engine in filter(None, [status.engine])),
         *(("host", text) for text in host_lines(view)),
         *(("memory", text) for text in filter(None, [view.memory])),
+        *(("drafts", text) for text in filter(None, [view.drafts])),
         *(("also named", text) for text in filter(None, [output.further_names(service)])),
         *(("adapters", text) for text in filter(None, [output.adapters_of(service)])),
         *(("loading", "when a request needs it") for mode in [status.activation] if mode == ON_REQUEST),

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -217,23 +218,23 @@ class DeployRequest:
             put(service, "spec.apiKeySecretRef", dict(self.api_keys))
         for field, value in self.fields.items():
             put(objects[field.kind], field.path, value)
-        adapters = [
-            empty_object(Model, Key(namespace, f"{self.name}-lora-{at + 1}")) for at in range(len(self.adapters))
-        ]
-        for adapter, (source, _) in zip(adapters, self.adapters, strict=True):
-            put(adapter, "spec.source", source)
+        companion = partial(self._companion, namespace)
+        adapters = [companion(f"lora-{at + 1}", source) for at, (source, _) in enumerate(self.adapters)]
+        drafts = [companion("draft", self.draft)] if "/" in self.draft else []
         if adapters:
             names = (each["metadata"]["name"] for each in adapters)
             pairs = zip(names, self.adapters, strict=True)
             put(service, "spec.adapters", [{"modelRef": name, **fields} for name, (_, fields) in pairs])
-        drafts = []
         if self.draft:
-            named = f"{self.name}-draft" if "/" in self.draft else self.draft
-            put(service, "spec.speculativeDecoding", {"type": "draft", "draftModelRef": named})
-            if "/" in self.draft:
-                drafts.append(empty_object(Model, Key(namespace, named)))
-                put(drafts[0], "spec.source", self.draft)
+            name = drafts[0]["metadata"]["name"] if drafts else self.draft
+            put(service, "spec.speculativeDecoding", {"type": "draft", "draftModelRef": name})
         return [*adapters, *drafts, *(objects[kind] for kind in self.kinds[len(adapters) + len(drafts) :])]
+
+    def _companion(self, namespace: str, suffix: str, source: str) -> dict[str, Any]:
+        """Return a further Model that the service needs."""
+        model = empty_object(Model, Key(namespace, f"{self.name}-{suffix}"))
+        put(model, "spec.source", source)
+        return model
 
 
 def choose_accelerator(

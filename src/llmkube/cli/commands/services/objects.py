@@ -11,7 +11,7 @@ import trio
 
 from llmkube.base.errors import ExternalError
 from llmkube.base.times import utcnow
-from llmkube.cli.commands.services.footprint import memory_of
+from llmkube.cli.commands.services.footprint import drafts_of, memory_of
 from llmkube.cli.commands.services.readiness_wait import is_stopped, print_on_interrupt, typed_command, wait_until_ready
 from llmkube.cli.host_warnings import warn_credential_problem, warn_full_disk
 from llmkube.cli.object_names import KINDS, Target, find, get_object, get_service, parse_target, with_not_found_error
@@ -293,7 +293,10 @@ async def _load_view(cluster: Cluster, service: InferenceService, folders: Seque
     model = await find(cluster.client, Model, Key(key.namespace, service.spec.model_ref))
     engines = await find_engines(cluster, key.namespace, key.name)
     memory = await trio.to_thread.run_sync(memory_of, folders, key)
-    return StatusView(service, model, engines, reporting_hosts(service), await find_hosts(cluster, utcnow()), memory)
+    drafts = await drafts_of(folders, key) if service.spec.speculative_decoding is not None else ""
+    return StatusView(
+        service, model, engines, reporting_hosts(service), await find_hosts(cluster, utcnow()), memory, drafts
+    )
 
 
 @attrs.define(eq=False)
