@@ -168,19 +168,18 @@ class LocalWeights:
         except WeightsNotFoundError as error:
             self._log_once(named or "", error.detail)
             raise ProjectorError(str(error).removeprefix("spec.source: ")) from error
-        return await self.read(partial(self._projector_in, file, named or weights.projector))
+        return await self.read(partial(self._projector_in, file.path, file.identity, named or weights.projector))
 
     async def compare_vocabularies(self, model: WeightsFile, draft: WeightsFile) -> str:
         """Return why an engine would not use a draft model for a model; "" if it would."""
-        files = [(each.path, self._opener(each)) for each in (model, draft)]
+        files = [(each.path, self._opener(each.identity)) for each in (model, draft)]
         return await self.read(partial(vocabulary_difference, *files))
 
-    def _opener(self, file: WeightsFile) -> Callable[[Path], int]:
-        return self.local.open if file.identity.startswith("/") else open_file
+    def _opener(self, identity: str) -> Callable[[Path], int]:
+        return self.local.open if identity.startswith("/") else open_file
 
-    def _projector_in(self, file: WeightsFile, name: str) -> Projector:
-        projector = read_projector(file.path, self._opener(file), name)
-        return attrs.evolve(projector, path=str(file.path), identity=file.identity)
+    def _projector_in(self, path: Path, identity: str, name: str) -> Projector:
+        return attrs.evolve(read_projector(path, self._opener(identity), name), path=str(path), identity=identity)
 
     def _find_projector(self, model: Path, facts: GGUFFacts) -> Projector | None:
         """Return the projector in the folder of a local file; files that may not be used or do not fit are ignored."""
@@ -191,8 +190,7 @@ class LocalWeights:
                 continue
             with contextlib.suppress(WeightsError, FetchError):
                 seen = self.local.admit(path)
-                file = WeightsFile(seen.path, seen.size_bytes, None, seen.identity)
-                projector = self._projector_in(file, path.name)
+                projector = self._projector_in(seen.path, seen.identity, path.name)
                 if projector.width == facts.input_width:
                     fitting[path.name] = projector
         return fitting.get(choose_projector(model.name, [*fitting, *others]))

@@ -53,6 +53,7 @@ class StatusView:
         hosts: All live hosts; None if this user may not read Leases.
         memory: Text about the memory of its engine on this machine; empty without one.
         cause: Text about a local file that cannot be served, for the user of this machine; empty without one.
+        drafts: Text about the drafts of its engine on this machine; empty without any.
     """
 
     service: InferenceService
@@ -62,6 +63,7 @@ class StatusView:
     hosts: Sequence[Host] | None = None
     memory: str = ""
     cause: str = ""
+    drafts: str = ""
 
     @property
     def health(self) -> Health:
@@ -93,6 +95,7 @@ def describe_service(view: StatusView, now: datetime.datetime) -> str:
         *(("computed on", str(found)) for found in filter(None, [status.acceleration])),
         *(("host", text) for text in host_lines(view)),
         *(("memory", text) for text in filter(None, [view.memory])),
+        *(("drafts", text) for text in filter(None, [view.drafts])),
         *(("also named", text) for text in filter(None, [output.further_names(service)])),
         *(("adapters", f"{a.name or 'always'} ({a.model_ref}, scale {a.scale})") for a in service.spec.adapters),
         *(("loading", "when a request needs it") for mode in [status.activation] if mode == ON_REQUEST),

@@ -56,9 +56,8 @@ class ModelSpec(Wired):
         items=SchemaFacts(min_length=1),
     )
     mmproj: str | None = field(
-        "Multimodal projector, which lets the model see pictures: a file of the repository, a name beside the source's "
-        "file, or on a host an absolute path; none serves the model without one. Unset, a host uses the projector that "
-        "is beside a local file, or in the repository from which the file was chosen.",
+        "Projector that lets the model see pictures: a file of the repository or beside the source's file, or on hosts "
+        "an absolute path; none for none. Unset, hosts look beside a local file and in a repository without files.",
         min_length=1,
     )
     prefetch: bool | None = field("Whether to fetch the weights before a service refers to the Model.")

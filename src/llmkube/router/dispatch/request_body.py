@@ -277,7 +277,7 @@ def _find_url(value: Mapping[str, Any] | list[Any], where: _Place | None, depth_
         if type(each) is str:
             if name in _FETCHED_FIELDS and not each.startswith("data:") and (name in _URL_FIELDS or ":" in each):
                 return where, name
-        elif type(each) in _NESTED and each and name not in _OPAQUE_FIELDS:
+        elif type(each) in _NESTED and each and name not in _OPAQUE:
             found = _find_url(each, (where, name), depth_left - 1)
             if found is not None:
                 return found
@@ -293,9 +293,7 @@ def _text_of(where: _Place | None) -> str:
     return f"{_text_of(parent)}.{name}" if parent else name
 
 
-_OPAQUE_FIELDS: Final = frozenset(
-    {"parameters", "schema", "json_schema", "arguments", "grammar", "metadata", "annotations"}
-)
+_OPAQUE: Final = frozenset(["parameters", "schema", "json_schema", "arguments", "grammar", "metadata", "annotations"])
 """Fields that only the model or nothing interprets, whatever their members are called."""
 
 _BASE64_FIELDS: Final = frozenset({"data", "file_data"})

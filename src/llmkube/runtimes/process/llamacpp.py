@@ -35,7 +35,6 @@ from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInput
 from llmkube.weights.estimate.demand import Component, Location
 from llmkube.weights.estimate.sizing import default_cache_ram_bytes
 from llmkube.weights.formats.shape import Shape
-from llmkube.weights.source import NO_PROJECTOR
 from llmkube.weights.store.blobs import WeightsFile
 
 _LINE: Final = re.compile(
@@ -177,7 +176,7 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
     fields.add_chat_options(line, spec)
     if inputs.projector is not None:
         line.add("Model.spec.mmproj", "--mmproj", inputs.projector.path)
-    elif model.spec.mmproj == NO_PROJECTOR:
+    else:
         line.honoured.add("Model.spec.mmproj")
     _add_speculation(line, spec, inputs.draft)
     adapters = _add_adapters(line, inputs)

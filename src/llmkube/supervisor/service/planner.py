@@ -60,10 +60,6 @@ PREVIEW_SECONDS: Final = 10.0
 _estimate = functools.lru_cache(maxsize=16)(estimate)
 
 
-_DRAFTS_TOKENS: Final = frozenset({"draft", "draft-simple"})
-"""Methods whose draft model reads the model's tokens as they are."""
-
-
 @attrs.frozen
 class _Draft:
     """File and shape of the draft model."""
@@ -224,14 +220,13 @@ class Planner:
         return await self.context.ports.weights.fetch(model, progress)
 
     async def _check_draft(self, desired: Desired, weights: WeightsFile, draft: _Draft | None) -> None:
-        """Refuse a draft model whose tokens are not those of the model: the engine would load it, and not use it."""
+        """Refuse a draft model with other tokens: the engine would load it, and not use it."""
         speculation = desired.service.spec.speculative_decoding
-        if draft is None or (speculation is not None and speculation.type not in _DRAFTS_TOKENS):
+        if draft is None or (speculation is not None and speculation.type not in {"draft", "draft-simple"}):
             return
         if why := await self.context.ports.weights.compare_vocabularies(weights, draft.weights):
-            field = "spec.speculativeDecoding.draftModelRef" if speculation is not None else "spec.extraArgs"
             message = f"{draft_of(desired.service.spec)} cannot draft for this model: {why}; use one of its family"
-            raise PlanError(message, field=field)
+            raise PlanError(message, field=f"spec.{'extraArgs' if speculation is None else 'speculativeDecoding'}")
 
     async def _launch(
         self,

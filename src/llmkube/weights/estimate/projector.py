@@ -4,6 +4,7 @@ The graph is that of llama.cpp's `clip.cpp` and `tools/mtmd/models`: the picture
 them, and a few layers project the result into the model's vectors.
 """
 
+import functools
 import math
 from typing import Any, Final
 
@@ -19,10 +20,6 @@ from llmkube.weights.formats.shape import Shape
 KINDS: Final[dict[str, Any]] = read_table(__package__, "projectors")["kinds"]
 """The kinds of projectors whose graph is known."""
 
-_MAX_PATCHES: Final = 1 << 16
-_MAX_LAYERS: Final = 8
-"""Layers that are built: each repeats the allocations of the one before it."""
-
 
 def compute_bytes(projector: Shape, tokens: int, *, flash: bool) -> int:
     """Return the size of the buffer that holds the intermediate results of the largest picture.
@@ -34,7 +31,7 @@ def compute_bytes(projector: Shape, tokens: int, *, flash: bool) -> int:
     """
     build = _PictureBuilder(projector, tokens, flash=flash)
     cur = build.embedded()
-    for at in range(min(projector.layer_count - build.has_class, _MAX_LAYERS)):
+    for at in range(min(projector.layer_count - build.has_class, 8)):  # more would repeat the same allocations
         cur = build.encoded(build.blocks.get(at, {}), cur)
     cur = build.projected(build.norm(build.outside, "post_ln", cur))
     cur.is_output = True
@@ -50,7 +47,7 @@ class _PictureBuilder(GraphBuilder):
         self.merge = number("spatial_merge_size") or number("projector.scale_factor") or kind.get("merge", 1)
         limit = kind.get("tokens", 0)
         side = number("image_size") // max(1, number("patch_size"))
-        rows = min((tokens or limit) * self.merge**2 if limit else side**2, _MAX_PATCHES)
+        rows = min((tokens or limit) * self.merge**2 if limit else side**2, 1 << 16)
         super().__init__(projector, (), Cells(1, 0, 1, 0), rows, flash=flash)
         named = tuple(each._replace(name=each.name.removeprefix("v.")) for each in projector.tensors)
         self.outside, self.blocks = blocks_of(attrs.evolve(projector, tensors=named))
@@ -67,33 +64,25 @@ class _PictureBuilder(GraphBuilder):
         out = Node(cur.size, (Node(cur.size, (cur,), in_place=not is_layer_norm),), in_place=True)
         return Node(cur.size, (out,), in_place=True) if is_layer_norm else out
 
-    def rotated(self, cur: Node) -> Node:
-        """Apply the positions of rows and columns, if the kind has them."""
-        for each in self.turns:
-            cur = Node(cur.size, (cur, each), in_place=True)
-        return cur
-
     def embedded(self) -> Node:
         """Return the vectors of the patches; some kinds read two frames."""
         picture = Node(4 * self.rows * self.patch_elements)
-        frames = []
-        for _ in range(1 + ("patch_embd.weight.1" in self.outside)):
-            columns = Node(self.column_bytes * self.rows * self.patch_elements, (picture,))
-            frames.append(self.new(self.width, self.new(self.width, columns.view()).part()))
-        cur = self.new(self.width, (self.add(*frames) if len(frames) > 1 else frames[0]).part())
-        cur = self.new(self.width, cur.part()) if len(frames) > 1 else cur
+        frames = 1 + ("patch_embd.weight.1" in self.outside)
+        columns = [Node(self.column_bytes * self.rows * self.patch_elements, (picture,)) for _ in range(frames)]
+        cur = functools.reduce(self.add, (self.new(self.width, self.new(self.width, each).part()) for each in columns))
+        for _ in range(frames):
+            cur = self.new(self.width, cur.part())
         if self.has_class:
             self.rows += 1
             cur = self.add(self.new(self.width, cur), self.new(self.width, Node(4 * self.rows)))
-        elif "position_embd" in self.outside:
-            cur = Node(cur.size, (cur,), in_place=True)
         return self.norm(self.outside, "pre_ln", cur)
 
     def encoded(self, block: Block, before: Node) -> Node:
         """Return the result of one layer."""
         normed = self.norm(block, "ln1", before)
         query, key, value = (self.mul_mat(block, f"attn_{part}", normed).view() for part in "qkv")
-        query, key = self.rotated(query), self.rotated(key)
+        for turn in self.turns:  # the positions of rows and columns
+            query, key = (Node(each.size, (each, turn), in_place=True) for each in (query, key))
         self.graph.expand(query, key, value)
         if self.flash:
             cur = self.new(self.width, query.part(), *(Node(each.size // 2, (each.part(),)) for each in (key, value)))

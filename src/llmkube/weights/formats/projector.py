@@ -45,20 +45,18 @@ def read_projector(path: Path, opener: Callable[[Path], int] = open_file, name: 
     part = "vision" if vision or not audio else "audio"
     kind = values.text("clip.projector_type") or values.text(f"clip.{part}.projector_type") or ""
     numbers = {key.removeprefix("vision."): values.numbers(f"clip.{key}") for key in fmt.PROJECTOR_KEYS}
+    first = {key: found[0] for key, found in numbers.items() if found}
     tensors = {each.name: each.sizes for each in header.tensors}
     last, axis = fmt.PROJECTOR_WIDTHS.get(kind, ("", 0))
-    width = next(iter(tensors.get(last, ())[axis:]), 0) or next(iter(values.numbers(f"clip.{part}.projection_dim")), 0)
+    width = (
+        next(iter(tensors.get(last, ())[axis:]), 0)
+        or first.get("projection_dim")
+        or first.get("audio.projection_dim", 0)
+    )
     if kind == "qwen3vl_merger":  # the vectors of some inner layers come with the last one's
         width *= 1 + len({each.split(".")[2] for each in tensors if each.startswith("v.deepstack.")})
-    shape = Shape(
-        kind,
-        header.tensors,
-        {key: found for key, found in numbers.items() if found},
-        layer_count=next(iter(numbers["block_count"]), 0),
-        embedding_size=next(iter(numbers["embedding_length"]), 0),
-        vocabulary_size=0,
-        size_bytes=header.needed_bytes if header.size_bytes is None else header.size_bytes,
-    )
+    layers, size = first.get("block_count", 0), header.size_bytes or header.needed_bytes
+    shape = Shape(kind, header.tensors, numbers, layers, first.get("embedding_length", 0), 0, size_bytes=size)
     return Projector(kind, width or None, vision, audio, shape, name=name)
 
 

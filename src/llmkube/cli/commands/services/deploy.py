@@ -36,7 +36,7 @@ from llmkube.cli.view.locations import find_hosts
 from llmkube.cli.view.output import wrapped
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.crd.pairing import RUNTIMES
+from llmkube.k8s.crd.pairing import GENERIC, RUNTIMES
 from llmkube.k8s.crd.placement import ACCELERATORS
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.request import APPLY_PATCH, object_path
@@ -53,7 +53,7 @@ CATALOG_CONTEXT: Final = 8192
 """Context size of deployments from the catalog: enough for a conversation, and small next to the weights."""
 
 _VENDORS: Final = {"cuda": "nvidia", "rocm": "amd", "intel": "intel"}
-_POD_RUNTIMES: Final = frozenset(name for name, facts in RUNTIMES.items() if not facts.hosts)
+_POD_RUNTIMES: Final = frozenset(name for name, facts in RUNTIMES.items() if not facts.hosts or name == GENERIC)
 _LOCAL: Final = ("./", "../", "~")
 
 
@@ -228,16 +228,20 @@ class DeployRequest:
         """Return the Models of adapters and of the draft, and refer to them in the service."""
         others = []
         for at, (source, entry) in enumerate(self.adapters, 1):
-            others.append(empty_object(Model, Key(namespace, f"{self.name}-lora-{at}")))
-            put(others[-1], "spec.source", source)
+            others.append(self._companion(namespace, f"lora-{at}", source))
             service["spec"].setdefault("adapters", []).append({"modelRef": f"{self.name}-lora-{at}", **entry})
         if self.draft:
-            named = f"{self.name}-draft" if "/" in self.draft else self.draft
+            is_file = "/" in self.draft
+            named = f"{self.name}-draft" if is_file else self.draft
             put(service, "spec.speculativeDecoding", {"type": "draft", "draftModelRef": named})
-            if "/" in self.draft:
-                others.append(empty_object(Model, Key(namespace, named)))
-                put(others[-1], "spec.source", self.draft)
+            others += [self._companion(namespace, "draft", self.draft)] if is_file else []
         return others
+
+    def _companion(self, namespace: str, suffix: str, source: str) -> dict[str, Any]:
+        """Return a further Model that the service needs."""
+        model = empty_object(Model, Key(namespace, f"{self.name}-{suffix}"))
+        put(model, "spec.source", source)
+        return model
 
 
 def choose_accelerator(

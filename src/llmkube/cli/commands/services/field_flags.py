@@ -56,9 +56,7 @@ FLAGS: Final = (
     FieldFlag(
         "--secret", Model, "spec.sourceSecretRef.name", "NAME", help="Secret that holds HF_TOKEN for Hugging Face."
     ),
-    FieldFlag(
-        "--mmproj", Model, "spec.mmproj", "FILE", help="Projector of pictures: a file, one of the repository, none."
-    ),
+    FieldFlag("--mmproj", Model, "spec.mmproj", "FILE", help="Projector, to see pictures: a file, or none."),
     FieldFlag("--gpu-layers", Model, "spec.hardware.gpu.layers"),
     FieldFlag("--gpu-count", Model, "spec.hardware.gpu.count"),
     FieldFlag("--memory-budget", Model, "spec.hardware.memoryBudget", "QUANTITY"),

@@ -1,13 +1,22 @@
-"""Find an engine of this machine in the agent's journal, and read its memory use from the kernel."""
+"""Find an engine of this machine in the agent's journal, and read its memory use from the kernel, and its drafts."""
 
+import contextlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import trio
+
+from llmkube.base.http.client import open_http_client
+from llmkube.base.http.errors import HttpError
+from llmkube.base.http.message import Headers, netloc
 from llmkube.base.units import format_bytes
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.processes import start_of
 from llmkube.supervisor.host.this_machine import footprints_here
 from llmkube.supervisor.values.journal import EngineRecord, read_entry
+
+_DRAFTS = re.compile(rb"^llamacpp:spec_decode_num_(draft|accepted)_tokens_total ([0-9.e+]+)$", re.MULTILINE)
 
 
 def local_engine(folders: Sequence[Path], key: Key) -> EngineRecord | None:
@@ -36,3 +45,17 @@ def memory_of(folders: Sequence[Path], key: Key) -> str:
     """Return `used_bytes` as text; "" if there is no engine. Blocks."""
     used = used_bytes(folders, key)
     return f"{format_bytes(used)} in use on this machine" if used else ""
+
+
+async def drafts_of(folders: Sequence[Path], key: Key) -> str:
+    """Return how many of its drafted tokens a service's engine on this machine has accepted; "" if not known."""
+    engine = await trio.to_thread.run_sync(local_engine, folders, key)
+    if engine is None:
+        return ""
+    found, headers = {}, Headers.of({"Authorization": f"Bearer {engine.api_key}"})
+    with trio.move_on_after(2.0), contextlib.suppress(HttpError):
+        async with open_http_client() as http:
+            answer = await http.request("GET", f"http://{netloc((engine.host, engine.port))}/metrics", headers=headers)
+        found = dict(_DRAFTS.findall(answer.body))
+    drafted, accepted = (float(found.get(name, 0)) for name in (b"draft", b"accepted"))
+    return f"{accepted:.0f} of {drafted:.0f} tokens accepted ({accepted / drafted:.0%})" if drafted else ""

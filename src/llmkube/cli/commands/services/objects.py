@@ -11,7 +11,7 @@ import trio
 
 from llmkube.base.errors import ExternalError
 from llmkube.base.times import utcnow
-from llmkube.cli.commands.services.footprint import memory_of
+from llmkube.cli.commands.services.footprint import drafts_of, memory_of
 from llmkube.cli.commands.services.readiness_wait import is_stopped, print_on_interrupt, typed_command, wait_until_ready
 from llmkube.cli.host_warnings import warn_credential_problem, warn_full_disk
 from llmkube.cli.local_files import cause_of
@@ -306,7 +306,8 @@ async def _load_view(cluster: Cluster, service: InferenceService, folders: Seque
     memory = await trio.to_thread.run_sync(memory_of, folders, key)
     hosts, health = await find_hosts(cluster, utcnow()), service_health(service, model)
     cause = await trio.to_thread.run_sync(cause_of, cluster, model, health.reason)
-    return StatusView(service, model, engines, reporting_hosts(service), hosts, memory, cause)
+    drafts = await drafts_of(folders, key) if service.spec.speculative_decoding is not None else ""
+    return StatusView(service, model, engines, reporting_hosts(service), hosts, memory, cause, drafts)
 
 
 @attrs.define(eq=False)
