@@ -79,7 +79,7 @@ async def test_each_request_gets_the_adapters_that_it_names(tmp_path):
         home.mkdir()
         code, out, err = await run_program(home, "status", "tiny", kubeconfig=up.state / "kubeconfig")
         assert code == 0, out + err
-        assert "poet (first), clerk (second, scale 0.5)" in out
+        assert "  adapters     poet (first, scale 1)\n               clerk (second, scale 0.5)\n" in out
         assert "prompts are not saved: it has adapters" in out
 
 
@@ -101,7 +101,7 @@ async def test_a_file_that_does_not_fit_is_refused_before_the_start(tmp_path):
     }
     expected = {
         "tiny": "spec.adapters[0].modelRef: Model other: it does not fit blk.0.attn_q.weight, which is 64 x 64",
-        "wrong": "spec.adapters[0].modelRef: Model model: it is a model (llama), not a LoRA adapter",
+        "wrong": "spec.adapters[0].modelRef: Model model: it is a model, not a LoRA adapter",
         "alone": "is a LoRA adapter for llama, not a model; add it to the adapters of a service",
     }
     async with open_up_with(tmp_path, documents=[*models, *services.values()]) as up:

@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from llmkube.base.json_text import loads_well_formed
 from llmkube.router.budgets.meter import LIMIT_FIELDS
 from llmkube.router.config.routing_config import Adapter, Preset, preset_in
-from llmkube.router.dialects.dialect import DialectError, dumped
+from llmkube.router.dialects.dialect import DialectError, arguments_of, dumped
 
 _PROMPTS: Final = ("messages", "prompt", "input_prefix")
 """Fields of a request whose answer is generated; `input_prefix` is llama.cpp's, for infills."""
@@ -66,8 +65,7 @@ def with_adapters(
         DialectError: It selects adapters itself.
         NotLoadedError: The engine does not have an adapter that it names.
     """
-    has_adapters = adapters or any(each.adapters for each in presets)
-    if not has_adapters or all(body.get(name) is None for name in _PROMPTS):
+    if not (adapters or any(each.adapters for each in presets)) or all(body.get(name) is None for name in _PROMPTS):
         return body
     if body.get("lora") is not None:
         raise DialectError('lora selects adapters by number; omit it, and send the name of one as the "model"')
@@ -91,10 +89,5 @@ def encoded_with_settings(
     """
     if len(content) > MAX_BYTES:
         raise DialectError(f"the body has {len(content)} bytes; the limit for a model with presets is {MAX_BYTES}")
-    try:
-        body = loads_well_formed(content)
-    except ValueError as exc:
-        raise DialectError(f"the body must be a JSON object: {exc}") from exc
-    if not isinstance(body, dict):
-        return content
+    body = arguments_of(content.decode("utf-8", "replace"), "the body")
     return dumped(with_adapters(with_settings(body, preset_in(presets, model)), model, adapters, presets)).encode()

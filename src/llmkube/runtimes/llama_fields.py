@@ -62,18 +62,13 @@ def check_fields(spec: InferenceServiceSpec) -> None:
 def _check_names(spec: InferenceServiceSpec) -> None:
     names = adapter_names(spec)
     if names and mode_of(spec) != "chat":
-        raise PlanError(
-            "requests choose adapters in chats and completions only; remove the name", field="spec.adapters"
-        )
+        raise PlanError("only chats and completions can name an adapter; remove the name", field="spec.adapters")
     if repeated := {one for one in names if names.count(one) > 1}:
         raise PlanError(f"{min(repeated)!r} is the name of several adapters; give each its own", field="spec.adapters")
     for preset in spec.presets:
-        for each in preset.adapters:
-            if each.name not in names:
-                known = f"the names in spec.adapters are {', '.join(names) or 'none'}"
-                raise PlanError(
-                    f"no adapter is named {each.name!r}; {known}", field=f"spec.presets[{preset.name}].adapters"
-                )
+        if unknown := {each.name for each in preset.adapters}.difference(names):
+            message = f"no adapter is named {min(unknown)!r}; the names in spec.adapters: {', '.join(names) or 'none'}"
+            raise PlanError(message, field=f"spec.presets[{preset.name}].adapters")
 
 
 def mode_of(spec: InferenceServiceSpec) -> str:

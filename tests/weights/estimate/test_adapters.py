@@ -12,7 +12,7 @@ from llmkube.weights.errors import NotGGUFError
 from llmkube.weights.estimate.demand import ALL_LAYERS, Demand
 from llmkube.weights.estimate.sizing import estimate
 from llmkube.weights.formats.adapter import adapter_problem
-from llmkube.weights.formats.gguf import read_header, required_model
+from llmkube.weights.formats.gguf import read_header, require_model
 from tiny_models import MATRICES, write_adapter, write_full_attention
 
 ENGINE = "llmkube.programs.bundled_engine.llama_server"
@@ -96,8 +96,8 @@ def test_the_header_tells_whether_an_adapter_fits(tmp_path, keys, problem):
         with pytest.raises(NotGGUFError, match=r"it has no llama\.context_length"):
             read_header(file)
         return
-    found = adapter_problem(read_header(file), read_header(base).shape)
+    found = adapter_problem(read_header(file), read_header(base))
     assert found.startswith(problem) if problem else not found
     with pytest.raises(NotGGUFError, match=r"is a LoRA adapter for .*, not a model; add it to the adapters"):
-        required_model(read_header(file), "it")
-    assert adapter_problem(read_header(base), read_header(base).shape).startswith("it is a model (llama), not a LoRA")
+        require_model(read_header(file), "it")
+    assert adapter_problem(read_header(base), read_header(base)).startswith("it is a model, not a LoRA")

@@ -90,7 +90,7 @@ def describe_service(view: StatusView, now: datetime.datetime) -> str:
         *(("host", text) for text in host_lines(view)),
         *(("memory", text) for text in filter(None, [view.memory])),
         *(("also named", text) for text in filter(None, [output.further_names(service)])),
-        *(("adapters", text) for text in filter(None, [output.adapters_of(service)])),
+        *(("adapters", f"{a.name or 'always'} ({a.model_ref}, scale {a.scale})") for a in service.spec.adapters),
         *(("loading", "when a request needs it") for mode in [status.activation] if mode == ON_REQUEST),
         ("endpoint", status.endpoint or output.NOTHING),
     ]

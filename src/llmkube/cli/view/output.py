@@ -201,16 +201,6 @@ def further_names(service: InferenceService) -> str:
     return ", ".join(each for each in dict.fromkeys(named) if each and each != service.key.name)
 
 
-def adapters_of(service: InferenceService) -> str:
-    """Return the LoRA adapters of a service, each with the Model of its file."""
-    found = []
-    for each in service.spec.adapters:
-        scale = "" if each.scale == "1" else f"scale {each.scale}"
-        inner = ", ".join(filter(None, [each.model_ref if each.name else "", scale]))
-        found.append((each.name or each.model_ref) + (f" ({inner})" if inner else ""))
-    return ", ".join(found)
-
-
 def service_wide_cells(service: InferenceService, model: Model | None) -> tuple[str, ...]:
     """Return an InferenceService's cells for `SERVICE_WIDE_COLUMNS`."""
     health = service_health(service, model) if model is not None else None

@@ -46,13 +46,6 @@ class Choice:
         return members if self._many else members[0]
 
 
-class Adapter(NamedTuple):
-    """A LoRA adapter."""
-
-    path: str
-    scale: float
-
-
 class Value(NamedTuple):
     """A flag with a value, for one or more attributes of the engine's CommonParams (`a.b` for nested ones)."""
 
@@ -99,9 +92,8 @@ def _names(text: str) -> set[str]:
     return set(_words(text))
 
 
-def _adapters(text: str) -> list[Adapter]:
-    pairs = [word.rpartition(":") for word in _words(text)]
-    return [Adapter(path, float(scale)) for path, _, scale in pairs]
+def _adapters(text: str) -> list[tuple[str, float]]:
+    return [(path, float(scale)) for path, _, scale in (word.rpartition(":") for word in _words(text))]
 
 
 def _numbers(text: str) -> list[float]:
@@ -214,7 +206,7 @@ def apply(settings: Settings, engine: Any) -> Any:
 def _resolve(value: Any, engine: Any) -> Any:
     if isinstance(value, Member):
         return getattr(getattr(engine, value.kind), value.name)
-    if isinstance(value, Adapter):
+    if isinstance(value, tuple):
         adapter = engine.CommonAdapterLoraInfo()
         adapter.path, adapter.scale = value
         return adapter

@@ -86,16 +86,17 @@ def _settings(spec: InferenceServiceSpec) -> Iterator[list[str]]:
             yield [each.name, str(each)]
 
 
+_DECIMALS: Final = ("temperature", "top_p", "min_p")
+
+
 def presets_of(service: InferenceService) -> tuple[Preset, ...]:
     """Return the settings of requests to a service, by their model id."""
     scales = {each.name: float(each.scale) for each in service.spec.adapters if each.name}
     found = [
         Preset(
             name="" if each.name == service.key.name else each.name,
-            temperature=_number(each.temperature),
-            top_p=_number(each.top_p),
+            **{name: float(text) for name in _DECIMALS if (text := getattr(each, name)) is not None},
             top_k=each.top_k,
-            min_p=_number(each.min_p),
             max_tokens=each.max_tokens,
             thinking=each.thinking,
             system=each.system or "",
@@ -103,9 +104,8 @@ def presets_of(service: InferenceService) -> tuple[Preset, ...]:
         )
         for each in service.spec.presets
     ]
-    taken = {each.name for each in service.spec.presets}
-    own = (Preset(name=each, adapters=(Adapter(each, scale),)) for each, scale in scales.items() if each not in taken)
-    return (*found, *own)
+    rest = sorted(scales.keys() - {each.name for each in service.spec.presets})
+    return (*found, *(Preset(name=name, adapters=(Adapter(name, scales[name]),)) for name in rest))
 
 
 def _loaded_adapters(service: InferenceService) -> tuple[Adapter, ...]:
@@ -114,10 +114,6 @@ def _loaded_adapters(service: InferenceService) -> tuple[Adapter, ...]:
     if newest is None or newest.status != "True" or newest.observed_generation != service.metadata.generation:
         return ()
     return tuple(Adapter(each.name or "", float(each.scale)) for each in service.spec.adapters)
-
-
-def _number(text: str | None) -> float | None:
-    return None if text is None else float(text)
 
 
 _SLOT_FLAGS: Final = frozenset({"-np", "--parallel"})

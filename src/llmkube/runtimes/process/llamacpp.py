@@ -179,9 +179,6 @@ def _add_speculation(line: CommandLine, spec: InferenceServiceSpec, draft: Weigh
         line.default("--spec-type", value="draft-simple")  # without it the engine loads the draft model in vain
 
 
-_PROMPT_CACHE: Final = ("--cache-ram", "-cram", "--cache-prompt")
-
-
 def _add_adapters(line: CommandLine, inputs: PlanInputs) -> tuple[tuple[str, float], ...]:
     """Add the LoRA adapters, those with a name at scale 0; return name and scale of each.
 
@@ -204,8 +201,8 @@ def _add_adapters(line: CommandLine, inputs: PlanInputs) -> tuple[tuple[str, flo
             raise PlanError(message, field=f"spec.adapters[{at}].modelRef")
         files.append(f"{path}:{0 if name else scale:g}")
     line.add("spec.adapters", "--lora-scaled", ",".join(files))
-    if any(name for name, _ in found) or spec.api_key_secret_ref is not None:
-        if explicit := line.given & {*_PROMPT_CACHE}:
+    if fields.adapter_names(spec) or spec.api_key_secret_ref is not None:
+        if explicit := line.given & {"--cache-ram", "-cram", "--cache-prompt"}:
             message = f"{min(explicit)} would mix the prompts of several adapters; remove it, or the adapters' names"
             raise PlanError(message, field=EXTRA_ARGS)
         line.argv += ["--cache-ram", "0", "--no-cache-prompt"]

@@ -7,6 +7,7 @@ nothing.
 import functools
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
@@ -40,7 +41,7 @@ from llmkube.weights.download.progress import Progress
 from llmkube.weights.errors import DigestMismatchError
 from llmkube.weights.estimate.sizing import estimate
 from llmkube.weights.formats.adapter import adapter_problem
-from llmkube.weights.formats.gguf import required_model
+from llmkube.weights.formats.gguf import require_model
 from llmkube.weights.formats.projector import with_projector
 from llmkube.weights.formats.shape import GGUFFacts, ModelHeader, Shape, Tensor
 from llmkube.weights.store.blobs import WeightsFile
@@ -67,12 +68,8 @@ class _Draft:
     shape: Shape | None
 
 
-@attrs.frozen
-class _Adapter:
-    """File and header of a LoRA adapter."""
-
-    weights: WeightsFile
-    facts: ModelHeader
+_Adapter = tuple[WeightsFile, ModelHeader]
+_Report = Callable[[Progress], None]
 
 
 class ModelMissingError(UserError):
@@ -157,7 +154,7 @@ class Planner:
         try:
             with progress:
                 weights, facts = await self._fetch(desired, progress)
-            required_model(facts, f"Model {desired.model.key.name}")
+            require_model(facts, f"Model {desired.model.key.name}")
         except LLMKubeError as error:
             manager.update(Facts.without_file, error)
             self._fail(error, Reason.FETCH_FAILED)
@@ -169,7 +166,8 @@ class Planner:
             with progress:
                 draft = await self._fetch_draft(desired, progress)
                 part = "adapters"
-                adapters = [await self._fetch_adapter(desired, at, progress) for at in range(len(desired.adapters))]
+                named = zip_longest([each.model_ref for each in desired.service.spec.adapters], desired.adapters)
+                adapters = [await self._fetch_further(desired, *each, progress) for each in named]
         except LLMKubeError as error:
             manager.update(Facts.with_file, weights, facts)
             return self._fail(error, Reason.FETCH_FAILED, f"the {part}: {error}")
@@ -209,18 +207,16 @@ class Planner:
         if named.startswith("/"):  # a file of this host, which the rules for a Model's source apply to
             metadata = ObjectMeta(name=desired.key.name, namespace=desired.key.namespace)
             model = Model(metadata=metadata, spec=ModelSpec(source=named))
-        if model is None:
-            raise ModelMissingError(f"Model {named} not found in namespace {desired.key.namespace}; create it")
-        refuse_library(host_runtime_of(desired.service, desired.model).name, model, draft=True)
-        weights, facts = await self.context.ports.weights.fetch(model, progress)
+        if model is not None:
+            refuse_library(host_runtime_of(desired.service, desired.model).name, model, draft=True)
+        weights, facts = await self._fetch_further(desired, named, model, progress)
         return _Draft(weights, facts.shape)
 
-    async def _fetch_adapter(self, desired: Desired, at: int, progress: Callable[[Progress], None]) -> _Adapter:
-        """Fetch the file of an adapter."""
-        model, named = desired.adapters[at], desired.service.spec.adapters[at].model_ref
+    async def _fetch_further(self, desired: Desired, name: str, model: Model | None, progress: _Report) -> _Adapter:
+        """Fetch the file of a further Model, and read its header."""
         if model is None:
-            raise ModelMissingError(f"Model {named} not found in namespace {desired.key.namespace}; create it")
-        return _Adapter(*await self.context.ports.weights.fetch(model, progress))
+            raise ModelMissingError(f"Model {name} not found in namespace {desired.key.namespace}; create it")
+        return await self.context.ports.weights.fetch(model, progress)
 
     async def _launch(
         self,
@@ -245,7 +241,7 @@ class Planner:
                 await self.context.ports.engines.info(f"{runtime}/{engine.name}" if engine else runtime),
                 alias=desired.key.name,
                 draft=draft.weights if draft else None,
-                adapters=tuple(each.weights for each in adapters),
+                adapters=tuple(weights for weights, _ in adapters),
                 allowances=settings.allowances,
                 asks_key=not settings.insecure_lan,
                 keys_digest=digest_of(keys),
@@ -309,13 +305,8 @@ def _adapter_tensors(service: InferenceService, adapters: Sequence[_Adapter], ba
     Raises:
         PlanError: One of them does not fit the model.
     """
-    for at, (named, each) in enumerate(zip(service.spec.adapters, adapters, strict=False)):
-        facts = each.facts
-        if isinstance(facts, GGUFFacts) and isinstance(base, GGUFFacts) and base.shape is not None:
-            problem = adapter_problem(facts, base.shape)
-        else:
-            problem = "adapters are for models in GGUF; remove it"
-        if problem:
+    for at, (named, (_, facts)) in enumerate(zip(service.spec.adapters, adapters, strict=False)):
+        if problem := adapter_problem(facts, base):
             raise PlanError(f"Model {named.model_ref}: {problem}", field=f"spec.adapters[{at}].modelRef")
         if isinstance(facts, GGUFFacts) and facts.adapter is not None:
             yield from (tensor for tensor in facts.adapter.tensors if ".lora_" in tensor.name)

@@ -148,39 +148,26 @@ def facts_of(reader: HeaderReader) -> GGUFFacts:
 
 
 def _adapter_facts(values: "HeaderValues", architecture: str) -> GGUFFacts:
-    header = values.header
-    ranks = [each.sizes[-1] for each in header.tensors if each.name.endswith(".lora_a")]
-    heaviest = max(header.tensor_bytes, key=header.tensor_bytes.__getitem__, default=None)
-    tokens = values.get(fmt.INVOCATION_TOKENS)
-    return GGUFFacts(
-        architecture=architecture,
-        file_version=header.version,
-        tensor_count=header.tensor_count,
-        size_bytes=header.needed_bytes if header.size_bytes is None else header.size_bytes,
-        name=values.text("general.name"),
-        license=values.text("general.license"),
-        quantization=quantization(values.number("general.file_type"), heaviest),
-        adapter=AdapterFacts(
-            kind=values.text(fmt.ADAPTER_TYPE) or "",
-            rank=max(ranks, default=0),
-            alpha=values.real(fmt.ADAPTER_ALPHA),
-            base=values.text(fmt.BASE_NAME) or "",
-            invocation_tokens=tokens.count if tokens and tokens.count else 0,
-            tensors=header.tensors,
-        ),
-    )
+    header, alpha = values.header, values.get(fmt.ADAPTER_ALPHA)
+    rank = max((each.sizes[-1] for each in header.tensors if each.name.endswith(".lora_a")), default=0)
+    known = alpha is not None and alpha.kind == fmt.FLOAT32 and alpha.count is None and alpha.data
+    kind, base = values.text(fmt.ADAPTER_TYPE) or "", values.text(fmt.BASE_NAME) or ""
+    strength = fmt.LAYOUTS[fmt.FLOAT32].unpack(known)[0] if known else None
+    size = header.needed_bytes if header.size_bytes is None else header.size_bytes
+    adapter = AdapterFacts(kind, rank, strength, base, header.tensors)
+    name, terms = values.text("general.name"), values.text("general.license")
+    return GGUFFacts(architecture, header.version, header.tensor_count, size, name, terms, adapter=adapter)
 
 
-def required_model(facts: ModelHeader, name: str) -> ModelHeader:
-    """Return the facts of a model.
+def require_model(facts: ModelHeader, name: str) -> None:
+    """Refuse a file that is no model.
 
     Raises:
         NotGGUFError: It is an adapter.
     """
-    if not isinstance(facts, GGUFFacts) or facts.adapter is None:
-        return facts
-    adds = "add it to the adapters of a service of that model, with spec.adapters or `llmkube deploy --lora`"
-    raise NotGGUFError(f"{name} is a LoRA adapter for {facts.architecture}, not a model; {adds}")
+    if isinstance(facts, GGUFFacts) and facts.adapter is not None:
+        adds = "add it to the adapters of a service of that model, with spec.adapters or `llmkube deploy --lora`"
+        raise NotGGUFError(f"{name} is a LoRA adapter for {facts.architecture}, not a model; {adds}")
 
 
 def _shape(values: "HeaderValues", architecture: str, parts: int) -> Shape:
@@ -240,14 +227,6 @@ class HeaderValues:
         if value is None or value.data is None or value.kind not in _INTEGER_KINDS:
             return ()
         return tuple(int(number) for (number,) in fmt.LAYOUTS[value.kind].iter_unpack(value.data))
-
-    def real(self, key: str) -> float | None:
-        """Return a number with a fraction; None if absent."""
-        value = self.get(key)
-        if value is None or value.data is None or value.count is not None or value.kind != fmt.FLOAT32:
-            return None
-        (number,) = fmt.LAYOUTS[fmt.FLOAT32].unpack(value.data)
-        return float(number)
 
     def required(self, key: str) -> int:
         """Return an integer; refuse the file if it is absent."""

@@ -135,7 +135,6 @@ class AdapterFacts:
         rank: The largest rank of its matrices.
         alpha: The strength that it was trained with, divided by the rank of a matrix when it is applied; None if unset.
         base: Name of the model that it was trained for; "" if unknown.
-        invocation_tokens: Number of tokens that switch it on; 0 if it is always on.
         tensors: Its tensors.
     """
 
@@ -143,7 +142,6 @@ class AdapterFacts:
     rank: int
     alpha: float | None
     base: str
-    invocation_tokens: int
     tensors: tuple[Tensor, ...] = attrs.field(eq=False, repr=False)
 
 

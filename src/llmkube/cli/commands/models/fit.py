@@ -23,7 +23,7 @@ from llmkube.supervisor.network import host_facts
 from llmkube.weights.estimate.demand import ALL_LAYERS, Demand, Estimate
 from llmkube.weights.estimate.mlx import is_mlx_folder, read_folder
 from llmkube.weights.estimate.sizing import default_cache_ram_bytes, estimate, largest_context
-from llmkube.weights.formats.gguf import required_model
+from llmkube.weights.formats.gguf import require_model
 from llmkube.weights.formats.shape import Shape
 
 CACHE_TYPES: Final = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
@@ -187,7 +187,7 @@ def _read(model: str, hf_token_file: Path | None) -> tuple[str, Shape]:
         kind = shape.architecture.removeprefix("mlx:")
         return f"{folder.resolve().name}: {kind}, MLX, {format_bytes(shape.size_bytes)}", shape
     facts = read_facts(absolute_source(model, Path.cwd()), hf_token_file)
-    required_model(facts, model)
+    require_model(facts, model)
     if facts.shape is None:
         raise UserError(
             f"{model}: the header lacks numbers that the estimate needs; `llmkube inspect` shows the header"

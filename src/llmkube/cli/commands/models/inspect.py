@@ -97,8 +97,7 @@ def _adapter_rows(facts: GGUFFacts) -> list[tuple[str, str | None]]:
     if adapter is None:
         return []
     alpha = "" if adapter.alpha is None else f", alpha {adapter.alpha:g}"
-    switched = f"; {adapter.invocation_tokens} tokens switch it on" if adapter.invocation_tokens else ""
-    kind = f"{adapter.kind or 'of an unknown type'}, rank {adapter.rank}{alpha}{switched}"
+    kind = f"{adapter.kind or 'of an unknown type'}, rank {adapter.rank}{alpha}"
     return [("adapter", kind), ("base", adapter.base or f"a model of the architecture {facts.architecture}")]
 
 

@@ -213,15 +213,11 @@ class DeployRequest:
             put(service, "spec.apiKeySecretRef", dict(self.api_keys))
         for field, value in self.fields.items():
             put(objects[field.kind], field.path, value)
-        adapters = [
-            empty_object(Model, Key(namespace, f"{self.name}-lora-{at + 1}")) for at in range(len(self.adapters))
-        ]
-        for adapter, (source, _) in zip(adapters, self.adapters, strict=True):
-            put(adapter, "spec.source", source)
-        if adapters:
-            names = (each["metadata"]["name"] for each in adapters)
-            pairs = zip(names, self.adapters, strict=True)
-            put(service, "spec.adapters", [{"modelRef": name, **fields} for name, (_, fields) in pairs])
+        adapters = []
+        for at, (source, entry) in enumerate(self.adapters, 1):
+            adapters.append(empty_object(Model, Key(namespace, f"{self.name}-lora-{at}")))
+            put(adapters[-1], "spec.source", source)
+            service["spec"].setdefault("adapters", []).append({"modelRef": f"{self.name}-lora-{at}", **entry})
         return [*adapters, *(objects[kind] for kind in self.kinds[len(adapters) :])]
 
 
@@ -285,18 +281,10 @@ def _read(name: str, flags: Mapping[str, Any]) -> DeployRequest:
         raise click.UsageError("--gpu and --accelerator cpu exclude each other; leave one out")
     env = tuple(_variable(text) for text in flags["env"])
     api_keys = _secret_key(flags["api_key_secret"])
-    return DeployRequest(
-        name,
-        source or "",
-        model_name or "",
-        flags["accelerator"],
-        flags["gpu"],
-        quantization,
-        env,
-        api_keys,
-        fields,
-        tuple(map(_adapter, flags["lora"])),
+    request = DeployRequest(
+        name, source or "", model_name or "", flags["accelerator"], flags["gpu"], quantization, env, api_keys, fields
     )
+    return attrs.evolve(request, adapters=tuple(map(_adapter, flags["lora"])))
 
 
 def _catalog_entry(name: str) -> Entry:
@@ -319,14 +307,13 @@ def _catalog_fields(entry: Entry) -> dict[FieldFlag, Any]:
     return {field: wanted[field.path] for field in FLAGS if wanted.get(field.path)}
 
 
-_LORA: Final = re.compile(r"(?:(?P<name>[A-Za-z0-9][A-Za-z0-9._@+-]*)=)?(?P<source>.+?)(?::(?P<scale>\d+(?:\.\d+)?))?")
+_LORA: Final = re.compile(r"(?:(?P<name>[A-Za-z0-9][A-Za-z0-9._@+-]*)=)?(?P<source>.*?)(?::(?P<scale>\d+(?:\.\d+)?))?")
 
 
 def _adapter(text: str) -> tuple[str, Mapping[str, str]]:
     """Return the source of an adapter, and the other fields of the service's entry for it."""
     found = _LORA.fullmatch(text)
-    if found is None:
-        raise click.BadParameter("write [NAME=]FILE[:SCALE]", param_hint="--lora")
+    assert found is not None, "it also matches the empty string"
     source = absolute_source(found["source"], Path.cwd())
     try:
         parse_source(source)
