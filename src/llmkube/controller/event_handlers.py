@@ -93,8 +93,9 @@ class EventHandlers:
         change = change_of(event)
         if not change and not self.context.queues.services.is_failing(event.key):
             return  # a failing service is retried after any change: it may be the one that helps
-        if change is Change.SPEC:
+        if change is Change.SPEC or (event.now is not None and event.now.spec.adapters):  # its engine has them, or not
             self._enqueue_routers(event.key)
+        if change is Change.SPEC:
             for model in self.context.informers.services_by_model.values(event):
                 # The users of a Model decide how its weights are supplied.
                 users = self.context.informers.services_by_model.count(model)

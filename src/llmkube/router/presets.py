@@ -65,8 +65,7 @@ def with_adapters(
         DialectError: It selects adapters itself.
         NotLoadedError: The engine does not have an adapter that it names.
     """
-    has_adapters = adapters or any(each.adapters for each in presets)
-    if not has_adapters or all(body.get(name) is None for name in _PROMPTS):
+    if not (adapters or any(each.adapters for each in presets)) or all(body.get(name) is None for name in _PROMPTS):
         return body
     if body.get("lora") is not None:
         raise DialectError('lora selects adapters by number; omit it, and send the name of one as the "model"')

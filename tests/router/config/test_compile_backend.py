@@ -11,18 +11,19 @@ import attrs
 import pytest
 
 from llmkube.k8s.codec import decode
-from llmkube.k8s.crd.inferenceservice import Autoscaling, HostReplicas, InferenceServiceSpec
+from llmkube.k8s.crd.inferenceservice import Autoscaling, HostReplicas, InferenceService, InferenceServiceSpec
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.placement import EnvVar
 from llmkube.router.config.compile_backend import (
     SECRET_KEYS,
     KeyFile,
+    ResolvedService,
     is_replicated,
     model_digest,
     slots_of,
     splits_cache,
 )
-from llmkube.router.config.routing_config import Prices, Probe, is_local_url
+from llmkube.router.config.routing_config import Adapter, Prices, Probe, is_local_url
 from router.written_routers import compiled, errors, running
 
 
@@ -298,3 +299,26 @@ def test_what_only_this_network_answers_for(url):
 def test_what_may_be_anywhere(url):
     """Public addresses and names are not local, nor is a number that some resolvers read as an address."""
     assert not is_local_url(url)
+
+
+@pytest.mark.parametrize(
+    ("status", "generation", "known"),
+    [("True", 2, True), ("True", 1, False), ("False", 2, False), ("Unknown", 2, False), (None, 2, False)],
+)
+def test_adapters_are_known_while_the_engine_has_the_newest_spec(status, generation, known):
+    """Their numbers are places in a list, which an earlier engine may have in another order; and pods have none."""
+    condition = {"type": "UpToDate", "status": status, "reason": "x", "message": "", "observedGeneration": generation}
+    spec = {
+        "modelRef": "m",
+        "adapters": [{"modelRef": "a", "scale": "0.5"}, {"modelRef": "b", "name": "poet"}],
+        "presets": [{"name": "both", "adapters": [{"name": "poet", "scale": "2"}]}, {"name": "s", "maxTokens": 9}],
+    }
+    body = {"metadata": {"name": "s", "generation": 2}, "spec": spec}
+    body |= {"status": {"conditions": [condition]}} if status else {}
+    found = ResolvedService.of(decode(InferenceService, body), None, base_url="http://s/v1")
+    assert found.adapters == ((Adapter("", 0.5), Adapter("poet", 1.0)) if known else ())
+    assert {each.name: (each.max_tokens, each.adapters) for each in found.presets} == {
+        "both": (None, (Adapter("poet", 2.0),)),
+        "": (9, ()),
+        "poet": (None, (Adapter("poet", 1.0),)),
+    }

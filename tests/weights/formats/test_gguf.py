@@ -164,7 +164,7 @@ def test_version_2_is_read_and_the_architecture_may_come_last(read):
         (b"", "is empty"),
         (b"GG", "does not start with"),
         (b"GGUF\x03\x00", "its header is cut off"),
-        (b"hello world", "does not start with b.GGUF."),
+        (b"hello world", "does not start with GGUF"),
         (b"<!DOCTYPE html><html>", "web page"),
         (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
         (b"PK\x03\x04....", "zip archive"),

@@ -48,7 +48,7 @@ def test_wide_adds_columns(run):
     """`-o wide` appends columns to the plain table."""
     plain, wide = (run("list", "isvc", *args).output.splitlines()[0].split() for args in ((), ("-o", "wide")))
     assert wide[: len(plain)] == plain
-    assert wide[len(plain) :] == ["ENDPOINT", "RUNTIME", "CONTEXT", "SLOTS", "PRIORITY", "MESSAGE"]
+    assert wide[len(plain) :] == ["ENDPOINT", "RUNTIME", "CONTEXT", "SLOTS", "PRIORITY", "NAMES", "MESSAGE"]
     assert "builtin://demo" in run("list", "mdl", "-o", "wide").output
 
 
