@@ -244,7 +244,7 @@ def flags_of(**given):
     """Return click's parameters for `--source builtin://demo --accelerator cpu` and the given flags."""
     flags = {field.parameter: None for field in deploy_module.FLAGS}
     flags |= {"source": "builtin://demo", "model_name": None, "accelerator": "cpu", "gpu": False, "env": ()}
-    flags |= {"api_key_secret": None, "lora": ()}
+    flags |= {"api_key_secret": None, "lora": (), "draft": None}
     return flags | given
 
 
