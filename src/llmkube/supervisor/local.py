@@ -132,11 +132,11 @@ class LocalWeights:
                 weights = await fetch_source(sha256=sha256)
             try:
                 return weights, await self._header_of(source, weights)
-            except NotGGUFError:  # the server may have sent a wrong file once
-                before = weights.identity
-                weights = await self._fetcher(source, model, progress, fresh=True)(sha256=sha256)
-                if weights.identity == before:
-                    raise
+            except NotGGUFError as error:
+                problem, before = error, weights.identity
+            weights = await self._fetcher(source, model, progress, fresh=True)(sha256=sha256)  # it may be right now
+            if weights.identity == before:
+                raise problem
             return weights, await self._header_of(source, weights)
         except WeightsNotFoundError as error:
             self._log_once(model.spec.source, error.detail)

@@ -50,8 +50,11 @@ class DoorConfig:
 
 
 def _view(data: ServiceView | Mapping[str, Any]) -> ServiceView:
+    if isinstance(data, ServiceView):
+        return data
     # Without aliases: each service has an address of its own, where every name leads to it.
-    return data if isinstance(data, ServiceView) else ServiceView(**_known(ServiceView, data) | {"aliases": ()})
+    tuples = {"aliases": (), "given_up": (), "adapters": tuple(map(tuple, data.get("adapters", ())))}
+    return ServiceView(**_known(ServiceView, data) | tuples)
 
 
 @attrs.frozen
