@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from envtest.build import cache_root
 
 PINS = Path(__file__).parents[2] / "requirements" / "clients.txt"
+SPEECH = Path(__file__).with_name("speech.txt")
 AGENTS = Path(__file__).parent / "agents"
 """Folder of the pinned npm packages, for which npm must be on PATH."""
 
@@ -25,6 +27,13 @@ def find_client_packages() -> Path:
     They are large and no other test needs them, so no lock that `make .venv/.installed` installs has them.
     """
     return _cached(PINS, f"py{sys.version_info.major}.{sys.version_info.minor}", _install)
+
+
+def find_speech_package() -> Path:
+    """Return the folder with pocketsphinx and its English model. Blocks; skips the test where there is no wheel."""
+    if sys.version_info[:2] not in ((3, 11), (3, 13)):
+        pytest.skip("pocketsphinx has no wheel for this Python")
+    return _cached(SPEECH, f"py{sys.version_info.major}.{sys.version_info.minor}", partial(_install, pins=SPEECH))
 
 
 def find_agents() -> Path:
@@ -53,10 +62,10 @@ def _cached(pins: Path, variant: str, install: Callable[[Path], None]) -> Path:
     return folder
 
 
-def _install(target: Path) -> None:
+def _install(target: Path, pins: Path = PINS) -> None:
     uv = shutil.which("uv")  # an environment that uv has made is without pip
     pip = [uv, "pip", "install", "--python", sys.executable] if uv else [sys.executable, "-m", "pip", "install"]
-    pinned = ["--require-hashes", "--only-binary", ":all:", "--no-deps", "--requirement", str(PINS)]
+    pinned = ["--require-hashes", "--only-binary", ":all:", "--no-deps", "--requirement", str(pins)]
     subprocess.run(
         [*pip, "--quiet", "--no-compile", "--target", str(target), *pinned], check=True, stdin=subprocess.DEVNULL
     )

@@ -362,6 +362,19 @@ async def test_a_token_is_requested_by_the_engines_own_endpoint(autojump_clock, 
         assert (await asked_engine.token_error()).startswith(refused)
 
 
+async def test_an_engine_of_the_owners_is_asked_for_no_token(autojump_clock):
+    """It may compute none: its health path shows whether it answers, and an error names that path."""
+    engine = Engine()
+    plan = LaunchPlan((), (), "generic", "speech", engine="speech", ready_path="/ready")
+    engine.status = 200
+    async with served(engine) as (http, _):
+        asked_engine = health.Engine(http, "http://127.0.0.1:1", plan)
+        assert (await asked_engine.one_token()).token
+        engine.status = 503
+        assert (await asked_engine.token_error()).startswith("it answers 503 to GET /ready")
+        assert engine.paths == ["/ready"] * 2
+
+
 async def test_a_refused_connection_is_gone(autojump_clock):
     """A refused connection is a different result from a busy engine."""
 

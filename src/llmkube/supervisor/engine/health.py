@@ -164,7 +164,7 @@ class Engine:
             return ProbeResult("busy", token=False)
         except HttpError as error:
             return None if _is_resource_exhaustion(error) else ProbeResult("gone", token=False)
-        failed = _token_error(reply)
+        failed = _token_error(reply, self._token_check)
         token = reply is not None and not failed
         is_full = reply is not None and reply.status == 503  # it has no place for the request now
         return ProbeResult("ok" if token else "busy", token=token, error="" if is_full else failed)
@@ -172,7 +172,7 @@ class Engine:
     async def token_error(self) -> str:
         """Request one token; return how that fails, or "" if it succeeds or takes long."""
         try:
-            return _token_error(await self._request_token())
+            return _token_error(await self._request_token(), self._token_check)
         except HttpError:
             return ""  # its exit, or another program on its port, is detected elsewhere
 
@@ -232,6 +232,11 @@ class Engine:
         """The metric of its tokens: generated ones, or those of prompts if it generates none."""
         reads = {"--reranking", "--embedding"}.intersection(self.plan.argv)
         return "prompt_tokens_total" if reads else "tokens_predicted_total"
+
+    @property
+    def _token_check(self) -> str:
+        """The request that shows that it can compute, for messages."""
+        return f"GET {self.plan.ready_path}" if self.plan.engine else "a request for one token"
 
     def _token_request(self) -> tuple[str, dict[str, object]]:
         if "--reranking" in self.plan.argv:
@@ -344,7 +349,7 @@ async def watch_load(read_stats: ReadStats, report: Callable[[EngineStats], Awai
     return stalled
 
 
-def _token_error(reply: Response | None) -> str:
+def _token_error(reply: Response | None, request: str) -> str:
     """Return the error in the response to a request for one token, or for its substitute; "" for none.
 
     501 is none: the engine does not implement the path.
@@ -357,7 +362,7 @@ def _token_error(reply: Response | None) -> str:
     except (ValueError, KeyError, TypeError):
         words = reply.body.decode("utf-8", "replace")
     words = " ".join(words.split())[:_LONGEST_ERROR]
-    return f"{ERROR_REPLY}{reply.status} to a request for one token" + (f": {words}" if words else "")
+    return f"{ERROR_REPLY}{reply.status} to {request}" + (f": {words}" if words else "")
 
 
 def _metrics(reply: _Reply, queries: EngineQueries) -> dict[str, float]:
