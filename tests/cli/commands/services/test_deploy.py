@@ -180,6 +180,16 @@ def test_a_dry_run_writes_nothing(deploy):
     assert found == {}
 
 
+def test_a_projector_and_a_draft_model(deploy):
+    """A file becomes a Model of its own; a name is that of an existing one."""
+    _, found = deploy(*BASE, "--mmproj", "none", "--draft", "/models/small.gguf")
+    assert found["Model", "default/chat"].spec.mmproj == "none"
+    assert found["Model", "default/chat-draft"].spec.source == "/models/small.gguf"
+    assert found["InferenceService", "default/chat"].spec.speculative_decoding.draft_model_ref == "chat-draft"
+    _, found = deploy(*BASE, "--draft", "small")
+    assert found["InferenceService", "default/chat"].spec.speculative_decoding.draft_model_ref == "small"
+
+
 def test_the_accelerator_is_what_live_hosts_serve(deploy):
     """Without --accelerator a current Lease decides; an expired one does not."""
 
