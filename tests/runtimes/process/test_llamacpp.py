@@ -239,7 +239,6 @@ def test_a_field_whose_flag_the_engine_lacks_is_reported():
         (model("metal", hardware={"gpu": {"enabled": True, "count": 1, "layers": 20}}), []),
         (model("metal", hardware={"gpu": {"count": 2}}), ["Model.spec.hardware.gpu.count"]),
         (model("cpu", hardware={"gpu": {"layers": 20}}), ["Model.spec.hardware.gpu.layers"]),
-        (model(mmproj="x.gguf", files=["a.gguf"], sourceSecretRef={"name": "hf"}), ["Model.spec.mmproj"]),
         (model(hardware={"memoryFraction": 0.5, "memoryBudget": "8Gi"}), []),
     ],
 )

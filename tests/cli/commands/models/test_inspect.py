@@ -93,7 +93,7 @@ def test_facts_can_be_data():
 @pytest.mark.parametrize(
     ("name", "code", "words"),
     [
-        ("nope.gguf", 3, "there is no file nope.gguf, and it is not a URL"),
+        ("nope.gguf", 3, "/nope.gguf"),
         ("/nope.gguf", 3, "there is no file /nope.gguf"),
         ("file:///nope.gguf", 3, "there is no file /nope.gguf"),
         ("pvc://claim/m.gguf", 1, "cannot be inspected from here"),
