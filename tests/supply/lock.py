@@ -27,6 +27,7 @@ LOCKS: Mapping[str, tuple[str, ...]] = {
     "dev": (str(PROJECT), "--extra", "llama", "--group", "dev"),
     "runtime": (str(PROJECT),),
     "llama": (str(PROJECT), "--extra", "llama"),
+    "nvidia": (str(PROJECT), "--extra", "nvidia"),
     "build": ("--group", "build"),
     "release": ("--group", "release"),
     "clients": ("--group", "clients"),

@@ -29,6 +29,7 @@ ASKS = {
     "dev": [*RUNTIME, *EXTRAS["llama"], *group("dev")],
     "runtime": RUNTIME,
     "llama": [*RUNTIME, *EXTRAS["llama"]],
+    "nvidia": [*RUNTIME, *EXTRAS["nvidia"]],
     "build": list(group("build")),
     "release": list(group("release")),
     "clients": list(group("clients")),

@@ -11,6 +11,7 @@ from llmkube.supervisor.memory.eviction import Cause, Decision, Eviction
 from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.memory.policy import Policy, Rules
 from llmkube.supervisor.memory.reservation import MemorySpec, Need
+from llmkube.weights.estimate.demand import Component, Location
 
 GIB = 1 << 30
 CALM = Decision(Level.NORMAL, admitting=True, calm_seconds=1e9)
@@ -244,3 +245,14 @@ async def test_the_same_wait_is_not_reported_twice(autojump_clock, ledger, nurse
         sample(ledger, 16 + second % 2 / 10)
         await trio.sleep(1)
     assert len(other.reports) == 1
+
+
+async def test_a_part_that_is_not_used_is_released_where_it_was(ledger):
+    """On the devices that hold it, or in the machine's memory."""
+    need = Need(10 * GIB, devices={"CUDA0": 6 * GIB, "CUDA1": 2 * GIB})
+    on_device, on_host = (Component("draft model", place, 4 * GIB) for place in (Location.DEVICE, Location.HOST))
+    async with ledger.admitted(A, need, scope=trio.CancelScope(), report=print) as allocation:
+        ledger.release_parts(allocation, [on_device])
+        assert allocation.reservation.need == Need(10 * GIB, devices={"CUDA0": 3 * GIB, "CUDA1": GIB})
+        ledger.release_parts(allocation, [on_host])
+        assert allocation.reservation.need.total_bytes == 6 * GIB

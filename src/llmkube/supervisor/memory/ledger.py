@@ -188,6 +188,11 @@ class Ledger:
         for part in parts:
             size = part.size_bytes
             on_device = size if part.place is Location.DEVICE else 0
+            if on_device and need.devices:
+                kept = max(0.0, 1 - size / sum(need.devices.values()))
+                devices = {name: int(count * kept) for name, count in need.devices.items()}
+                need = attrs.evolve(need, devices=devices)
+                continue
             total, device = max(0, need.total_bytes - size), max(0, need.device_bytes - on_device)
             need = attrs.evolve(need, total_bytes=total, device_bytes=device)
         self.book.records.change(allocation.reservation, need=need)
