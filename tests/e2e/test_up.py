@@ -29,7 +29,7 @@ async def test_the_demo_answers_and_leaves_nothing(tmp_path):
         urls = await up.urls()
         assert await up.process.wait() == 0
     assert up.out.splitlines()[1:3] == ["> What is LLMKube?", ANSWER]
-    for words in ("NAME  PHASE  SIZE", "demo  Ready  933.8 KiB  cpu", "STEP    TIME", "total   "):
+    for words in ("NAME  PHASE    SIZE", "demo  Fetched  933.8 KiB  cpu", "STEP    TIME", "total   "):
         assert words in up.out
     assert up.out.splitlines()[-3:] == [
         "  llmkube up start",

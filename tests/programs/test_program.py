@@ -13,6 +13,7 @@ from llmkube.base.http.listen import PortTakenError
 from llmkube.cli.commands.programs.controller import EVERY_ADDRESS
 from llmkube.programs.program import (
     Stop,
+    check_ports,
     freeze_heap,
     open_optional_port,
     open_port,
@@ -120,6 +121,17 @@ async def test_a_taken_port_names_its_flag():
                 pass
     async with open_port(number, "--api-port"):
         pass
+
+
+async def test_all_taken_ports_are_named_at_once():
+    """Each has its flag and the program that listens there."""
+    async with open_port(0, "--a") as one, open_port(0, "--b") as two:
+        numbers = [int(port.url.rpartition(":")[2]) for port in (one, two)]
+        with pytest.raises(PortTakenError) as caught:
+            await check_ports({"--api-port": numbers[0], "--gateway-port": numbers[1], "--probe-port": 0})
+    for number, flag in zip(numbers, ("--api-port", "--gateway-port"), strict=True):
+        assert f"port {number} ({flag}) is in use by " in str(caught.value)
+    assert str(caught.value).count(f"(pid {os.getpid()})") == 2
 
 
 async def test_a_second_loopback_address_has_the_same_port():

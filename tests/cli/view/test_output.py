@@ -120,7 +120,7 @@ def test_further_columns_go_below_their_row_if_the_line_is_too_short(width):
 def test_a_model_in_one_line():
     """The row shows the file's size and architecture once they are known."""
     known = model(phase="Ready", size="1.0 GiB", gguf={"architecture": "llama"})
-    assert output.model_row(known, NOW) == ("chat", "Ready", "1.0 GiB", "cpu", "llama", "3m20s")
+    assert output.model_row(known, NOW) == ("chat", "Fetched", "1.0 GiB", "cpu", "llama", "3m20s")
     assert output.model_row(model(), NOW) == ("chat", "", "", "cpu", "", "3m20s")
 
 

@@ -226,6 +226,14 @@ async def test_a_missing_service_degrades_its_backend_alone(patient_clock, tmp_p
         assert (status.phase, status.backends[0].message) == ("Degraded", "there is no InferenceService chat")
 
 
+async def test_a_missing_secret_is_named_and_not_its_file(patient_clock, tmp_path):
+    provider = {"provider": "openai", "model": "gpt-5", "credentialsSecretRef": {"name": "openai"}}
+    async with open_host(tmp_path) as host:
+        await host.apply(backends=[CHAT, {"name": "cloud", "external": provider}])
+        messages = [each.message for each in (await host.status()).backends]
+        assert messages == ["", "no key can be read from entry OPENAI_API_KEY of Secret openai"]
+
+
 async def test_an_object_chooses_no_file_of_this_machine(patient_clock, tmp_path):
     """The audit log is in the state directory, whatever path the object names, and the status reports it."""
     async with open_host(tmp_path / "state") as host:

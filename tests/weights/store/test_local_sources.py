@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llmkube.weights.errors import SourceNotAllowedError, WeightsNotFoundError
-from llmkube.weights.store.local_sources import LocalSources
+from llmkube.weights.store.local_sources import LocalSources, record_folders
 from second_user import OTHER_UID, needs_second_user, open_common_folder, run_as_other, start_as_other
 
 GGUF = b"GGUF, and more"
@@ -47,6 +47,20 @@ def test_a_file_below_a_listed_folder_is_taken(folder, sources):
     assert os.pread(descriptor, 99, 0) == GGUF
     os.close(descriptor)
     assert sources.admits(path)
+
+
+def test_s8_the_owners_commands_allow_further_folders(folder, tmp_path):
+    """A folder recorded in the state directory is allowed at once; a damaged record allows nothing."""
+    record = tmp_path / "local-sources.json"
+    (folder / "m.gguf").write_bytes(GGUF)
+    sources = LocalSources((), recorded=record)
+    assert type(refusal(sources, folder / "m.gguf")) is SourceNotAllowedError
+    record_folders(record, [folder])
+    record_folders(record, [tmp_path / "other"])
+    assert sources.admits(folder / "m.gguf")
+    assert record.stat().st_mode & 0o777 == 0o600
+    record.write_text("[3")
+    assert type(refusal(sources, folder / "m.gguf")) is SourceNotAllowedError
 
 
 def test_s8_no_folder_is_listed_unless_its_owner_does(folder):

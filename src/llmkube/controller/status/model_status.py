@@ -106,7 +106,7 @@ def assess_model(model: Model, hosts: LiveHosts) -> Verdict:
     if not hosts.serving(accelerator):
         return Verdict("Pending", Reason.NO_HOST, no_host_message(accelerator, hosts))
     if fetched is None:
-        action = "read in place" if is_local else "fetched"
+        action = "read" if is_local else "fetched"
         return Verdict("Pending", Reason.PENDING, f"no service uses it yet; its file is {action} once one does")
     if is_local:
         return Verdict("Copying", Reason.COPY_STARTED, fetched.message)

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import trio
 from click.testing import CliRunner
 
 import llmkube.weights
@@ -16,6 +17,7 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import TransportError
+from llmkube.programs.api_server import open_server
 from llmkube.programs.server_side_apply import Applier
 from llmkube.runtimes.plan import LaunchPlan
 from llmkube.supervisor.values.desired import Desired, Launch
@@ -153,6 +155,23 @@ def test_prune_keeps_models_of_local_engines_of_other_clusters(run, store, tmp_p
     assert f"{HF} is in use by InferenceService other/chat on this machine" in run("prune", HF).output
     run("prune", models=())
     assert [each["source"] for each in json.loads(run("list", "-o", "json").output)] == ["hf://org/repo/file.gguf"]
+
+
+def test_prune_reads_the_models_of_a_stopped_up(store, tmp_path, monkeypatch):
+    """They stay; the rest is removed, without an API server."""
+    monkeypatch.setenv("LLMKUBE_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    async def run_up_once():
+        async with open_server(tmp_path / "state", 0, field="") as server:
+            manifest = {"metadata": {"name": "web", "namespace": "default"}, "spec": {"source": WEB}}
+            await server.client.apply(Model, manifest, field_manager="test")
+
+    trio.run(run_up_once)
+    refused = CliRunner().invoke(cli, ["cache", "prune", WEB])
+    assert f"{WEB} is in use by Model default/web" in refused.output
+    done = CliRunner().invoke(cli, ["cache", "prune"])
+    assert (done.exit_code, done.output.splitlines()[:1]) == (0, ["hf://org/repo/file.gguf removed"]), done.output
 
 
 def test_prune_asks_the_cluster_of_the_agents_settings(store, tmp_path):

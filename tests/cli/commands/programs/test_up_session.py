@@ -10,7 +10,7 @@ from rich.console import Console
 
 from cli.memory_cluster import NOW, open_demo, write_status
 from llmkube.base.http.message import Response
-from llmkube.cli.commands.programs.up_session import FirstSteps, next_steps, times, usage
+from llmkube.cli.commands.programs.up_session import FirstSteps, next_steps, prepare_session, times, usage
 from llmkube.cli.view.progress import Stopwatch
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -135,7 +135,7 @@ async def test_staying_reports_every_change_of_phase(autojump_clock, world, caps
     """Without a question the usage is printed, then one line per change until the session ends."""
     with trio.move_on_after(10):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(world.session.report_changes)
+            nursery.start_soon(world.session.report_changes, {})
             await trio.sleep(1)
             await world.report(InferenceService, ("Available", "False", "Fetching", "copying"), phase="Pending")
             await trio.sleep(1)
@@ -151,6 +151,22 @@ async def test_staying_reports_every_change_of_phase(autojump_clock, world, caps
         "default/demo: Ready",
         "default/demo: deleted",
     ]
+
+
+async def test_what_an_earlier_run_reported_is_not_repeated(autojump_clock, world, capsys):
+    """After a crash the objects still have the phase Ready, and nothing runs yet."""
+    await world.report(InferenceService, phase="Ready")
+    stay = await prepare_session(
+        world.session.session, (), console=world.session.console, accelerators=(), question=None, timeout_seconds=1.0
+    )
+    with trio.move_on_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stay)
+            await trio.sleep(1)
+            assert "Ready" not in capsys.readouterr().out
+            await world.report(InferenceService, ("Available", "False", "Loading", "it loads"), phase="Creating")
+            await world.report(InferenceService, phase="Ready")
+    assert "default/demo: Ready" in capsys.readouterr().out
 
 
 def test_the_usage_can_be_pasted():

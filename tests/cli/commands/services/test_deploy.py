@@ -87,6 +87,8 @@ def test_the_same_again_changes_nothing(deploy):
     done, found = deploy(*same, prepare=earlier)
     assert done.output == "Model default/chat unchanged\nInferenceService default/chat unchanged\n"
     assert found["Model", "default/chat"].metadata.uid == before[0].metadata.uid
+    typed = (*BASE, "--context", "512", "--accelerator", "cpu")  # a number is no context of a kubeconfig
+    assert deploy(*typed, prepare=earlier)[0].output == done.output
     done, found = deploy(*BASE, "--accelerator", "cpu", prepare=earlier)
     assert done.output == "Model default/chat unchanged\nInferenceService default/chat configured\n"
     assert found["InferenceService", "default/chat"].spec.context_size is None

@@ -93,6 +93,16 @@ def test_several_names_are_deleted_at_once(run):
     assert left == []
 
 
+def test_a_users_own_file_is_said_to_stay(run):
+    """Only a fetched file can be removed with `cache prune`."""
+
+    async def name_a_file(client):
+        await client.patch(Model, Key("default", "demo"), {"spec": {"source": "/home/ann/m.gguf"}})
+
+    assert "/home/ann/m.gguf stays where it is" in run("delete", "model/demo", prepare=name_a_file).output
+    assert "cache prune" in run("delete", "model/demo").output
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_with_model_spares_a_shared_model(run, shared):
     """--with-model deletes the Model, unless another service refers to it."""

@@ -117,7 +117,8 @@ def deploy(*, name: str, wait: bool, timeout: float, dry_run: bool, where: Clust
             click.echo("\n---\n".join(formats.dump(each, "yaml") for each in manifests))
             return
         with answer_deadline():
-            allow_folder(cluster, request.source)
+            for path in (each["spec"].get(field, "") for each in manifests for field in ("source", "mmproj")):
+                allow_folder(cluster, path)
             for kind, each in zip(request.kinds, manifests, strict=True):
                 await _dry_run_apply(cluster, kind, each)  # a rejected service must not leave its Model behind
             applied = [await _apply(cluster, kind, each) for kind, each in zip(request.kinds, manifests, strict=True)]
