@@ -57,7 +57,8 @@ class ModelSpec(Wired):
     )
     mmproj: str | None = field(
         "Projector that lets the model see pictures: a file in the repository or in the folder of the source, or on "
-        "hosts an absolute path; none for none. Unset, hosts look beside a local file and in a repository without files.",
+        "hosts an absolute path; none for none. "
+        "Unset, hosts look beside a local file and in a repository without files.",
         min_length=1,
     )
     prefetch: bool | None = field("Whether to fetch the weights before a service refers to the Model.")
