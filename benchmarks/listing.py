@@ -1,4 +1,4 @@
-"""Time of `llmkube list` compared with `kubectl get`, against the same API server, in the same run."""
+"""Time of the commands that show state compared with `kubectl get`, against the same API server; memory of `up`."""
 
 import os
 import subprocess
@@ -10,16 +10,23 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
+import psutil
 
 from harness import Aim, Table, begin, interleaved, median
 
 ROUNDS = 30
 AIM = 3.0
+DOCTOR_SECONDS = 1.0
+IDLE_SECONDS = 20.0
+IDLE_MIB = 80.0
 LLMKUBE = str(Path(sys.executable).with_name("llmkube"))
 COMMANDS = {
     "kubectl get isvc": ["kubectl", "get", "isvc"],
     "llmkube list isvc": [LLMKUBE, "list", "isvc"],
     "llmkube list": [LLMKUBE, "list"],
+    "llmkube status demo": [LLMKUBE, "status", "demo"],
+    "llmkube ps": [LLMKUBE, "ps"],
+    "llmkube doctor": [LLMKUBE, "doctor"],
     "python -c 'import trio'": [sys.executable, "-c", "import trio"],
 }
 
@@ -33,8 +40,8 @@ class Sample:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[dict[str, str]]:
-    """Run `llmkube up` with one served model; yields the environment of its users."""
+def serving(folder: Path) -> Iterator[tuple[dict[str, str], dict[str, float]]]:
+    """Run `llmkube up` with one served model; yields the environment of its users, and its MiB before it served one."""
     env = dict(os.environ) | {"HOME": str(folder), "KUBECONFIG": str(folder / "state" / "kubeconfig")}
     ports = ("--api-port", "0", "--gateway-port", "0", "--probe-port", "0")
     words = [LLMKUBE, "up", "--state-dir", str(folder / "state"), *ports]
@@ -42,9 +49,12 @@ def serving(folder: Path) -> Iterator[dict[str, str]]:
         try:
             while not (folder / "state" / "kubeconfig").exists():
                 time.sleep(0.1)
+            time.sleep(IDLE_SECONDS)
+            used = psutil.Process(up.pid).memory_full_info()
+            idle = {"PSS": used.pss / 2**20, "RSS": used.rss / 2**20}
             deploy = [LLMKUBE, "deploy", "demo", "--source", "builtin://demo", "--context-size", "512"]
             subprocess.run(deploy, env=env, check=True, capture_output=True)
-            yield env
+            yield env, idle
         finally:
             up.terminate()
 
@@ -67,7 +77,7 @@ def timed(argv: list[str], env: dict[str, str]) -> Callable[[], Sample]:
 def main() -> None:
     """Measure, print, keep."""
     run = begin("listing")
-    with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as env:
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as (env, idle):
         contenders = {name: timed(argv, env) for name, argv in COMMANDS.items()}
         interleaved(contenders, 1, run.rng)  # not counted: what is on the disk comes into memory
         samples = interleaved(contenders, 3 if run.quick else ROUNDS, run.rng)
@@ -78,15 +88,29 @@ def main() -> None:
         [name, f"{wall[name]:.0f} ms", f"{processor[name]:.0f} ms", f"{processor[name] / floor:.1f}"]
         for name in COMMANDS
     ]
-    times = processor["llmkube list isvc"] / floor
+    times = {name: processor[name] / floor for name in COMMANDS if name.split()[1] in {"list", "status", "ps"}}
+    doctor = wall["llmkube doctor"] / 1000
     run.finish(
-        "`llmkube list` compared with kubectl",
+        "Commands that show state, compared with kubectl",
         f"""The median of {len(samples["llmkube list"])} runs against one `llmkube up` with one model, with everything
         in the file system's cache, contenders in turns. The ratio is that of processor time, without other load on
         the machine. kubectl is a compiled program; in the last row an interpreter loads only Trio.""",
         [Table(["command", "start to exit", "of a processor", "times kubectl's"], rows)],
         {"samples": {name: [attrs.astuple(each) for each in found] for name, found in samples.items()}},
-        aims=[Aim("`llmkube list isvc`, times kubectl's", f"at most {AIM:g}", f"{times:.1f}", times <= AIM)],
+        aims=[
+            *(
+                Aim(f"`{name}`, times kubectl's", f"at most {AIM:g}", f"{had:.1f}", had <= AIM)
+                for name, had in times.items()
+            ),
+            Aim("`llmkube doctor`", f"at most {DOCTOR_SECONDS:g} s", f"{doctor:.2f} s", doctor <= DOCTOR_SECONDS),
+            Aim(
+                "`llmkube up`, idle, PSS",
+                f"at most {IDLE_MIB:g} MiB",
+                f"{idle['PSS']:.0f} MiB",
+                idle["PSS"] <= IDLE_MIB,
+            ),
+        ],
+        notes=[f"`llmkube up` without models uses {idle['RSS']:.0f} MiB (RSS) after {IDLE_SECONDS:g} s."],
     )
 
 

@@ -64,6 +64,9 @@ class LazyGroup(click.Group):
             command = getattr(importlib.import_module(f"{self.package}.{module}"), name)
         finally:
             gc.set_threshold(*thresholds)
+        import linecache  # noqa: PLC0415 - only commands that import attrs fill it
+
+        linecache.clearcache()  # attrs leaves the source of each generated method there: 3 MB of `up`
         assert isinstance(command, click.Command)
         return command
 

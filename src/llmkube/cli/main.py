@@ -78,6 +78,7 @@ SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
     },
     "Tools": {
         "doctor": Entry("cli.commands.doctor.command:doctor", "Diagnose this host and suggest fixes."),
+        "verify": Entry("cli.commands.verify.command:verify", "Try what is promised of a Mac or a GPU."),
         "convert": Entry(
             "cli.commands.tools.migrate:convert_manifests", "Convert manifests of the first API to the current one."
         ),

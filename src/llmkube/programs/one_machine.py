@@ -50,6 +50,7 @@ from llmkube.programs.program import (
     open_service_nursery,
     process_age_seconds,
     run_until_signal,
+    trim_heap,
 )
 from llmkube.programs.router_host.router_host import RouterHost
 from llmkube.programs.router_host.router_paths import ROUTERS, refuse_models, routers_handler
@@ -333,6 +334,7 @@ class _Up(Generic[T]):
                         )
                     await support.start(run_probes, view.ready, registry, probes.listeners)
                     freeze_heap()
+                    trim_heap()
                     outcome = await user_task()
         return outcome
 

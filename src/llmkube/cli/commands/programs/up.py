@@ -25,7 +25,7 @@ from llmkube.programs.host_settings import accelerators_of, detect_devices, find
 from llmkube.programs.lan_gateway import listen_settings
 from llmkube.programs.one_machine import UpPlan, run_up
 from llmkube.programs.options import HELP, NumberRange, guarded, settings_options
-from llmkube.programs.program import raise_descriptor_limit
+from llmkube.programs.program import raise_descriptor_limit, use_one_heap
 from llmkube.programs.router_host.router_paths import ROUTERS, SETTING
 from llmkube.programs.state_dir import hold_state_dir, loading_note, temporary_state_dir
 from llmkube.programs.state_location import ENGINES_LOCK, SERVER_LOCK
@@ -84,6 +84,7 @@ def up(
     configure_logging(config.log_level, style="console")
     devices = detect_devices(config, llama_server)
     raise_descriptor_limit()
+    use_one_heap()
     with contextlib.ExitStack() as stack:
         if demo or ephemeral:
             state_dir = stack.enter_context(temporary_state_dir())
