@@ -14,6 +14,15 @@ from tiny_projectors import ColourModel, Projector, png
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 
+ROUTER = """
+apiVersion: inference.llmkube.dev/v1alpha1
+kind: ModelRouter
+metadata: {name: sight}
+spec:
+  backends: [{name: local, inferenceServiceRef: {name: eyes}}]
+  defaultRoute: local
+"""
+
 RED, BLUE = (base64.b64encode(png(*colour)).decode() for colour in ((255, 0, 0), (0, 0, 255)))
 
 
@@ -55,16 +64,21 @@ async def test_a_picture_decides_the_answer_in_every_api(tmp_path):
     ColourModel(folder / "colour-F32.gguf")
     Projector(folder / "mmproj-F16.gguf", "gemma3")
     document = served("eyes", str(folder / "colour-F32.gguf")).replace("contextSize: 512", "contextSize: 2048")
-    async with open_up_with(tmp_path, documents=[document]) as up, open_http_client() as http:
+    async with open_up_with(tmp_path, documents=[document, ROUTER]) as up, open_http_client() as http:
 
         async def ask(path, body):
             text = json.dumps({"model": "eyes", "temperature": 0, **body}).encode()
             return await http.request("POST", up.gateway + path, body=text)
 
-        await eventually(lambda: ask(*chat(RED)), lambda answer: answer.status == 200)
+        def is_answered(answer):
+            return answer.status == 200
+
+        await eventually(lambda: ask(*chat(RED)), is_answered)
         for api in (chat, responses, messages, ollama):
             seen = [await ask(*api(picture)) for picture in (RED, BLUE, RED)]
             assert [text_of(answer) for answer in seen] == ["R", "B", "R"], api
+        path, body = chat(BLUE)
+        assert text_of(await eventually(lambda: ask(f"/routers/default/sight{path}", body), is_answered)) == "B"
         for url in ("http://127.0.0.1:1/a.png", "https://example.com/a.png", "file:///etc/passwd"):
             path, body = chat(RED)
             body["messages"][0]["content"][0]["image_url"]["url"] = url
