@@ -3,7 +3,6 @@
 Facts: kubectl's texts and exit codes as of 1.32; Kubernetes API concepts, "Receiving resources as Tables".
 """
 
-import json
 import sys
 from collections.abc import Sequence
 from typing import Any, Final
@@ -14,11 +13,11 @@ import click
 from llmkube.base.errors import LLMKubeError, UserError
 from llmkube.cli.commands.tools.files import load_manifests
 from llmkube.cli.object_names import KINDS
-from llmkube.cli.options import cluster_options, manifests_option, output_option, watch_option
+from llmkube.cli.options import cluster_options, manifests_option, output_option
 from llmkube.cli.target_cluster import Cluster, ClusterFlags, answer_deadline, run_against
 from llmkube.cli.view import formats, output
-from llmkube.k8s.errors import ApiError, NotFoundError, TransportError, error_from_status
-from llmkube.k8s.request import TABLE, make_request
+from llmkube.k8s.errors import ApiError, NotFoundError, TransportError
+from llmkube.k8s.request import TABLE
 from llmkube.k8s.resource import Resource
 from llmkube.programs.failures import CommandError
 from llmkube.programs.options import command
@@ -71,16 +70,13 @@ def apply(*, files: tuple[str, ...], dry_run: bool, force_conflicts: bool, where
 @click.argument("words", metavar="KIND [NAME...]", nargs=-1, required=True)
 @cluster_options(all_namespaces=True)
 @output_option(*formats.FORMATS)
-@watch_option
-def get(*, words: tuple[str, ...], where: ClusterFlags, form: str, watch: bool) -> None:
+def get(*, words: tuple[str, ...], where: ClusterFlags, form: str) -> None:
     """Show objects of any kind in the API server's own table, or as data, as `kubectl get` does.
 
     KIND is models, mdl, isvc, modelrouters, secrets, leases.coordination.k8s.io, or several separated by commas; an
     object is also KIND/NAME.
     """
     pairs = _parse(words)
-    if watch and len(pairs) > 1:
-        raise click.UsageError("--watch shows one kind, or one object")
     if pairs[0][1] and where.all_namespaces:
         raise click.UsageError("--all-namespaces and the name of an object exclude each other")
 
@@ -103,8 +99,6 @@ def get(*, words: tuple[str, ...], where: ClusterFlags, form: str, watch: bool) 
             elif form != "name":
                 place = "" if where.all_namespaces else f" in {cluster.namespace} namespace"
                 click.echo(f"No resources found{place}.", err=True)
-        if watch:
-            await wanted[0].follow(cluster, form, tables[0])
 
     run_against(where, action)
 
@@ -151,7 +145,7 @@ class _Query:
         path = self.resource.path(self.namespace, self.name)
         return await cluster.client.get_json(path, params=_INCLUDED.get(form), accept=TABLE)
 
-    def text(self, table: Any, form: str, *, several: bool = False, headings: bool = True) -> str:
+    def text(self, table: Any, form: str, *, several: bool = False) -> str:
         """Return a Table for people, empty without rows; with `several` kinds, names include theirs."""
         rows = table.get("rows") or []
         metadata = [row["object"]["metadata"] for row in rows]
@@ -166,30 +160,7 @@ class _Query:
         if self.namespace is None and self.resource.namespaced:
             heads = ["NAMESPACE", *heads]
             cells = [[each["namespace"], *row] for each, row in zip(metadata, cells, strict=True)]
-        text = output.table(heads, cells, width=output.line_width())
-        return text if headings else text.partition("\n")[2]
-
-    async def follow(self, cluster: Cluster, form: str, table: Any) -> None:
-        """Print each change until Ctrl-C."""
-        columns = table["columnDefinitions"]
-        while True:  # the API server ends a watch from time to time
-            params = {"watch": "1", "resourceVersion": table["metadata"]["resourceVersion"], **_INCLUDED.get(form, {})}
-            params |= {"fieldSelector": f"metadata.name={self.name}"} if self.name else {}
-            request = make_request("GET", self.resource.path(self.namespace), params=params, accept=TABLE)
-            async with cluster.client.open_text(request) as chunks:
-                rest = b""
-                async for chunk in chunks:
-                    *lines, rest = (rest + chunk).split(b"\n")
-                    for event in map(json.loads, lines):
-                        if event["type"] == "ERROR":
-                            raise error_from_status(event["object"])
-                        table = event["object"] | {"columnDefinitions": columns}
-                        shown = "\n".join(
-                            "---\n" * (form == "yaml") + formats.dump(each, form)
-                            for each in _objects(table)
-                            if form in _DATA
-                        )
-                        click.echo(shown or self.text(table, form, headings=False))
+        return output.table(heads, cells, width=output.line_width())
 
 
 def _parse(words: Sequence[str]) -> list[tuple[str, str]]:
