@@ -51,7 +51,7 @@ def serving(folder: Path) -> Iterator[tuple[dict[str, str], dict[str, float]]]:
                 time.sleep(0.1)
             time.sleep(IDLE_SECONDS)
             used = psutil.Process(up.pid).memory_full_info()
-            idle = {"PSS": used.pss / 2**20, "RSS": used.rss / 2**20}
+            idle = {"PSS": getattr(used, "pss", 0) / 2**20, "RSS": used.rss / 2**20}  # no PSS on macOS
             deploy = [LLMKUBE, "deploy", "demo", "--source", "builtin://demo", "--context-size", "512"]
             subprocess.run(deploy, env=env, check=True, capture_output=True)
             yield env, idle

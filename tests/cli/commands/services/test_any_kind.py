@@ -3,12 +3,8 @@
 import json
 
 import pytest
-import trio
 import yaml
 
-from cli.memory_cluster import open_demo
-from llmkube.cli.commands.services.any_kind import _find_kinds
-from llmkube.cli.target_cluster import Cluster
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
 
@@ -122,18 +118,6 @@ def test_the_objects_of_a_file_are_deleted(run):
             'Error from server (NotFound): namespaces "team" not found',
         ],
     )
-
-
-async def test_changes_are_followed(autojump_clock, capsys):
-    """`-w` prints a row for each change, without repeating the headings."""
-    async with open_demo() as (client, _), trio.open_nursery() as nursery:
-        (query,) = await _find_kinds(cluster := Cluster(client, "default"), [("isvc", "demo")])
-        nursery.start_soon(query.follow, cluster, "", await query.read(cluster, ""))
-        await trio.testing.wait_all_tasks_blocked()
-        await client.patch(InferenceService, Key("default", "demo"), {"spec": {"replicas": 3}})
-        await trio.testing.wait_all_tasks_blocked()
-        nursery.cancel_scope.cancel()
-    assert capsys.readouterr().out.split()[:2] == ["demo", "<none>"]
 
 
 def test_a_service_is_copied_under_another_name(run):

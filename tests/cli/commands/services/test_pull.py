@@ -27,7 +27,7 @@ def read_spec(found, name):
 def test_up_on_this_machine_gets_the_file_into_its_store(run, monkeypatch, tmp_path, found):
     """With a local `llmkube up` the file is fetched into its store and checked by its digest."""
     fetched = []
-    monkeypatch.setattr(pull_module, "_local_up", lambda where: tmp_path)
+    monkeypatch.setattr(pull_module, "own_up_dir", lambda where: tmp_path)
     monkeypatch.setattr(pull_module.preload, "callback", lambda **flags: fetched.append(flags))
     done = run("pull", "llama-3.1-8b", prepare=partial(announce_cpu), after=read_spec(found, "llama-3.1-8b"))
     assert done.exit_code == 0, done.output
@@ -44,7 +44,7 @@ async def announce_cpu(client):
 
 def test_remote_host_fetches_on_demand(run, monkeypatch, found):
     """The file is not reported as fetched."""
-    monkeypatch.setattr(pull_module, "_local_up", lambda where: None)
+    monkeypatch.setattr(pull_module, "own_up_dir", lambda where: None)
     done = run("pull", SOURCE, prepare=announce_cpu, after=read_spec(found, "qwen3-8b"))
     assert done.exit_code == 0, done.output
     assert done.stdout == "No file was fetched: mac fetches it when a service needs it\n"
@@ -74,7 +74,7 @@ def test_pods_get_a_job_and_the_wait_ends_with_its_failure(run, found):
 
 def test_a_model_of_ollamas_library_is_left_to_the_host(run, monkeypatch, tmp_path, found):
     """Its Ollama pulls it on demand; nothing is fetched into a store."""
-    monkeypatch.setattr(pull_module, "_local_up", lambda where: tmp_path)
+    monkeypatch.setattr(pull_module, "own_up_dir", lambda where: tmp_path)
     done = run("pull", "ollama://llama3.2", prepare=announce_cpu, after=read_spec(found, "llama3.2"))
     assert done.exit_code == 0, done.output
     assert "Ollama pulls the model on the machine that serves it" in done.output
