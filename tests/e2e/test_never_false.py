@@ -30,7 +30,7 @@ async def test_a_context_beyond_the_trained_one_is_reported_everywhere(tmp_path)
     async with open_machine(tmp_path) as (up, run):
         _, gateway, _ = await up.urls()
         code, _, err = await run(*DEPLOY, "--context-size", "2097152")
-        ignored = "have no effect on this machine: spec.contextSize beyond 512 (the model was trained for 512 tokens)"
+        ignored = "no effect on this machine: spec.contextSize beyond 512 (the model was trained for 512 tokens)"
         assert (code, ignored in err) == (0, True), err
         status = (await run("status", "demo"))[1]
         assert "llamacpp, 512 tokens of context (2097152 requested)" in status

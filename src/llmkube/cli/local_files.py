@@ -32,7 +32,8 @@ def allow_folder(cluster: Cluster, source: str) -> None:
 
 def cause_of(cluster: Cluster, model: Model | None, reason: str) -> str:
     """Return why a local file cannot be served; "" for another reason, or if another user runs the `llmkube up`."""
-    from llmkube.weights.errors import WeightsError, WeightsNotFoundError  # noqa: PLC0415 - see above
+    from llmkube.weights.errors import FetchError, WeightsError, WeightsNotFoundError  # noqa: PLC0415 - see above
+    from llmkube.weights.formats.gguf import read_header  # noqa: PLC0415 - see above
     from llmkube.weights.store.local_sources import LocalSources  # noqa: PLC0415 - see above
 
     if cluster.up_dir is None or model is None or reason != Reason.FILE_NOT_FOUND:
@@ -41,6 +42,11 @@ def cause_of(cluster: Cluster, model: Model | None, reason: str) -> str:
     try:
         LocalSources((path.parent,)).admit(path)
     except WeightsNotFoundError as exc:
+        try:
+            if path.is_file():  # the message of `llmkube inspect`, which says what the file is instead
+                read_header(path)
+        except (WeightsError, FetchError) as found:
+            return str(found)
         return f"{path}: {exc.detail}"
     except WeightsError:
         return ""

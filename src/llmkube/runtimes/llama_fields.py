@@ -336,7 +336,7 @@ def add_mode(line: CommandLine, spec: InferenceServiceSpec, context: int, *, poo
         line.default("--pooling", value="last")
     pooling = line.explicit.get("--pooling") or ("rank" if mode == "rerank" else "" if pools else "last")
     if pooling != "last" and (pooling or not splits):
-        _check_batch(spec, context)
+        _check_batch(line, spec, context)
     batch = str(min(context or EMBEDDING_BATCH, EMBEDDING_BATCH))
     if spec.u_batch_size is None:
         line.default("--ubatch-size", value=batch)
@@ -346,11 +346,13 @@ def add_mode(line: CommandLine, spec: InferenceServiceSpec, context: int, *, poo
     line.default("--cache-ram", "-cram", value="0")
 
 
-def _check_batch(spec: InferenceServiceSpec, context: int) -> None:
+def _check_batch(line: CommandLine, spec: InferenceServiceSpec, context: int) -> None:
     """Refuse a physical batch that is too small for a text: with most kinds of pooling, a text must fit into one."""
-    given = {"spec.uBatchSize": spec.u_batch_size, "spec.batchSize": spec.batch_size}
+    fields = (("spec.uBatchSize", spec.u_batch_size, "-ub"), ("spec.batchSize", spec.batch_size, "-b"))
     least = min(context or MIN_EMBEDDING_BATCH, MIN_EMBEDDING_BATCH)
-    for field, tokens in given.items():
-        if tokens is not None and tokens < least:
+    for field, value, flag in fields:
+        text = str(value or line.explicit.get(flag, ""))
+        tokens = int(text) if text.isdecimal() else least
+        if tokens < least:
             problem = f"it is {tokens}, and a text to embed or to rank must fit into one batch"
             raise PlanError(f"{problem}; write at least {least}, or leave it out", field=field)

@@ -309,6 +309,7 @@ SHARED = {"contextSize": 512, "parallelSlots": 4, "extraArgs": ["--kv-unified"]}
         ({**SHARED, "extraArgs": ["-kvu", "-no-kvu"]}, None, ""),
         ({"mode": "embedding", "uBatchSize": 64}, 1, "spec.uBatchSize: it is 64, and a text to embed or to rank"),
         ({"mode": "rerank", "batchSize": 256}, None, "spec.batchSize: it is 256"),
+        ({"mode": "embedding", "extraArgs": ["-ub", "64"]}, 1, "spec.uBatchSize: it is 64"),
         ({"mode": "embedding", "uBatchSize": 256, "contextSize": 256}, 1, ""),
         ({"mode": "embedding", "uBatchSize": 64}, 3, ""),  # with `last` a text may take several batches
         ({"mode": "embedding", "uBatchSize": 64}, None, ""),  # which is what a file without a pooling type gets
