@@ -40,14 +40,11 @@ def cause_of(cluster: Cluster, model: Model | None, reason: str) -> str:
         return ""
     path = Path(model.spec.source.removeprefix("file://"))
     try:
+        if path.is_file():
+            read_header(path)  # the message of `llmkube inspect`, which says what the file is instead
         LocalSources((path.parent,)).admit(path)
     except WeightsNotFoundError as exc:
-        try:
-            if path.is_file():  # the message of `llmkube inspect`, which says what the file is instead
-                read_header(path)
-        except (WeightsError, FetchError) as found:
-            return str(found)
         return f"{path}: {exc.detail}"
-    except WeightsError:
-        return ""
+    except (WeightsError, FetchError) as exc:
+        return str(exc)
     return ""

@@ -182,13 +182,8 @@ class ModelList:
                     for engine in engines - self._fields.keys():
                         nursery.start_soon(self._fetch_fields, self.client, engine)
         common = {"object": "model", "created": self.created}
-        return [
-            {"id": each.name, **common, "owned_by": each.owner, **each.members, **self._fields_of(each.engine)}
-            for each in models
-        ]
-
-    def _fields_of(self, engine: Backend | None) -> Mapping[str, Any]:
-        return self._fields.get(engine, {}) if engine is not None else {}
+        of = {each.name: self._fields.get(each.engine, {}) if each.engine else {} for each in models}
+        return [{"id": each.name, **common, "owned_by": each.owner, **each.members, **of[each.name]} for each in models]
 
     async def ollama(self, exchange: StreamExchange, path: str) -> Response:
         """Serve one of `LIST_PATHS`."""

@@ -12,7 +12,6 @@ _PROMPTS: Final = ("messages", "prompt", "input_prefix")
 
 _SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p")
 _REASONING: Final = ("reasoning_effort", "reasoning", "reasoning_budget", "thinking", "enable_thinking", "think")
-_SYSTEM: Final = ("system", "developer")
 _SWITCH: Final = "enable_thinking"
 MAX_BYTES: Final = 16 << 20
 """Longest body that is parsed."""
@@ -40,7 +39,9 @@ def with_settings(body: Mapping[str, Any], preset: Preset | None) -> Mapping[str
     is_free = all(body.get(name) is None for name in _REASONING) and isinstance(switches, dict)
     if preset.thinking is not None and is_free and _SWITCH not in switches:
         found["chat_template_kwargs"] = {**switches, _SWITCH: preset.thinking}
-    if preset.system and not any(isinstance(turn, dict) and turn.get("role") in _SYSTEM for turn in messages):
+    if preset.system and not any(
+        isinstance(turn, dict) and turn.get("role") in {"system", "developer"} for turn in messages
+    ):
         found["messages"] = [{"role": "system", "content": preset.system}, *messages]
     return found
 

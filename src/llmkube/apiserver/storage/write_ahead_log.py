@@ -153,7 +153,8 @@ def move_aside(path: Path, now: datetime) -> Path:
         StorageError: The folder does not allow it.
     """
     stamp = now.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
-    destination = next(each for n in itertools.count() if not (each := _damaged_path(path, stamp, n)).exists())
+    paths = (path.with_name(f"{path.name}.damaged-{stamp}{f'-{n}' if n else ''}") for n in itertools.count())
+    destination = next(each for each in paths if not each.exists())
     try:
         for suffix in ("-wal", "-shm", ""):  # the file itself last: after a crash before that, it is found again
             side = path.with_name(path.name + suffix)
@@ -162,10 +163,6 @@ def move_aside(path: Path, now: datetime) -> Path:
     except OSError as exc:
         raise StorageError(f"cannot move the damaged database {path} aside: {exc.strerror}") from exc
     return destination
-
-
-def _damaged_path(path: Path, stamp: str, number: int) -> Path:
-    return path.with_name(f"{path.name}.damaged-{stamp}{f'-{number}' if number else ''}")
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import Final
 import attrs
 
 from llmkube.base.private_files import write_private
-from llmkube.base.trusted_paths import ResolvedPath, resolve_links
+from llmkube.base.trusted_paths import resolve_links
 from llmkube.weights.errors import SourceNotAllowedError, WeightsError, WeightsNotFoundError
 from llmkube.weights.split_names import part_names
 from llmkube.weights.store.local_files import FileSnapshot, describe_read_error
@@ -129,7 +129,8 @@ class LocalSources:
             trusted.add(folder.stat().st_uid)
             found = resolved.found
             if found is None:
-                raise WeightsNotFoundError.at(path, _missing_detail(resolved))
+                error = resolved.error
+                raise WeightsNotFoundError.at(path, describe_read_error(error) if error else "there is no file")
             for step in resolved.steps:
                 # The operator trusts the path to a listed folder; below it, only the folder's owner and root are.
                 below = step.folder == folder or folder in step.folder.parents
@@ -144,7 +145,8 @@ class LocalSources:
 
     def _check_listed(self, path: Path) -> None:
         normalized = Path(os.path.normpath(path))
-        if not any(folder in normalized.parents for listed in self._listed() for folder in _spellings(listed)):
+        spellings = (each for one in self._listed() for each in (Path(os.path.normpath(one)), resolve_links(one).end))
+        if not any(folder in normalized.parents for folder in spellings):
             raise SourceNotAllowedError.of_path(path)
 
     def _containing_folder(self, end: Path, path: Path) -> Path:
@@ -167,11 +169,6 @@ def recorded_folders(file: Path) -> tuple[Path, ...]:
 def record_folders(file: Path, folders: Iterable[Path]) -> None:
     """Allow local sources below more folders. The file is in a state directory, to which only its owner may write."""
     write_private(file, json.dumps(sorted({*map(str, recorded_folders(file)), *map(str, folders)})))
-
-
-def _spellings(listed: Path) -> tuple[Path, Path]:
-    """Return a listed folder as written and as resolved."""
-    return Path(os.path.normpath(listed)), resolve_links(listed).end
 
 
 def _parts_of(path: Path) -> tuple[str, ...]:
@@ -205,10 +202,6 @@ def _names_below(folder: Path, shown: Path) -> list[str]:
     if not names:
         raise WeightsNotFoundError.at(shown, "it has no files")
     return sorted(names)
-
-
-def _missing_detail(resolved: ResolvedPath) -> str:
-    return "there is no file" if resolved.error is None else describe_read_error(resolved.error)
 
 
 def _open_regular(path: Path, end: Path, found: os.stat_result, magic: bytes) -> tuple[int, FileSnapshot]:

@@ -116,7 +116,7 @@ async def check_server(
         try:
             version, skew = await _version(config, utcnow)
             async with open_client(config) as client:
-                installed = await _serves_our_kinds(client)
+                installed = {"models", "inferenceservices"} <= await client.served_kinds(GROUP, VERSION)
                 lacking = () if target.own else await lacking_rights(client, agent)
         except ApiError as exc:
             return [request_failed(server, str(exc), exc.code)]
@@ -359,10 +359,6 @@ async def _version(
         return f"Kubernetes {reported['gitVersion']}", skew
     except (ValueError, KeyError, TypeError):
         return "unknown version", skew
-
-
-async def _serves_our_kinds(client: Client) -> bool:
-    return {"models", "inferenceservices"} <= await client.served_kinds(GROUP, VERSION)
 
 
 def _namespace_text(need: Permission, config: AgentConfig) -> str:
