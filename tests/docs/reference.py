@@ -171,9 +171,8 @@ def _type(each: Setting) -> str:
 def _default(table: str, each: Setting) -> str:
     if each.type is Mapping:
         return ""
-    if each.name == "accelerator" and table != "controller":
-        on_mac = ["cpu", "metal"] if table == "up" else ["metal"]
-        return f"detected; on a Mac `{json.dumps(on_mac)}`"
+    if (table, each.name) == ("up", "accelerator"):
+        return 'detected; on a Mac `["cpu", "metal"]`'
     match each.default:
         case None | "" | ():
             return ""

@@ -234,8 +234,7 @@ NVIDIA = Devices(
         (UpConfig(accelerator=("cuda",)), NVIDIA, {"cpu", "cuda"}),
         (UpConfig(accelerator=("cpu",)), NVIDIA, {"cpu"}),
         (UpConfig(accelerator=()), attrs.evolve(NVIDIA, listed=()), {"cpu"}),
-        (AgentConfig(accelerator=()), NO_DEVICES, {"metal"}),
-        (AgentConfig(accelerator=()), NVIDIA, {"cuda", "metal"}),
+        (AgentConfig(), NVIDIA, {"metal"}),
         (AgentConfig(accelerator=("cuda",)), NVIDIA, {"cuda"}),
     ],
 )

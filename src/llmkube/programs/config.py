@@ -197,9 +197,7 @@ class AgentConfig(HostConfig):
     kubeconfig: Path | None = KUBECONFIG
     context: str | None = CONTEXT
     accelerator: tuple[str, ...] = setting(
-        ("metal",) if sys.platform == "darwin" else (),
-        help="Accelerator that this host serves; repeatable. Without it, metal and the GPUs that llama-server lists.",
-        choices=ACCELERATORS,
+        ("metal",), help="Accelerator that this host serves; repeatable.", choices=ACCELERATORS
     )
     insecure_lan: bool = setting(False, help="Admit requests to published engines from any address, without a key.")
     activation: str = activation_setting(ALWAYS)

@@ -66,7 +66,7 @@ def accelerators_of(config: AgentConfig | UpConfig, devices: Devices) -> frozens
     for each in config.accelerator:
         if each != always and (problem := devices.problem(each)):
             raise UserError(problem, field=f"--accelerator {each}")
-    if always == "metal" and config.accelerator:
+    if always == "metal":  # in a cluster, pods serve the Models for other GPUs, unless the owner says otherwise
         return frozenset(config.accelerator)
     return frozenset(config.accelerator or devices.kinds) | {always}
 
