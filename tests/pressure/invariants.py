@@ -134,8 +134,8 @@ class Books:
             waits = key in {each.key for each in book.records.requests()}
             size = max(host.engines[name].needs * GIB, host.peaks.get(name, 0)) * 1.05
             free = min(view.free_bytes, view.headroom_bytes)
-            if view.device_free_bytes is not None and host.engines[name].on_device:
-                free = min(free, view.device_free_bytes)
+            if host.engines[name].on_device:
+                free = min(free, *view.device_pools.values(), free)
             fits = size <= free
             if normal and fits and waits and not loading and name not in self._relapsed:
                 since = self._could_since.setdefault(name, now)

@@ -63,7 +63,7 @@ def paths(schema, path):
         ("spec.podLabels", False),
         ("spec.vllmConfig.dtype", False),
         ("spec.resources.gpuSharing.profile", False),
-        ("Model.spec.hardware.gpu.vendor", False),
+        ("Model.spec.hardware.gpu.vendor", True),
         ("spec.autoscaling.maxReplicas", False),
     ],
 )
