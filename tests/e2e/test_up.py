@@ -94,7 +94,7 @@ async def test_a_taken_port_is_named_by_its_flag(tmp_path, flag):
         number = str(other.getsockname()[1])
         code, out, err = await run_up(tmp_path, "--demo", flag, number)
     assert code == 1
-    assert f"{flag}: cannot listen on 127.0.0.1:{number}: another program listens there" in err
+    assert f"{number} ({flag}) is in use by " in err
     assert out == ""
     assert "Traceback" not in err
     assert nothing_left(tmp_path)
@@ -156,7 +156,7 @@ async def test_one_state_directory_one_program(tmp_path):
         await up.urls()
         code, _, err = await run_up(other, "--state-dir", state, *FREE_PORTS)
         assert code == 1
-        assert f"in use by the llmkube process with pid {up.process.pid}" in err
+        assert f"llmkube up is already running (pid {up.process.pid})" in err
         up.process.send_signal(signal.SIGINT)
         assert await up.process.wait() == 0
 
