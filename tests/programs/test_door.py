@@ -21,6 +21,7 @@ from llmkube.programs.program import Stop
 from llmkube.router import front_door
 from llmkube.router.backends import HELD_HEADER
 from llmkube.router.dispatch import holds
+from llmkube.runtimes.devices import Offload
 from llmkube.supervisor.engine.door import MAX_SOCKET_PATH, HostDoor, LineReader, socket_path
 from llmkube.supervisor.values.door_state import DoorConfig, DoorEntry, DoorReport, dump_line, load_line, port_of
 from llmkube.supervisor.values.lifecycle import ServiceView
@@ -374,6 +375,9 @@ async def test_a_port_of_another_program_is_not_used(tmp_path):
 def test_lines_have_everything_and_other_versions_are_read():
     entry = attrs.evolve(IDLE, keys=("a", "b"), view=attrs.evolve(IDLE.view, pid=7, hold_seconds=9.0))
     assert load_line(DoorEntry, dump_line(CHAT, entry)) == (CHAT, entry)
+    more = {"adapters": (("poems", 0.5),), "offload": Offload("CUDA0", 1, 2), "given_up": ("spec.contextSize",)}
+    loaded = attrs.evolve(entry, view=attrs.evolve(entry.view, **more))
+    assert load_line(DoorEntry, dump_line(CHAT, loaded)) == (CHAT, entry)
     assert load_line(DoorEntry, dump_line(CHAT, entry))[1].retry_at == -math.inf
     assert load_line(DoorReport, dump_line(CHAT, None)) == (CHAT, None)
     newer = json.loads(dump_line(CHAT, DoorReport(listen=("::1", 1))))

@@ -4,7 +4,7 @@ from typing import Any
 
 
 class LazyLog:
-    """Stands for `structlog.get_logger()`, whose import takes longer than `llmkube list` may."""
+    """Logger with the methods of `structlog.get_logger()`, whose import would double the start-up time of `list`."""
 
     def __getattr__(self, name: str) -> Any:
         """Return a method of the logger, such as `warning`."""

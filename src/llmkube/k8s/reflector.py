@@ -254,7 +254,7 @@ async def run_reflector(
         ApiError: One of `fatal`.
     """
     where: dict[str, Any] = {"namespace": namespace, "label_selector": label_selector}
-    check_deletion = _DeletionCheck(kind, served)
+    check = _DeletionCheck(kind, served)
     read = partial(_list, client, kind, where)
     must_list = True
     failures = 0
@@ -265,16 +265,14 @@ async def run_reflector(
         problem: ApiError | None = None
         try:
             if must_list:
-                rechecks = (
-                    RECHECK_SECONDS if await _refresh(kind, read, cache, notify, check_deletion) else rechecks[1:]
-                )
+                rechecks = RECHECK_SECONDS if await _refresh(kind, read, cache, notify, check) else rechecks[1:]
                 must_list, empty_runs = False, 0
             watch_seconds = rechecks[0] if rechecks else rng.randint(*WATCH_SECONDS)
             opening = client.open_watch(kind, resource_version=cache.position, timeout_seconds=watch_seconds, **where)
             async with opening as watch:
                 opened_at = trio.current_time()
                 try:
-                    await _apply_events(watch, cache, notify, check_deletion, cautious=cautious)
+                    await _apply_events(watch, cache, notify, check, cautious=cautious)
                 finally:
                     stable = trio.current_time() - opened_at >= STABLE_SECONDS
                     empty_runs = 0 if watch.received_any else empty_runs + 1
@@ -334,7 +332,7 @@ async def _refresh(
     read: Callable[[], Awaitable[Listing[T]]],
     cache: Cache[T],
     notify: Callable[[Key], None],
-    check_deletion: _DeletionCheck,
+    check: _DeletionCheck,
 ) -> bool:
     """List into the cache; a suspect list is read once more, and the second result applies.
 
@@ -357,7 +355,7 @@ async def _refresh(
         await trio.sleep(CONFIRM_SECONDS)
         listing = await read()
     if cache.lost(listing):
-        await check_deletion()
+        await check()
     suspect = cache.is_suspect(listing) or not (listing.raw or cache.synced.is_set())
     changed = cache.replace(listing)
     cache.refusal = ""
@@ -372,18 +370,13 @@ async def _refresh(
 
 
 async def _apply_events(
-    watch: Watch[T],
-    cache: Cache[T],
-    notify: Callable[[Key], None],
-    check_deletion: _DeletionCheck,
-    *,
-    cautious: bool,
+    watch: Watch[T], cache: Cache[T], notify: Callable[[Key], None], check: _DeletionCheck, *, cautious: bool
 ) -> None:
     """Apply events until the server ends the watch, or suspect deletions are due to be confirmed."""
     with trio.CancelScope() as confirm_scope:
         while (event := await watch.next_event()) is not None:
             if event.type == "DELETED":
-                await check_deletion()
+                await check()
             if cautious and event.type == "DELETED" and cache.must_confirm(event, watch.buffered, trio.current_time()):
                 if confirm_scope.deadline > cache.confirm_at:
                     _log.warning(

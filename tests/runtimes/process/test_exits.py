@@ -196,7 +196,8 @@ NO_LAYER = "load_tensors: offloaded 0/33 layers to GPU"
         ("--flash-attn on", GROK, "spec.flashAttention (the engine's log: "),
         ("--flash-attn auto", FLASH, FLASH),
         ("--flash-attn off", FLASH, ""),
-        ("--n-gpu-layers 99", NO_LAYER, "the Model's spec.hardware.gpu.layers (the engine's log: load_tensors: off"),
+        ("--n-gpu-layers 33", NO_LAYER, "the Model's spec.hardware.gpu.layers (the engine's log: load_tensors: off"),
+        ("--n-gpu-layers 99", NO_LAYER, NO_LAYER),  # the default
         ("--n-gpu-layers 0", NO_LAYER, ""),
     ],
 )  # fmt: skip

@@ -1,4 +1,5 @@
 import datetime
+from pathlib import Path
 
 import attrs
 import pytest
@@ -16,7 +17,8 @@ from llmkube.supervisor.cluster import status
 from llmkube.supervisor.cluster.status import Slot, gguf_status
 from llmkube.supervisor.values.lifecycle import ServiceView
 from llmkube.weights.errors import NotGGUFError
-from llmkube.weights.formats.shape import GGUFFacts
+from llmkube.weights.formats.shape import GGUFFacts, Projector
+from llmkube.weights.store.blobs import WeightsFile
 
 T0 = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 CHAT = decode(InferenceService, {"metadata": {"name": "chat", "namespace": "ns"}, "spec": {"modelRef": "m"}})
@@ -105,6 +107,10 @@ def test_agents_write_only_fields_that_hosts_may_write():
     reported = status.service_status(CHAT, (), serving, "Always")["status"]
     assert set(reported) == {*status.SERVICE_FIELDS, "conditions"}
     assert reported["acceleration"] == {"device": "CUDA0", "layersOffloaded": 20, "layersTotal": 33}
+    seen = Projector("mlp", 8, vision=True, audio=False, shape=None, name="mmproj.gguf")
+    weights, facts = WeightsFile(Path("/m.gguf"), 9, "0" * 64, "i"), attrs.evolve(FACTS, projector=seen)
+    written = status.model_status(MODEL, (), weights, facts)["status"]
+    assert set(written) == {*status.MODEL_FIELDS, "conditions"}
 
 
 @pytest.mark.parametrize(

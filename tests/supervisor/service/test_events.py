@@ -35,6 +35,8 @@ NO_FILE = FACTS.without_file(ExternalError("gone"))
 MODEL = FACTS.desired.model
 CUDA = attrs.evolve(MODEL, spec=attrs.evolve(MODEL.spec, hardware=Hardware(accelerator="cuda")))
 GPU = FACTS.with_desired(attrs.evolve(FACTS.desired, model=CUDA)).with_plan(())
+METAL = attrs.evolve(MODEL, spec=attrs.evolve(MODEL.spec, hardware=Hardware(accelerator="metal")))
+ANY_HOST = FACTS.with_desired(attrs.evolve(FACTS.desired, model=METAL)).with_plan(())
 
 
 @pytest.mark.parametrize(
@@ -128,6 +130,7 @@ def condition_of(facts, kind):
         (GPU.with_view(attrs.evolve(LOADED, offload=Offload("CPU", 0, 33))), "SpecHonoured", (False, "FieldsIgnored")),
         (GPU.with_view(attrs.evolve(LOADED, offload=Offload("CUDA0", 1, 33))), "SpecHonoured", (True, "Honoured")),
         (GPU.with_view(LOADED), "SpecHonoured", (True, "Honoured")),
+        (ANY_HOST.with_view(attrs.evolve(LOADED, offload=Offload("CPU", 0, 33))), "SpecHonoured", (True, "Honoured")),
         (FACTS.with_plan(()).without_plan(UserError("no")), "Accepted", (False, "Invalid")),
         (FACTS.with_plan(()).without_plan(UserError("no")), "SpecHonoured", (True, "Honoured")),
         (FACTS, "Loaded", None),

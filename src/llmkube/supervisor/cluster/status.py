@@ -26,7 +26,7 @@ Conditions = tuple[dict[str, Any], ...]
 SERVICE_FIELDS = ("acceleration", "activation", "engine", "schedulingStatus", "schedulingMessage")
 """Status fields of a service that agents write besides conditions; the host policies refuse others."""
 
-MODEL_FIELDS = ("path", "size", "sha256", "gguf")
+MODEL_FIELDS = ("path", "size", "sha256", "gguf", "projector")
 """The same for a Model."""
 
 SERVICE_CONDITIONS = ("Accepted", "Loaded", "MemoryPressure", "Published", "SpecHonoured", "UpToDate")
@@ -83,9 +83,8 @@ def service_status(service: InferenceService, conditions: Conditions, view: Serv
     if view.ready and (known := {name: value for name, value in engine.items() if value}):
         status["engine"] = known
     if view.ready and (offload := view.offload) is not None:
-        counts = {"layersOffloaded": offload.layers, "layersTotal": offload.total}
-        known_counts = {name: count for name, count in counts.items() if count is not None}
-        status["acceleration"] = {"device": offload.device, **known_counts}
+        total = {} if offload.total is None else {"layersTotal": offload.total}
+        status["acceleration"] = {"device": offload.device, "layersOffloaded": offload.layers, **total}
     return _patch(service.key, status)
 
 

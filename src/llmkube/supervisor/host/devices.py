@@ -62,7 +62,7 @@ class MemoryWithDevices:
     async def sample(self) -> Sample:
         """Take a sample; the libraries of devices may take milliseconds, in a thread."""
         sample = await self.host.sample()
-        return attrs.evolve(sample, devices=await trio.to_thread.run_sync(self._free_bytes))
+        return attrs.evolve(sample, devices=await trio.to_thread.run_sync(self._free_bytes, abandon_on_cancel=True))
 
     @property
     def wait_change(self) -> Callable[[], Awaitable[None]]:

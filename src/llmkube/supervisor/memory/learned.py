@@ -60,8 +60,9 @@ class Figure:
 
 def figure_key(plan: LaunchPlan, engine_version: str) -> str:
     """Return the key of a figure: services with the same weights and demands share it."""
-    digest = attrs.evolve(plan, keys_digest="", restarted_at="").digest
-    demand = attrs.asdict(plan.demand) if plan.demand is not None else digest
+    demand: object = attrs.evolve(plan, keys_digest="", restarted_at="").digest
+    if plan.demand is not None:  # without defaults, so that a field of a later version changes no key
+        demand = attrs.asdict(plan.demand, filter=lambda each, value: value != each.default)
     facts = json.dumps([plan.weights_identity, demand, engine_version], separators=(",", ":"))
     return hashlib.sha256(facts.encode()).hexdigest()
 

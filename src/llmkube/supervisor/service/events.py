@@ -5,6 +5,7 @@ from typing import Literal
 
 import attrs
 
+from llmkube.k8s.crd.pairing import METAL
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.conditions import (
     ACCEPTED,
@@ -145,8 +146,9 @@ def _spec_honoured(facts: Facts) -> Statement | None:
         return None
     generation, view = facts.ignored.generation, facts.view.value
     ignored, hardware = (*facts.ignored.value, *view.given_up), facts.desired.model.spec.hardware
-    wants_gpu = hardware.accelerator != "cpu" and (hardware.gpu is None or hardware.gpu.layers != 0)
-    if view.ready and wants_gpu and view.offload is not None and not (view.offload.layers or view.given_up):
+    # `metal` also means any host; on a Mac, `Loaded` has a warning.
+    wants_gpu = hardware.accelerator not in {"cpu", METAL} and (hardware.gpu is None or hardware.gpu.layers != 0)
+    if view.ready and wants_gpu and view.offload is not None and not view.offload.layers:
         ignored = (*ignored, "Model.spec.hardware.accelerator (the engine has put no layer on a device)")
     listed = ", ".join(ignored)
     if listed:

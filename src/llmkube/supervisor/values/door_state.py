@@ -50,11 +50,10 @@ class DoorConfig:
 
 
 def _view(data: ServiceView | Mapping[str, Any]) -> ServiceView:
-    if isinstance(data, ServiceView):
-        return data
-    # Without aliases: each service has an address of its own, where every name leads to it.
-    tuples = {"aliases": (), "given_up": (), "adapters": tuple(map(tuple, data.get("adapters", ())))}
-    return ServiceView(**_known(ServiceView, data) | tuples)
+    # Without what a door does not use: each service has an address of its own, where every name leads to it, and a
+    # router selects the adapters of a request by their numbers.
+    unused = {"aliases": (), "given_up": (), "adapters": (), "offload": None}
+    return data if isinstance(data, ServiceView) else ServiceView(**_known(ServiceView, data) | unused)
 
 
 @attrs.frozen

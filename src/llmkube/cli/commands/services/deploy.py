@@ -227,22 +227,16 @@ class DeployRequest:
 
     def _companions(self, namespace: str, service: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the Models of adapters and of the draft, and refer to them in the service."""
-        others = []
-        for at, (source, entry) in enumerate(self.adapters, 1):
-            others.append(self._companion(namespace, f"lora-{at}", source))
-            service["spec"].setdefault("adapters", []).append({"modelRef": f"{self.name}-lora-{at}", **entry})
+        sources = {f"lora-{at}": source for at, (source, _) in enumerate(self.adapters, 1)}
+        entries = [{"modelRef": f"{self.name}-lora-{at}", **entry} for at, (_, entry) in enumerate(self.adapters, 1)]
+        if entries:
+            put(service, "spec.adapters", entries)
         if self.draft:
-            is_file = "/" in self.draft
-            named = f"{self.name}-draft" if is_file else self.draft
+            named = f"{self.name}-draft" if "/" in self.draft else self.draft
             put(service, "spec.speculativeDecoding", {"type": "draft", "draftModelRef": named})
-            others += [self._companion(namespace, "draft", self.draft)] if is_file else []
-        return others
-
-    def _companion(self, namespace: str, suffix: str, source: str) -> dict[str, Any]:
-        """Return a further Model that the service needs."""
-        model = empty_object(Model, Key(namespace, f"{self.name}-{suffix}"))
-        put(model, "spec.source", source)
-        return model
+            sources |= {"draft": self.draft} if "/" in self.draft else {}
+        keys = {Key(namespace, f"{self.name}-{suffix}"): source for suffix, source in sources.items()}
+        return [empty_object(Model, key) | {"spec": {"source": source}} for key, source in keys.items()]
 
 
 def choose_accelerator(

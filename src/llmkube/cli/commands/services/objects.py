@@ -253,15 +253,21 @@ async def _delete(cluster: Cluster, target: Target, key: Key, with_model: bool) 
         await with_not_found_error(target, key, lambda: cluster.client.delete(target.kind, key, uid=found.metadata.uid))
         gone = [(target, key, found)]
         if with_model and target.kind is InferenceService:
-            for name in dict.fromkeys((found.spec.model_ref, *(each.model_ref for each in found.spec.adapters))):
+            for name in _models_of(found):
                 gone += await _delete_model(cluster, found, Key(key.namespace, name))
     return gone
 
 
+def _models_of(service: InferenceService) -> list[str]:
+    """Return the names of the Models of a service: its own, those of its adapters and of its draft."""
+    spec, draft = service.spec, service.spec.speculative_decoding
+    names = (spec.model_ref, *(each.model_ref for each in spec.adapters), draft.draft_model_ref if draft else None)
+    return [name for name in dict.fromkeys(names) if name]
+
+
 async def _delete_model(cluster: Cluster, service: InferenceService, key: Key) -> list[_Deleted]:
     others = (await cluster.client.list(InferenceService, namespace=key.namespace)).items
-    named = {each.key: {each.spec.model_ref, *(one.model_ref for one in each.spec.adapters)} for each in others}
-    users = sorted(each.name for each, models in named.items() if key.name in models and each != service.key)
+    users = sorted(each.key.name for each in others if key.name in _models_of(each) and each.key != service.key)
     if users:
         click.echo(f"Model {key.name} not deleted: in use by {', '.join(users)}", err=True)
         return []

@@ -9,8 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
@@ -39,7 +38,7 @@ LLMKUBE: Final = (sys.executable, "-m", "llmkube")
 SECONDS: Final = 120.0
 """Timeout of a program that a check runs."""
 
-_SLEEP: Final = (sys.executable, "-c", "import time; time.sleep(600)")
+_SLEEP: Final = (sys.executable, "-c", "import time; print(flush=True); time.sleep(600)")
 _OFFLOADED: Final = re.compile(r"offloaded (\d+)/(\d+) layers to GPU")
 _SPEED: Final = re.compile(r"^(?!.*prompt).* eval time = .*?([\d.]+) tokens per second", re.MULTILINE)
 
@@ -129,38 +128,46 @@ def adopted() -> str:
 
 
 @contextlib.contextmanager
-def _started(*argv: str, **variables: str) -> Iterator[int]:
-    with subprocess.Popen(argv, start_new_session=True, env={**os.environ, **variables}) as process:  # noqa: S603 - as above
-        time.sleep(0.5)
+def _started(*argv: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    environment = {**os.environ, **variables}
+    with subprocess.Popen(argv, start_new_session=True, env=environment, stdout=-1, stdin=-1, text=True) as process:  # noqa: S603 - as above
         try:
-            yield process.pid
+            yield process
         finally:
             process.kill()
 
 
+def _line_of(process: subprocess.Popen[str]) -> str:
+    return process.stdout.readline() if process.stdout else ""
+
+
 def zombies() -> str:
     """Kill a child, and signal its group before its exit status is read."""
-    with _started(*_SLEEP) as pid:
-        started = processes.start_of(pid)
-        os.kill(pid, signal.SIGKILL)
-        time.sleep(0.5)
-        processes.send_group(pid, started, signal.SIGTERM)
+    with _started(*_SLEEP) as process:
+        _line_of(process)
+        started = processes.start_of(process.pid)
+        os.kill(process.pid, signal.SIGKILL)
+        _line_of(process)  # returns when it has ended
+        processes.send_group(process.pid, started, signal.SIGTERM)
     return "no error"
 
 
 def start_time() -> str:
     """Read the start time of a shell before and after it runs another program in its place."""
-    with _started("/bin/sh", "-c", "sleep 1; exec sleep 600") as pid:
-        before = processes.start_of(pid)
-        time.sleep(2)
-        return require(before == processes.start_of(pid) and before, before)
+    with _started("/bin/sh", "-c", "echo; read line; exec /bin/sh -c 'echo; sleep 600'") as process:
+        _line_of(process)
+        before = processes.start_of(process.pid)
+        print(file=process.stdin, flush=True)
+        _line_of(process)
+        return require(before == processes.start_of(process.pid) and before, before)
 
 
 def environment() -> str:
     """Start a child with a variable, and search all processes for it."""
-    with _started(*_SLEEP, LLMKUBE_VERIFY="sought") as pid:
+    with _started(*_SLEEP, LLMKUBE_VERIFY="sought") as process:
+        _line_of(process)
         found = [each.pid for each in processes.find_marked("LLMKUBE_VERIFY", "sought")]
-        return require(found == [pid] and "found", found)
+        return require(found == [process.pid] and "found", found)
 
 
 def pressure_events() -> str:
@@ -196,12 +203,18 @@ def powermetrics() -> str:
     may = os.getuid() == 0 or "NOPASSWD" in output("sudo", "-n", "-l")
     require(may, "sudo would ask for a password; `make install-powermetrics-sudo` allows it", NotApplicableError)
     reader, argv = PowerReader(), power_command(os.getuid())
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 - a constant
-        ends_at = time.monotonic() + SECONDS
-        samples = (reader.feed(line) for line in process.stdout or () if time.monotonic() < ends_at)
-        sample = next((each for each in samples if each is not None), None)
-        (process.stdout or sys.stdin).close()
-    return str(require(sample, "no sample").watts)
+
+    async def sampled() -> Mapping[str, float]:
+        process, rest = await trio.lowlevel.open_process(argv, stdout=subprocess.PIPE), ""
+        async with require(process.stdout, "no output") as stdout:  # powermetrics ends when nobody reads
+            with trio.fail_after(SECONDS):
+                async for chunk in stdout:
+                    *lines, rest = (rest + chunk.decode()).split("\n")
+                    for sample in filter(None, map(reader.feed, lines)):
+                        return sample.watts
+        return {}
+
+    return str(require(trio.run(sampled), "no sample"))
 
 
 def daemon() -> str:
