@@ -9,9 +9,9 @@ Deletions:
   mentions objects that exist and do not change, so one that two lists missed by mistake would be lost.
 * With `cautious`, the same applies to deletions that a watch sends within a short time: once they remove more than
   half, a list ten seconds later decides. A single deletion is accepted at once.
-* A kind that is not served is not a deletion of its objects. Who deletes a CustomResourceDefinition deletes its objects
-  as well, and the watch sends that first. So with `served`, no deletion is accepted while the definition is missing or
-  is being deleted.
+* A kind that is no longer served is not a deletion of its objects. The API server deletes the objects of a deleted
+  CustomResourceDefinition, and the watch sends these deletions first: with `served`, none is accepted while the
+  definition is missing or is being deleted.
 
 Staleness:
 

@@ -216,7 +216,7 @@ def add_size(line: CommandLine, spec: InferenceServiceSpec, context: int) -> Non
     """Write context and slots; the engine's own defaults are never used.
 
     Raises:
-        PlanError: Slots that share a context have too little of it.
+        PlanError: The context that slots share is too small for them.
     """
     unified = [each.flag for each in known_flags(spec.extra_args) if each.flag in spellings_of("--kv-unified")]
     if unified and unified[-1] in _UNIFIED and 0 < context < MIN_SLOT * spec.parallel_slots:

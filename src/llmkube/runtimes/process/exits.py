@@ -108,7 +108,7 @@ class GivenUp:
     """A setting that an engine has not put into effect although it has loaded.
 
     Attributes:
-        setting: The field, or the flag in `spec.extraArgs`; "" if nobody asked for it.
+        setting: The field, or the flag in `spec.extraArgs`; "" if no field asks for it.
         line: The line of the engine's log.
         part: Part of the estimate that the engine does not use; "" if there is none.
     """

@@ -28,7 +28,7 @@ def need_of(launch: Launch, figure: Figure | None, devices: Sequence[Device] = (
 
     Args:
         launch: Its plan, weights and estimate.
-        figure: What was reported and measured before.
+        figure: Memory that was reported and measured before; None if nothing was.
         devices: The devices that the engine computes on.
     """
     need = attrs.evolve(_size_of(launch, figure), elsewhere=holds_elsewhere(launch.plan.runtime))

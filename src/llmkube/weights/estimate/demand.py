@@ -96,7 +96,7 @@ class Demand:
         draft: The draft model, after its header was read.
         adapters: The tensors of the LoRA adapters.
         devices: Names of the devices to use, separated by commas; "" for all.
-        split_mode: How several devices share the model; `none` uses one.
+        split_mode: Split of the model over several devices, as in llama.cpp; `none` uses one.
         main_gpu: Index of that one.
         tensor_split: Proportions of the devices, separated by commas; "" for those of their free memory.
         projector_path: The multimodal projector's file.

@@ -87,7 +87,7 @@ GENERAL: Final = _kinds("general")
 OTHER_KINDS: Final[Mapping[str, str]] = {
     architecture: kind for kind, names in _TABLES["other_kinds"].items() for architecture in names.split()
 }
-"""What files of other programs are, and the programs that can use them, by architecture."""
+"""Kinds of files of other programs, and the programs that can use them, by architecture."""
 
 SPLIT_KEYS: Final = _kinds("split")
 """Keys that the first of several files has, and their types."""

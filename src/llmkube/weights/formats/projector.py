@@ -1,6 +1,6 @@
 """Projectors: files that turn pictures or sound into vectors for a model (`--mmproj`), read from their headers.
 
-What an engine checks when it loads one is in llama.cpp's `clip.cpp` and `mtmd.cpp`: the architecture, the kind, and
+The checks of an engine that loads one are in llama.cpp's `clip.cpp` and `mtmd.cpp`: the architecture, the kind, and
 that its vectors are as long as the model's inputs.
 """
 

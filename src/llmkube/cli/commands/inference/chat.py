@@ -309,7 +309,7 @@ class _Printer:
         return "".join(self._pieces)
 
     def end(self) -> None:
-        """Write the last word, and end the line unless the answer did."""
+        """Write the last word, and a line break if the answer has none."""
         click.echo(self._wrap.feed(""), nl=False)
         if self._thinking or (self._pieces and not self.text.endswith("\n")):
             click.echo()

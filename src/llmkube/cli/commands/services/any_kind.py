@@ -164,7 +164,7 @@ class _Query:
 
 
 def _parse(words: Sequence[str]) -> list[tuple[str, str]]:
-    """Parse `KIND[,KIND...]`, `KIND NAME...` and `KIND/NAME...` into kinds with names; "" stands for all names.
+    """Parse `KIND[,KIND...]`, `KIND NAME...` and `KIND/NAME...` into kinds with names; "" means all names.
 
     Raises:
         click.UsageError: The forms are mixed, or a name is empty.

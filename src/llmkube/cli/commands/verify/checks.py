@@ -206,7 +206,7 @@ def powermetrics() -> str:
 
     async def sampled() -> Mapping[str, float]:
         process, rest = await trio.lowlevel.open_process(argv, stdout=subprocess.PIPE), ""
-        async with require(process.stdout, "no output") as stdout:  # powermetrics ends when nobody reads
+        async with require(process.stdout, "no output") as stdout:  # closing its output ends powermetrics
             with trio.fail_after(SECONDS):
                 async for chunk in stdout:
                     *lines, rest = (rest + chunk.decode()).split("\n")
