@@ -61,4 +61,6 @@ def test_the_owner_learns_why_a_file_is_not_served(up_dir, tmp_path, content, ca
     assert said.startswith(str(path))
     assert cause in said
     assert cause_of(Cluster(None, "default"), refused, "FileNotFound") == ""
+    builtin = attrs.evolve(model(), spec=attrs.evolve(model().spec, source="builtin://demo"))
+    assert cause_of(Cluster(None, "default", up_dir=up_dir), builtin, "FileNotFound") == ""  # that of an adapter
     assert cause_of(Cluster(None, "default", up_dir=up_dir), refused, "NotGGUF") == ""

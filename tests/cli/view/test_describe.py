@@ -127,9 +127,10 @@ def test_context_in_effect_is_shown_next_to_the_requested_one():
     asked, of = spec(service("chat", ignored), context_size=8192), model("chat", FETCHED, gguf=facts)
     text = describe_service(StatusView(asked, of), NOW)
     assert "runtime      llamacpp, 512 tokens of context (8192 requested)" in text
-    assert "no effect    accepted, but without effect on a host: spec.x" in text
+    assert "note         accepted, but without effect on a host: spec.x" in text
     assert service_wide_cells(asked, of)[2] == "512"
     assert "llamacpp, 8192 tokens of context\n" in describe_service(StatusView(asked, model("chat", FETCHED)), NOW)
+    assert "llamacpp, 512 tokens of context\n" in describe_service(StatusView(spec(asked, context_size=None), of), NOW)
 
 
 def test_hosts_are_those_in_slices_else_those_that_report():

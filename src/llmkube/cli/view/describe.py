@@ -84,8 +84,7 @@ def describe_service(view: StatusView, now: datetime.datetime) -> str:
         *(("what to do", text) for text in remedies(service, view.model)),
         *(("next retry", text) for text in next_retry(service, view.model, now)),
         *(("since", text) for text in since(view.health, now)),
-        *(("no effect", text) for text in ignored_fields(service)),
-        *(("note", text) for text in model_notes(view.model)),
+        *(("note", text) for text in (*ignored_fields(service), *model_notes(view.model))),
         *(("update", text) for text in update(service) if not last_error(service, view.model)),
         ("model", _model_line(service, view.model)),
         *(("chosen", text) for text in filter(None, [choice_of(view.model) if view.model is not None else ""])),
@@ -285,7 +284,7 @@ def _model_line(service: InferenceService, model: Model | None) -> str:
 
 def _runtime_line(service: InferenceService, model: Model | None) -> str:
     spec, tokens = service.spec, output.context_in_effect(service, model)
-    requested = f" ({spec.context_size} requested)" if tokens != spec.context_size else ""
+    requested = f" ({spec.context_size} requested)" if spec.context_size not in {None, tokens} else ""
     context = f", {tokens} tokens of context{requested}" if tokens else ""
     slots = f", {spec.parallel_slots} slots" if spec.parallel_slots != 1 else ""
     health = service_health(service, model)
