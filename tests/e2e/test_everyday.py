@@ -83,7 +83,7 @@ async def test_a_failure_has_a_cause_and_a_fix(tmp_path):
         assert "cannot be served: DigestMismatch: " in err
         assert err.endswith("What to do: deploy again with the digest that you trust, or without --sha256\n")
         code, _, err = await run("deploy", "demo", "--source", str(tmp_path / "m.gguf"))
-        assert (code, f"FileNotFound: spec.source: there is no file {tmp_path}/m.gguf" in err) == (1, True), err
+        assert (code, f"FileNotFound: {tmp_path}/m.gguf: there is no such file\n" in err) == (1, True), err
         code, _, err = await run(*DEPLOY, "--timeout", "0.01")
         assert (code, "demo is not Ready after 0.01 s" in err) == (4, True), err
         assert (await run(*DEPLOY))[0] == 0

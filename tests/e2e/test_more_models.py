@@ -57,7 +57,7 @@ async def test_a_wrong_path_and_a_file_that_appears(tmp_path):
     async with open_machine(tmp_path) as (_, run):
         for path in (wrong, right):
             code, _, err = await run("run", str(path), "hi")
-            assert (code, f"there is no file {path}" in err) == (1, True), err
+            assert (code, f"FileNotFound: {path}: there is no such file\n" in err) == (1, True), err
         shutil.copy(DEMO, right)
         code, out, err = await run("run", str(right), "hi")
         assert (code, bool(out)) == (0, True), err

@@ -103,7 +103,7 @@ async def test_list_status_and_delete_without_kubectl(tmp_path):
         await up.wait_for("out", r"default/demo: Ready\n")
         code, out, _ = await run("list")
         assert code == 0
-        assert re.search(r"^demo +Ready +933.8 KiB +cpu +llama", out, re.MULTILINE)
+        assert re.search(r"^demo +Fetched +933.8 KiB +cpu +llama", out, re.MULTILINE)
         assert re.search(r"^demo +demo +Ready +1/1 +<none> +\S+$", out, re.MULTILINE)
         code, out, _ = await run("status", "demo")
         assert code == 0

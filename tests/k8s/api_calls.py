@@ -1,5 +1,7 @@
 """A request as an authorizer sees it: verb, resource and namespace."""
 
+import re
+
 import attrs
 import httpx  # noqa: ASYNC127 (the project's settled choice)
 
@@ -7,6 +9,8 @@ from llmkube.k8s.rbac import Permission, Program
 from llmkube.k8s.request import APPLY_PATCH
 
 NAMED = {"POST": "create", "GET": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+DISCOVERY = re.compile(r"/api(/v1)?|/apis(/[^/]+){0,2}")
+"""Paths that list what an API server has, which each account may read."""
 UNNAMED = {"GET": "list", "POST": "create", "DELETE": "deletecollection"}
 
 

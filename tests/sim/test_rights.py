@@ -3,7 +3,7 @@
 import pytest
 import trio
 
-from k8s.api_calls import ApiCall, undeclared, unused
+from k8s.api_calls import DISCOVERY, ApiCall, undeclared, unused
 from llmkube.supervisor.rights import PROGRAM
 from sim import world as sim_world
 from sim.world import agent_settings, open_world
@@ -16,7 +16,8 @@ def calls(monkeypatch):
 
     class Recording(sim_world.Network):
         async def handle_async_request(self, request):
-            recorded.append(ApiCall.of(request))
+            if not DISCOVERY.fullmatch(request.url.path):
+                recorded.append(ApiCall.of(request))
             return await super().handle_async_request(request)
 
     monkeypatch.setattr(sim_world, "Network", Recording)
