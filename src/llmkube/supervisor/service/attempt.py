@@ -454,8 +454,6 @@ class Attempt:
                     outcome.ready_at = trio.current_time()
                     context.ledger.record_loaded(allocation, adopted=self.adoptable is not None)
                     restored = await self._restore_prompts(prompts)
-                    if self.before is not None:
-                        await self._take_over(running, allocation)
                     lines = await child.first_lines()
                     gpu_warning = metal_monitor.load_warning(lines, context.ledger.set_device_limit)
                     lost = self._given_up(lines, allocation)
@@ -466,6 +464,8 @@ class Attempt:
                     by = " ".join(filter(None, (view.engine, view.build, "from", view.weights_format, "weights")))
                     message = f"loaded in {outcome.ready_at - started_at:.1f} s by {by}{gpu_warning}{restored}"
                     message = "; ".join([message, *(str(each) for each in lost if not each.setting)])
+                    if self.before is not None:  # last: until `serve`, its endpoint is not ready
+                        await self._take_over(running, allocation)
                     await trio.lowlevel.checkpoint_if_cancelled()  # an engine that is being stopped gets no request
                     self.status.serve(attrs.evolve(view, reason=Reason.LOADED, message=message))
                     outcome.published = self.serves = True
