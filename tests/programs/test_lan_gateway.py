@@ -1,5 +1,8 @@
 """The LAN address of a gateway, with real sockets on the loopback address and a virtual clock."""
 
+import datetime
+import json
+import random
 import re
 import socket
 import stat
@@ -10,9 +13,15 @@ import pytest
 import structlog.testing
 import trio
 
+from cli.memory_cluster import open_cluster_client
 from free_ports import free_port
-from http_lab import head_of
+from http_lab import MemoryListener, head_of
 from llmkube.base.errors import UserError
+from llmkube.base.http.client import open_http_client
+from llmkube.base.http.message import Headers, Response
+from llmkube.base.http.server import run_server
+from llmkube.k8s.builtins import Secret
+from llmkube.k8s.resource import Key
 from llmkube.programs.config import UpConfig
 from llmkube.programs.lan_gateway import (
     POLL_SECONDS,
@@ -24,7 +33,12 @@ from llmkube.programs.lan_gateway import (
     run_lan_listener,
 )
 from llmkube.programs.program import open_port
+from llmkube.router.auth.client_key import digest_of_key
+from llmkube.router.auth.issued_keys import shown_time
 from llmkube.router.auth.principals import access_check
+from llmkube.router.backends import Backend
+from llmkube.router.front_door import PassThrough, passing_door
+from llmkube.router.model_list import ModelEntry
 from llmkube.router.origin_policy import cors_lines, refuse_foreign_pages
 
 HERE = "127.0.0.1"
@@ -324,3 +338,73 @@ def test_without_keys_every_key_is_refused():
     judge = lan_judge([])
     for lines in ("", "Authorization: Bearer \r\n", "X-Api-Key: \r\n", "X-Api-Key: x\r\n"):
         assert judge(head_of(CHAT, lines), "192.168.1.7").status == 401
+
+
+class TwoModels:
+    """A directory of two services with engines; the second has an alias."""
+
+    def __init__(self, engine):
+        self.found = {name: attrs.evolve(engine, service=f"default/{name}") for name in ("small", "large")}
+
+    def aliases(self):
+        return ["big"]
+
+    def model_ids(self):
+        return list(self.found)
+
+    def lookup(self, model_id):
+        return self.found.get({"big": "large"}.get(model_id, model_id.removeprefix("default/")))
+
+
+async def test_an_issued_key_is_limited_and_revoked_while_the_gateway_runs(tmp_path, nursery):
+    """Its models, its expiry and its removal from the Secret take effect without a restart; other keys stay valid."""
+    engine_listener, front, now = MemoryListener(), MemoryListener(), [1000.0]
+    lines = [f"sha256:{digest_of_key('ann-key').hex()} for=ann until={shown_time(2000)} models=small,routers/default/*"]
+    body = {"metadata": {"name": "llmkube-keys"}, "stringData": {"clients": "\n".join(lines)}}
+
+    async def engine(exchange):
+        await exchange.respond(Response.json(200, {"model": "m", "object": "list", "data": []}))
+
+    async def ask(model, key="ann-key", path="/v1/chat/completions"):
+        data = json.dumps({"model": model}).encode() if model else b""
+        headers = Headers.of({"Authorization": f"Bearer {key}"})
+        async with open_http_client(front.connect) as http:
+            got = await http.request("POST" if model else "GET", f"http://lan{path}", headers=headers, body=data)
+        return got.status, json.loads(got.body)
+
+    async with (
+        open_cluster_client() as client,
+        open_http_client(engine_listener.connect) as upstream,
+        open_lan_gateway(ListenSettings(HERE, 0), tmp_path, wall_clock=lambda: now[0]) as lan,
+    ):
+        further = [ModelEntry(name="routers/default/home"), ModelEntry(name="routers/other/home")]
+        proxy = PassThrough(TwoModels(Backend("127.0.0.1", 1, "m")), upstream)
+        door = passing_door(proxy, lambda: datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC), further=lambda: further)
+        await nursery.start(run_server, engine, [engine_listener])
+        await nursery.start(partial(run_server, lan.identified(door), [front], judge=lan.judge))
+        await nursery.start(lan.follow_issued_keys, client, random.Random(1))
+        assert (await ask("small"))[0] == 401
+        await client.request_json("POST", "/api/v1/namespaces/default/secrets", body=body)
+        while not lan.issued.holders:
+            await trio.lowlevel.checkpoint()
+        found = {model: await ask(model) for model in ("small", "default/small", "large", "big", "default/large", "no")}
+        assert {model: status for model, (status, _) in found.items()} == {
+            "small": 200,
+            "default/small": 200,
+            "large": 403,
+            "big": 403,
+            "default/large": 403,
+            "no": 404,
+        }
+        assert found["big"][1]["error"]["message"].endswith("model big, only small, routers/default/*")
+        assert found["no"][1]["error"]["message"] == "no model 'no'; available: 'small'"
+        ids = [each["id"] for each in (await ask("", path="/v1/models"))[1]["data"]]
+        assert ids == ["small", "routers/default/home"]
+        assert (await ask("small", path="/models/unload"))[1]["error"]["code"] == "owner_only"
+        assert (await ask("large", lan.keys.keys[0]))[0] == 200
+        now[0] = 2000.0
+        assert (await ask("small"))[1]["error"]["code"] == "key_expired"
+        await client.delete(Secret, Key("default", "llmkube-keys"))
+        while lan.issued.holders:
+            await trio.lowlevel.checkpoint()
+        assert (await ask("small"))[1]["error"]["code"] == "invalid_api_key"

@@ -76,6 +76,9 @@ SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
         "reach": Entry("programs.fetch_job.reach:reach", "Check an address from a pod, for `doctor --from-cluster`."),
         "drain": Entry("programs.engine_pod:drain", "Answer a pod's preStop hooks once its engine has no requests."),
     },
+    "Manage access and cost": {
+        "keys": Entry("cli.commands.router.keys:keys", "Issue, list and revoke keys for clients."),
+    },
     "Tools": {
         "doctor": Entry("cli.commands.doctor.command:doctor", "Diagnose this host and suggest fixes."),
         "verify": Entry("cli.commands.verify.command:verify", "Try what is promised of a Mac or a GPU."),

@@ -4,28 +4,48 @@ The address is served while the machine has it: a laptop leaves its network and 
 """
 
 import ipaddress
+import random
 import re
 import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, Never, NoReturn
 
 import attrs
 import structlog
 import trio
 
 from llmkube.base.errors import UserError, first_leaf
-from llmkube.base.http.connection import RequestFilter
+from llmkube.base.http.connection import RequestFilter, StreamHandler
+from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.listen import ListenError, open_listeners
 from llmkube.base.http.message import Response, netloc
 from llmkube.base.private_files import ensure_token
+from llmkube.base.times import utcnow
 from llmkube.base.waiting import wait_tick
+from llmkube.k8s.builtins import Secret
+from llmkube.k8s.client import Client
+from llmkube.k8s.reflector import Cache, run_reflector
+from llmkube.k8s.resource import Key
 from llmkube.programs.config import UpConfig
 from llmkube.programs.program import Port, open_port
-from llmkube.router.auth.client_key import digest_of_key, is_read_only, key_refusal, presents_key
+from llmkube.programs.router_host.secret_files import decoded_entries
+from llmkube.router.auth.client_key import (
+    digest_of_key,
+    is_read_only,
+    key_refusal,
+    presented_credential,
+    presents_key,
+)
+from llmkube.router.auth.issued_keys import ISSUED_IN
+from llmkube.router.auth.key_files import KeyHolders, holders_in
+from llmkube.router.auth.principals import KEY_EXPIRED, ClientAuth, identify
+from llmkube.router.auth.token_checker import Rejection
 from llmkube.router.origin_policy import is_preflight, refuse_foreign_pages
+from llmkube.router.policy.request_facts import Principal
 from llmkube.supervisor.values.api_keys import MAX_CHARS, MAX_KEYS, parse_keys
 from llmkube.supervisor.values.host_addresses import is_usable
 
@@ -36,6 +56,9 @@ _KEY_FILE: Final = "listen-key"
 
 POLL_SECONDS: Final = 10.0
 """Interval at which the machine's addresses are checked."""
+
+KEYS_SECRET: Final = Key("default", ISSUED_IN)
+"""The Secret of issued keys."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 Serve = Callable[[Sequence[trio.SocketListener]], Awaitable[object]]
@@ -102,17 +125,54 @@ class LanGateway:
     Attributes:
         port: The open port.
         judge: Filter of requests.
-        keys: The accepted keys; None if requests need no key.
+        keys: The keys in the file; None if requests need no key.
+        issued: The holders of issued keys.
     """
 
     port: Port
     judge: RequestFilter
     keys: ListenKeys | None
+    issued: KeyHolders
+
+    def identified(self, handler: StreamHandler) -> StreamHandler:
+        """Return a handler for requests of the listener: it sets the client, if that is known by an issued key."""
+
+        async def handle(exchange: StreamExchange) -> None:
+            client = self.issued.holder_of(digest_of_key(presented_credential(exchange.head.lines)))
+            if client is not None:
+                exchange.client, exchange.owner = client, client.tenant
+            await handler(exchange)
+
+        return handle
+
+    async def follow_issued_keys(
+        self, client: Client, rng: random.Random, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> Never:
+        """Watch the Secret of issued keys until cancelled; started once it has been read."""
+        cache = Cache[Secret]()
+
+        def read(key: Key) -> None:
+            if key == KEYS_SECRET:
+                found = cache.get(key)
+                entries = decoded_entries(found) if found is not None else {}
+                self.issued.holders = holders_in(
+                    {name: text.decode("ascii", "replace") for name, text in entries.items()}
+                )
+
+        async with trio.open_nursery() as nursery:
+            reflect = partial(run_reflector, namespace=KEYS_SECRET.namespace, rng=rng)
+            nursery.start_soon(reflect, client, Secret, cache, read)
+            await cache.synced.wait()
+            task_status.started()
+            await trio.sleep_forever()
 
 
 @asynccontextmanager
 async def open_lan_gateway(
-    listen: ListenSettings | None, state_dir: Path, judge_page: RequestFilter = refuse_foreign_pages
+    listen: ListenSettings | None,
+    state_dir: Path,
+    judge_page: RequestFilter = refuse_foreign_pages,
+    wall_clock: Callable[[], float] = lambda: utcnow().timestamp(),
 ) -> AsyncIterator[LanGateway | None]:
     """Listen for other machines if the user wants that; if the port is taken, no key is generated.
 
@@ -120,6 +180,7 @@ async def open_lan_gateway(
         listen: The address; None if the user wants none.
         state_dir: Folder of a generated key.
         judge_page: Filter of web pages.
+        wall_clock: Returns the seconds since 1970.
 
     Raises:
         ListenError: The port is taken, or the machine no longer has the address.
@@ -130,18 +191,27 @@ async def open_lan_gateway(
         return
     async with open_port(listen.port, FLAG, listen.address) as port:
         keys = listen.keys(state_dir) if listen.requires_key else None
-        yield LanGateway(port, judge_page if keys is None else lan_judge(keys.keys, judge_page), keys)
+        issued = KeyHolders(wall_clock)
+        yield LanGateway(port, judge_page if keys is None else lan_judge(keys.keys, judge_page, issued), keys, issued)
 
 
-def lan_judge(keys: Iterable[str], judge_page: RequestFilter = refuse_foreign_pages) -> RequestFilter:
+def lan_judge(
+    keys: Iterable[str], judge_page: RequestFilter = refuse_foreign_pages, issued: KeyHolders | None = None
+) -> RequestFilter:
     """Return the filter of `up --listen`: requests need a key, and foreign web pages are refused."""
     digests = frozenset(map(digest_of_key, keys))
+    clients = ClientAuth(issued or KeyHolders(lambda: 0.0))
 
     def judge(head: RequestHead, peer: str) -> Response | None:
         if (refusal := judge_page(head, peer)) is not None:
             return refusal
         if (head.path == "/health" and is_read_only(head)) or is_preflight(head) or presents_key(head, digests):
             return None
+        found = identify(head.lines, peer, clients)
+        if isinstance(found, Principal):
+            return None
+        if found is Rejection.KEY_EXPIRED:
+            return KEY_EXPIRED
         return key_refusal("this gateway requires a key: send `Authorization: Bearer KEY`; its owner has one")
 
     return judge

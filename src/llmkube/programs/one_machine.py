@@ -322,14 +322,17 @@ class _Up(Generic[T]):
                     handler = routers_handler(routers.find, default)
                     stamp = partial(cors_lines, https_proxy_pages=config.https_proxy_pages)
                     limits = Limits(max_connections_per_peer=CONNECTIONS_PER_PEER)
-                    serve = partial(run_server, handler, limits=limits, stamp=stamp, unread=unread_refusal)
-                    serve_gateway = partial(serve, sockets.listen(gateway.listeners), judge=in_dialect(judge))
+                    serve = partial(run_server, limits=limits, stamp=stamp, unread=unread_refusal)
+                    serve_gateway = partial(serve, handler, sockets.listen(gateway.listeners), judge=in_dialect(judge))
                     await support.start(serve_gateway)
                     if lan is not None:
+                        if lan.keys is not None:
+                            await support.start(lan.follow_issued_keys, server.client, self.rng)
+                        serve_lan = partial(serve, lan.identified(handler), judge=in_dialect(lan.judge))
                         support.start_soon(
                             run_lan_listener,
                             lan.port,
-                            lambda listeners: serve(sockets.listen(listeners), judge=in_dialect(lan.judge)),
+                            lambda listeners: serve_lan(sockets.listen(listeners)),
                             own_addresses,
                         )
                     await support.start(run_probes, view.ready, registry, probes.listeners)

@@ -33,8 +33,9 @@ from llmkube.base.http.message import Response
 from llmkube.base.http.streamed_response import StreamedResponse
 from llmkube.base.json_text import well_formed
 from llmkube.base.loop_shares import long_step
-from llmkube.router.backends import NOT_READY, Backend, ModelDirectory, UnavailableModel, engine_of, find_model
+from llmkube.router.backends import NOT_READY, Backend, ModelDirectory, UnavailableModel, engine_of
 from llmkube.router.budgets.meter import LIMIT_FIELDS
+from llmkube.router.client_models import may_use, permitted_model
 from llmkube.router.config.routing_config import Adapter, Preset
 from llmkube.router.dialects.dialect import EVENT_STREAM, DialectError, dumped
 from llmkube.router.dialects.engine_form import encoded_for_engine
@@ -231,7 +232,7 @@ class PassThrough:
         if head.method != "POST":
             raise refused(405, f"{head.method} is not allowed on {path}", "method_not_allowed", {"Allow": "POST"})
         body = await _read(head, exchange.body)
-        model_id, found = find_model(self.directory, body.model, head.path)
+        model_id, found = permitted_model(exchange, self.directory, body.model, head.path)
         with self.holds.using(found, exchange.owner) as hold:
             return await self._compute(_Computation(exchange, path, body, model_id, hold), excluding)
 
@@ -351,7 +352,8 @@ class PassThrough:
             await exchange.respond(Response.json(200, {**_ROUTER_PROPS, **loads}))
             return
         editor = _slots_editor() if path == _SLOTS else None
-        await self._forward(exchange, engine_of(self.directory, named, path), b"", editor=editor)
+        model_id, _ = permitted_model(exchange, self.directory, named, path)
+        await self._forward(exchange, engine_of(self.directory, model_id, path), b"", editor=editor)
 
     async def _forward(
         self,
@@ -580,11 +582,17 @@ def passing_door(
         describe: Returns the facts about a service.
         further: Returns entries to list besides the models of the engines.
     """
+    directory = proxy.directory
+
+    def entries(exchange: StreamExchange) -> list[ModelEntry]:
+        every = [*models_in(directory, proxy.client, describe), *further()]
+        return [each for each in every if may_use(exchange, directory, each.name, each.service)]
+
     return FrontDoor(
         hint=_HINT if listed is None else _HINT + _OLLAMA_HINT,
         # the creation time of a model is unknown; the gateway's start time is constant
         models=ModelList(
-            lambda _: [*models_in(proxy.directory, proxy.client, describe), *further()],
+            entries,
             int(utcnow().timestamp()),
             proxy.client,
             proxy.holds.activator,

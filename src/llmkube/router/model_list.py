@@ -18,6 +18,7 @@ from llmkube.base.http.errors import HttpError
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.message import Headers, Response, netloc
 from llmkube.router.backends import Activator, Backend, ModelDirectory, State, no_such_model
+from llmkube.router.client_models import client_of
 from llmkube.router.dialects.dialect import LINES
 from llmkube.router.dialects.ollama_models import (
     MODEL_NAME,
@@ -154,6 +155,8 @@ class ModelList:
         if exchange.head.method != "POST":
             message = f"{exchange.head.method} is not allowed on /models/{command}"
             raise refused(405, message, "method_not_allowed", {"Allow": "POST"})
+        if (client := client_of(exchange)) is not None and not client.is_owner:
+            raise refused(403, "loading and unloading models needs a key of the team `owner`", "owner_only")
         models = self.listed(exchange)
         try:
             wanted = parse_body(exchange.body)["model"]

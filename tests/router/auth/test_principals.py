@@ -9,6 +9,8 @@ from prometheus_client import generate_latest
 
 from http_lab import MemoryListener
 from llmkube.router.auth import jwks_refresh
+from llmkube.router.auth.client_key import digest_of_key
+from llmkube.router.auth.issued_keys import shown_time
 from llmkube.router.auth.jwks_refresh import JwksRefresh
 from llmkube.router.config.routing_config import Auth, Match, Rule
 from router.auth.token_lab import TOKENS, jwk, jwks, token
@@ -72,6 +74,32 @@ async def test_a_removed_key_is_refused(tmp_path):
         await lab.router.live.reload_if_changed()
         assert (await lab.ask(headers={"X-Api-Key": "old-key"})).status == 401
         assert (await lab.ask(headers={"X-Api-Key": "another-key"})).status == 200
+
+
+async def test_an_issued_key_has_an_expiry_and_models(tmp_path):
+    """Only its digest is in the file; a line that is invalid admits nobody, and the audit log names the holder."""
+    ended, later = (shown_time(LAB_NOW + seconds) for seconds in (0, 60))
+    keys = {name: f"key-of-{name}" for name in ("ann", "bob", "eve")}
+    digests = {name: digest_of_key(key).hex() for name, key in keys.items()}
+    lines = [
+        f"sha256:{digests['ann']} for=ann until={later} models=small-*,mac",
+        f"sha256:{digests['bob']} for=bob until={ended}",
+        f"sha256:{digests['eve']} for=eve until=tomorrow",
+    ]
+    (tmp_path / "red").write_text("\n".join(lines))
+    ann = {"X-Api-Key": keys["ann"]}
+    async with open_lab(keyed(tmp_path), mac=answer()) as lab:
+        assert (await lab.ask({"model": "mac"}, headers=ann)).status == 200
+        refused = await lab.ask({"model": "large"}, headers=ann)
+        listed = await lab.ask(path="/v1/models", method="GET", headers=ann)
+        expired = await lab.ask(headers={"X-Api-Key": keys["bob"]})
+        for key in (keys["eve"], lines[0], f"sha256:{digests['ann']}", digests["ann"]):
+            assert code_of(await lab.ask(headers={"X-Api-Key": key})) == (401, "invalid_api_key")
+    assert code_of(refused) == (403, "model_not_allowed")
+    assert "the key for ann may not use the model large, only small-*, mac" in refused.body.decode()
+    assert code_of(expired) == (401, "key_expired")
+    assert [each["id"] for each in json.loads(listed.body)["data"]] == ["mac"]
+    assert {(line["team"], line["key"]) for line in lab.audit} == {("red", "ann")}
 
 
 async def test_a_page_from_elsewhere_uses_no_router():

@@ -75,4 +75,4 @@ async def test_a_changed_backend_has_a_new_circuit():
 def test_unreadable_keys_are_reported(tmp_path):
     """They are not treated as an empty list, which would admit every client."""
     with pytest.raises(UserError, match="file per team"):
-        keys_for(config_of(local("a"), auth=Auth(keys_folder=str(tmp_path / "none"))))
+        keys_for(config_of(local("a"), auth=Auth(keys_folder=str(tmp_path / "none"))), lambda: 0.0)

@@ -65,6 +65,7 @@ class StreamExchange:
         stamp: Header lines to add to the response.
         peer: Address that the request comes from; "" if it has none.
         owner: The same with the client's user, where the server knows it.
+        client: Identity of the client, set by a handler that has authenticated it; None if none has.
     """
 
     head: RequestHead
@@ -76,6 +77,7 @@ class StreamExchange:
     stamp: bytes = attrs.field(default=b"", kw_only=True)
     peer: str = attrs.field(default="", kw_only=True)
     owner: str = attrs.field(default="", kw_only=True)
+    client: object = attrs.field(default=None, init=False)
     begun: bool = attrs.field(default=False, init=False)
     complete: bool = attrs.field(default=False, init=False)
     arrived_at: float = attrs.field(factory=trio.current_time, init=False)

@@ -91,7 +91,7 @@ class Auth(Wired):
     )
     jwt: JWT | None = field("Verification of clients' JSON Web Tokens.")
     keys_secret_ref: LocalObjectReference | None = field(
-        "Secret with the API keys of clients: each entry is a team, each line of its value one key.",
+        "Secret with the API keys of clients: each entry is a team, each line of its value one key or record of one.",
         atomic=True,
     )
     prompt_caches: str | None = field(

@@ -149,7 +149,7 @@ class HostedRouter:
         folders = [Path(each.path) for each in compiled.key_files if not each.key]
         await write_files(self.folder / KEYS, contents, folders)
         try:
-            await trio.to_thread.run_sync(keys_for, config)
+            await trio.to_thread.run_sync(keys_for, config, lambda: self.services.utcnow().timestamp())
             if not self._runnable.is_set() and config.budgets and config.budget_store is None:
                 await trio.to_thread.run_sync(budget_file_of(self.folder / _BUDGETS, config.name).check)
         except UserError as error:

@@ -15,6 +15,8 @@ from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Response
 from llmkube.k8s.resource import Key
 from llmkube.router.auth.client_key import is_read_only
+from llmkube.router.client_models import client_of, model_refused
+from llmkube.router.config.routing_config import matches_any
 from llmkube.router.dialects.dialect import DialectError
 from llmkube.router.dialects.inbound import refusal_at
 from llmkube.router.front_door import HEALTH_PATHS
@@ -82,6 +84,9 @@ def routers_handler(find: Callable[[Key], Router | None], gateway: StreamHandler
             message = f"no router is running at {head.path}; a router's path is {PREFIX}NAMESPACE/NAME/v1"
             missing = refused(404, message, "router_not_found").response
             return missing if found is None else refusal_at(found[1].partition("?")[0], missing)
+        client, model = client_of(exchange), f"{MODEL}{found[0]}"
+        if client is not None and client.models is not None and not matches_any(client.models, model):
+            return refusal_at(found[1].partition("?")[0], model_refused(client, model).response)
         exchange.head = attrs.evolve(head, target=found[1])
         refusal = router.request_filter(exchange.head, exchange.peer)
         if refusal is None:

@@ -82,6 +82,11 @@ async def _entries(client: Client, key: Key) -> Mapping[str, bytes]:
         secret = await client.get(Secret, key)
     except NotFoundError:
         return {}
+    return decoded_entries(secret)
+
+
+def decoded_entries(secret: Secret) -> Mapping[str, bytes]:
+    """Return the entries of a Secret that are valid base64."""
     return {name: value for name, text in secret.data.items() if (value := _decoded(text)) is not None}
 
 

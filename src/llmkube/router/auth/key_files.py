@@ -4,13 +4,14 @@ A file is read only if its stat differs. A file that cannot be read does not inv
 rename of a rotation the old key stays valid.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 import attrs
+import structlog
 
-from llmkube.router.auth.client_key import digest_of_key
+from llmkube.router.auth.issued_keys import IssuedKey, parse_key_file
 from llmkube.router.policy.request_facts import Principal
 
 MAX_KEY_BYTES: Final = 16 * 1024
@@ -21,6 +22,7 @@ OWNER: Final = "owner"
 """Team whose keys may load, unload and pin models."""
 
 Stamp = tuple[int, int, int]
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
 def stamp_of(path: Path) -> Stamp:
@@ -56,16 +58,66 @@ class BackendKeys:
         return key
 
 
+@attrs.frozen
+class Holder:
+    """A key and its holder."""
+
+    key: IssuedKey
+    principal: Principal
+
+
+def holders_in(texts: Mapping[str, str]) -> dict[bytes, Holder]:
+    """Return the holders of the keys in files, by digest; lines that are invalid are logged, and admit nobody.
+
+    Args:
+        texts: The content of each team's file.
+    """
+    holders: dict[bytes, Holder] = {}
+    for team, text in texts.items():
+        for number, key in parse_key_file(text):
+            if isinstance(key, ValueError):
+                _log.error("key ignored", team=team, line=number, error=str(key))
+                continue
+            tenant = key.digest.hex()[:_TENANT_DIGITS]
+            principal = Principal(
+                team=team, tenant=tenant, is_owner=team == OWNER, name=key.name, models=key.models or None
+            )
+            holders[key.digest] = Holder(key, principal)
+    return holders
+
+
 @attrs.define(eq=False)
-class ClientKeys:
-    """The holders of the keys in a folder, by digest, so that the time of a look-up reveals nothing about a key.
+class KeyHolders:
+    """The holders of keys, by digest, so that the time of a look-up reveals nothing about a key.
 
     Attributes:
-        folder: Folder with a file for each team; each line is a key.
+        wall_clock: Returns the seconds since 1970, for the expiry of keys.
+        holders: See `holders_in`.
     """
 
-    folder: Path
-    _holders: Mapping[bytes, Principal] = attrs.field(factory=dict, repr=False)
+    wall_clock: Callable[[], float]
+    holders: Mapping[bytes, Holder] = attrs.field(factory=dict, repr=False)
+
+    def holder_of(self, digest: bytes) -> Principal | None:
+        """Return the holder of a key; None if the key is unknown or has expired."""
+        holder = self.holders.get(digest)
+        return holder.principal if holder is not None and self.wall_clock() < holder.key.until else None
+
+    def has_expired(self, digest: bytes) -> bool:
+        """Return whether a key is known and has expired."""
+        holder = self.holders.get(digest)
+        return holder is not None and self.wall_clock() >= holder.key.until
+
+
+@attrs.define(eq=False)
+class ClientKeys(KeyHolders):
+    """The holders of the keys in a folder.
+
+    Attributes:
+        folder: Folder with a file for each team; a line is a key, or a record of one (`issued_keys`).
+    """
+
+    folder: Path = attrs.field(kw_only=True)
     _stamps: Mapping[str, Stamp] = attrs.field(factory=dict)
 
     def refresh(self) -> None:
@@ -78,15 +130,5 @@ class ClientKeys:
         stamps = {each.name: stamp_of(each) for each in files}
         if stamps == self._stamps:
             return
-        holders: dict[bytes, Principal] = {}
-        for file in files:
-            for line in file.read_text(encoding="ascii", errors="replace").splitlines():
-                if key := line.strip():
-                    digest = digest_of_key(key)
-                    tenant, is_owner = digest.hex()[:_TENANT_DIGITS], file.name == OWNER
-                    holders[digest] = Principal(team=file.name, tenant=tenant, is_owner=is_owner)
-        self._holders, self._stamps = holders, stamps
-
-    def holder_of(self, digest: bytes) -> Principal | None:
-        """Return the holder of a key; None if the key is unknown."""
-        return self._holders.get(digest)
+        texts = {file.name: file.read_text(encoding="ascii", errors="replace") for file in files}
+        self.holders, self._stamps = holders_in(texts), stamps

@@ -10,7 +10,7 @@ from llmkube.base.http.connection import RequestFilter
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Headers, Response
 from llmkube.router.auth.client_key import digest_of_key, is_read_only, key_refusal, presented_credential
-from llmkube.router.auth.key_files import ClientKeys
+from llmkube.router.auth.key_files import KeyHolders
 from llmkube.router.auth.token_checker import Rejection, TokenChecker
 from llmkube.router.auth.token_form import looks_like_token
 from llmkube.router.dialects.inbound import refusal_at
@@ -31,12 +31,12 @@ class ClientAuth:
         tokens: None if the router accepts no tokens.
     """
 
-    keys: ClientKeys | None = None
+    keys: KeyHolders | None = None
     tokens: TokenChecker | None = None
 
 
 def identify(headers: Headers, peer: str, clients: ClientAuth | None) -> Principal | Rejection | None:
-    """Return the principal of a request, or why its token is rejected; None if it has no valid credential.
+    """Return the principal of a request, or why its token or key is rejected; None if it has no valid credential.
 
     Args:
         headers: The request's headers.
@@ -52,6 +52,8 @@ def identify(headers: Headers, peer: str, clients: ClientAuth | None) -> Princip
         holder = clients.keys.holder_of(digest)
         if holder is not None:
             return holder
+        if clients.keys.has_expired(digest):
+            return Rejection.KEY_EXPIRED
     return clients.tokens.check(credential) if clients.tokens is not None and looks_like_token(credential) else None
 
 
@@ -114,6 +116,7 @@ def _refusal(found: Rejection | None, clients: ClientAuth | None) -> Response:
     return key_refusal("this router requires a key: send `Authorization: Bearer KEY`; its operator issues keys")
 
 
+KEY_EXPIRED: Final = key_refusal("this key has expired; its operator issues another one", code="key_expired")
 _CHALLENGE: Final = 'Bearer error="invalid_token"'
 _REFUSALS: Final[Mapping[Rejection, Response]] = {
     Rejection.EXPIRED: key_refusal(
@@ -122,6 +125,7 @@ _REFUSALS: Final[Mapping[Rejection, Response]] = {
         challenge=f'{_CHALLENGE}, error_description="The token expired"',
     ),
     Rejection.NOT_ACCEPTED: key_refusal("this token is not accepted", code="invalid_token", challenge=_CHALLENGE),
+    Rejection.KEY_EXPIRED: KEY_EXPIRED,
     Rejection.NO_KEYS: refused(
         503,
         "this router has no keys to verify tokens; its /readyz shows why",

@@ -109,12 +109,13 @@ MAX_CACHED_TOKENS: Final = 4096
 
 
 class Rejection(enum.Enum):
-    """Why a token is not accepted, as reported to the client."""
+    """Why a token or a key is not accepted, as reported to the client."""
 
     EXPIRED = enum.auto()
     NOT_ACCEPTED = enum.auto()
     NO_KEYS = enum.auto()
     KEYS_PENDING = enum.auto()
+    KEY_EXPIRED = enum.auto()
 
 
 @attrs.define(eq=False)

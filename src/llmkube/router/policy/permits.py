@@ -10,7 +10,7 @@ from typing import Final, NoReturn, final
 import attrs
 
 from llmkube.router.config.routing_config import Backend, RoutingConfig, matches_any
-from llmkube.router.policy.request_facts import RequestFacts
+from llmkube.router.policy.request_facts import Principal, RequestFacts
 
 _MAKER: Final = object()
 
@@ -61,10 +61,13 @@ class Permits:
 
 def permits_for(config: RoutingConfig, facts: RequestFacts) -> Permits:
     """Return the backends that a request may reach, whichever rule applies."""
-    patterns = _patterns_of(config, facts)
-    if patterns is not None and not matches_any(patterns, facts.model):
-        why = f"team {facts.principal.team or 'unknown'} may not use the model {facts.model or '(none named)'}"
-        return Permits({}, dict.fromkeys(config.backends, why), model_allowed=False)
+    limits = _limits_of(config, facts.principal)
+    for who, patterns in limits:
+        if not matches_any(patterns, facts.model):
+            why = f"{who} may not use the model {facts.model or '(none named)'}"
+            if patterns is facts.principal.models:
+                why += f", only {', '.join(patterns)}"
+            return Permits({}, dict.fromkeys(config.backends, why), model_allowed=False)
     sensitive = facts.classes & config.classes.sensitive
     regions, needs = facts.regions, facts.capabilities
     allowed: dict[str, Permit] = {}
@@ -79,8 +82,8 @@ def permits_for(config: RoutingConfig, facts: RequestFacts) -> Permits:
         elif needs and not needs <= backend.capabilities:
             lacking = ", ".join(sorted(needs - backend.capabilities))
             refused[name] = f"the request needs {lacking}, which this backend does not have"
-        elif patterns is not None and not _serves_allowed(backend, patterns):
-            refused[name] = f"team {facts.principal.team} may not use the model {backend.model} that it serves"
+        elif closed := [who for who, patterns in limits if not _serves_allowed(backend, patterns)]:
+            refused[name] = f"{closed[0]} may not use the model {backend.model} that it serves"
         elif backend.missing or not backend.base_url:
             refused[name] = backend.missing or "its address is unknown"
         else:
@@ -88,14 +91,18 @@ def permits_for(config: RoutingConfig, facts: RequestFacts) -> Permits:
     return Permits(allowed, refused)
 
 
-def _patterns_of(config: RoutingConfig, facts: RequestFacts) -> tuple[str, ...] | None:
-    """Return the patterns that a request's model must match; None if teams are not restricted."""
-    by_team = config.auth.models_of_team
-    return by_team.get(facts.principal.team, ()) if by_team else None
+def _limits_of(config: RoutingConfig, principal: Principal) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the patterns that a request's model must match: those of its team and of its key, where these have any."""
+    limits, by_team = [], config.auth.models_of_team
+    if by_team:
+        limits.append((f"team {principal.team or 'unknown'}", by_team.get(principal.team, ())))
+    if principal.models is not None:
+        limits.append((f"the key for {principal.name}", principal.models))
+    return limits
 
 
 def _serves_allowed(backend: Backend, patterns: tuple[str, ...]) -> bool:
-    """Return whether a team may use the model that a backend serves, by the clients' name for it or by its own.
+    """Return whether a team or key may use the model that a backend serves, by the clients' name for it or by its own.
 
     A rule may send any model name to any backend: without this check, a team that may use only `phi-*` could reach
     another model with a header that a rule matches. For a backend that gets the client's model name, that was checked.

@@ -207,6 +207,7 @@ def fields_of(record: Record, config: RoutingConfig, seconds: float) -> dict[str
         "source": request.peer,
         "team": _cut(decided.principal.team),
         "tenant": _cut(decided.principal.tenant),
+        "key": decided.principal.name,
         "model": _cut(facts.model) if facts else "",
         "classification": _cut_all(sorted(facts.classes)) if facts and facts.classes else [],
         "taskComplexity": facts.complexity if facts else "",

@@ -24,7 +24,8 @@ from llmkube.base.http.exchange import StreamExchange
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import GGUFStatus, Model
 from llmkube.k8s.resource import Key
-from llmkube.router.backends import Activator, ModelDirectory, UnavailableModel, find_model, not_ready
+from llmkube.router.backends import Activator, ModelDirectory, UnavailableModel, not_ready
+from llmkube.router.client_models import client_of, permitted_model
 from llmkube.router.config.compile_backend import ResolvedService, presets_of
 from llmkube.router.config.routing_config import Backend, Match, Preset, RoutingConfig, Rule
 from llmkube.router.dialects.dialect import DialectError
@@ -37,6 +38,7 @@ from llmkube.router.model_list import ModelEntry
 from llmkube.router.proxy.handler import route_of
 from llmkube.router.proxy.live_config import Source
 from llmkube.router.proxy.router import Router, open_router
+from llmkube.router.refusals import refused
 from llmkube.router.turns import Turns
 from llmkube.runtimes.llama_fields import additional_ids, context_of
 
@@ -151,7 +153,9 @@ def _listed_fields(services: Services, router: Router) -> StreamHandler:
                 named, _, _ = await read_model(exchange.body)
                 if named is None and path.startswith(OLLAMA) and is_parsed(exchange.body):
                     named = orjson.loads(exchange.body).get(MODEL_NAME)
-                model_id, found = find_model(services.directory, named, path)
+                model_id, found = permitted_model(exchange, services.directory, named, path)
+            if found is None and (client := client_of(exchange)) is not None and client.models is not None:
+                raise refused(400, "the body names no model that can be read", "invalid_model")
         is_unready = isinstance(found, UnavailableModel) and not found.wakes
         with services.holds.using(found if is_unready else None, exchange.owner) as hold:
             if is_unready:

@@ -35,6 +35,7 @@ from llmkube.router.budgets.meter import (
     usage_bound,
     with_max_tokens,
 )
+from llmkube.router.client_models import client_of
 from llmkube.router.config.routing_config import Backend, RoutingConfig, preset_in
 from llmkube.router.dialects.dialect import DialectError, Translation
 from llmkube.router.dialects.inbound import (
@@ -170,7 +171,7 @@ class ListedFields:
         """Return the models that the client may request, each with the capabilities of the backend that it reaches."""
         routing, found = self.routing(), []
         config = routing.config
-        principal = principal_of(exchange.head.lines, exchange.owner, routing.clients) or ANONYMOUS
+        principal = _principal(exchange, routing) or ANONYMOUS
         for model_id, owner in _ids(config):
             decision = self._decision(routing, facts_of(config, {}, {"model": model_id}, principal))
             if decision.order:
@@ -185,7 +186,7 @@ class ListedFields:
     def _decision(self, routing: Routing, facts: RequestFacts, prompt: Prompt | None = None) -> Decision:
         """Return the routing decision; backends that have the prompt cached come first, if a prompt is given."""
         headers = tuple(map(facts.headers.get, routing.matched_headers))
-        limits = facts.classes, facts.capabilities, facts.regions, facts.principal.team
+        limits = facts.classes, facts.capabilities, facts.regions, facts.principal.team, facts.principal.models
         key, config = (facts.model, facts.complexity, limits, headers), routing.config
         if (kept := routing.decisions) is not None and key in kept:
             return kept[key]
@@ -260,7 +261,7 @@ class ListedFields:
         if head.method != "POST":
             message = f"{head.method} is not allowed on {path}"
             raise refused(405, message, "method_not_allowed", {"Allow": "POST"})
-        principal = principal_of(head.lines, exchange.owner, routing.clients)
+        principal = _principal(exchange, routing)
         if principal is None:  # admitted by its head, but the token has expired since, or the keys have changed
             raise refused(401, "this key or token is no longer valid", "invalid_api_key")
         record.decided.principal = principal
@@ -431,7 +432,7 @@ class ListedFields:
         logged_path = f"{PREFIX}ID{suffix}"  # readers of the log must not learn the ID
         record = record_of(head, exchange.peer, logged_path, self.rng)
         try:
-            principal = principal_of(head.lines, exchange.owner, routing.clients)
+            principal = _principal(exchange, routing)
             if principal is None:
                 response = refused(401, "this key is no longer valid", "invalid_api_key").response
             else:
@@ -457,6 +458,13 @@ class ListedFields:
         record.update(status=status, outcome=code)
         await self.audit.record_request(fields_of(record, routing.config, 0.0))
         return _with_request_id(response, record)
+
+
+def _principal(exchange: StreamExchange, routing: Routing) -> Principal | None:
+    """Return the client; a router without authentication trusts the gateway before it, which checks the models."""
+    if routing.clients is None and (client := client_of(exchange)) is not None:
+        return attrs.evolve(client, models=None)
+    return principal_of(exchange.head.lines, exchange.owner, routing.clients)
 
 
 def route_of(path: str) -> str:

@@ -70,6 +70,8 @@ class Source:
 CheckerOf = Callable[[Tokens, TokenKeys | None], TokenChecker]
 """Creates a token checker, with the keys that are already loaded."""
 
+WallClock = Callable[[], float]
+
 
 @attrs.define(eq=False)
 class LiveConfig:
@@ -79,6 +81,7 @@ class LiveConfig:
         routing: Config in use.
         on_change: Called with the previous and the new config after each reload.
         checker_of: Creates a token checker.
+        wall_clock: Returns the seconds since 1970.
         problem: Reason why the current file is invalid; "" if it is in use.
     """
 
@@ -86,6 +89,7 @@ class LiveConfig:
     routing: Routing
     on_change: Callable[[RoutingConfig, RoutingConfig], Awaitable[None]]
     checker_of: CheckerOf
+    wall_clock: WallClock
     problem: str = ""
     _stamp: Stamp = (0, 0, 0)
     _limiter: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1))
@@ -111,13 +115,13 @@ class LiveConfig:
                 self._stamp = stamp
                 await self._reload()
         clients = self.routing.clients
-        if clients is not None and (keys := clients.keys) is not None:
+        if clients is not None and isinstance(keys := clients.keys, ClientKeys):
             await trio.to_thread.run_sync(_refresh_keys, keys, limiter=self._limiter)
 
     async def _reload(self) -> None:
         try:
             config = await trio.to_thread.run_sync(self.source.load, limiter=self._limiter)
-            keys = await trio.to_thread.run_sync(keys_for, config, limiter=self._limiter)
+            keys = await trio.to_thread.run_sync(keys_for, config, self.wall_clock, limiter=self._limiter)
         except UserError as exc:
             if self.problem != str(exc):
                 _log.error("config reload failed, previous config kept", error=str(exc))
@@ -132,7 +136,7 @@ class LiveConfig:
         await self.on_change(before, config)
 
 
-def load_routing(source: Source, checker_of: CheckerOf) -> tuple[Routing, Stamp]:
+def load_routing(source: Source, checker_of: CheckerOf, wall_clock: WallClock) -> tuple[Routing, Stamp]:
     """Load the config for the first time. Blocks.
 
     Raises:
@@ -140,10 +144,10 @@ def load_routing(source: Source, checker_of: CheckerOf) -> tuple[Routing, Stamp]
     """
     stamp = source.stamp()
     config = source.load()
-    return Routing(config, _clients(config, keys_for(config), None, checker_of)), stamp
+    return Routing(config, _clients(config, keys_for(config, wall_clock), None, checker_of)), stamp
 
 
-def keys_for(config: RoutingConfig) -> ClientKeys | None:
+def keys_for(config: RoutingConfig, wall_clock: WallClock) -> ClientKeys | None:
     """Read the client keys; None if none are configured. Blocks.
 
     Raises:
@@ -151,7 +155,7 @@ def keys_for(config: RoutingConfig) -> ClientKeys | None:
     """
     if not config.auth.keys_folder:
         return None
-    keys = ClientKeys(Path(config.auth.keys_folder))
+    keys = ClientKeys(wall_clock, folder=Path(config.auth.keys_folder))
     try:
         keys.refresh()
     except OSError as exc:

@@ -236,11 +236,14 @@ async def open_router(
         UserError: The config or the certificates are invalid.
     """
 
+    def wall_clock() -> float:
+        return utcnow().timestamp()
+
     def checker_of(tokens: Tokens, known: TokenKeys | None) -> TokenChecker:
         keys = known or TokenKeys(tokens.jwks_uri, tokens.jwks_file, rng)
-        return TokenChecker(tokens, keys, lambda: utcnow().timestamp(), trio.current_time)
+        return TokenChecker(tokens, keys, wall_clock, trio.current_time)
 
-    routing, stamp = load_routing(source, checker_of)
+    routing, stamp = load_routing(source, checker_of, wall_clock)
     metrics = RouterMetrics(registry, routing.config.name)
     keys, stats, prefixes = BackendKeys(), BackendStats(), WarmPrefixes(secrets.token_bytes(32))
     holds = holds or Holds()
@@ -276,7 +279,7 @@ async def open_router(
             await audit.record_config(now)
             await accounts.reload(now)
 
-        live = LiveConfig(source, routing, reload, checker_of, stamp=stamp)
+        live = LiveConfig(source, routing, reload, checker_of, wall_clock, stamp=stamp)
         caches = CacheWatch(attempts.ask, lambda: live.routing.config, stats.in_flight, watch.is_llama)
         shadows = Shadows(attempts, count_shadow)
         conversations = Conversations(ResponseStore(), lambda: int(utcnow().timestamp()))

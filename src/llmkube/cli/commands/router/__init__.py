@@ -1,6 +1,7 @@
-"""Commands of the router: run one, and explain its decisions.
+"""Commands of the router: run one, explain its decisions, and manage its clients' keys.
 
 command       the group, and `explain`
 routing_file  the file with a ModelRouter or a compiled config
 serve         runs a router
+keys          `llmkube keys`: issues, lists and revokes the keys of clients
 """
