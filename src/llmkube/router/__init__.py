@@ -5,6 +5,7 @@
     model_field    the `model` of a body, JSON or a multipart form
     presets        settings and adapters of the model id that a request names
     model_list     /v1/models, and Ollama's lists
+    client_models  the models that the key of a request may use, on routes without a ModelRouter
     engine_proxy   the same data path for one published engine: access by network and key
     origin_policy  web pages that may use the endpoint
     turns          requests wait for a slot of an engine; fair_queue: their order
