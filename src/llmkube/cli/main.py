@@ -49,6 +49,7 @@ SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
         "port-forward": Entry(
             "cli.commands.inference.port_forward:port_forward", "Forward a local port to a service's engine."
         ),
+        "benchmark": Entry("cli.commands.benchmark.command:benchmark", "Measure a model's speed under load."),
     },
     "Model files": {
         "inspect": Entry(

@@ -3,7 +3,7 @@
 import contextlib
 import ipaddress
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -126,11 +126,12 @@ class StreamError(Exception):
 
 @attrs.frozen
 class Delta:
-    """The part of an answer in one event."""
+    """The part of an answer in one event; `usage` is the server's count of tokens, if the event has it."""
 
     text: str = ""
     reasoning: str = ""
     finish_reason: str = ""
+    usage: Mapping[str, Any] | None = None
 
 
 @attrs.define(eq=False)
@@ -185,7 +186,8 @@ def parse_event(text: str) -> Delta:
     delta = choice.get("delta")
     delta = delta if isinstance(delta, dict) else {}
     unify_texts(delta)
-    return Delta(_text(delta, "content"), _text(delta, "reasoning_content"), _text(choice, "finish_reason"))
+    usage = event.get("usage") if isinstance(event.get("usage"), dict) else None
+    return Delta(_text(delta, "content"), _text(delta, "reasoning_content"), _text(choice, "finish_reason"), usage)
 
 
 def error_text(text: str) -> str:

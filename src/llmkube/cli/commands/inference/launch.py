@@ -33,7 +33,7 @@ def launch(*, client: str | None, args: tuple[str, ...], model: str | None, wher
     program = shutil.which(client) if client else None
     if client and not program:
         raise CommandError(f"{client} is not installed: PATH has no such program; run `{CLIENTS[client].install}`")
-    served = run_against(where, lambda cluster: _find_served(cluster, where.namespace, model), seconds=ANSWER_SECONDS)
+    served = run_against(where, lambda cluster: find_served(cluster, where.namespace, model), seconds=ANSWER_SECONDS)
     if not client or not program:
         width = line_width() or sys.maxsize
         wrapped = TextWrapper(width, subsequent_indent=INDENT, break_on_hyphens=False, break_long_words=False)
@@ -46,7 +46,7 @@ def launch(*, client: str | None, args: tuple[str, ...], model: str | None, wher
     os.execve(program, [program, *settings.flags, *args], variables)  # noqa: S606 - no shell
 
 
-async def _find_served(cluster: Cluster, namespace: str | None, wanted: str | None) -> Served:
+async def find_served(cluster: Cluster, namespace: str | None, wanted: str | None) -> Served:
     """Return the model to use, which is in the namespace if there is one.
 
     Raises:
