@@ -95,7 +95,7 @@ newcomer: $(STAMP)  ## clone the last commit, and type the commands of README an
 manifests: $(STAMP)  ## write the files generated from the classes: docs/crds.md, the chart's definitions and roles
 	$(BIN)/llmkube crds --docs > docs/crds.md
 	$(BIN)/llmkube crds > charts/llmkube/files/crds.yaml
-	for program in agent controller; do \
+	for program in agent controller gateway; do \
 		roles="$(BIN)/llmkube rbac $$program --lease-namespace @RELEASE_NAMESPACE@"; \
 		$$roles --all-namespaces > charts/llmkube/files/rbac/$$program-cluster.yaml || exit 1; \
 		$$roles --namespace @SERVED_NAMESPACE@ > charts/llmkube/files/rbac/$$program-namespace.yaml || exit 1; \

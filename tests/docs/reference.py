@@ -208,7 +208,7 @@ class _NothingServed:
 
 def router_gauges(use: CacheUse | None = None) -> BackendGauges:
     """Return the gauges of a router `r` with one backend `b`, whose engine says how full its KV cache is."""
-    config = SimpleNamespace(backends={"b": SimpleNamespace(local=True)})
+    config = SimpleNamespace(backends={"b": SimpleNamespace(local=True)}, engines={})
     return BackendGauges(
         "r",
         config=lambda: config,

@@ -72,9 +72,10 @@ def test_a_program_of_one_namespace_has_no_right_elsewhere(served):
 def test_no_rule_is_a_wildcard_or_browses_secrets():
     """The programs request named verbs on named resources; a Secret can only be read by its name."""
     from llmkube.controller.rights import PROGRAM as CONTROLLER
+    from llmkube.programs.gateway.rights import PROGRAM as GATEWAY
     from llmkube.supervisor.rights import PROGRAM as AGENT
 
-    for program in (CONTROLLER, AGENT):
+    for program in (CONTROLLER, AGENT, GATEWAY):
         for manifest in rbac_manifests(program, system_namespace="llmkube-system"):
             for rule in manifest.get("rules", []):
                 assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"]

@@ -67,6 +67,9 @@ SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
         "router": Entry(
             "cli.commands.router.command:router", "Run a ModelRouter alone, or explain how it routes a request."
         ),
+        "gateway": Entry(
+            "cli.commands.programs.gateway:gateway", "Serve a cluster's InferenceServices at one address, with keys."
+        ),
         "apiserver": Entry("cli.commands.programs.apiserver:apiserver", "Run the embedded API server alone."),
     },
     "Programs that run in pods": {

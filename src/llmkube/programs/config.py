@@ -305,14 +305,22 @@ class UpConfig(HostConfig):
 
 
 @attrs.frozen
-class RouterConfig(EgressConfig):
-    """The settings of `llmkube router`."""
+class ListenerConfig(EgressConfig):
+    """Settings of programs with a port for clients and one for their operator."""
 
     state_dir: Path = STATE_DIR  # load() sets the default
     host: str = setting("127.0.0.1", help="Address to listen on; :: means every address of this machine.")
     port: int = port_setting(8080, "the OpenAI-compatible API")
     admin_host: str = setting("127.0.0.1", help="Address of /healthz, /readyz and /metrics.")
     admin_port: int = port_setting(9090, "/healthz, /readyz and /metrics")
+    https_proxy_pages: bool = HTTPS_PROXY_PAGES
+    log_level: str = log_level_setting("info")
+
+
+@attrs.frozen
+class RouterConfig(ListenerConfig):
+    """The settings of `llmkube router`."""
+
     service: tuple[str, ...] = setting(
         (),
         help="Address of an InferenceService that a ModelRouter names, as NAME=URL, such as "
@@ -323,11 +331,29 @@ class RouterConfig(EgressConfig):
         help="Folder of the keys that a ModelRouter needs: `backends/NAME` holds the key of a provider, each line of "
         "`teams/TEAM` the key of a client; without it, `router-keys` in the state directory.",
     )
-    https_proxy_pages: bool = HTTPS_PROXY_PAGES
     workers: str | None = removed_setting(
         "a router is one process; run replicas on Kubernetes (spec.proxy.replicas) with policy.budgetStore in Redis"
     )
-    log_level: str = log_level_setting("info")
+
+
+@attrs.frozen
+class GatewayConfig(ListenerConfig):
+    """The settings of `llmkube gateway`."""
+
+    kubeconfig: Path | None = KUBECONFIG
+    context: str | None = CONTEXT
+    namespace: tuple[str, ...] = setting(
+        (), help="Namespace whose InferenceServices are served; repeatable. Without it, all namespaces."
+    )
+    policy: Path | None = setting(
+        None, help="File with a ModelRouter: its policy, rules and backends; read again when it changes."
+    )
+    keys_dir: Path = setting(
+        Path("/etc/llmkube/gateway-keys"),
+        help="Folder of keys: each line of `teams/TEAM` is the key of a client; `services/NAMESPACE.NAME` holds the "
+        "key of an engine, `backends/NAME` that of a provider.",
+    )
+    allow_anonymous: bool = setting(False, help="Serve clients without keys if neither keys nor tokens are configured.")
 
 
 PER_SERVICE = "perService"

@@ -1,21 +1,26 @@
-"""Local copies of Models, InferenceServices and ModelRouters, kept up to date by watches."""
+"""Local copies of Models, InferenceServices and further kinds, kept up to date by watches."""
 
 import contextlib
 import random
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import trio
 
 from llmkube.base.mailbox import Mailbox
+from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import SERVICE_LABEL
+
+_SELECTORS: Final[Mapping[type[Any], str]] = {EndpointSlice: SERVICE_LABEL}
+"""Label selectors of kinds of which most objects are not ours."""
 
 
 @attrs.define(eq=False)
@@ -25,11 +30,16 @@ class ObjectCaches:
     services: Cache[InferenceService] = attrs.field(factory=Cache)
     models: Cache[Model] = attrs.field(factory=Cache)
     routers: Cache[ModelRouter] = attrs.field(factory=Cache)
+    slices: Cache[EndpointSlice] = attrs.field(factory=Cache)
     changed: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None))
 
     def of(self, kind: type[Any]) -> Cache[Any]:
         """Return the copy of the objects of a kind."""
-        caches: dict[type[Any], Cache[Any]] = {Model: self.models, ModelRouter: self.routers}
+        caches: dict[type[Any], Cache[Any]] = {
+            Model: self.models,
+            ModelRouter: self.routers,
+            EndpointSlice: self.slices,
+        }
         return caches.get(kind, self.services)
 
     def model_of(self, service: InferenceService) -> Model | None:
@@ -62,7 +72,7 @@ async def open_object_caches(
     async with trio.open_nursery() as nursery:
         watched: set[type[Any]] = {InferenceService, Model, *kinds}
         for kind in watched:
-            nursery.start_soon(reflect, kind, caches.of(kind), notify)
+            nursery.start_soon(partial(reflect, kind, caches.of(kind), notify, label_selector=_SELECTORS.get(kind, "")))
         for kind in watched:
             await caches.of(kind).synced.wait()
         yield caches

@@ -57,6 +57,7 @@ from llmkube.programs.router_host.router_paths import ROUTERS, refuse_models, ro
 from llmkube.programs.server_side_apply import Applier, ApplyResult, Manifest
 from llmkube.router.backends import Found, UnavailableModel
 from llmkube.router.dialects.inbound import in_dialect, unread_refusal
+from llmkube.router.model_ids import model_ids
 from llmkube.router.origin_policy import cors_lines, refuse_foreign_pages
 from llmkube.router.proxy.default_route import Services, run_default_route
 from llmkube.runtimes.devices import NO_DEVICES, Devices, preferred
@@ -112,24 +113,11 @@ class AgentDirectory:
         if version == self._seen_version:
             return
         services = self.services()
-        names: dict[str, list[Key]] = {}
-        for key in services:
-            names.setdefault(key.name, []).append(key)
-        unique = {name: keys[0] for name, keys in names.items() if len(keys) == 1}
-        by_key = {key: lookup_result(key, view) for key, view in services.items()}
-        by_name = {name: by_key[key] for name, key in unique.items()}
+        ids = model_ids({key: view.aliases for key, view in services.items()})
+        found = {key: lookup_result(key, view) for key, view in services.items()}
         ended = dict.fromkeys(self._by_id, _STOPPING) if self.stopping() else {}
-        self._by_id = {str(key): found for key, found in by_key.items()} | by_name
-        taken = {*self._by_id, *names}
-        candidates: dict[str, set[Key]] = {}
-        for key, view in services.items():
-            for alias in view.aliases:
-                if alias not in taken:
-                    candidates.setdefault(alias, set()).add(key)
-        aliases = {alias: keys.pop() for alias, keys in candidates.items() if len(keys) == 1}
-        self._by_id = ended | self._by_id | {alias: by_key[key] for alias, key in aliases.items()}
-        self._aliases = sorted(aliases)
-        self._ids = sorted(key.name if key.name in unique else str(key) for key in services)
+        self._by_id = ended | {each: found[key] for each, key in ids.services.items()}
+        self._ids, self._aliases = ids.names, ids.aliases
         self._seen_version = version
 
 

@@ -67,7 +67,11 @@ class CompiledRouter:
 
 
 def compile_router(
-    router: crd.ModelRouter, resolve: Callable[[str], ResolvedService | None], *, keys_folder: str
+    router: crd.ModelRouter,
+    resolve: Callable[[str], ResolvedService | None],
+    *,
+    keys_folder: str,
+    needs_backends: bool = True,
 ) -> CompiledRouter:
     """Compile a ModelRouter.
 
@@ -75,6 +79,7 @@ def compile_router(
         router: The ModelRouter.
         resolve: Returns an InferenceService in the router's namespace by name; None if it does not exist.
         keys_folder: Folder of the router's keys: `backends/NAME`, `teams/TEAM`, `tokens/jwks.json` and `STORE_KEY`.
+        needs_backends: Whether it is an error to have none.
     """
     spec = router.spec
     policy = spec.policy or router_policy.RouterPolicy()
@@ -112,7 +117,7 @@ def compile_router(
         first_byte_extends=header_timeout is None,
         circuit_seconds=CIRCUIT_SECONDS if quarantine is None else quarantine,
     )
-    found = (_in_router_terms(problem) for problem in config_problems(config))
+    found = (_in_router_terms(problem) for problem in config_problems(config, needs_backends=needs_backends))
     errors = _first_source_per_field(field_problems(spec, "spec"), problems, found)
     return CompiledRouter(
         config=None if errors else config,

@@ -42,13 +42,13 @@ _PATH: Final = re.compile(r"/[!-~]*")
 _URL: Final = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
 
 
-def config_problems(config: RoutingConfig) -> list[str]:
+def config_problems(config: RoutingConfig, *, needs_backends: bool = True) -> list[str]:
     """Return the errors of a config, each with field, value and fix; none if it is valid."""
-    return [*_check_backends(config), *_check_rules(config), *_check_policy(config)]
+    return [*_check_backends(config, needs_backends), *_check_rules(config), *_check_policy(config)]
 
 
-def _check_backends(config: RoutingConfig) -> Iterator[str]:
-    if not config.backends:
+def _check_backends(config: RoutingConfig, needs_backends: bool) -> Iterator[str]:
+    if not config.backends and needs_backends:
         yield "backends: empty; add one"
     for name, backend in config.backends.items():
         at = f"backends[{name}]"

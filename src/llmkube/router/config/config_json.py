@@ -149,7 +149,7 @@ def _fields(cls: Any) -> tuple[tuple[str, str, Any, bool], ...]:
     return tuple(
         (camel(each.name), each.name, hints[each.name], each.default is attrs.NOTHING)
         for each in attrs.fields(cls)
-        if each.init
+        if each.init and not each.metadata
     )
 
 

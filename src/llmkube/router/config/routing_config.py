@@ -63,6 +63,9 @@ def _regex(pattern: str) -> str:
 VERSION: Final = 1
 """Version of the JSON format. A router rejects a version that it does not know, and retains its current config."""
 
+UNWRITTEN: Final = {"unwritten": True}
+"""Metadata of attributes that are not part of the JSON: they are known only while a program runs."""
+
 FIRST_BYTE_SECONDS: Final = 120.0
 CIRCUIT_SECONDS: Final = 15.0
 
@@ -180,6 +183,7 @@ class Backend:
         dialect: `openai` or `anthropic`.
         provider: Kind of the provider; "" for an InferenceService.
         model: The model id sent to the backend; "" passes on the client's.
+        engine: Its name in a directory of engines, if that is not `model`.
         local: Whether requests stay in this network. Only a local backend ever gets a sensitive class.
         region: Region in which the data is processed; "" if not stated.
         capabilities: Tags that rules and requests require.
@@ -207,6 +211,7 @@ class Backend:
     dialect: str = "openai"
     provider: str = ""
     model: str = ""
+    engine: str = attrs.field(default="", metadata=UNWRITTEN)
     region: str = ""
     capabilities: frozenset[str] = frozenset()
     weight: int = 1
@@ -222,6 +227,11 @@ class Backend:
     probe: Probe | None = None
     key_file: str = ""
     missing: str = ""
+
+    @property
+    def directory_id(self) -> str:
+        """Its name in a directory of engines."""
+        return self.engine or self.model
 
     @property
     def is_llama_cpp(self) -> bool:
@@ -411,6 +421,9 @@ class RoutingConfig:
         first_byte_extends: Whether the router waits longer than that for engines of InferenceServices while they show
             progress.
         circuit_seconds: Time without requests after a backend's first failure; it doubles with each further one.
+        engines: For a backend that several engines serve, the backends that are one engine each and get its requests.
+        ids: Backends of requests that no rule matches, by model id; None if only rules and the default backend route.
+        ambiguous: Model ids that several services have, and the ids to use instead.
         capabilities: Tags that at least one backend has.
     """
 
@@ -427,7 +440,18 @@ class RoutingConfig:
     first_byte_seconds: float = FIRST_BYTE_SECONDS
     first_byte_extends: bool = False
     circuit_seconds: float = CIRCUIT_SECONDS
+    engines: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict, metadata=UNWRITTEN)
+    ids: Mapping[str, str] | None = attrs.field(default=None, metadata=UNWRITTEN)
+    ambiguous: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict, metadata=UNWRITTEN)
     capabilities: frozenset[str] = attrs.field(init=False, eq=False, repr=False)
+
+    @cached_property
+    def ids_of(self) -> Mapping[str, tuple[str, ...]]:
+        """Model ids of each backend in `ids`, and of its engines."""
+        found: dict[str, tuple[str, ...]] = {}
+        for model_id, name in (self.ids or {}).items():
+            found[name] = (*found.get(name, ()), model_id)
+        return found | {part: found.get(name, ()) for name, parts in self.engines.items() for part in parts}
 
     @capabilities.default
     def _tags_of_backends(self) -> frozenset[str]:

@@ -158,9 +158,9 @@ class Attempts:
         """
         backend, credentials = permit.backend, b""
         if (directory := self.transport.directory_of(backend)) is not None:
-            found = directory.lookup(backend.model)
+            found = directory.lookup(backend.directory_id)
             if found is None:
-                raise ConnectError(f"service {backend.model} not found")
+                raise ConnectError(f"service {backend.directory_id} not found")
             if isinstance(found, UnavailableModel):
                 # Not unhealthy, as if it were loading: otherwise its circuit would stay open until the next probe after
                 # its engine is back, and clients would not get the reason.
@@ -184,7 +184,7 @@ class Attempts:
         if directory is None:
             return backend, b""
         try:
-            found = engine_of(directory, backend.model, f"/v1{path}")
+            found = engine_of(directory, backend.directory_id, f"/v1{path}")
         except RefusedError as refusal:
             reply = refusal.response
             failure = failure_in(reply.status, reply.headers, error_in(orjson.loads(reply.body)), ours=True)

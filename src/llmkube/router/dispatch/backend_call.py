@@ -101,7 +101,7 @@ class BackendCalls:
             lines = answer_lines(NO_HEADERS, request.inbound.request_id, backend.name)
         held = HeldRequest(record.decided.tenant, record.request.started_at, request.client, lines)
         try:
-            await self.holds.wait(backend.model, held, hold)
+            await self.holds.wait(backend.directory_id, held, hold)
         except RefusedError as refusal:
             cause = Cause.NOT_LOADED if refusal.code == NOT_READY else Cause.QUEUE
             seconds, words = retry_after(refusal.response.headers), refusal.error["message"]

@@ -15,7 +15,7 @@ import trio
 
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.message import NO_HEADERS, encode_lines
-from llmkube.router.backends import NOT_READY
+from llmkube.router.backends import NOT_READY, UnavailableModel
 from llmkube.router.continuation.joined_answer import JoinedAnswer, continuation_targets, is_twin
 from llmkube.router.dispatch.attempt import ClientRequest
 from llmkube.router.dispatch.backend_call import BackendCalls
@@ -85,6 +85,9 @@ LOADING_POLL_SECONDS: Final = 1.0
 _PERMANENT: Final = frozenset({Cause.UNSUPPORTED, Cause.MISSING, Cause.KEY, Cause.BUDGET})
 """Causes for which waiting is pointless: the engine will not continue the answer."""
 
+_GONE: Final = frozenset({Cause.CONNECT, Cause.BROKEN})
+"""Causes of an engine that has stopped."""
+
 Call = Callable[[Permit, RoutedRequest], Awaitable[Failure | None]]
 
 
@@ -130,12 +133,16 @@ class Dispatcher:
         await self._refuse(request, failures)
 
     def _candidates(self, order: Sequence[Permit], failures: Sequence[Failure]) -> Iterator[tuple[Permit, Call]]:
-        """Yield each backend, and then the first one that is loading, to wait for it."""
+        """Yield each backend, and then the first one that is loading, or whose engine has been unloaded."""
         for permit in order:
             yield permit, self.calls.call
         for permit, failure in zip(order, failures, strict=True):
             if failure.cause is Cause.LOADING:
                 yield permit, self._call_until_loaded
+                return
+            found = self.calls.holds.state_of(permit.backend) if failure.cause in _GONE else None
+            if isinstance(found, UnavailableModel) and found.wakes:
+                yield permit, self.calls.call  # which waits until the next engine is loaded
                 return
 
     async def _call_until_loaded(self, permit: Permit, request: RoutedRequest) -> Failure | None:

@@ -77,7 +77,7 @@ class Holds:
 
     def state_of(self, backend: Backend) -> Found | None:
         """Return the state of a backend; None if it is no service of this directory."""
-        return None if self.directory is None or backend.provider else self.directory.lookup(backend.model)
+        return None if self.directory is None or backend.provider else self.directory.lookup(backend.directory_id)
 
     def using(self, found: Found | None, tenant: str) -> AbstractContextManager[Hold]:
         """Keep a model loaded for a tenant, or load it, in this context.

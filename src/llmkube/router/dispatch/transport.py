@@ -126,7 +126,7 @@ class Transport:
         if type(permit) is not Permit:
             raise TypeError(f"a request needs a Permit, not a {type(permit).__name__}")
         if (directory := self.directory_of(permit.backend)) is not None:
-            return _address_in(directory, permit.backend.model), self.plain
+            return _address_in(directory, permit.backend.directory_id), self.plain
         base_url = permit.backend.base_url
         address = self._addresses.get(base_url)
         if address is None:
@@ -143,7 +143,7 @@ class Transport:
     def engine_address(self, backend: Backend) -> Origin | None:
         """Return the address of a backend's running engine; None if it does not change when the engine restarts."""
         directory = self.directory_of(backend)
-        found = directory.lookup(backend.model) if directory is not None else None
+        found = directory.lookup(backend.directory_id) if directory is not None else None
         return (found.host, found.port) if isinstance(found, Engine) else None
 
     async def release(self, permit: Permit, answer: StreamedResponse) -> None:

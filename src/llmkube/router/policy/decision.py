@@ -1,9 +1,11 @@
 """Choose the rule that applies, and order its permitted backends.
 
-Strategy least-loaded prefers a backend that has the start of the prompt in its cache, else the least loaded one.
+Strategy least-loaded prefers a backend that has the start of the prompt in its cache, else the least loaded one. The
+engines of one backend are always chosen in this way, whatever the strategy of the rule.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import attrs
@@ -77,7 +79,9 @@ NO_ROUTE: Final = "NoRoute"
 FAIL_CLOSED: Final = "FailClosed"
 NOT_PERMITTED: Final = "NotPermitted"
 MODEL_NOT_ALLOWED: Final = "ModelNotAllowed"
-REASONS: Final = (NO_ROUTE, FAIL_CLOSED, NOT_PERMITTED, MODEL_NOT_ALLOWED)
+NO_MODEL: Final = "NoModel"
+AMBIGUOUS: Final = "AmbiguousModel"
+REASONS: Final = (NO_ROUTE, FAIL_CLOSED, NOT_PERMITTED, MODEL_NOT_ALLOWED, NO_MODEL, AMBIGUOUS)
 _NO_WARMTH: Final[Mapping[str, Warmth]] = {}
 
 
@@ -92,7 +96,7 @@ class Decision:
         why: The cause of the decision, for people and the audit log.
         first_byte_seconds: Longest wait for the first byte, by the backend's name.
         extends: Backends for which the router waits longer while they show progress, because no spec sets their limit.
-        reason: Reason of a refusal: `NoRoute`, `FailClosed`, `NotPermitted`, `ModelNotAllowed`; else "".
+        reason: Reason of a refusal, one of `REASONS`; else "".
     """
 
     rule: Rule | None
@@ -130,19 +134,47 @@ def decide(
     if not permits.model_allowed:
         return _refusal(None, MODEL_NOT_ALLOWED, next(iter(permits.refused.values()), "the team may not use the model"))
     headers = facts.headers.items()
+    engines: Engines = partial(_engines_of, config, permits, load, warmth)
     for rule in config.rules:
         required = rule.match.headers
         if (required and not required.items() <= headers) or unmet_condition(rule.match, facts):
             continue
         chosen = [permits.allowed[name] for name in usable_backends(rule, permits, first_byte_seconds)]
         if chosen:
-            order, shadows = _arrange(rule, chosen, pick, load, warmth)
+            order, shadows = _arrange(rule, chosen, pick, *_of_backends(config, rule, load, warmth))
             if order:
-                return _with_limits(config, rule, order, shadows, f"rule {rule.name}")
+                return _with_limits(config, rule, order, shadows, f"rule {rule.name}", engines=engines)
         if rule.fail_closed:
             why = f"rule {rule.name} fails closed, and none of its backends may be used"
             return _refusal(rule, FAIL_CLOSED, why)
-    return _default_decision(config, facts, permits)
+    return _default_decision(config, facts, permits, engines)
+
+
+Engines = Callable[[Permit], Sequence[Permit]]
+
+
+def _engines_of(
+    config: RoutingConfig, permits: Permits, load: Mapping[str, int], warmth: Mapping[str, Warmth], permit: Permit
+) -> Sequence[Permit]:
+    """Return the permitted engines of a backend, best first; the backend itself if it has none."""
+    names = config.engines.get(permit.backend.name, ())
+    engines = [permits.allowed[name] for name in names if name in permits.allowed]
+    return least_loaded(engines, load, warmth) if engines else (permit,)
+
+
+def _of_backends(
+    config: RoutingConfig, rule: Rule, load: Mapping[str, int], warmth: Mapping[str, Warmth]
+) -> tuple[Mapping[str, int], Mapping[str, Warmth]]:
+    """Return load and warmth of the backends of a rule, those of their engines included."""
+    parts = {name: config.engines[name] for name in rule.backends if config.engines.get(name)}
+    if not parts:
+        return load, warmth
+    loads = {name: sum(load.get(each, 0) for each in (name, *engines)) for name, engines in parts.items()}
+    warmest = {
+        name: max((warmth.get(each, _COLD) for each in engines), key=lambda one: one.size)
+        for name, engines in parts.items()
+    }
+    return {**load, **loads}, {**warmth, **warmest} if warmth else warmth
 
 
 def unmet_condition(match: Match, facts: RequestFacts) -> str:
@@ -180,20 +212,26 @@ def unmet_requirement(match: Match, permit: Permit, first_byte_seconds: Mapping[
     return ""
 
 
-def _default_decision(config: RoutingConfig, facts: RequestFacts, permits: Permits) -> Decision:
-    named = _backend_for_model(config, facts.model) if config.by_model else ""
+def _default_decision(config: RoutingConfig, facts: RequestFacts, permits: Permits, engines: Engines) -> Decision:
+    named = _backend_for_model(config, facts.model)
+    if (ids := config.ambiguous.get(facts.model)) and not named:
+        return _refusal(None, AMBIGUOUS, f"several services are named {facts.model!r}; use {' or '.join(ids)}")
     for name, why in ((named, "the model's name"), (config.default_backend, "the default route")):
         permit = permits.allowed.get(name)
         if permit is not None:
-            return _with_limits(config, None, (permit,), (), why)
+            return _with_limits(config, None, (permit,), (), why, engines=engines)
     refused = named or config.default_backend
     if refused:
         return _refusal(None, NOT_PERMITTED, f"no rule matches, and {refused}: {permits.refused.get(refused, '')}")
+    if config.ids is not None:
+        return _refusal(None, NO_MODEL, f"there is no model {facts.model!r}; GET /v1/models lists the models")
     return _refusal(None, NO_ROUTE, "no rule matches, and the router has no default route")
 
 
 def _backend_for_model(config: RoutingConfig, model: str) -> str:
-    if model:
+    if config.ids is not None and model in config.ids:
+        return config.ids[model]
+    if model and config.by_model:
         for name, backend in config.backends.items():
             if backend.model_id == model:
                 return name
@@ -208,12 +246,21 @@ def _refusal(rule: Rule | None, reason: str, why: str) -> Decision:
 
 
 def _with_limits(
-    config: RoutingConfig, rule: Rule | None, order: tuple[Permit, ...], shadows: tuple[Permit, ...], why: str
+    config: RoutingConfig,
+    rule: Rule | None,
+    order: tuple[Permit, ...],
+    shadows: tuple[Permit, ...],
+    why: str,
+    *,
+    engines: Engines,
 ) -> Decision:
     """Return a decision with the time limit of each backend: the rule's, else the backend's, else the router's default.
 
     Only the default is extended while the engine of an InferenceService shows progress; limits from a spec are not.
     """
+    if config.engines:
+        order = tuple(each for permit in order for each in engines(permit))
+        shadows = tuple(engines(permit)[0] for permit in shadows)
     limits: dict[str, float] = {}
     extends = set()
     for backend in (permit.backend for permit in (*order, *shadows)):

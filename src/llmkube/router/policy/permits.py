@@ -82,7 +82,7 @@ def permits_for(config: RoutingConfig, facts: RequestFacts) -> Permits:
         elif needs and not needs <= backend.capabilities:
             lacking = ", ".join(sorted(needs - backend.capabilities))
             refused[name] = f"the request needs {lacking}, which this backend does not have"
-        elif closed := [who for who, patterns in limits if not _serves_allowed(backend, patterns)]:
+        elif closed := [who for who, patterns in limits if not _serves_allowed(config, backend, patterns)]:
             refused[name] = f"{closed[0]} may not use the model {backend.model} that it serves"
         elif backend.missing or not backend.base_url:
             refused[name] = backend.missing or "its address is unknown"
@@ -101,10 +101,12 @@ def _limits_of(config: RoutingConfig, principal: Principal) -> list[tuple[str, t
     return limits
 
 
-def _serves_allowed(backend: Backend, patterns: tuple[str, ...]) -> bool:
+def _serves_allowed(config: RoutingConfig, backend: Backend, patterns: tuple[str, ...]) -> bool:
     """Return whether a team or key may use the model that a backend serves, by the clients' name for it or by its own.
 
     A rule may send any model name to any backend: without this check, a team that may use only `phi-*` could reach
     another model with a header that a rule matches. For a backend that gets the client's model name, that was checked.
     """
-    return not backend.model or matches_any(patterns, backend.model) or matches_any(patterns, backend.model_id)
+    if not backend.model or matches_any(patterns, backend.model) or matches_any(patterns, backend.model_id):
+        return True
+    return any(matches_any(patterns, each) for each in config.ids_of.get(backend.name, ()))

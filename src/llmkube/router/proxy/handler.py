@@ -13,7 +13,7 @@ that a client without a key cannot make the log grow.
 import hashlib
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final
 
@@ -25,7 +25,7 @@ from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Response
 from llmkube.base.loop_shares import current_client, long_step
 from llmkube.router.auth.principals import principal_of
-from llmkube.router.backends import UnavailableModel
+from llmkube.router.backends import NOT_FOUND, UnavailableModel, not_ready
 from llmkube.router.budget_store.router_budgets import RouterBudgets
 from llmkube.router.budgets.meter import (
     BudgetStoreError,
@@ -68,7 +68,16 @@ from llmkube.router.dispatch.verdicts import Cause
 from llmkube.router.fair_queue import Shares
 from llmkube.router.model_field import check_grammars, parsed_bytes
 from llmkube.router.model_list import ModelEntry
-from llmkube.router.policy.decision import FAIL_CLOSED, MODEL_NOT_ALLOWED, NO_ROUTE, NOT_PERMITTED, Decision, decide
+from llmkube.router.policy.decision import (
+    AMBIGUOUS,
+    FAIL_CLOSED,
+    MODEL_NOT_ALLOWED,
+    NO_MODEL,
+    NO_ROUTE,
+    NOT_PERMITTED,
+    Decision,
+    decide,
+)
 from llmkube.router.policy.permits import permits_for
 from llmkube.router.policy.request_facts import ANONYMOUS, Principal, RequestFacts, facts_of
 from llmkube.router.prefix_cache.warm_prefixes import Prompt, WarmPrefixes
@@ -120,6 +129,8 @@ _REFUSALS: Final = {
     FAIL_CLOSED: (503, "fail_closed"),
     NOT_PERMITTED: (503, "not_permitted"),
     MODEL_NOT_ALLOWED: (403, "model_not_allowed"),
+    NO_MODEL: (404, NOT_FOUND),
+    AMBIGUOUS: (400, "model_ambiguous"),
 }
 
 
@@ -197,7 +208,7 @@ class ListedFields:
             first_byte_seconds=self.stats.first_byte_seconds,
             pick=self.rng.random(),
             load=self.stats.in_flight,
-            warmth=self.prefixes.warmth(prompt, config.backends.values()) if prompt is not None else {},
+            warmth=self.prefixes.warmth(prompt, _candidates(config, facts.model)) if prompt is not None else {},
         )
         if kept is not None:
             if len(kept) == MAX_DECISIONS:
@@ -293,7 +304,7 @@ class ListedFields:
             if path not in DIALECTS:  # the fields that are left are walked
                 known, others = known_fields(translated.path, translated.body)
                 translated = Translation(path=translated.path, body=known, dropped=others)
-            translated.body["model"] = known_name(body["model"], lambda name: name in dict(_ids(config)))
+            translated.body["model"] = known_name(body["model"], partial(_is_known, config))
             if translated.translator is not None:
                 translated.translator.begin(self.conversations.now())
             refuse_urls(translated.body)
@@ -310,6 +321,8 @@ class ListedFields:
         decision = decided.decision = self._decision(routing, facts, decided.prompt)
         if not decision.order:
             raise no_backend_error(config, facts, decision)
+        if config.ids is not None:
+            self._check_ready(facts.model, decision)
         if (preset := preset_in(decision.order[0].backend.presets, facts.model)) is not None:
             body, size = dict(with_settings(body, preset)), size + len(preset.system.encode())
         keep_seconds = self._permitted_keep(translated, principal)
@@ -328,6 +341,13 @@ class ListedFields:
             keep_seconds=keep_seconds,
         )
         return inbound, facts, decision
+
+    def _check_ready(self, model: str, decision: Decision) -> None:
+        """Refuse a request whose services all have no engine, and get none for it."""
+        found = [self._holds.state_of(permit.backend) for permit in decision.order]
+        absent = [each for each in found if isinstance(each, UnavailableModel) and not each.wakes]
+        if len(absent) == len(found):
+            raise not_ready(model, absent[0])
 
     @property
     def _holds(self) -> Holds:
@@ -377,7 +397,7 @@ class ListedFields:
             raise refused(403, f"a request without a prompt loads the model, which {_FOR_OWNER}", "owner_only")
         with holds.using(found, decided.tenant) as hold:
             client, began_at = ClientStream(exchange), record.request.started_at
-            await holds.wait(backend.model, HeldRequest(decided.tenant, began_at, client, None), hold)
+            await holds.wait(backend.directory_id, HeldRequest(decided.tenant, began_at, client, None), hold)
             self._keep(backend, inbound.keep_seconds)
         obstacles = [self.obstacle(permit.backend.name) for permit in decision.order]
         if all(obstacles):
@@ -494,9 +514,23 @@ def _salt(config: RoutingConfig, tenant: str) -> str:
     return hashlib.blake2b(f"{config.name}\0{tenant}".encode(), digest_size=16).hexdigest()
 
 
+def _candidates(config: RoutingConfig, model: str) -> Iterable[Backend]:
+    """Return the backends among which a request is balanced."""
+    if config.ids is None or config.rules:
+        return config.backends.values()
+    return [config.backends[name] for name in config.engines.get(config.ids.get(model, ""), ())]
+
+
+def _is_known(config: RoutingConfig, model_id: str) -> bool:
+    return model_id in (config.ids or ()) or model_id in dict(_ids(config))
+
+
 def _ids(config: RoutingConfig) -> list[tuple[str, str]]:
     """Return every model name in the config, with the owner of its first backend."""
     found = {backend.model_id: backend.provider or "llmkube" for backend in config.backends.values()}
+    for model_id, name in (config.ids or {}).items():
+        if model_id != config.backends[name].model:  # each service has a shorter one
+            found.setdefault(model_id, "llmkube")
     for rule in config.rules:
         for pattern in rule.match.models:
             if not set(pattern) & set("*?["):

@@ -48,10 +48,11 @@ class Routing:
 
     def __attrs_post_init__(self) -> None:
         self.classes = known_classes(self.config)
-        self.balances = any(each.strategy == "least-loaded" and len(each.backends) > 1 for each in self.config.rules)
+        rules, has_engines = self.config.rules, bool(self.config.engines)
+        self.balances = has_engines or any(each.strategy == "least-loaded" and len(each.backends) > 1 for each in rules)
         self.matched_headers = tuple({name for each in self.config.rules for name in each.match.headers})
-        steady = all(each.strategy in _STEADY and each.match.latency_seconds is None for each in self.config.rules)
-        self.decisions = {} if steady else None
+        steady = all(each.strategy in _STEADY and each.match.latency_seconds is None for each in rules)
+        self.decisions = {} if steady and not has_engines else None
 
 
 @attrs.frozen

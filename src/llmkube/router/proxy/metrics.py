@@ -183,7 +183,10 @@ class BackendGauges:
         caches: list[CacheUse] = []
         tiers = {"local": 0, "cloud": 0}
         computing = queued = 0
-        for name, backend in self.config().backends.items():
+        config = self.config()
+        for name, backend in config.backends.items():
+            if config.engines.get(name):
+                continue  # its engines follow
             up, waits, under_way = self.healthy(name), self.waiting(backend), self.in_flight.get(name, 0)
             if backend.local:
                 queued += waits

@@ -92,6 +92,7 @@ class Router:
         turns: Queues of engines.
         directory: Directory of our engines, if their agent runs in this process; None otherwise.
         accounts: Budgets.
+        needs_backend: Whether it is ready only while a backend gets requests.
     """
 
     handler: StreamHandler = attrs.field(init=False)
@@ -106,6 +107,7 @@ class Router:
     audit: AuditLog
     accounts: RouterBudgets
     suspects: Suspects
+    needs_backend: bool = True
 
     def in_flight(self) -> int:
         """Return the number of requests in flight."""
@@ -161,7 +163,11 @@ class Router:
             return backend.missing or "address unknown"
         if backend.key_file and not self.keys.key_of(backend.key_file):
             return f"no key can be read from {backend.key_file}"
-        if self.directory is not None and not backend.provider and (why := _obstacle(self.directory, backend.model)):
+        if (
+            self.directory is not None
+            and not backend.provider
+            and (why := _obstacle(self.directory, backend.directory_id))
+        ):
             return why
         circuit = self.circuits.of(name)
         if circuit.unhealthy:
@@ -185,7 +191,7 @@ class Router:
         )
         # A failing backend keeps the router ready: its errors tell clients when to retry.
         passing = {"", CIRCUIT_OPEN, *(why for each in states for why in self.circuits.of(each).unhealthy.values())}
-        serves = any(why in passing for why in states.values())
+        serves = not self.needs_backend or any(why in passing for why in states.values())
         return serves and can_log_in, "; ".join(filter(None, problems))
 
 
@@ -213,6 +219,7 @@ async def open_router(
     holds: Holds | None = None,
     turns: Turns | None = None,
     https_proxy_pages: bool = True,
+    needs_backend: bool = True,
     on_error: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[Router]:
     """Run a router.
@@ -230,6 +237,7 @@ async def open_router(
             backend.
         turns: Queues of engines, to share them with other routers of this process.
         https_proxy_pages: Whether web pages behind an https proxy may use it.
+        needs_backend: Whether it is ready only while a backend gets requests.
         on_error: Called with the model of an engine of ours that answers with status 500 or higher.
 
     Raises:
@@ -323,6 +331,7 @@ async def open_router(
             audit=audit,
             accounts=accounts,
             suspects=suspects,
+            needs_backend=needs_backend,
         )
         models = ModelList(listed_fields.models, int(utcnow().timestamp()))
         router.handler = FrontDoor(hint=HINT, models=models, ready=router.ready, listed_fields=listed_fields)

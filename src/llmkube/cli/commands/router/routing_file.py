@@ -36,13 +36,20 @@ class RoutingFile:
     not_honoured: tuple[str, ...] = ()
 
 
-def load_routing(name: str, resolve: Callable[[str, str], ResolvedService | None], *, keys_folder: str) -> RoutingFile:
+def load_routing(
+    name: str,
+    resolve: Callable[[str, str], ResolvedService | None],
+    *,
+    keys_folder: str,
+    needs_backends: bool = True,
+) -> RoutingFile:
     """Read a file with one ModelRouter, possibly among other objects, or with a compiled config.
 
     Args:
         name: The file, or `-` for standard input.
         resolve: Returns the address of an InferenceService by namespace and name; None if there is none.
         keys_folder: Folder of the keys.
+        needs_backends: Whether it is an error to have no backends.
 
     Raises:
         UserError: The file cannot be read or is invalid; the message lists all problems.
@@ -57,7 +64,10 @@ def load_routing(name: str, resolve: Callable[[str, str], ResolvedService | None
     metadata = {"namespace": _NAMESPACE, **routers[0]["metadata"]}
     found = decode(ModelRouter, {**routers[0], "metadata": metadata})
     compiled = compile_router(
-        found, lambda service: resolve(found.metadata.namespace, service), keys_folder=keys_folder
+        found,
+        lambda service: resolve(found.metadata.namespace, service),
+        keys_folder=keys_folder,
+        needs_backends=needs_backends,
     )
     if compiled.config is None:
         raise UserError("\n".join(f"{name}: {error}" for error in compiled.errors))

@@ -1,7 +1,8 @@
 """`llmkube router -f FILE`: run a router with a port for clients and one for its operator."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -13,6 +14,7 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from llmkube.base.errors import UserError
+from llmkube.base.http.dial import Connect
 from llmkube.base.http.hub import open_sockets
 from llmkube.base.http.server import run_server
 from llmkube.base.log import configure_logging
@@ -20,7 +22,7 @@ from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.base.probes import LIMITS as PROBE_LIMITS
 from llmkube.base.times import utcnow
 from llmkube.cli.commands.router.routing_file import load_routing
-from llmkube.programs.config import RouterConfig
+from llmkube.programs.config import ListenerConfig, RouterConfig
 from llmkube.programs.program import (
     LOOPBACK,
     Port,
@@ -37,11 +39,13 @@ from llmkube.router.config.routing_config import RoutingConfig, is_local_url
 from llmkube.router.origin_policy import cors_lines
 from llmkube.router.proxy.admin import admin_filter, admin_handler
 from llmkube.router.proxy.live_config import LiveConfig, Source
-from llmkube.router.proxy.router import LIMITS, open_router
+from llmkube.router.proxy.router import LIMITS, Router, open_router
 
-_BUDGETS: Final = "router-budgets"
+BUDGETS: Final = "router-budgets"
 _KEYS_DIR: Final = "router-keys"
 EVERY_ADDRESS: Final = "::"
+
+OpenRoutes = Callable[[Connect, CollectorRegistry], AbstractAsyncContextManager[Router]]
 
 log = structlog.get_logger()
 
@@ -58,22 +62,36 @@ def serve_router(filename: str, settings: RouterConfig) -> None:
 
 
 async def _serve(filename: str, settings: RouterConfig, stop: Stop) -> None:
+    def open_routes(connect: Connect, registry: CollectorRegistry) -> AbstractAsyncContextManager[Router]:
+        return open_router(
+            source_of(filename, settings),
+            registry=registry,
+            utcnow=utcnow,
+            rng=random.Random(),  # noqa: S311 (weights, pauses and names of requests: no secret)
+            connect=connect,
+            egress=settings.egress(),
+            budgets_folder=settings.state_dir / BUDGETS,
+            https_proxy_pages=settings.https_proxy_pages,
+        )
+
+    await serve_routes(settings, open_routes, stop)
+
+
+async def serve_routes(settings: ListenerConfig, open_routes: OpenRoutes, stop: Stop) -> None:
+    """Serve a router at a port for clients and one for its operator, until a signal arrives.
+
+    Args:
+        settings: Settings of the listeners.
+        open_routes: Runs the router; it gets a function that opens connections, and the registry of its metrics.
+        stop: The signal.
+    """
     registry = CollectorRegistry()
     async with (
         open_loop_watchdog() as loop_watchdog,
         open_sockets() as sockets,
         open_port(settings.port, "--port", _addresses(settings.host)) as front,
         open_port(settings.admin_port, "--admin-port", _addresses(settings.admin_host)) as admin,
-        open_router(
-            source_of(filename, settings),
-            registry=registry,
-            utcnow=utcnow,
-            rng=random.Random(),  # noqa: S311 (weights, pauses and names of requests: no secret)
-            connect=sockets.connect,
-            egress=settings.egress(),
-            budgets_folder=settings.state_dir / _BUDGETS,
-            https_proxy_pages=settings.https_proxy_pages,
-        ) as router,
+        open_routes(sockets.connect, registry) as router,
         open_service_nursery() as tasks,
     ):
         registry.register(loop_watchdog)
@@ -92,7 +110,7 @@ async def _serve(filename: str, settings: RouterConfig, stop: Stop) -> None:
             )
 
 
-def _report_started(live: LiveConfig, front: Port, admin: Port, settings: RouterConfig) -> None:
+def _report_started(live: LiveConfig, front: Port, admin: Port, settings: ListenerConfig) -> None:
     config = live.routing.config
     if settings.host != LOOPBACK and live.routing.clients is None:
         log.warning("router requires no keys: any client that can connect may use it", host=settings.host)

@@ -11,12 +11,14 @@ from llmkube.controller import rights as controller_rights
 from llmkube.controller.policies import controller_policies
 from llmkube.k8s.rbac import ALL_NAMES, rbac_manifests
 from llmkube.k8s.wire.names import host_id
+from llmkube.programs.gateway import rights as gateway_rights
 from llmkube.programs.options import command
 from llmkube.supervisor import rights as agent_rights
 from llmkube.supervisor.host_policies import host_policies
 
-PROGRAMS = ("agent", "controller", "policies")
+PROGRAMS = ("agent", "controller", "gateway", "policies")
 AGENT_NAMESPACE = "default"
+_OTHERS = {"controller": controller_rights.PROGRAM, "gateway": gateway_rights.PROGRAM}
 
 
 @command("rbac")
@@ -24,7 +26,7 @@ AGENT_NAMESPACE = "default"
 @click.option(
     "-n",
     "--namespace",
-    help="The only namespace that the program serves. Default: `default` for an agent, all for a controller.",
+    help="The only namespace that the program serves. Default: `default` for an agent, all for the others.",
 )
 @click.option("-A", "--all-namespaces", is_flag=True, help="Serve all namespaces.")
 @click.option(
@@ -73,8 +75,8 @@ def rbac(
         if namespace or all_namespaces:
             raise UserError("-n and -A do not apply to the policies, which are for all hosts; leave them out")
         manifests = host_policies(lease_namespace) + controller_policies(lease_namespace)
-    elif program == "controller":
-        manifests = rbac_manifests(controller_rights.PROGRAM, system_namespace=lease_namespace, namespace=namespace)
+    elif program in _OTHERS:
+        manifests = rbac_manifests(_OTHERS[program], system_namespace=lease_namespace, namespace=namespace)
     else:
         served = None if all_namespaces else namespace or AGENT_NAMESPACE
         manifests = agent_manifests(lease_namespace, served, host, networks, secrets)

@@ -1,0 +1,171 @@
+"""Run the front door of a cluster.
+
+```
+ reflectors ─▶ ClusterDirectory ─▶ gateway_config ─┐
+                     │              policy ────────┴▶ open_router ─▶ listener, admin port
+                     └──── address of each engine ───────┘
+```
+A request is routed by the config, which follows the objects within a fraction of a second; the address of its engine is
+looked up in the directory when it is sent, so no request goes to a pod that has left its EndpointSlice.
+"""
+
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Final, Never
+
+import attrs
+import trio
+from prometheus_client import CollectorRegistry
+
+from llmkube.base.errors import UserError
+from llmkube.base.http.dial import Connect
+from llmkube.base.http.egress import Egress
+from llmkube.base.mailbox import Mailbox
+from llmkube.base.times import utcnow
+from llmkube.k8s.builtins import EndpointSlice
+from llmkube.k8s.client import Client
+from llmkube.programs.gateway.engines import ClusterDirectory, ServedService
+from llmkube.programs.gateway.routes import gateway_config, resolved
+from llmkube.programs.informer import open_object_caches
+from llmkube.router.auth.key_files import Stamp
+from llmkube.router.config.compile_backend import ResolvedService
+from llmkube.router.config.routing_config import RoutingConfig
+from llmkube.router.dispatch.holds import Holds
+from llmkube.router.model_ids import ModelIds, model_ids
+from llmkube.router.proxy.live_config import Source
+from llmkube.router.proxy.router import Router, open_router
+
+NAME: Final = "gateway"
+TEAMS: Final = "teams"
+"""Folder of the clients' keys in the folder of keys."""
+
+SETTLE_SECONDS: Final = 0.05
+"""Time in which changes of objects are collected before the config is compiled again."""
+
+ResolvePolicy = Callable[[str, str], ResolvedService | None]
+
+
+@attrs.frozen(kw_only=True)
+class GatewaySettings:
+    """Settings of the front door.
+
+    Attributes:
+        namespaces: Namespaces whose services it serves; empty for all.
+        keys_folder: Folder of keys: `teams/TEAM` of clients, `services/NAMESPACE.NAME` of engines, and those that a
+            ModelRouter has.
+        anonymous: Whether clients need no key if neither keys nor tokens are configured.
+        read_policy: Reads the policy, with a function that returns a service by namespace and name; blocks, and raises
+            UserError if it is invalid.
+        policy_stamp: Returns a value that changes with the policy.
+        egress: Proxies and additional certificates for providers.
+        budgets_folder: Folder where budgets are stored.
+        https_proxy_pages: Whether web pages behind an https proxy may use it.
+    """
+
+    namespaces: Sequence[str] = ()
+    keys_folder: Path
+    anonymous: bool = False
+    read_policy: Callable[[ResolvePolicy], RoutingConfig] = lambda _: RoutingConfig(name=NAME, backends={})
+    policy_stamp: Callable[[], Stamp] = lambda: (0, 0, 0)
+    egress: Egress
+    budgets_folder: Path | None = None
+    https_proxy_pages: bool = True
+
+
+@attrs.define(eq=False)
+class _CurrentConfig:
+    """Source of the router's config: `stamp` runs in the event loop, `load` in a thread."""
+
+    settings: GatewaySettings
+    directory: ClusterDirectory
+    _services: Sequence[ServedService] = ()
+    _ids: ModelIds = attrs.field(factory=lambda: model_ids({}))
+
+    def stamp(self) -> Stamp:
+        self.directory.refresh()
+        self._services, self._ids = tuple(self.directory.services.values()), self.directory.ids
+        return hash(self.settings.policy_stamp()), self.directory.version, 0
+
+    def load(self) -> RoutingConfig:
+        services, ids, keys = self._services, self._ids, str(self.settings.keys_folder)
+        known = {str(each.service.key): each for each in services}
+
+        def resolve(namespace: str, name: str) -> ResolvedService | None:
+            served = known.get(f"{namespace}/{name}")
+            return resolved(served, keys) if served is not None else None
+
+        policy = self.settings.read_policy(resolve)
+        return gateway_config(with_clients(policy, self.settings), services, ids, keys)
+
+
+def with_clients(policy: RoutingConfig, settings: GatewaySettings) -> RoutingConfig:
+    """Return a policy that accepts the keys in the folder `teams`. Blocks.
+
+    Raises:
+        UserError: There is no such folder, and the policy accepts no other credentials.
+    """
+    folder = settings.keys_folder / TEAMS
+    if folder.is_dir():
+        return attrs.evolve(policy, auth=attrs.evolve(policy.auth, keys_folder=str(folder)))
+    if policy.auth.tokens is None and not settings.anonymous:
+        message = f"there is no folder {folder} with a file of keys for each team; mount a Secret there"
+        raise UserError(f"{message}, or serve clients without keys by --allow-anonymous", field="--keys-dir")
+    return policy
+
+
+@asynccontextmanager
+async def open_gateway(
+    client: Client, settings: GatewaySettings, *, connect: Connect, registry: CollectorRegistry, rng: random.Random
+) -> AsyncIterator[Router]:
+    """Run the front door's router; its handler serves all requests.
+
+    Args:
+        client: Client of the API server.
+        settings: Settings.
+        connect: Opens connections to engines and providers.
+        registry: Registry for its metrics.
+        rng: Source of weighted choices, delays and request IDs.
+
+    Raises:
+        UserError: The policy, or the folder of keys, cannot be used.
+    """
+    async with AsyncExitStack() as stack:
+        caches = [
+            await stack.enter_async_context(
+                open_object_caches(client, rng, namespace=namespace, kinds=(EndpointSlice,))
+            )
+            for namespace in settings.namespaces or (None,)
+        ]
+        directory = ClusterDirectory(caches)
+        current = _CurrentConfig(settings, directory)
+        router = await stack.enter_async_context(
+            open_router(
+                Source(current.load, current.stamp),
+                registry=registry,
+                utcnow=utcnow,
+                rng=rng,
+                connect=directory.connect_with(connect),
+                egress=settings.egress,
+                budgets_folder=settings.budgets_folder,
+                holds=Holds(directory),
+                https_proxy_pages=settings.https_proxy_pages,
+                needs_backend=False,
+            )
+        )
+        async with trio.open_nursery() as nursery:
+            for each in caches:
+                nursery.start_soon(_follow, each.changed, router)
+            yield router
+            nursery.cancel_scope.cancel(reason="the front door closes")
+
+
+async def _follow(changed: Mailbox[None], router: Router) -> Never:
+    """Compile the config again after each change of the objects."""
+    version = changed.version
+    while True:
+        await changed.wait_newer(version)
+        await trio.sleep(SETTLE_SECONDS)
+        version = changed.version
+        await router.live.reload_if_changed()

@@ -1,0 +1,67 @@
+"""The routing config of the front door: one backend for each service, and one for each of its engines.
+
+A policy is a compiled ModelRouter: its rules come first, and its backends have their own prices, regions and limits. A
+service that it does not name gets a backend with the name `NAMESPACE/NAME`.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import attrs
+
+from llmkube.base.http.message import netloc
+from llmkube.programs.gateway.engines import ServedService, engine_id
+from llmkube.router.config.compile_backend import ResolvedService, slots_of
+from llmkube.router.config.routing_config import Backend, RoutingConfig
+from llmkube.router.model_ids import ModelIds
+
+SERVICE_KEYS = "services"
+"""Folder of the keys of engines in the folder of keys; each file is named NAMESPACE.NAME."""
+
+
+def resolved(served: ServedService, keys_folder: str) -> ResolvedService:
+    """Return a service as a destination of requests."""
+    key, spec = served.service.key, served.service.spec
+    key_file = f"{keys_folder}/{SERVICE_KEYS}/{key.namespace}.{key.name}" if spec.api_key_secret_ref else ""
+    # the directory has the addresses of its engines, so the URL is only its name
+    url = f"http://{key.name}.{key.namespace}.svc/v1"
+    return ResolvedService.of(served.service, served.model, base_url=url, model=str(key), key_file=key_file)
+
+
+def gateway_config(
+    policy: RoutingConfig, services: Iterable[ServedService], ids: ModelIds, keys_folder: str
+) -> RoutingConfig:
+    """Return the config in which every id of a service leads to its engines, unless a rule of the policy matches."""
+    backends = dict(policy.backends)
+    owners: dict[str, list[Backend]] = {}
+    for each in policy.backends.values():
+        if not each.provider:
+            owners.setdefault(each.model, []).append(each)
+    short = {str(ids.services[name]): name for name in ids.names}
+    engines: dict[str, tuple[str, ...]] = {}
+    for served in services:
+        name = str(served.service.key)
+        if name not in owners:
+            known = attrs.asdict(resolved(served, keys_folder), recurse=False)
+            owners[name] = [Backend(name=name, model_id=short.get(name, name), local=True, **known)]
+        for backend in owners[name]:
+            parts = {each.name: each for each in _engines(backend, served)}
+            backends |= {backend.name: backend, **parts}
+            if parts:
+                engines[backend.name] = tuple(parts)
+    by_id = {model_id: owners[str(key)][0].name for model_id, key in ids.services.items()}
+    return attrs.evolve(policy, backends=backends, engines=engines, ids=by_id, ambiguous=ids.ambiguous)
+
+
+def _engines(backend: Backend, served: ServedService) -> Iterator[Backend]:
+    """Yield the engines of a backend."""
+    spec = served.service.spec
+    slots = 0 if spec.hosts is not None else slots_of(attrs.evolve(spec, replicas=1, autoscaling=None))
+    for number, origin in served.engines.items():
+        yield attrs.evolve(
+            backend,
+            name=f"{backend.name}#{number}",
+            engine=engine_id(served.service.key, number),
+            base_url=f"http://{netloc(origin)}/v1",
+            slots=slots,
+            is_replicated=False,
+        )
