@@ -6,6 +6,7 @@
 | an InferenceService | it, and the Models that it refers to or has referred to |
 | an EndpointSlice, a claim (Lease) of a host | it (the slice), and the service that it names |
 | the set of live hosts | everything |
+| the Lease of the front doors of a namespace | the services that it names |
 | a Deployment, Service, autoscaler, budget, PodMonitor, objective, HTTPRoute | the service that owns it |
 | an InferenceService, its slices | the routers that send requests to it |
 | a ConfigMap, Deployment, Service, NetworkPolicy, budget, pod of a router | the router |
@@ -19,6 +20,7 @@ from typing import Any, Final
 
 import attrs
 import structlog
+import trio
 
 from llmkube.controller.informer import Event
 from llmkube.controller.informers import claimed_service, models_of, owners_of
@@ -143,6 +145,11 @@ class PodEventHandlers:
     def on_job(self, event: Event[Job]) -> None:
         """Reconcile the Model of a Job."""
         self.context.queues.models.add_all(self.context.pods.jobs_by_model.values(event))
+
+    def on_gateway_lease(self, event: Event[Lease]) -> None:
+        """Reconcile the services that front doors need."""
+        wanted = self.context.wanted.observe(event.key, event.now, trio.current_time())
+        self.context.queues.services.add_all(wanted)
 
     def on_volume_claim(self, event: Event[PersistentVolumeClaim]) -> None:
         """Reconcile the service that owns a volume claim for weights, or else the Models of the claim's namespace."""

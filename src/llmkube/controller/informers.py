@@ -32,6 +32,7 @@ from llmkube.k8s.builtins import ConfigMap, EndpointSlice, Lease, PriorityClass,
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
+from llmkube.k8s.leases.wanted_services import GATEWAY_LABEL
 from llmkube.k8s.rbac import APPLY, LIST_AND_WATCH, Permission
 from llmkube.k8s.resource import Key, Object, controller_key, is_controlled_by
 from llmkube.k8s.wire.names import (
@@ -76,6 +77,7 @@ PERMISSIONS: Final = (
     # Objects of routers; the garbage collector deletes them.
     *(Permission(kind, LIST_AND_WATCH | APPLY | {"get"}) for kind in (ConfigMap, NetworkPolicy)),
     Permission(Pod, LIST_AND_WATCH),
+    Permission(Lease, LIST_AND_WATCH),  # of front doors, with their label
     Permission(PersistentVolumeClaim, LIST_AND_WATCH),  # for weights, with our label
     Permission(PriorityClass, LIST_AND_WATCH),  # unless --priority-class-prefix is given
 )
@@ -157,6 +159,7 @@ class PodInformers:
     config_maps: Informer[ConfigMap] = _informer(ConfigMap, OURS)
     network_policies: Informer[NetworkPolicy] = _informer(NetworkPolicy, OURS)
     routes: Informer[HTTPRoute] = _informer(HTTPRoute, OURS)
+    gateway_leases: Informer[Lease] = _informer(Lease, GATEWAY_LABEL)
     pods_by_service: Index[Pod, Label] = attrs.field(init=False)
     pods_by_job: Index[Pod, Key] = attrs.field(init=False)
     pods_by_router: Index[Pod, Label] = attrs.field(init=False)
@@ -196,6 +199,7 @@ class PodInformers:
             WatchedKind("PersistentVolumeClaims", FETCHES_WAIT, self.volume_claims.cache),
             WatchedKind("HorizontalPodAutoscalers", "spec.autoscaling has no effect", self.autoscalers.cache),
             WatchedKind("PodDisruptionBudgets", "spec.disruption has no effect", self.budgets.cache),
+            WatchedKind("Leases of front doors", "pods do not follow requests", self.gateway_leases.cache),
             WatchedKind("ConfigMaps of routers", ROUTERS_WAIT, self.config_maps.cache),
             WatchedKind("NetworkPolicies of routers", ROUTERS_WAIT, self.network_policies.cache),
         )

@@ -71,6 +71,7 @@ def _informer_tasks(context: Context) -> Iterator[Task]:
         yield _run(context, kind.informer, partial(pod_handlers.on_owned, kind))
     yield _run(context, pods.jobs, pod_handlers.on_job)
     yield _run(context, pods.pods, pod_handlers.on_pod)
+    yield _run(context, pods.gateway_leases, pod_handlers.on_gateway_lease)
     yield _run(context, pods.volume_claims, pod_handlers.on_volume_claim)
     if _needs_priority_classes(context):
         yield _run(context, pods.priority_classes, lambda _: context.enqueue_services())

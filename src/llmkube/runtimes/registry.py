@@ -14,7 +14,6 @@ from llmkube.k8s.codec import DecodeError, decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model, ModelSpec
 from llmkube.k8s.crd.pairing import METAL, MLX_RUNTIME, RUNTIMES, pod_mismatch
-from llmkube.k8s.crd.placement import ALWAYS
 from llmkube.k8s.fields import changed_paths
 from llmkube.runtimes.allowances import NO_ALLOWANCES, Allowances
 from llmkube.runtimes.arguments import CommandLine, flag_values, flags_in
@@ -161,8 +160,6 @@ def container_plan_for(
     config, given = _config(runtime, isvc)
     args = isvc.spec.extra_args
     line = CommandLine(flags_in(args), explicit=flag_values(args), escape=literal, honoured={*_ALWAYS, *honoured})
-    if isvc.spec.activation.mode == ALWAYS:  # pods are always loaded; the other fields have no effect
-        line.honoured.add("spec.activation.mode")
     if resources.on_gpu or hardware == "cpu":
         line.honoured.add("Model.spec.hardware.accelerator")
     builder = ContainerBuilder(

@@ -22,7 +22,7 @@ from llmkube.controller.render.labels import DIGEST
 from llmkube.controller.render.manifests import WantedPods, render_manifests
 from llmkube.controller.render.model_sources import cache_key, published_name
 from llmkube.controller.settings import Allowance, ControllerSettings
-from llmkube.controller.status.pod_service_status import desired_replicas
+from llmkube.controller.status.scale import desired_replicas
 from llmkube.controller.status.supply import choose_supply
 from llmkube.controller.writes.status_writer import PhaseChanges
 from llmkube.k8s.crd.model import Model

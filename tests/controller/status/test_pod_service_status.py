@@ -7,7 +7,7 @@ from controller.objects import NOW
 from controller.podcluster import open_pods
 from controller.podobjects import deployment_of, gpu_plan, plan, pod_service, unscheduled, waiting
 from llmkube.controller.settings import ControllerSettings
-from llmkube.controller.status.pod_service_status import ServiceFacts, assess_pods, derive_pod_status, desired_replicas
+from llmkube.controller.status.pod_service_status import ServiceFacts, assess_pods, derive_pod_status
 from llmkube.k8s.crd.definitions import crd_manifest
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.label_selectors import parse_selector
@@ -164,23 +164,6 @@ def test_waiting_for_a_gpu_reports_resource_and_position():
     assert "0/3 nodes" in status["schedulingMessage"]
     after = derived(pod_service(), SERVING, position=2)
     assert not {"queuePosition", "waitingFor", "schedulingStatus", "schedulingMessage"} & after.keys()
-
-
-@pytest.mark.parametrize(
-    ("spec", "live", "desired"),
-    [
-        ({"replicas": 3}, None, 3),
-        ({"replicas": 3}, 7, 3),
-        ({"replicas": 3, "suspend": True}, 7, 0),
-        ({"autoscaling": {"maxReplicas": 9}}, 7, 7),
-        ({"autoscaling": {"maxReplicas": 9}}, 0, 1),
-        ({"autoscaling": {"maxReplicas": 9, "minReplicas": 2}}, None, 2),
-        ({"autoscaling": {"maxReplicas": 9}, "replicas": 0}, 7, 0),
-    ],
-)
-def test_an_autoscaler_chooses_unless_the_service_is_stopped(spec, live, desired):
-    """The spec's count applies without an autoscaler; with one, its last choice, until the service is stopped."""
-    assert desired_replicas(pod_service(**spec), None if live is None else deployment_of(live)) == desired
 
 
 @pytest.mark.parametrize("given", [SERVING, ServiceFacts()], ids=["planned", "without a Model yet"])

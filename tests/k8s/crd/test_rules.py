@@ -5,6 +5,7 @@ from typing import Any
 import celpy
 import pytest
 
+from llmkube.k8s.crd.inferenceservice import InferenceServiceSpec
 from llmkube.k8s.crd.placement import Autoscaling
 from llmkube.k8s.crd.serving import SPECULATION_TYPES, SpeculativeDecoding
 from llmkube.k8s.fields import Rule
@@ -59,3 +60,14 @@ def test_every_method_can_be_used(method: str) -> None:
 def test_autoscaling_rule(minimum: int, maximum: int, broken: list[str]) -> None:
     """A floor above the ceiling is refused."""
     assert broken_rules(Autoscaling, {"minReplicas": minimum, "maxReplicas": maximum}) == broken
+
+
+@pytest.mark.parametrize(
+    ("activation", "is_valid"), [({}, False), ({"mode": "Always"}, False), ({"mode": "OnRequest"}, True)]
+)
+def test_no_replicas_need_requests_to_start_them(activation: dict[str, Any], is_valid: bool) -> None:
+    """A floor of 0 is refused unless the service is loaded on request; one of 1 needs nothing."""
+    spec = {"modelRef": "phi", "runtime": "llamacpp", "activation": activation}
+    floor = {"minReplicas": 0, "maxReplicas": 3}
+    assert (not broken_rules(InferenceServiceSpec, spec | {"autoscaling": floor})) == is_valid
+    assert broken_rules(InferenceServiceSpec, {"modelRef": "phi", "runtime": "llamacpp"}) == []

@@ -129,13 +129,6 @@ def test_the_endpoint_is_one_that_the_engine_has(spec, path):
     assert plan(of, **spec).endpoint_path == path
 
 
-def test_pods_are_always_loaded():
-    """Another activation than Always is reported, with its settings."""
-    assert plan(activation={"mode": "Always"}).not_honoured == ()
-    fields = {"mode": "OnRequest", "idleTimeout": "10m", "maxHold": "1m", "pin": True}
-    assert plan(activation=fields).not_honoured == tuple(f"spec.activation.{name}" for name in fields)
-
-
 def test_fields_that_the_caller_renders_are_not_reported():
     """A path covers the paths below it, and none that only shares its prefix."""
     spec = {"autoscaling": {"maxReplicas": 2}, "nodeSelector": {"a": "b"}, "priority": "high", "priorityClassName": "p"}

@@ -31,6 +31,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.leases.host_monitor import HostMonitor
+from llmkube.k8s.leases.wanted_services import WantedServices
 from llmkube.k8s.resource import Key
 from llmkube.runtimes.container.container_plan import ContainerPlan
 from llmkube.runtimes.plan import PlanError
@@ -75,6 +76,10 @@ class ServiceRecord:
         deferred_since: When the replacement of its pods began to wait for requests to end, in seconds of Trio's clock;
             None if nothing waits. After a restart of the controller the wait begins again.
         deferral_reason: The reason for that wait, as a sentence.
+        used_at: When a service that is loaded on request was last found to have requests, in seconds of Trio's clock;
+            None if it has no pods.
+        checked_at: When that was last checked.
+        usage: Counters of its engines' requests at that time.
         predecessors_labelled: Whether pods of an earlier controller have been searched for and labelled.
     """
 
@@ -83,6 +88,9 @@ class ServiceRecord:
     manifests: Memo[Manifests] = attrs.field(factory=Memo, init=False)
     deferred_since: float | None = attrs.field(default=None, init=False)
     deferral_reason: str = attrs.field(default="", init=False)
+    used_at: float | None = attrs.field(default=None, init=False)
+    checked_at: float = attrs.field(default=0.0, init=False)
+    usage: frozenset[str] | None = attrs.field(default=None, init=False)
     predecessors_labelled: bool = attrs.field(default=False, init=False)
 
     def clear_deferral(self) -> None:
@@ -195,6 +203,7 @@ class PodContext(Context):
         percents: Progress that the fetch Jobs report, in percent.
         health: Health of the backends of each router as its pods report it, by the backend's name.
         pruning: Namespaces in which a Job that removes folders is being created.
+        wanted: Services that front doors need now.
     """
 
     workloads: WorkloadSettings
@@ -205,6 +214,7 @@ class PodContext(Context):
     percents: dict[Key, int] = attrs.field(factory=dict, init=False)
     health: dict[Key, Mapping[str, BackendHealth]] = attrs.field(factory=dict, init=False)
     pruning: set[str] = attrs.field(factory=set, init=False)
+    wanted: WantedServices = attrs.field(factory=WantedServices, init=False)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()

@@ -16,17 +16,19 @@ import trio
 
 from llmkube.controller.reconcile.context import Context, GpuQueue, PodContext, QueuedService, WorkloadPlan
 from llmkube.controller.reconcile.models import ensure_service_claim
+from llmkube.controller.reconcile.pod_polling import seconds_idle
 from llmkube.controller.reconcile.rollout_gate import current_manifests, deployment_of, waits_for_idle
 from llmkube.controller.reconcile.workload_plans import has_to_fetch, plan_workload, priority_obstacle
+from llmkube.controller.render.labels import PATCHED
 from llmkube.controller.render.manifests import group_name, objective_name, objective_obstacle
 from llmkube.controller.render.storage import Weights, names_own_cache
 from llmkube.controller.status.pod_service_status import (
     ServiceFacts,
     assess_pods,
     derive_pod_status,
-    desired_replicas,
     wanted_gpus,
 )
+from llmkube.controller.status.scale import activation_obstacle, goes_to_zero, is_patched, next_replicas
 from llmkube.controller.status.service_status import (
     WAITING_FOR_GPU,
     HostPart,
@@ -46,6 +48,8 @@ from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, HOST_LABEL, service
 from llmkube.k8s.wire.times import timestamp
 from llmkube.k8s.workloads import LeaderWorkerSet
 from llmkube.runtimes.container.container_plan import ContainerPlan
+
+log = structlog.get_logger()
 
 
 @attrs.frozen(eq=False)
@@ -126,10 +130,9 @@ class PodServices:
         await ensure_service_claim(self.context, service, weights)
         if wanted.autoscaler is None:
             await owned.autoscalers.remove(key, uid)  # first, or it would undo the scaling below
-        if self.context.records[key].deferred_since is not None:
-            await self._scale(service)
-        else:
+        if self.context.records[key].deferred_since is None:
             await self._replace_workload(service, wanted.deployment, group=plan.group is not None)
+        await self._scale(service, plan)
         await owned.kubernetes_services.ensure(wanted.kubernetes_service)
         if wanted.autoscaler is not None and owned.autoscalers.informer.is_known:
             await owned.autoscalers.ensure(wanted.autoscaler)
@@ -151,7 +154,13 @@ class PodServices:
             await owned.groups.ensure(manifest)
             return
         await self.context.optional.apply(owned.groups, None, named, uid)
+        patched = is_patched(service)
+        live = owned.deployments.get(key) if deployment_of(self.context, service) is not None else None
+        if patched and live is not None and PATCHED not in live.metadata.annotations:
+            await owned.deployments.hand_over_replicas(live, live.spec.replicas)
         await owned.deployments.ensure(manifest)
+        if patched and live is None:  # created with a number of pods, which is handed over next
+            self.context.queues.services.add_nowait(key)
 
     async def _keep_current_pods(self, service: InferenceService) -> None:
         """Retain the pods of an earlier spec while the new spec cannot be applied, but still scale and suspend them."""
@@ -164,16 +173,26 @@ class PodServices:
             await self.context.owned.autoscalers.remove(service.key, service.metadata.uid)
         await self._scale(service)
 
-    async def _scale(self, service: InferenceService) -> None:
-        """Set the replicas of a Deployment, and change nothing else in it."""
-        live = deployment_of(self.context, service)
+    async def _scale(self, service: InferenceService, plan: ContainerPlan | None = None) -> None:
+        """Set the number of a service's pods if it differs, and change nothing else.
+
+        Without a plan, nothing is known of its engines' requests, and none is stopped for being idle.
+        """
+        live, key = deployment_of(self.context, service), service.key
         if live is None:
             return
-        replicas = desired_replicas(service, live)
-        if live.spec.replicas != replicas:
-            version = {"resourceVersion": live.metadata.resource_version}
-            patch = {"metadata": version, "spec": {"replicas": replicas}}
-            await self.context.client.patch(type(live), live.key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
+        idle_seconds = 0.0
+        if plan is not None and goes_to_zero(service):
+            idle_seconds = await seconds_idle(self.context, service, plan, live.spec.replicas)
+        wanted = self.context.wanted.wants(key, trio.current_time())
+        replicas = next_replicas(service, live.spec.replicas, wanted=wanted, idle_seconds=idle_seconds)
+        if live.spec.replicas == replicas:
+            return
+        log.info("service scaled", service=str(key), before=live.spec.replicas, after=replicas, wanted=wanted)
+        if isinstance(live, LeaderWorkerSet):
+            await self.context.owned.groups.scale(live, replicas)
+        else:
+            await self.context.owned.deployments.scale(live, replicas)
 
     def _ignored_fields(self, service: InferenceService, plan: ContainerPlan | None) -> tuple[str, ...]:
         """Return the fields that have no effect because the cluster or the engine lacks what they need."""
@@ -192,6 +211,7 @@ class PodServices:
         if spec.endpoint.gateway is not None and spec.endpoint.gateway.enabled:
             there = pods.routes.is_known
             found.append("" if there else "spec.endpoint.gateway (the Gateway API is not installed)")
+        found.append(activation_obstacle(service, plan))
         if waits_for_idle(service) and plan is not None and not plan.busy_metrics:
             found.append(f"spec.rolloutPolicy.waitForIdle ({plan.runtime} has no metric for requests in flight)")
         if plan is not None and plan.resources.shared and not self.context.workloads.shared_gpu_selector:
@@ -303,9 +323,6 @@ class ServiceReconciler:
             now=now,
         )
         await writer.write(cached, status, extra={"lastUpdated": timestamp(now)})
-
-
-log = structlog.get_logger()
 
 
 @attrs.frozen(eq=False)

@@ -18,13 +18,18 @@ from llmkube.controller.render.jobs import PROGRESS_PORT
 from llmkube.controller.render.router_objects import ADMIN_PORT
 from llmkube.controller.status.job_result import finished_at
 from llmkube.controller.status.router_status import BackendHealth
+from llmkube.controller.status.scale import idle_timeout
+from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key, controller_key
 from llmkube.k8s.workloads import Pod
-from llmkube.runtimes.container.container_plan import ContainerPlan, requests_in_flight
+from llmkube.runtimes.container.container_plan import ContainerPlan, request_counters, requests_in_flight
 
 QUERY_SECONDS: Final = 5.0
 QUERY_INTERVAL_SECONDS: Final = 10.0
+IDLE_POLL_SECONDS: Final = 5.0
+"""Longest interval between checks whether pods have requests, if they are stopped or replaced once they have none."""
+
 MAX_CONCURRENT_QUERIES: Final = 16
 """Limit of concurrent queries; a pod that does not answer takes five seconds."""
 
@@ -42,7 +47,16 @@ async def are_idle(plan: ContainerPlan, pods: Iterable[Pod]) -> bool:
     Each pod is queried at its own port, since the pods may still be those of an earlier plan with another port. All are
     queried at once, within `QUERY_SECONDS`: one after the other, ten slow pods would outlast the reconcile.
     """
+    return await read_usage(plan, pods) is not None
+
+
+async def read_usage(plan: ContainerPlan, pods: Iterable[Pod]) -> frozenset[str] | None:
+    """Return the counters of all requests so far of the running pods; None as `are_idle` is False.
+
+    Two equal values prove that the same pods have had no request in between.
+    """
     busy: list[Pod] = []
+    counters = set[str]()
 
     async def query(pod: Pod) -> None:
         port = metrics_port(plan, pod)
@@ -50,12 +64,34 @@ async def are_idle(plan: ContainerPlan, pods: Iterable[Pod]) -> bool:
         if requests_in_flight(text, plan.busy_metrics) != 0:  # unknown (None) and NaN count as busy
             busy.append(pod)
             nursery.cancel_scope.cancel(reason="a busy pod found")
+        counters.update(f"{pod.metadata.uid} {line}" for line in request_counters(text, plan.busy_metrics))
 
     async with trio.open_nursery() as nursery:
         for pod in pods:
             if pod.is_running:
                 nursery.start_soon(query, pod)
-    return not busy
+    return None if busy else frozenset(counters)
+
+
+async def seconds_idle(context: PodContext, service: InferenceService, plan: ContainerPlan, replicas: int) -> float:
+    """Return for how long a service that is loaded on request has had none; 0 if that is not known.
+
+    The service is reconciled again when its engines are to be queried next.
+    """
+    record, key, now = context.records[service.key], service.key, trio.current_time()
+    cache = context.pods.gateway_leases.cache
+    if not replicas or not plan.busy_metrics or not cache.synced.is_set() or cache.refusal:
+        record.used_at = None
+        return 0.0
+    interval = min(IDLE_POLL_SECONDS, idle_timeout(service) / 4)
+    if record.used_at is None or now >= record.checked_at + interval / 2:
+        usage = None if context.wanted.wants(key, now) else await read_usage(plan, context.pods.pods_of_service(key))
+        record.checked_at = trio.current_time()
+        if record.used_at is None or usage is None or usage != record.usage:
+            record.used_at = record.checked_at
+        record.usage = usage
+    context.queues.services.add_after(key, interval)
+    return record.checked_at - record.used_at
 
 
 def metrics_port(plan: ContainerPlan, pod: Pod) -> int | None:

@@ -12,19 +12,18 @@ Pods are replaced by a change of their template, never one by one, so that the D
 import datetime
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
 
 import attrs
 import trio
 
 from llmkube.controller.reconcile.context import PodContext
-from llmkube.controller.reconcile.pod_polling import are_idle
+from llmkube.controller.reconcile.pod_polling import IDLE_POLL_SECONDS, are_idle
 from llmkube.controller.reconcile.workload_plans import find_prefix
 from llmkube.controller.render.drain import IDLE_TIMEOUT_SECONDS, RetainedSettings
 from llmkube.controller.render.labels import DRAIN_SECONDS, OUR_IMAGE, RESTARTED, TEMPLATE
 from llmkube.controller.render.manifests import Manifests, WantedPods, group_name, render_manifests
 from llmkube.controller.render.storage import Weights
-from llmkube.controller.status.pod_service_status import desired_replicas
+from llmkube.controller.status.scale import desired_replicas, is_patched
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key, is_controlled_by
 from llmkube.k8s.wire.times import parse_timestamp, timestamp
@@ -63,10 +62,6 @@ def seconds_until_max_age(
     if lifetime is None or not settled or not known:
         return None
     return max(lifetime - (now - min(known)).total_seconds(), 0.0)
-
-
-IDLE_POLL_SECONDS: Final = 5.0
-"""Interval between checks whether pods that are to be replaced have requests."""
 
 
 async def current_manifests(
@@ -129,7 +124,8 @@ def _manifests(
     """Return the objects of a service, rendered again only if one of their inputs has changed."""
     live = deployment_of(context, service)
     replicas = desired_replicas(service, live)
-    pods = WantedPods(replicas, weights, live is None or is_loading(live, replicas), restarted)
+    rendered = None if live is not None and is_patched(service) else replicas  # a new Deployment would have 1 pod
+    pods = WantedPods(rendered, weights, live is None or is_loading(live, replicas), restarted)
     retained = _retained_settings(live)
     if retained is not None and plan.key_check is not None:  # the key proxy is always upgraded with LLMKube
         retained = attrs.evolve(retained, image=context.workloads.image)

@@ -38,6 +38,9 @@ OUR_IMAGE: Final = "inference.llmkube.dev/llmkube-image"
 DRAIN_SECONDS: Final = "inference.llmkube.dev/drain-seconds"
 """Annotation of a Deployment with the drain limit of its pods, in seconds; a new limit alone replaces no pods."""
 
+PATCHED: Final = "inference.llmkube.dev/replicas-patched"
+"""Annotation of a Deployment whose manifest does not contain the number of pods: another write sets it."""
+
 OUR_LABELS: Final[Mapping[str, str]] = MappingProxyType(
     {MANAGED_BY: CONTROLLER_FIELD_MANAGER, "app.kubernetes.io/part-of": "llmkube"}
 )

@@ -16,6 +16,7 @@ from llmkube.controller.render.labels import (
     DRAIN_SECONDS,
     MODEL_LABEL,
     OUR_IMAGE,
+    PATCHED,
     RESTARTED,
     RUNTIME_LABEL,
     TEMPLATE,
@@ -256,13 +257,13 @@ class WantedPods:
     """Parameters of a service's pods beyond the plan of their container.
 
     Attributes:
-        replicas: Number of pods.
+        replicas: Number of pods; None if the manifest must not contain it.
         weights: Location of the weights of the Model and of its draft.
         starting: Some pods are not ready yet.
         restarted: Time of the last replacement of pods that had reached their maximum age; a new time replaces them.
     """
 
-    replicas: int = 1
+    replicas: int | None = 1
     weights: Weights = Weights()
     starting: bool = False
     restarted: str = ""
@@ -334,7 +335,7 @@ def deployment(
     if pods.restarted:
         template["metadata"].setdefault("annotations", {})[RESTARTED] = pods.restarted
     spec: dict[str, Any] = {
-        "replicas": pods.replicas,
+        **({"replicas": pods.replicas} if pods.replicas is not None else {}),
         "selector": {"matchLabels": pod_selector(service)},
         "strategy": {"type": "RollingUpdate", "rollingUpdate": surge},
         "progressDeadlineSeconds": PROGRESS_SECONDS,
@@ -344,13 +345,15 @@ def deployment(
     resource, name, digested = Deployment.RESOURCE, service.key.name, template
     if plan.group is not None:
         worker = pod_template(service, worker_plan(plan), *volumes, settings, drain_seconds=retained.drain_seconds)
-        spec = group_spec(service, template, worker, replicas=pods.replicas)
+        spec = group_spec(service, template, worker, replicas=pods.replicas or 0)
         resource, name, digested = LeaderWorkerSet.RESOURCE, group_name(name), spec["leaderWorkerTemplate"]
     manifest = service_manifest(resource, service, plan.runtime, spec, name=name)
     manifest["metadata"]["annotations"][TEMPLATE] = digest(digested)
     manifest["metadata"]["annotations"] |= {OUR_IMAGE: retained.image, DRAIN_SECONDS: str(retained.drain_seconds)}
     if pods.restarted:
         manifest["metadata"]["annotations"][RESTARTED] = pods.restarted
+    if pods.replicas is None:
+        manifest["metadata"]["annotations"][PATCHED] = "true"
     return manifest
 
 
@@ -366,7 +369,8 @@ _DEFAULT_TARGET: Final = "2"
 def autoscaler(service: InferenceService, plan: ContainerPlan) -> dict[str, Any] | None:
     """Return the autoscaler of a service; None if it has none, is suspended, or has no metric to scale on.
 
-    A suspended service has none, because the autoscaler's minimum of 1 would create the pods again.
+    A suspended service has none, because the autoscaler's minimum of 1 would create the pods again. While there are 0
+    pods until a request needs one, the autoscaler leaves them alone: Kubernetes does not scale from 0 by default.
     """
     scaling = service.spec.autoscaling
     metrics = scaling_metrics(service, plan)
@@ -374,7 +378,7 @@ def autoscaler(service: InferenceService, plan: ContainerPlan) -> dict[str, Any]
         return None
     spec = {
         "scaleTargetRef": {**Deployment.RESOURCE.type_meta, "name": service.key.name},
-        "minReplicas": scaling.min_replicas,
+        "minReplicas": max(1, scaling.min_replicas),
         "maxReplicas": scaling.max_replicas,
         "metrics": metrics,
     }

@@ -8,6 +8,7 @@ The first matching row applies; `ready` is the number of ready pods, of any gene
 | the Model does not exist, nothing is ready | Pending | ModelNotFound |
 | the spec cannot be run in pods, nothing is ready | Failed | Invalid, NotAllowed |
 | an object of that name has another owner, nothing is ready | Failed; Pending if it is being deleted | NameTaken |
+| 0 pods until a request needs them, and the Model is Ready | Idle | Idle |
 | 0 replicas desired | Stopped, or Progressing while something is still ready | ManuallyScaledToZero, Creating |
 | ready ≥ desired, all pods are of the newest template, and the Model is Ready | Ready | InferenceReady |
 | the Model is not Ready, and no pod waits for it | Failed or Pending; Progressing while old pods are ready | its |
@@ -34,6 +35,7 @@ from llmkube.controller.render.labels import RUNTIME_LABEL, pod_selector
 from llmkube.controller.render.manifests import is_accepted
 from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.status.pods import shortage_message, trouble_of
+from llmkube.controller.status.scale import desired_replicas, goes_to_zero
 from llmkube.controller.status.service_status import (
     WAITING_FOR_GPU,
     HostPart,
@@ -58,6 +60,9 @@ from llmkube.runtimes.container.container_plan import ContainerPlan
 
 ROLLOUT_DEFERRED: Final = "RolloutDeferred"
 
+_IDLE: Final = (
+    "no pod runs until a request needs one: requests at the front door wait for it, those at the Service are refused"
+)
 _POD_SECURITY: Final = re.compile(r'violates PodSecurity "([a-z]+):[^"]*": (.*)', re.DOTALL)
 """The API server's message when a namespace's Pod Security standard forbids a pod."""
 
@@ -99,18 +104,6 @@ class ServiceFacts:
         return shortage_message(self.pods, self.plan.resources.gpu_resource) if self.plan else ""
 
 
-def desired_replicas(service: InferenceService, deployment: Workload | None) -> int:
-    """Return the desired number of pods: the autoscaler's, if there is one."""
-    if service.spec.suspend or not service.spec.replicas:
-        return 0
-    scaling = service.spec.autoscaling
-    if scaling is None:
-        return service.spec.replicas
-    if deployment is not None and deployment.spec.replicas:
-        return deployment.spec.replicas
-    return max(service.spec.replicas, scaling.min_replicas)
-
-
 def count_pods(service: InferenceService, deployment: Workload | None) -> Replicas:
     """Return the numbers of pods from the Deployment's status."""
     desired = desired_replicas(service, deployment)
@@ -132,9 +125,12 @@ def assess_pods(service: InferenceService, facts: ServiceFacts) -> Verdict:
             return Verdict("Failed", facts.refusal_reason, facts.refusal)
         if facts.obstacle:
             return Verdict("Pending" if facts.transient else "Failed", Reason.NAME_TAKEN, facts.obstacle)
+    model = facts.model or missing_model_verdict(service)
+    if not desired and goes_to_zero(service) and service.spec.replicas and not ready:
+        is_loadable = model.phase == "Ready"
+        return Verdict("Idle", Reason.IDLE, _IDLE) if is_loadable else _assess_start(facts, model, desired, ready)
     if not desired:
         return stopped_verdict(ready)
-    model = facts.model or missing_model_verdict(service)
     if ready >= desired and model.phase == "Ready" and _is_rolled_out(facts):
         return Verdict("Ready", Reason.INFERENCE_READY, f"{ready} of {desired} replicas ready")
     return _assess_start(facts, model, desired, ready)

@@ -55,7 +55,10 @@ REFUSED: Final = (NameTakenError, BadRequestError, ForbiddenError, InvalidError,
 Only the API server knows all rules of a spec, quotas and admission webhooks. The status of the owner shows the error.
 """
 
-_PRESERVED_MANAGERS: Final = frozenset({"kube-controller-manager", "kubelet", "kube-scheduler"})
+SCALER: Final = "llmkube-scaler"
+"""Field manager of the controller's writes of a number of pods that its manifest does not contain."""
+
+_PRESERVED_MANAGERS: Final = frozenset({"kube-controller-manager", "kubelet", "kube-scheduler", SCALER})
 """Field managers whose fields are retained when an object is taken over."""
 
 REFUSED_RETRY_SECONDS: Final = 60.0
@@ -176,6 +179,32 @@ class OwnedObjects(Generic[T]):
         patch = {"metadata": {"resourceVersion": live.metadata.resource_version, "labels": labels}}
         labelled = await self.client.patch(self.kind, key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
         self._records[key] = _Record({}, labelled, is_write_response=True)  # `get` returns it before the cache has it
+
+    async def scale(self, live: T, replicas: int) -> T:
+        """Set the number of pods of exactly this version of a workload, and change nothing else in it.
+
+        Raises:
+            ConflictError: The object has changed in the meantime; reconcile again.
+        """
+        patch = {"metadata": {"resourceVersion": live.metadata.resource_version}, "spec": {"replicas": replicas}}
+        return self._note(await self.client.patch(self.kind, live.key, patch, field_manager=SCALER))
+
+    async def hand_over_replicas(self, live: T, replicas: int) -> T:
+        """Own the present number of pods by another field manager too, before our manifest ceases to contain it.
+
+        A field that no manager owns any more is removed, and would be set to its default of 1. A patch does not
+        suffice: one that leaves the value as it is changes no owner.
+        """
+        seen = live.metadata
+        metadata = {"name": seen.name, "namespace": seen.namespace, "resourceVersion": seen.resource_version}
+        body = {"metadata": metadata, "spec": {"replicas": replicas}}
+        return self._note(await self.client.apply(self.kind, body, field_manager=SCALER))
+
+    def _note(self, live: T) -> T:
+        """Record the response to a write beside our manifest; return it."""
+        last = self._records.get(live.key)
+        self._records[live.key] = _Record(last.manifest if last is not None else {}, live, is_write_response=True)
+        return live
 
     async def ensure_or_remove(self, manifest: dict[str, Any] | None, key: Key, owner_uid: str) -> None:
         """Create or update the object by its manifest, or delete this owner's if there is none."""

@@ -60,6 +60,12 @@ class InferenceServiceSpec(Wired):
             "!has(self.maxPodLifetimeIdleTimeoutSeconds) || has(self.maxPodLifetimeSeconds)",
             "maxPodLifetimeIdleTimeoutSeconds needs maxPodLifetimeSeconds",
         ),
+        Rule(
+            "!has(self.autoscaling) || self.autoscaling.minReplicas > 0 || (has(self.activation) &&"
+            " has(self.activation.mode) && self.activation.mode == 'OnRequest')",
+            "minReplicas 0 needs activation.mode OnRequest: only requests start pods again",
+            ".autoscaling.minReplicas",
+        ),
     )
 
     # Model and engine
@@ -92,7 +98,7 @@ class InferenceServiceSpec(Wired):
     priority_class_name: str | None = field(
         "PriorityClass of the pods, one that the operator allows; overrides priority for them.", rendered=True
     )
-    activation: Activation = field("Loading on request.", Activation)
+    activation: Activation = field("Loading on request.", Activation, rendered=True)
     eviction_protection: bool = field("Whether the service is exempt from eviction under memory pressure.", False)
 
     # llama.cpp: context and slots

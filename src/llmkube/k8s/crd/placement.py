@@ -229,7 +229,7 @@ class Autoscaling(Wired):
 
     RULES: ClassVar = (Rule("self.minReplicas <= self.maxReplicas", "minReplicas must not exceed maxReplicas"),)
     max_replicas: int = field("Maximum replica count.", REQUIRED, minimum=1, maximum=100)
-    min_replicas: int = field("Minimum replica count.", 1, minimum=1, maximum=10)
+    min_replicas: int = field("Minimum replica count; 0 needs activation.mode OnRequest.", 1, minimum=0, maximum=10)
     metrics: tuple[ScalingMetric, ...] = field(
         "Metrics to scale on; defaults to the runtime's queue metric.", (), max_items=16
     )
@@ -237,14 +237,16 @@ class Autoscaling(Wired):
 
 @attrs.frozen(kw_only=True)
 class Activation(Wired):
-    """When the model is loaded, and when it is unloaded; only on hosts."""
+    """When the model is loaded, and when it is unloaded: in pods, when there are pods and when there are none."""
 
     mode: str | None = field(
-        "Whether the model is loaded always, or when a request needs it; defaults to the host's setting.",
+        "Whether the model is loaded always, or when a request needs it; defaults to the host's setting, in pods to "
+        "Always.",
         enum=ACTIVATION_MODES,
     )
     idle_timeout: str | None = field(
-        "Time without requests after which the model is unloaded, such as 10m; unset unloads it only for memory.",
+        "Time without requests after which the model is unloaded, such as 10m; unset unloads it on hosts only for "
+        "memory, in pods after 10m.",
         **_TIME,
     )
     max_hold: str | None = field(

@@ -7,6 +7,7 @@ depends on the runtime, so that the renderer need not distinguish runtimes.
 import hashlib
 import json
 import posixpath
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -363,6 +364,16 @@ def requests_in_flight(metrics: str, names: Iterable[str]) -> float | None:
         if not found:
             return None
     return total
+
+
+def request_counters(metrics: str, names: Iterable[str]) -> list[str]:
+    """Return the lines of an engine's counters, with their values; arguments as `requests_in_flight`.
+
+    These are the series `…_total` and `…_count` with its own prefix; those of its process grow while it is idle.
+    """
+    prefixes = tuple({re.split(r"(?<=[:_])", name, maxsplit=1)[0] for name in names})
+    lines = (line for line in metrics.splitlines() if prefixes and line.startswith(prefixes))
+    return [line for line in lines if re.split(r"[ {]", line, maxsplit=1)[0].endswith(("_total", "_count"))]
 
 
 def _is_in(word: str, *placeholders: Placeholder) -> bool:
