@@ -14,6 +14,7 @@ from charts.chart_tools import COMMAND, find_tool
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "llmkube"
 EVERYTHING = Path(__file__).with_name("everything.yaml")
+GATEWAY = EVERYTHING.with_name("gateway.yaml")
 OPENSHIFT = CHART / "values-openshift.yaml"
 
 REPOSITORY = "team/llmkube"
@@ -40,6 +41,7 @@ VARIANTS: Mapping[str, tuple[str, ...]] = {
         *("-f", str(EVERYTHING), "-f", str(OPENSHIFT)),
         *("--set", "metrics.serviceMonitor.enabled=false,metrics.podMonitor.enabled=true"),
     ),
+    "gateway": ("-f", str(GATEWAY)),
     "one-namespace": ("--set", "controller.namespace=ml,agents.rbac=true,agents.secrets={*}"),
     "bare": (
         *("--set", "crds.install=false,rbac.create=false,agents.policies=false,priorityClasses.enabled=false"),

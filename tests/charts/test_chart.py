@@ -43,6 +43,7 @@ pytestmark = pytest.mark.ci
 KINDS = {
     "apps/v1": ["Deployment"],
     "admissionregistration.k8s.io/v1": ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"],
+    "autoscaling/v2": ["HorizontalPodAutoscaler"],
     "coordination.k8s.io/v1": ["Lease"],
     "networking.k8s.io/v1": ["NetworkPolicy"],
     "policy/v1": ["PodDisruptionBudget"],
@@ -62,7 +63,8 @@ def validate(manifest):
     from kubernetes.client import models  # 3 s of processor, which collecting does without
 
     assert manifest["kind"] in KINDS[manifest["apiVersion"]]
-    getattr(models, f"V1{manifest['kind']}").model_validate(manifest)
+    version = manifest["apiVersion"].rpartition("/")[2].capitalize()
+    getattr(models, f"{version}{manifest['kind']}").model_validate(manifest)
 
 
 rendered = cache(lambda variant: render(*VARIANTS[variant]))
@@ -134,9 +136,9 @@ def test_no_object_goes_astray(variant):
     clusterwide = ("ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "PriorityClass", *POLICIES)
     for each in rendered(variant):
         namespace = each["metadata"].get("namespace")
-        served = variant == "one-namespace" and each["kind"] in ("Role", "RoleBinding")
+        served = variant in ("one-namespace", "gateway") and each["kind"] in ("Role", "RoleBinding")
         assert (namespace is None) == (each["kind"] in clusterwide), each["metadata"]
-        assert namespace in (None, NAMESPACE) or (served and namespace == "ml")
+        assert namespace in (None, NAMESPACE) or (served and namespace in ("ml", "chat"))
 
 
 # -- values -----------------------------------------------------------------------------------------------------------
@@ -296,7 +298,7 @@ def test_the_definitions_are_those_of_the_classes():
     assert (CHART / "files" / "crds.yaml").read_text() == printed("crds")
 
 
-@pytest.mark.parametrize("program", ["agent", "controller"])
+@pytest.mark.parametrize("program", ["agent", "controller", "gateway"])
 @pytest.mark.parametrize(("scope", "args"), [("cluster", ("-A",)), ("namespace", ("-n", "@SERVED_NAMESPACE@"))])
 def test_the_roles_are_those_of_the_programs(program, scope, args):
     """files/rbac is what `make manifests` would write now: if this fails, run it."""

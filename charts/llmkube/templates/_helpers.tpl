@@ -56,6 +56,35 @@ app.kubernetes.io/component: controller
 {{- toYaml (merge $ours .Values.controller.podLabels .Values.commonLabels) }}
 {{- end }}
 
+{{- define "llmkube.gateway" -}}
+{{ include "llmkube.fullname" . }}-gateway
+{{- end }}
+
+{{- define "llmkube.gatewayAccount" -}}
+{{- default (include "llmkube.gateway" .) .Values.gateway.serviceAccount.name }}
+{{- end }}
+
+{{- define "llmkube.gatewaySelector" -}}
+{{- toYaml (set (include "llmkube.selector" . | fromYaml) "app.kubernetes.io/component" "gateway") }}
+{{- end }}
+
+{{/* Labels of the front door's objects and, without the chart's version, of its pods. */}}
+{{- define "llmkube.gatewayLabels" -}}
+{{- toYaml (merge (include "llmkube.gatewaySelector" . | fromYaml) (include "llmkube.labels" . | fromYaml)) }}
+{{- end }}
+
+{{- define "llmkube.gatewayPodLabels" -}}
+{{- $ours := include "llmkube.gatewaySelector" . | fromYaml }}
+{{- $_ := set $ours "app.kubernetes.io/part-of" "llmkube" }}
+{{- toYaml (merge $ours .Values.gateway.podLabels .Values.commonLabels) }}
+{{- end }}
+
+{{/* The namespaces that the front door serves, as a JSON list; empty: all. */}}
+{{- define "llmkube.gatewayNamespaces" -}}
+{{- $own := without (list .Values.controller.namespace) "" }}
+{{- toJson (default $own .Values.gateway.namespaces) }}
+{{- end }}
+
 {{- define "llmkube.noImage" -}}
 image.repository is empty, and LLMKube publishes no image. From a clone of its sources, build and push one, and package the chart with it:
   docker buildx build --push --build-arg BASE=python:3.13-slim@sha256:... -t REGISTRY/llmkube:{{ .Chart.AppVersion }} .
