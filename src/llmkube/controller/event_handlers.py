@@ -5,6 +5,7 @@
 | a Model | it, and the services that refer to it |
 | an InferenceService | it, and the Models that it refers to or has referred to |
 | an EndpointSlice, a claim (Lease) of a host | it (the slice), and the service that it names |
+| a GPUQuota, the labels of a namespace | the quotas, and the services whose permission to use GPUs changes |
 | the set of live hosts | everything |
 | the Lease of the front doors of a namespace | the services that it names |
 | a Deployment, Service, autoscaler, budget, PodMonitor, objective, HTTPRoute | the service that owns it |
@@ -27,11 +28,13 @@ from llmkube.controller.informers import claimed_service, models_of, owners_of
 from llmkube.controller.reconcile.context import Context, PodContext
 from llmkube.controller.status.job_result import is_inspected
 from llmkube.controller.writes.owned_objects import OwnedObjects
-from llmkube.k8s.builtins import EndpointSlice, Lease
+from llmkube.k8s.builtins import EndpointSlice, Lease, Namespace
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
+from llmkube.k8s.crd.sharing import GPUQuota
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import QUEUE_LABEL
 from llmkube.k8s.workloads import Job, PersistentVolumeClaim, Pod
 
 USERS_SETTLE_SECONDS: Final = 0.2
@@ -73,7 +76,8 @@ def _identity(obj: Model | InferenceService) -> tuple[str, int]:
 
 
 def _state(obj: Model | InferenceService) -> tuple[object, ...]:
-    return obj.status, obj.metadata.deletion_timestamp, obj.metadata.finalizers
+    meta = obj.metadata
+    return obj.status, meta.deletion_timestamp, meta.finalizers, meta.labels.get(QUEUE_LABEL)
 
 
 @attrs.frozen(eq=False)
@@ -111,6 +115,11 @@ class EventHandlers:
         """Reconcile a router."""
         self.context.queues.routers.add_nowait(event.key)
 
+    def on_quota(self, event: Event[GPUQuota]) -> None:
+        """Reconcile a quota, unless the change is our own status write."""
+        if event.now is None or not self.context.quotas.is_own(event.now):
+            self.context.queues.quotas.add_nowait(event.key)
+
     def on_slice(self, event: Event[EndpointSlice]) -> None:
         """Reconcile a slice, and the service whose endpoints it lists."""
         self.context.queues.slices.add_nowait(event.key)
@@ -141,6 +150,12 @@ class PodEventHandlers:
             return
         self._enqueue_services_of(event)
         self.context.queues.routers.add_all(owners_of(ModelRouter, event.before, event.now))
+
+    def on_namespace(self, event: Event[Namespace]) -> None:
+        """Reconcile all quotas after a change of the labels that their selectors match."""
+        labels = [one.metadata.labels if one is not None else None for one in (event.before, event.now)]
+        if labels[0] != labels[1]:
+            self.context.enqueue_quotas()
 
     def on_job(self, event: Event[Job]) -> None:
         """Reconcile the Model of a Job."""

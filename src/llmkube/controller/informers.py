@@ -28,10 +28,11 @@ from llmkube.controller.informer import (
     WatchedKind,
 )
 from llmkube.controller.render.labels import OURS, ROUTER_LABEL
-from llmkube.k8s.builtins import ConfigMap, EndpointSlice, Lease, PriorityClass, Service
+from llmkube.k8s.builtins import ConfigMap, EndpointSlice, Lease, Namespace, PriorityClass, Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
+from llmkube.k8s.crd.sharing import GPUQuota
 from llmkube.k8s.leases.wanted_services import GATEWAY_LABEL
 from llmkube.k8s.rbac import APPLY, LIST_AND_WATCH, Permission
 from llmkube.k8s.resource import Key, Object, controller_key, is_controlled_by
@@ -79,6 +80,8 @@ PERMISSIONS: Final = (
     Permission(Pod, LIST_AND_WATCH),
     Permission(Lease, LIST_AND_WATCH),  # of front doors, with their label
     Permission(PersistentVolumeClaim, LIST_AND_WATCH),  # for weights, with our label
+    Permission(GPUQuota, LIST_AND_WATCH),
+    Permission(Namespace, LIST_AND_WATCH),  # for the selectors of GPUQuotas
     Permission(PriorityClass, LIST_AND_WATCH),  # unless --priority-class-prefix is given
 )
 
@@ -97,6 +100,7 @@ class Informers:
     models: Informer[Model] = _informer(Model)
     services: Informer[InferenceService] = _informer(InferenceService)
     routers: Informer[ModelRouter] = _informer(ModelRouter)
+    quotas: Informer[GPUQuota] = _informer(GPUQuota)
     slices: Informer[EndpointSlice] = _informer(EndpointSlice, AGENTS)
     host_claims: Informer[Lease] = _informer(Lease, CLAIM_LABEL)
     services_by_model: Index[InferenceService, Key] = attrs.field(init=False)
@@ -138,6 +142,7 @@ class Informers:
             WatchedKind("EndpointSlices of hosts", HOSTS_WAIT, self.slices.cache),
             WatchedKind("Leases by which hosts claim services", HOSTS_WAIT, self.host_claims.cache),
             WatchedKind("ModelRouters", "their status is not updated", self.routers.cache),
+            WatchedKind("GPUQuotas", "they are not enforced", self.quotas.cache),
         )
 
 
@@ -152,6 +157,7 @@ class PodInformers:
     kubernetes_services: Informer[Service] = _informer(Service, OURS)
     autoscalers: Informer[HorizontalPodAutoscaler] = _informer(HorizontalPodAutoscaler, OURS)
     budgets: Informer[PodDisruptionBudget] = _informer(PodDisruptionBudget, OURS)
+    namespaces: Informer[Namespace] = _informer(Namespace)
     priority_classes: Informer[PriorityClass] = _informer(PriorityClass)
     groups: Informer[LeaderWorkerSet] = _informer(LeaderWorkerSet, OURS)
     monitors: Informer[PodMonitor] = _informer(PodMonitor, OURS)

@@ -7,11 +7,12 @@ from typing import Literal
 
 import attrs
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from llmkube.controller.informer import Informer
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.sharing import GPUQuota
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.conditions import PROGRESSING, find_condition
 from llmkube.k8s.wire.times import parse_timestamp
@@ -20,6 +21,8 @@ from llmkube.runtimes.registry import LLAMACPP_NAMES
 
 Result = Literal["success", "retry", "error"]
 """`retry`: an external failure that may pass; `error`: a bug, or a server that rejects what we wrote."""
+
+Families = dict[str, GaugeMetricFamily | CounterMetricFamily]
 
 _DURATION_BUCKETS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
 
@@ -105,13 +108,14 @@ class FleetCollector:
 
     models: Informer[Model]
     services: Informer[InferenceService]
+    quotas: Informer[GPUQuota]
     queues: Mapping[str, Sized]
 
-    def describe(self) -> Iterator[GaugeMetricFamily]:
+    def describe(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """Describe the series."""
         yield from _families().values()
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """Collect the series from the caches."""
         families = _families()
         for model in self.models.values():
@@ -122,18 +126,25 @@ class FleetCollector:
             waiting[service.key.namespace] += service.status.phase == "WaitingForGPU"
         for namespace, count in sorted(waiting.items()):
             families["gpu_queue_depth"].add_metric([namespace], count)
+        for quota in self.quotas.values():
+            name, spec, status = [quota.key.name, quota.key.namespace], quota.spec, quota.status
+            families["gpuquota_used_gpu_count"].add_metric(name, status.used_gpu_count or 0)
+            families["gpuquota_gpu_count_limit"].add_metric(name, spec.gpu_count)
+            families["gpuquota_used_vram_bytes"].add_metric(name, status.used_vram_bytes or 0)
+            families["gpuquota_vram_bytes_limit"].add_metric(name, spec.vram_bytes)
+            families["gpuquota_admission_denials"].add_metric(name, status.admission_denials or 0)
         for controller, queue in self.queues.items():
             families["reconcile_queue_depth"].add_metric([controller], len(queue))
         yield from families.values()
 
-    def _add_model(self, families: dict[str, GaugeMetricFamily], model: Model) -> None:
+    def _add_model(self, families: Families, model: Model) -> None:
         name, spec, status = [model.key.name, model.key.namespace], model.spec, model.status
         if status.phase:
             families["model_status"].add_metric([*name, status.phase], 1)
         quantization = (status.gguf.quantization if status.gguf else "") or spec.quantization or ""
         families["model_info"].add_metric([*name, spec.hardware.accelerator, spec.format, quantization], 1)
 
-    def _add_service(self, families: dict[str, GaugeMetricFamily], service: InferenceService) -> None:
+    def _add_service(self, families: Families, service: InferenceService) -> None:
         name, status = [service.key.name, service.key.namespace], service.status
         if status.phase:
             families["inferenceservice_phase"].add_metric([*name, status.phase], 1)
@@ -149,8 +160,8 @@ class FleetCollector:
             families["inferenceservice_replicas"].add_metric([*name, state], count or 0)
 
 
-def _families() -> dict[str, GaugeMetricFamily]:
-    model, service = ("model", "namespace"), ("inferenceservice", "namespace")
+def _families() -> Families:
+    model, service, quota = (("model", "namespace"), ("inferenceservice", "namespace"), ("gpuquota", "namespace"))
     table = (
         ("model_status", "1 for the current phase of a Model.", (*model, "phase")),
         ("model_info", "Information about a Model.", (*model, "accelerator", "format", "quantization")),
@@ -158,7 +169,16 @@ def _families() -> dict[str, GaugeMetricFamily]:
         ("inferenceservice_info", "Information about a service.", (*service, "accelerator", "runtime")),
         ("inferenceservice_replicas", "Ready and desired replicas of a service.", (*service, "state")),
         ("inferenceservice_slot_context_tokens", "Context of one slot of a llama.cpp service, in tokens.", service),
+        ("gpuquota_used_gpu_count", "GPUs of the services that a GPUQuota limits.", quota),
+        ("gpuquota_gpu_count_limit", "Maximum number of GPUs of a GPUQuota.", quota),
+        ("gpuquota_used_vram_bytes", "Declared bytes of these GPUs.", quota),
+        ("gpuquota_vram_bytes_limit", "Maximum bytes of these GPUs; 0 means no limit.", quota),
+        ("gpuquota_admission_denials", "Number of times that a service began to wait for a GPUQuota.", quota),
         ("gpu_queue_depth", "Services that wait for a GPU.", ("namespace",)),
         ("reconcile_queue_depth", "Objects that wait to be reconciled.", ("controller",)),
     )
-    return {name: GaugeMetricFamily(f"llmkube_{name}", about, labels=labels) for name, about, labels in table}
+    counted = frozenset({"gpuquota_admission_denials"})
+    return {
+        name: (CounterMetricFamily if name in counted else GaugeMetricFamily)(f"llmkube_{name}", about, labels=labels)
+        for name, about, labels in table
+    }

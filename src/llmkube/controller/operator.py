@@ -5,7 +5,8 @@
  InferenceService ──┤ informers     handlers    ├─▶ services queue ─▶ ServiceReconciler ─▶ Deployments …, status
  EndpointSlice ─────┼ (caches,  ──▶ (what to ───┼─▶ slices queue ───▶ SliceReconciler ───▶ endpoints out of service
  Lease (claim) ─────┤  indexes)      reconcile) └─▶ routers queue ──▶ RouterReconciler ──▶ ConfigMaps …, status
- Deployment, Pod … ─┘                    ▲
+ GPUQuota ──────────┤                    ▲      └─▶ quotas queue ──▶ QuotaReconciler ───▶ status, services that wait
+ Deployment, Pod … ─┘                    │
  Lease (host) ─────▶ HostMonitor ────────┘   an expired Lease is read again before its host is taken for gone
 ```
 
@@ -26,6 +27,7 @@ from llmkube.controller.event_handlers import EventHandlers, PodEventHandlers
 from llmkube.controller.informer import HOSTS_WAIT, ControllerHealth, Event, Informer, WatchedKind
 from llmkube.controller.metrics import Durations, FleetCollector, ReconcileMetrics
 from llmkube.controller.reconcile.context import Context, PodContext
+from llmkube.controller.reconcile.gpu_quotas import QuotaReconciler
 from llmkube.controller.reconcile.inference_services import PodServices, ServiceReconciler, SliceReconciler
 from llmkube.controller.reconcile.models import ModelReconciler, PodModels
 from llmkube.controller.reconcile.namespace import run_namespace_keeper
@@ -53,6 +55,7 @@ def _informer_tasks(context: Context) -> Iterator[Task]:
     yield _run(context, informers.models, handlers.on_model)
     yield _run(context, informers.services, handlers.on_service)
     yield _run(context, informers.routers, handlers.on_router)
+    yield _run(context, informers.quotas, handlers.on_quota)
     yield _run(context, informers.slices, handlers.on_slice)
     yield _run(context, informers.host_claims, handlers.on_host_claim, namespace=context.settings.lease_namespace)
     yield partial(context.hosts.run_reflector, context.rng)
@@ -73,6 +76,8 @@ def _informer_tasks(context: Context) -> Iterator[Task]:
     yield _run(context, pods.pods, pod_handlers.on_pod)
     yield _run(context, pods.gateway_leases, pod_handlers.on_gateway_lease)
     yield _run(context, pods.volume_claims, pod_handlers.on_volume_claim)
+    if context.settings.namespace is None:
+        yield _run(context, pods.namespaces, pod_handlers.on_namespace)
     if _needs_priority_classes(context):
         yield _run(context, pods.priority_classes, lambda _: context.enqueue_services())
 
@@ -83,6 +88,9 @@ def _watched_kinds(context: Context) -> Iterator[WatchedKind]:
     yield WatchedKind("Leases of hosts", HOSTS_WAIT, context.hosts.leases)
     if isinstance(context, PodContext):
         yield from context.pods.watched_kinds
+        if context.settings.namespace is None:
+            effect = "selectors of GPUQuotas match no namespace"
+            yield WatchedKind("Namespaces", effect, context.pods.namespaces.cache)
         if _needs_priority_classes(context):
             yield WatchedKind("PriorityClasses", "spec.priority has no effect", context.pods.priority_classes.cache)
 
@@ -114,7 +122,9 @@ def _reconcilers(
     """Return one reconciler for each queue."""
     in_pods = context if isinstance(context, PodContext) else None
     models = ModelReconciler(context, PodModels(in_pods) if in_pods is not None else None)
-    services = ServiceReconciler(context, PodServices(in_pods) if in_pods is not None else None)
+    pod_services = PodServices(in_pods) if in_pods is not None else None
+    services = ServiceReconciler(context, pod_services)
+    quotas = QuotaReconciler(context, pod_services.quotas if pod_services is not None else None)
     router_reconciler = RouterReconciler(context, PodRouters(in_pods) if in_pods is not None else routers)
     queues = context.queues
     return (
@@ -122,6 +132,7 @@ def _reconcilers(
         Reconciler("inferenceservice", services.reconcile, metrics, queues.services),
         Reconciler("endpointslice", SliceReconciler(context).reconcile, metrics, queues.slices),
         Reconciler("modelrouter", router_reconciler.reconcile, metrics, queues.routers),
+        Reconciler("gpuquota", quotas.reconcile, metrics, queues.quotas),
     )
 
 
@@ -172,7 +183,7 @@ async def run_controller(
         context = Context(*shared) if settings.workloads is None else PodContext(*shared, settings.workloads)
         reconcilers = _reconcilers(context, routers, metrics)
         queues = {each.name: each.queue for each in reconcilers}
-        fleet = FleetCollector(context.informers.models, context.informers.services, queues)
+        fleet = FleetCollector(context.informers.models, context.informers.services, context.informers.quotas, queues)
         registry.register(fleet)
         health.kinds = tuple(_watched_kinds(context))
         try:

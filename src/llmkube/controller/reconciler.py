@@ -28,7 +28,7 @@ class Queues:
     """One queue per reconciled kind, initially empty."""
 
     def __init__(self, rng: random.Random) -> None:
-        self.models, self.services, self.slices, self.routers = (new_queue(rng) for _ in range(4))
+        self.models, self.services, self.slices, self.routers, self.quotas = (new_queue(rng) for _ in range(5))
 
 
 def new_queue(rng: random.Random) -> WorkQueue[Key]:

@@ -88,10 +88,18 @@ class Container(Wired):
 
 
 @attrs.frozen(kw_only=True)
+class SchedulingGate(Wired):
+    """A gate that keeps a pod from being scheduled until its owner removes it."""
+
+    name: str = ""
+
+
+@attrs.frozen(kw_only=True)
 class PodSpec(Wired):
     """The spec of a pod."""
 
     containers: tuple[Container, ...] = ()
+    scheduling_gates: tuple[SchedulingGate, ...] = ()
 
 
 @attrs.frozen(kw_only=True)

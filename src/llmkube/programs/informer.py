@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Mapping
 from functools import partial
 from typing import Any, Final
@@ -31,16 +32,18 @@ class ObjectCaches:
     models: Cache[Model] = attrs.field(factory=Cache)
     routers: Cache[ModelRouter] = attrs.field(factory=Cache)
     slices: Cache[EndpointSlice] = attrs.field(factory=Cache)
+    further: dict[type[Any], Cache[Any]] = attrs.field(factory=lambda: defaultdict(Cache))
     changed: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None))
 
     def of(self, kind: type[Any]) -> Cache[Any]:
         """Return the copy of the objects of a kind."""
         caches: dict[type[Any], Cache[Any]] = {
+            InferenceService: self.services,
             Model: self.models,
             ModelRouter: self.routers,
             EndpointSlice: self.slices,
         }
-        return caches.get(kind, self.services)
+        return caches[kind] if kind in caches else self.further[kind]
 
     def model_of(self, service: InferenceService) -> Model | None:
         """Return the Model to which a service refers; None if it does not exist."""

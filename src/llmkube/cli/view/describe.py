@@ -7,7 +7,7 @@ from typing import Final
 
 import attrs
 
-from llmkube.base.units import format_duration
+from llmkube.base.units import format_bytes, format_duration
 from llmkube.cli.view import output
 from llmkube.cli.view.advice import advice, refusal_text
 from llmkube.cli.view.locations import Engine, Host
@@ -17,6 +17,7 @@ from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.crd.placement import ON_REQUEST
+from llmkube.k8s.crd.sharing import GPUQuota
 from llmkube.k8s.wire.conditions import (
     ACCEPTED,
     AVAILABLE,
@@ -107,8 +108,8 @@ def describe_service(view: StatusView, now: datetime.datetime) -> str:
     return "\n".join([*lines, *_conditions(status.conditions, "\n".join(lines))])
 
 
-def describe_object(model: Model | ModelRouter, now: datetime.datetime, cause: str = "") -> str:
-    """Return the state of a Model or a ModelRouter as labelled lines, and its conditions as a table.
+def describe_object(model: Model | ModelRouter | GPUQuota, now: datetime.datetime, cause: str = "") -> str:
+    """Return the state of a Model, a ModelRouter or a GPUQuota as labelled lines, and its conditions as a table.
 
     Args:
         model: The object.
@@ -117,6 +118,8 @@ def describe_object(model: Model | ModelRouter, now: datetime.datetime, cause: s
     """
     if isinstance(model, ModelRouter):
         return _describe_router(model)
+    if isinstance(model, GPUQuota):
+        return _describe_quota(model)
     facts, health = model.status.gguf, model_health(model)
     rows = [
         ("phase", model.status.phase or "New"),
@@ -153,6 +156,20 @@ def _describe_router(router: ModelRouter) -> str:
         *(("budgets", f"{one.name}: {one.utilization or 0} of the budget used") for one in status.budget_utilization),
     ]
     lines = [f"ModelRouter {router.key}", *_labelled(rows)]
+    return "\n".join([*lines, *_conditions(status.conditions, "\n".join(lines))])
+
+
+def _describe_quota(quota: GPUQuota) -> str:
+    spec, status = quota.spec, quota.status
+    used, size = status.used_gpu_count or 0, status.used_vram_bytes or 0
+    limit = f" of {format_bytes(spec.vram_bytes)}" if spec.vram_bytes else ""
+    rows = [
+        ("GPUs", f"{used} of {spec.gpu_count}"),
+        ("memory", f"{format_bytes(size)}{limit}, as declared"),
+        *(("waiting", name) for name in status.waiting),
+        ("last wait began", status.last_denial or output.NOTHING),
+    ]
+    lines = [f"GPUQuota {quota.key}", *_labelled(rows)]
     return "\n".join([*lines, *_conditions(status.conditions, "\n".join(lines))])
 
 

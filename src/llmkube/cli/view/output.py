@@ -17,6 +17,7 @@ from llmkube.base.units import format_age
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
+from llmkube.k8s.crd.sharing import GPUQuota
 from llmkube.k8s.wire.service_health import State, service_health, unready_condition
 from llmkube.k8s.wire.times import parse_timestamp
 from llmkube.programs.failures import runnable, wrap_text
@@ -30,6 +31,7 @@ SERVICE_WIDE_COLUMNS = ("ENDPOINT", "RUNTIME", "CONTEXT", "SLOTS", "PRIORITY", "
 MODEL_COLUMNS = ("NAME", "PHASE", "SIZE", "ACCELERATOR", "ARCHITECTURE", "AGE")
 MODEL_WIDE_COLUMNS = ("QUANT", "CONTEXT", "LICENSE", "SOURCE")
 ROUTER_COLUMNS = ("NAME", "PHASE", "BACKENDS", "ENDPOINT", "AGE")
+QUOTA_COLUMNS = ("NAME", "GPUS", "USED", "WAITING", "AGE")
 CONDITION_COLUMNS = ("CONDITION", "STATUS", "REASON", "MESSAGE")
 
 
@@ -205,6 +207,13 @@ def router_row(router: ModelRouter, now: datetime.datetime) -> tuple[str, ...]:
     usable = sum(one.healthy is True for one in status.backends)
     counted = f"{usable}/{len(router.spec.backends)}"
     return (router.metadata.name, status.phase, counted, status.endpoint, age(router.metadata.creation_timestamp, now))
+
+
+def quota_row(quota: GPUQuota, now: datetime.datetime) -> tuple[str, ...]:
+    """Return a GPUQuota's cells for `QUOTA_COLUMNS`."""
+    used, waiting = quota.status.used_gpu_count or 0, len(quota.status.waiting)
+    since = age(quota.metadata.creation_timestamp, now)
+    return (quota.metadata.name, str(quota.spec.gpu_count), str(used), str(waiting), since)
 
 
 def further_names(service: InferenceService) -> str:

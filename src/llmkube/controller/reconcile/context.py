@@ -30,6 +30,7 @@ from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
+from llmkube.k8s.crd.sharing import GPUQuota
 from llmkube.k8s.leases.host_monitor import HostMonitor
 from llmkube.k8s.leases.wanted_services import WantedServices
 from llmkube.k8s.resource import Key
@@ -165,6 +166,7 @@ class Context:
     models: StatusWriter[Model] = attrs.field(init=False)
     services: StatusWriter[InferenceService] = attrs.field(init=False)
     routers: StatusWriter[ModelRouter] = attrs.field(init=False)
+    quotas: StatusWriter[GPUQuota] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.queues = Queues(self.rng)
@@ -173,17 +175,23 @@ class Context:
         self.models = StatusWriter(self.client, Model, self.phase_changes.emit)
         self.services = StatusWriter(self.client, InferenceService, self.phase_changes.emit)
         self.routers = StatusWriter(self.client, ModelRouter)
+        self.quotas = StatusWriter(self.client, GPUQuota)
 
     def enqueue_all(self) -> None:
         """Reconcile everything: hosts rarely come and go, and any object may be affected."""
         self.queues.models.add_all(model.key for model in self.informers.models.values())
         self.enqueue_services()
         self.queues.slices.add_all(endpoint_slice.key for endpoint_slice in self.informers.slices.values())
+        self.enqueue_quotas()
 
     def enqueue_owners(self) -> None:
         """Reconcile every service and router, after a kind that they may use was installed or uninstalled."""
         self.enqueue_services()
         self.queues.routers.add_all(router.key for router in self.informers.routers.values())
+
+    def enqueue_quotas(self) -> None:
+        """Reconcile every GPUQuota, after a change that may affect every quota."""
+        self.queues.quotas.add_all(quota.key for quota in self.informers.quotas.values())
 
     def enqueue_services(self) -> None:
         """Reconcile every service, after a change that may affect every service."""

@@ -15,6 +15,7 @@ import structlog
 import trio
 
 from llmkube.controller.reconcile.context import Context, GpuQueue, PodContext, QueuedService, WorkloadPlan
+from llmkube.controller.reconcile.gpu_quotas import QuotaBook
 from llmkube.controller.reconcile.models import ensure_service_claim
 from llmkube.controller.reconcile.pod_polling import seconds_idle
 from llmkube.controller.reconcile.rollout_gate import current_manifests, deployment_of, waits_for_idle
@@ -54,9 +55,15 @@ log = structlog.get_logger()
 
 @attrs.frozen(eq=False)
 class PodServices:
-    """Reconcile services that run in pods; `gpu_queue` holds those that wait for a GPU."""
+    """Reconcile services that run in pods.
+
+    Attributes:
+        quotas: Permission to use GPUs.
+        gpu_queue: Services that wait for a GPU.
+    """
 
     context: PodContext
+    quotas: QuotaBook = attrs.field(init=False, default=attrs.Factory(lambda self: QuotaBook(self.context), True))
     gpu_queue: GpuQueue = attrs.field(factory=GpuQueue, init=False)
 
     async def reconcile(self, cached: InferenceService, model: Model | None, part: HostPart | None = None) -> None:
@@ -65,6 +72,7 @@ class PodServices:
             return  # every service is reconciled once that is known
         workload = plan_workload(self.context, cached, model) if model is not None else WorkloadPlan(ServiceFacts())
         facts = await self._ensure_pods(cached, workload)
+        self.quotas.update(cached)  # fewer pods than before have returned their GPUs
         facts = attrs.evolve(self._observe(cached, facts), hosts=part)
         key, newest, now = cached.key, self.context.services.newest(cached), self.context.utcnow()
         verdict = assess_pods(newest, facts)
@@ -93,17 +101,18 @@ class PodServices:
         """Drop the records of a service that is gone; others move up in the queue for GPUs."""
         self.context.queues.services.add_all(self.gpu_queue.put(key, None))
         self.context.records.pop(key, None)
+        self.quotas.forget(key)
         for owned, name in self._owned(key):
             owned.forget(Key(key.namespace, name))
 
     async def _ensure_pods(self, service: InferenceService, workload: WorkloadPlan) -> ServiceFacts:
         """Apply the objects of a service, if its plan allows; return the facts, with the obstacle if there was one."""
-        facts = workload.facts
+        facts = attrs.evolve(workload.facts, denial=self.quotas.admit(service))
         try:
-            if facts.plan is not None and workload.weights is not None:
+            if facts.plan is not None and workload.weights is not None and facts.denial is None:
                 await self._apply(service, facts.plan, workload.weights)
             else:
-                await self._keep_current_pods(service)
+                await self._keep_current_pods(service, facts)
         except REFUSED as error:
             self.context.queues.services.add_after(service.key, REFUSED_RETRY_SECONDS)
             if isinstance(error, NameTakenError):
@@ -162,7 +171,7 @@ class PodServices:
         if patched and live is None:  # created with a number of pods, which is handed over next
             self.context.queues.services.add_nowait(key)
 
-    async def _keep_current_pods(self, service: InferenceService) -> None:
+    async def _keep_current_pods(self, service: InferenceService, facts: ServiceFacts) -> None:
         """Retain the pods of an earlier spec while the new spec cannot be applied, but still scale and suspend them."""
         record = self.context.records[service.key]
         record.clear_deferral()  # the spec that waited is obsolete
@@ -171,9 +180,11 @@ class PodServices:
             record.predecessors_labelled = True
         if service.spec.suspend or not service.spec.replicas:
             await self.context.owned.autoscalers.remove(service.key, service.metadata.uid)
-        await self._scale(service)
+        await self._scale(service, facts.plan, may_grow=facts.denial is None)
 
-    async def _scale(self, service: InferenceService, plan: ContainerPlan | None = None) -> None:
+    async def _scale(
+        self, service: InferenceService, plan: ContainerPlan | None = None, *, may_grow: bool = True
+    ) -> None:
         """Set the number of a service's pods if it differs, and change nothing else.
 
         Without a plan, nothing is known of its engines' requests, and none is stopped for being idle.
@@ -186,7 +197,7 @@ class PodServices:
             idle_seconds = await seconds_idle(self.context, service, plan, live.spec.replicas)
         wanted = self.context.wanted.wants(key, trio.current_time())
         replicas = next_replicas(service, live.spec.replicas, wanted=wanted, idle_seconds=idle_seconds)
-        if live.spec.replicas == replicas:
+        if live.spec.replicas == replicas or (replicas > live.spec.replicas and not may_grow):
             return
         log.info("service scaled", service=str(key), before=live.spec.replicas, after=replicas, wanted=wanted)
         if isinstance(live, LeaderWorkerSet):

@@ -20,7 +20,7 @@ from llmkube.controller.reconcile.context import PodContext
 from llmkube.controller.reconcile.pod_polling import IDLE_POLL_SECONDS, are_idle
 from llmkube.controller.reconcile.workload_plans import find_prefix
 from llmkube.controller.render.drain import IDLE_TIMEOUT_SECONDS, RetainedSettings
-from llmkube.controller.render.labels import DRAIN_SECONDS, OUR_IMAGE, RESTARTED, TEMPLATE
+from llmkube.controller.render.labels import DRAIN_SECONDS, OUR_IMAGE, RESTARTED, TEMPLATE, queue_labels
 from llmkube.controller.render.manifests import Manifests, WantedPods, group_name, render_manifests
 from llmkube.controller.render.storage import Weights
 from llmkube.controller.status.scale import desired_replicas, is_patched
@@ -142,7 +142,7 @@ def _manifests(
                 return same
         return render(plan=plan)
 
-    inputs = meta.uid, meta.generation, plan, pods, classes, retained, template
+    inputs = meta.uid, meta.generation, queue_labels(service), plan, pods, classes, retained, template
     return context.records[service.key].manifests.get(inputs, make)
 
 

@@ -10,7 +10,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.placement import EndpointSpec
 from llmkube.k8s.resource import Object, Resource, controller_reference
-from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, SERVICE_LABEL, label_value
+from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, QUEUE_LABEL, SERVICE_LABEL, label_value
 from llmkube.runtimes.container.container_plan import PORT_NAME
 from llmkube.runtimes.container.group import WORKER_INDEX
 
@@ -61,6 +61,12 @@ def service_labels(service: InferenceService, runtime: str) -> dict[str, str]:
         MODEL_LABEL: label_value(service.spec.model_ref),
         RUNTIME_LABEL: runtime,
     }
+
+
+def queue_labels(service: InferenceService) -> dict[str, str]:
+    """Return the label of the queue of Kueue that admits a service's pods; empty if there is none."""
+    queue = service.metadata.labels.get(QUEUE_LABEL) or service.spec.pod_labels.get(QUEUE_LABEL)
+    return {QUEUE_LABEL: queue} if queue else {}
 
 
 def answering_selector(service: InferenceService, *, group: bool) -> dict[str, str]:

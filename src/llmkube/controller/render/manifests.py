@@ -23,6 +23,7 @@ from llmkube.controller.render.labels import (
     answering_selector,
     digest,
     pod_selector,
+    queue_labels,
     service_manifest,
     service_spec,
 )
@@ -347,7 +348,7 @@ def deployment(
         worker = pod_template(service, worker_plan(plan), *volumes, settings, drain_seconds=retained.drain_seconds)
         spec = group_spec(service, template, worker, replicas=pods.replicas or 0)
         resource, name, digested = LeaderWorkerSet.RESOURCE, group_name(name), spec["leaderWorkerTemplate"]
-    manifest = service_manifest(resource, service, plan.runtime, spec, name=name)
+    manifest = service_manifest(resource, service, plan.runtime, spec, name=name, extra=queue_labels(service))
     manifest["metadata"]["annotations"][TEMPLATE] = digest(digested)
     manifest["metadata"]["annotations"] |= {OUR_IMAGE: retained.image, DRAIN_SECONDS: str(retained.drain_seconds)}
     if pods.restarted:

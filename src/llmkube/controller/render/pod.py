@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from llmkube.controller.render.drain import END_SECONDS, drain_containers, key_containers, key_volumes, with_pre_stop
-from llmkube.controller.render.labels import service_labels
+from llmkube.controller.render.labels import queue_labels, service_labels
 from llmkube.controller.render.storage import IMAGE_USER, Storage, writing_group
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -47,7 +47,7 @@ def pod_template(
     """
     spec = service.spec
     labels = service_labels(service, plan.runtime)
-    metadata: dict[str, Any] = {"labels": {**spec.pod_labels, **labels}}
+    metadata: dict[str, Any] = {"labels": {**spec.pod_labels, **queue_labels(service), **labels}}
     volumes, mounts = _volumes(service, plan, storage, draft)
     engine = with_pre_stop(_engine(service, plan, storage, draft, mounts), plan, settings)
     sidecars = [

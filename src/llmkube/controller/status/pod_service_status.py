@@ -9,6 +9,8 @@ The first matching row applies; `ready` is the number of ready pods, of any gene
 | the spec cannot be run in pods, nothing is ready | Failed | Invalid, NotAllowed |
 | an object of that name has another owner, nothing is ready | Failed; Pending if it is being deleted | NameTaken |
 | 0 pods until a request needs them, and the Model is Ready | Idle | Idle |
+| a GPUQuota allows no more pods | Pending, or Progressing | QuotaExceeded |
+| a GPUQuota never allows them | Failed; Progressing while others are ready | QuotaRefused |
 | 0 replicas desired | Stopped, or Progressing while something is still ready | ManuallyScaledToZero, Creating |
 | ready ≥ desired, all pods are of the newest template, and the Model is Ready | Ready | InferenceReady |
 | the Model is not Ready, and no pod waits for it | Failed or Pending; Progressing while old pods are ready | its |
@@ -34,6 +36,7 @@ import attrs
 from llmkube.controller.render.labels import RUNTIME_LABEL, pod_selector
 from llmkube.controller.render.manifests import is_accepted
 from llmkube.controller.settings import ControllerSettings
+from llmkube.controller.status.gpu_quota import Denial
 from llmkube.controller.status.pods import shortage_message, trouble_of
 from llmkube.controller.status.scale import desired_replicas, goes_to_zero
 from llmkube.controller.status.service_status import (
@@ -63,6 +66,11 @@ ROLLOUT_DEFERRED: Final = "RolloutDeferred"
 _IDLE: Final = (
     "no pod runs until a request needs one: requests at the front door wait for it, those at the Service are refused"
 )
+_SCHEDULING: Final = frozenset(
+    {Reason.UNSCHEDULABLE, Reason.QUOTA_EXCEEDED, Reason.QUOTA_REFUSED, Reason.WAITING_FOR_QUOTA}
+)
+"""Reasons for pods that are not created or not scheduled."""
+
 _POD_SECURITY: Final = re.compile(r'violates PodSecurity "([a-z]+):[^"]*": (.*)', re.DOTALL)
 """The API server's message when a namespace's Pod Security standard forbids a pod."""
 
@@ -79,6 +87,7 @@ class ServiceFacts:
         obstacle: Reason why an object could not be written; empty if there is none.
         transient: The obstacle is transient, such as an object of a deleted service of the same name.
         unmet: Fields without effect, each with the reason, besides those of the plan.
+        denial: Why a quota does not allow the pods of the spec; None if it does.
         deferred: Reason why the replacement of its pods is deferred; empty if it is not.
         deployment: Its Deployment; None if there is none that it owns.
         route: Its HTTPRoute; None if there is none that it owns.
@@ -92,6 +101,7 @@ class ServiceFacts:
     obstacle: str = ""
     transient: bool = False
     unmet: tuple[str, ...] = ()
+    denial: Denial | None = None
     deferred: str = ""
     deployment: Workload | None = None
     route: HTTPRoute | None = None
@@ -125,6 +135,9 @@ def assess_pods(service: InferenceService, facts: ServiceFacts) -> Verdict:
             return Verdict("Failed", facts.refusal_reason, facts.refusal)
         if facts.obstacle:
             return Verdict("Pending" if facts.transient else "Failed", Reason.NAME_TAKEN, facts.obstacle)
+    if facts.denial is not None:
+        refused = "Failed" if facts.denial.reason == Reason.QUOTA_REFUSED else "Pending"
+        return Verdict("Progressing" if ready else refused, facts.denial.reason, facts.denial.message)
     model = facts.model or missing_model_verdict(service)
     if not desired and goes_to_zero(service) and service.spec.replicas and not ready:
         is_loadable = model.phase == "Ready"
@@ -299,8 +312,8 @@ def _rollout(service: InferenceService, facts: ServiceFacts) -> list[Statement]:
 def _scheduling(facts: ServiceFacts, verdict: Verdict) -> dict[str, Any]:
     if verdict.phase == WAITING_FOR_GPU and facts.plan is not None:
         status = {"schedulingStatus": Reason.INSUFFICIENT_GPU.value, "waitingFor": wanted_gpus(facts.plan)}
-    elif verdict.reason == Reason.UNSCHEDULABLE:
-        status = {"schedulingStatus": Reason.UNSCHEDULABLE.value}
+    elif verdict.reason in _SCHEDULING:
+        status = {"schedulingStatus": str(verdict.reason)}
     else:
         return {}
     return {**status, "schedulingMessage": verdict.message}

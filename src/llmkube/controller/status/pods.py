@@ -13,6 +13,7 @@ from typing import Final
 import attrs
 
 from llmkube.base.messages import redact, shorten
+from llmkube.k8s.wire.names import QUEUE_LABEL
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.k8s.wire.times import parse_timestamp
 from llmkube.k8s.workloads import ContainerStatus, ContainerTerminated, Pod
@@ -77,7 +78,12 @@ def _rank(trouble: Trouble) -> int:
 
 def _troubles(pod: Pod) -> Iterator[Trouble]:
     unscheduled = _unscheduled(pod)
-    if unscheduled:
+    if (gates := ", ".join(gate.name for gate in pod.spec.scheduling_gates)) and not pod.metadata.deletion_timestamp:
+        queue = pod.metadata.labels.get(QUEUE_LABEL, "")
+        where = f"queue {queue} of Kueue" if queue else "whoever set them"
+        reason = Reason.WAITING_FOR_QUOTA if queue else Reason.UNSCHEDULABLE
+        yield Trouble(reason, f"waits for {where}; scheduling gates: {_short(gates)}", transient=True)
+    elif unscheduled:
         yield Trouble(Reason.UNSCHEDULABLE, _short(unscheduled), transient=True)
     for status in (*pod.status.init_container_statuses, *pod.status.container_statuses):
         trouble = _container_trouble(status)

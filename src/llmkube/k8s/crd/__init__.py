@@ -1,6 +1,6 @@
 """Our kinds as attrs classes: the only source of the CRD YAML, of docs/crds.md and of decoding. Pure.
 
-inferenceservice, model, modelrouter         the kinds
+inferenceservice, model, modelrouter, sharing the kinds
 router_policy                                part of ModelRouter
 placement, serving, podparts, meta           parts of their specs
 pairing                                      compatibility of runtimes, formats and hardware

@@ -26,6 +26,9 @@ MAX_NAME: Final = 253
 SERVICE_LABEL: Final = "inference.llmkube.dev/service"
 """Label on the Service and the slices of an InferenceService: `label_value(name)`."""
 
+QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
+"""Label on an InferenceService: the LocalQueue of Kueue that admits its pods; on its Deployment and pods as well."""
+
 HOST_LABEL: Final = "inference.llmkube.dev/host"
 """Label on slices and Leases: `host_id(host_name)`."""
 

@@ -123,6 +123,10 @@ class Reason(enum.StrEnum):
     WAITING_FOR_GPU = "WaitingForGPU", Meaning.WAITING
     INSUFFICIENT_GPU = "InsufficientGPU", Meaning.WAITING
     UNSCHEDULABLE = "Unschedulable", Meaning.RECOVERING
+    QUOTA_EXCEEDED = "QuotaExceeded", Meaning.WAITING
+    QUOTA_REFUSED = "QuotaRefused", Meaning.USER
+    WAITING_FOR_QUOTA = "WaitingForQuota", Meaning.WAITING
+    WAITING_FOR_POOL = "WaitingForPool", Meaning.WAITING
     CONTAINER_FAILED = "ContainerFailed", Meaning.RECOVERING
     OOM_KILLED = "OOMKilled", Meaning.RETRIED
     REPLICA_FAILURE = "ReplicaFailure", Meaning.HOST

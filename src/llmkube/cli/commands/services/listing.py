@@ -17,6 +17,7 @@ from llmkube.cli.view.live_view import Changes, RowLog, append_lines, is_termina
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
+from llmkube.k8s.crd.sharing import GPUQuota
 from llmkube.k8s.errors import ForbiddenError, NotFoundError
 from llmkube.k8s.resource import Key, Object
 from llmkube.programs.options import command
@@ -53,6 +54,7 @@ _LAYOUTS = {
     ModelRouter: TableLayout(
         output.ROUTER_COLUMNS, (), lambda router, _, now: output.router_row(router, now), lambda *_: ()
     ),
+    GPUQuota: TableLayout(output.QUOTA_COLUMNS, (), lambda quota, _, now: output.quota_row(quota, now), lambda *_: ()),
 }
 
 
@@ -66,7 +68,7 @@ def _kinds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 @output_option(*formats.FORMATS)
 @watch_option
 def list_objects(*, kind: str | None, where: ClusterFlags, form: str, watch: bool) -> None:
-    """List Models, InferenceServices and ModelRouters, or one KIND: models (mdl), services (isvc), routers (mr)."""
+    """List Models, InferenceServices and ModelRouters, or one KIND, such as models (mdl) or gpuquotas (gq)."""
     kinds = (Model, InferenceService, ModelRouter) if kind is None else (parse_kind(kind),)
     folders = state_dirs(where)
     warn_credential_problem(folders)

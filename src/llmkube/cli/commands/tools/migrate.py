@@ -37,13 +37,12 @@ from llmkube.runtimes.llama_verdicts import spellings_of
 from llmkube.runtimes.registry import LLAMACPP_NAMES, check, container_plan_for
 
 GO_ONLY_KINDS: Final[Mapping[str, str]] = {
-    "GPUQuota": "not enforced here: create a ResourceQuota for requests.nvidia.com/gpu, or use Kueue",
     "LoRAAdapter": "not loaded here: list adapters in spec.sglangConfig, which loads them at the start",
     "ModelPool": "members are not swapped here: all run, or wait for a GPU in the order of spec.priority",
 }
 """Kinds that only the Go implementation has, with the effect of the migration. The objects are not changed."""
 
-_KINDS: Final = ("Model", "InferenceService", "ModelRouter", *GO_ONLY_KINDS)
+_KINDS: Final = ("Model", "InferenceService", "ModelRouter", "GPUQuota", *GO_ONLY_KINDS)
 REFUSED: Final = "refused"
 CHANGES: Final = "changes"
 UNCHANGED: Final = "left alone"
@@ -134,6 +133,9 @@ def findings(bodies: Sequence[Body]) -> Iterator[Finding]:
             yield Finding(subject, UNCHANGED, GO_ONLY_KINDS[kind])
         elif kind == "ModelRouter":
             yield Finding(subject, UNCHANGED, "stored, but not used for routing here: its existing proxy keeps running")
+        elif kind == "GPUQuota":
+            effect = "enforced by the controller here, without a webhook: objects are stored, and what exceeds it waits"
+            yield Finding(subject, CHANGES, effect)
         elif kind == "InferenceService":
             namespace, _ = _key(body)
             model = models.get((namespace, str(body["spec"].get("modelRef", ""))))
