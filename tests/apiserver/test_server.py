@@ -9,6 +9,7 @@ import pytest
 import trio
 import yaml
 from prometheus_client import CollectorRegistry, Gauge
+from structlog.testing import capture_logs
 
 from llmkube.apiserver.server import open_api_server
 from llmkube.base.http.listen import PortTakenError
@@ -35,6 +36,25 @@ async def test_state_survives_a_restart(tmp_path):
         answer = await http.get(path, params={"watch": "1", "resourceVersion": "1", "timeoutSeconds": "5"})
         event = json.loads(answer.text)
         assert (event["type"], event["object"]["code"], event["object"]["reason"]) == ("ERROR", 410, "Expired")
+
+
+async def test_requests_for_changes_are_logged(tmp_path):
+    """Who, what and the result, of changes by clients outside this process; no field of an object."""
+    path = "/api/v1/namespaces/default/configmaps"
+    async with open_api_server(tmp_path, port=0) as handle, open_http(handle, tmp_path) as http:
+        with capture_logs() as logs:
+            manager = {"fieldManager": "anna"}
+            await http.post(path, params=manager, json={"metadata": {"name": "a"}, "data": {"k": "hush"}})
+            await http.post(path, params=manager | {"dryRun": "All"}, json={"metadata": {"name": "b"}})
+            await http.get(f"{path}/a")
+            await http.delete(f"{path}/none", headers={"user-agent": "kubectl/v1.32 (linux)"})
+            leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
+            await http.post(leases, json={"metadata": {"name": "mac"}})
+    assert [each for each in logs if each.pop("event") == "change requested" and each.pop("log_level") == "info"] == [
+        {"by": "anna", "verb": "POST", "path": path, "name": "a", "status": 201},
+        {"by": "anna", "verb": "POST", "path": path, "name": "b", "dry_run": True, "status": 201},
+        {"by": "kubectl", "verb": "DELETE", "path": f"{path}/none", "status": 404},
+    ]
 
 
 async def test_only_the_token_opens_the_door(tmp_path):

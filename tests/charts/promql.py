@@ -48,6 +48,27 @@ TGI = {
 }
 """Facts: text-generation-inference's documentation, "Metrics"."""
 
+SGLANG = {
+    f"sglang:{name}"
+    for name in (
+        *("cache_hit_rate", "generation_tokens_total", "num_queue_reqs", "num_running_reqs", "prompt_tokens_total"),
+        "token_usage",
+        *(
+            f"{name}_{part}"
+            for name in ("e2e_request_latency_seconds", "time_to_first_token_seconds")
+            for part in ("bucket", "sum", "count")
+        ),
+    )
+}
+"""Facts: SGLang's documentation, "Production Metrics"."""
+
+TRITON = {
+    *("nv_gpu_memory_used_bytes", "nv_gpu_utilization", "nv_inference_compute_infer_duration_us"),
+    *("nv_inference_pending_request_count", "nv_inference_queue_duration_us", "nv_inference_request_duration_us"),
+    *("nv_inference_request_failure", "nv_inference_request_success"),
+}
+"""Facts: Triton Inference Server's documentation, "Metrics": its counters have no suffix."""
+
 PROMETHEUS = {"up", "process_resident_memory_bytes"}
 """Of Prometheus itself, and what its client says of each program's process."""
 
@@ -67,4 +88,4 @@ def known_names() -> set[str]:
         for family in (metric.collect() if hasattr(metric, "collect") else (metric,))
         for suffix in _SUFFIXES.get(family.type, ("",))
     }
-    return ours | LLAMACPP | VLLM | TGI | PROMETHEUS
+    return ours | LLAMACPP | VLLM | TGI | SGLANG | TRITON | PROMETHEUS

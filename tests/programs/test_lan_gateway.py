@@ -375,8 +375,9 @@ async def test_an_issued_key_is_limited_and_revoked_while_the_gateway_runs(tmp_p
     async with (
         open_cluster_client() as client,
         open_http_client(engine_listener.connect) as upstream,
-        open_lan_gateway(ListenSettings(HERE, 0), tmp_path, wall_clock=lambda: now[0]) as lan,
+        open_lan_gateway(ListenSettings(HERE, 0), tmp_path) as lan,
     ):
+        lan.issued.wall_clock = lambda: now[0]
         further = [ModelEntry(name="routers/default/home"), ModelEntry(name="routers/other/home")]
         proxy = PassThrough(TwoModels(Backend("127.0.0.1", 1, "m")), upstream)
         door = passing_door(proxy, lambda: datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC), further=lambda: further)

@@ -18,6 +18,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final, NoReturn
 
+import structlog
 import trio
 
 from llmkube.apiserver.heavy_work import Work, inline
@@ -45,8 +46,8 @@ from llmkube.apiserver.values.selectors import Predicate, both, field_selector, 
 from llmkube.apiserver.writes.garbage_collector import EVENTS, GarbageCollector, expire, seconds_to_next
 from llmkube.apiserver.writes.request_target import Outcome, PlannedWrite, Target
 from llmkube.apiserver.writes.rest_handlers import RestHandlers
-from llmkube.apiserver.writes.write_options import WriteOptions
-from llmkube.base.http.exchange import Exchange
+from llmkube.apiserver.writes.write_options import MAX_MANAGER, WriteOptions
+from llmkube.base.http.exchange import Exchange, StreamExchange
 from llmkube.base.http.message import Headers, Request, Response
 from llmkube.k8s.resource import Key
 
@@ -56,6 +57,11 @@ SYSTEM_NAMESPACES: Final = ("default", "kube-system", "llmkube-system")
 MANAGER: Final = "llmkube-apiserver"
 """Field manager of the objects that the server itself creates."""
 
+_UNLOGGED: Final = frozenset({"leases", "events"})
+"""Kinds whose changes are too frequent to log."""
+
+_MAX_PATH: Final = 1024
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
 _OWN: Final = WriteOptions(manager=MANAGER, force=True)
 _RETRY_SECONDS: Final = 1.0
 _EXPIRY_SECONDS: Final = 60.0  # an expired or surplus Event may stay this much longer
@@ -110,6 +116,9 @@ class ApiServer:
             await self._answer(exchange)
         except RequestRefusedError as exc:
             await exchange.respond(refusal(exc))
+        finally:
+            if isinstance(exchange, StreamExchange) and exchange.head.method not in {"GET", "HEAD"}:
+                _log_change(exchange)
 
     async def run_housekeeping(self) -> None:
         """Finish pending deletions (dependents, contents of namespaces, instances of CRDs) and expire Events.
@@ -184,7 +193,7 @@ class ApiServer:
         if request.method in {"GET", "HEAD"}:
             await self._read(exchange, kind, route)
         else:
-            await exchange.respond(await self._change(request, kind, route))
+            await exchange.respond(await self._change(exchange, kind, route))
 
     async def _server_info(self, request: Request) -> Response:
         if request.raw_path.startswith("/openapi"):  # a document about all kinds, built on each request
@@ -226,7 +235,8 @@ class ApiServer:
         async with exchange.stream(200, JSON_HEADERS) as send:
             await watch.run(send, seconds)
 
-    async def _change(self, request: Request, kind: KindInfo, route: Route) -> Response:
+    async def _change(self, exchange: Exchange, kind: KindInfo, route: Route) -> Response:
+        request = exchange.request
         view, target = self._view(request, kind), _target(kind, route)
         plan = partial(
             self._rest.plan, request, target, lambda: self._predicate(kind, route, ListQuery.parse(request.param))
@@ -235,6 +245,8 @@ class ApiServer:
             planned = await self._work(plan)
             decide = partial(self._run_decision, planned, view)
             outcome, body = await self._committer.write(decide, dry_run=planned.dry_run)
+        if isinstance(exchange, StreamExchange) and outcome.is_object:
+            exchange.about = outcome.object["metadata"].get("name", "")
         return answer_encoded(outcome.status, body, [*_deprecation(kind), *outcome.warnings])
 
     def _run_decision(self, planned: PlannedWrite, view: View, tx: Transaction) -> tuple[Outcome, bytes]:
@@ -297,6 +309,16 @@ async def _respond_in_pieces(exchange: Exchange, headers: Headers, pieces: Itera
         await send(second)
         for piece in pieces:
             await send(piece)
+
+
+def _log_change(exchange: StreamExchange) -> None:
+    """Log who has requested a change, of what, and the result: no field of the object."""
+    request, (path, _, query) = exchange.request, exchange.head.target.partition("?")
+    if path.rpartition("/")[2] != "status" and not _UNLOGGED & set(path.split("/")):
+        by = request.param("fieldManager") or (request.headers.get("user-agent") or "").partition("/")[0]
+        dry, named = {"dry_run": True} if "dryRun=" in query else {}, {"name": exchange.about} if exchange.about else {}
+        by, path = by[:MAX_MANAGER], path[:_MAX_PATH]
+        _log.info("change requested", by=by, verb=request.method, path=path, **named, **dry, status=exchange.status)
 
 
 def _encode_outcome(view: View, outcome: Outcome) -> bytes:

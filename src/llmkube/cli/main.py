@@ -81,6 +81,7 @@ SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
         "drain": Entry("programs.engine_pod:drain", "Answer a pod's preStop hooks once its engine has no requests."),
     },
     "Manage access and cost": {
+        "cost": Entry("cli.commands.router.cost:cost", "Show tokens, joules and dollars by team, model or host."),
         "keys": Entry("cli.commands.router.keys:keys", "Issue, list and revoke keys for clients."),
     },
     "Tools": {

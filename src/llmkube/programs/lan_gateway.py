@@ -32,7 +32,7 @@ from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
 from llmkube.programs.config import UpConfig
 from llmkube.programs.program import Port, open_port
-from llmkube.programs.router_host.secret_files import decoded_entries
+from llmkube.programs.router_host.secret_files import key_texts
 from llmkube.router.auth.client_key import (
     digest_of_key,
     is_read_only,
@@ -41,11 +41,9 @@ from llmkube.router.auth.client_key import (
     presents_key,
 )
 from llmkube.router.auth.issued_keys import ISSUED_IN
-from llmkube.router.auth.key_files import KeyHolders, holders_in
-from llmkube.router.auth.principals import KEY_EXPIRED, ClientAuth, identify
-from llmkube.router.auth.token_checker import Rejection
+from llmkube.router.auth.key_files import NO_KEYS, KeyHolders, holders_in
+from llmkube.router.auth.principals import KEY_EXPIRED
 from llmkube.router.origin_policy import is_preflight, refuse_foreign_pages
-from llmkube.router.policy.request_facts import Principal
 from llmkube.supervisor.values.api_keys import MAX_CHARS, MAX_KEYS, parse_keys
 from llmkube.supervisor.values.host_addresses import is_usable
 
@@ -141,7 +139,12 @@ class LanGateway:
             client = self.issued.holder_of(digest_of_key(presented_credential(exchange.head.lines)))
             if client is not None:
                 exchange.client, exchange.owner = client, client.tenant
-            await handler(exchange)
+            try:
+                await handler(exchange)
+            finally:
+                who = {"key": client.name, "team": client.team} if client is not None else {}
+                who |= {"path": exchange.head.path[:MAX_CHARS], "model": exchange.about}
+                log.info("request answered", source=exchange.peer, **who, status=exchange.status)
 
         return handle
 
@@ -153,11 +156,7 @@ class LanGateway:
 
         def read(key: Key) -> None:
             if key == KEYS_SECRET:
-                found = cache.get(key)
-                entries = decoded_entries(found) if found is not None else {}
-                self.issued.holders = holders_in(
-                    {name: text.decode("ascii", "replace") for name, text in entries.items()}
-                )
+                self.issued.holders = holders_in(key_texts(cache.get(key)))
 
         async with trio.open_nursery() as nursery:
             reflect = partial(run_reflector, namespace=KEYS_SECRET.namespace, rng=rng)
@@ -169,10 +168,7 @@ class LanGateway:
 
 @asynccontextmanager
 async def open_lan_gateway(
-    listen: ListenSettings | None,
-    state_dir: Path,
-    judge_page: RequestFilter = refuse_foreign_pages,
-    wall_clock: Callable[[], float] = lambda: utcnow().timestamp(),
+    listen: ListenSettings | None, state_dir: Path, judge_page: RequestFilter = refuse_foreign_pages
 ) -> AsyncIterator[LanGateway | None]:
     """Listen for other machines if the user wants that; if the port is taken, no key is generated.
 
@@ -180,7 +176,6 @@ async def open_lan_gateway(
         listen: The address; None if the user wants none.
         state_dir: Folder of a generated key.
         judge_page: Filter of web pages.
-        wall_clock: Returns the seconds since 1970.
 
     Raises:
         ListenError: The port is taken, or the machine no longer has the address.
@@ -191,26 +186,25 @@ async def open_lan_gateway(
         return
     async with open_port(listen.port, FLAG, listen.address) as port:
         keys = listen.keys(state_dir) if listen.requires_key else None
-        issued = KeyHolders(wall_clock)
+        issued = KeyHolders(lambda: utcnow().timestamp())
         yield LanGateway(port, judge_page if keys is None else lan_judge(keys.keys, judge_page, issued), keys, issued)
 
 
 def lan_judge(
-    keys: Iterable[str], judge_page: RequestFilter = refuse_foreign_pages, issued: KeyHolders | None = None
+    keys: Iterable[str], judge_page: RequestFilter = refuse_foreign_pages, issued: KeyHolders = NO_KEYS
 ) -> RequestFilter:
     """Return the filter of `up --listen`: requests need a key, and foreign web pages are refused."""
     digests = frozenset(map(digest_of_key, keys))
-    clients = ClientAuth(issued or KeyHolders(lambda: 0.0))
 
     def judge(head: RequestHead, peer: str) -> Response | None:
         if (refusal := judge_page(head, peer)) is not None:
             return refusal
         if (head.path == "/health" and is_read_only(head)) or is_preflight(head) or presents_key(head, digests):
             return None
-        found = identify(head.lines, peer, clients)
-        if isinstance(found, Principal):
+        digest = digest_of_key(presented_credential(head.lines))
+        if issued.holder_of(digest) is not None:
             return None
-        if found is Rejection.KEY_EXPIRED:
+        if issued.has_expired(digest):
             return KEY_EXPIRED
         return key_refusal("this gateway requires a key: send `Authorization: Bearer KEY`; its owner has one")
 

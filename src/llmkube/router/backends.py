@@ -204,19 +204,28 @@ def engine_of(directory: ModelDirectory, named: object, path: str) -> Backend:
     return found
 
 
-def find_model(directory: ModelDirectory, named: object, path: str) -> tuple[str, Found]:
+def find_model(
+    directory: ModelDirectory, named: object, path: str, listed: Sequence[str] | None = None
+) -> tuple[str, Found]:
     """Return the id and the state of the model that a request names, or of the only model; arguments as `engine_of`.
+
+    Args:
+        directory: Models and their engines.
+        named: `model` of the request; None if it has none.
+        path: Path of the request.
+        listed: Ids to list in errors; None for all.
 
     Raises:
         RefusedError: The model does not exist, or does not serve this path.
     """
-    model_id = _only_model(directory) if named is None else named
+    ids = directory.model_ids() if listed is None else listed
+    model_id = _only_model(ids) if named is None else named
     if not isinstance(model_id, str):
         raise refused(400, '"model" must be a string', "invalid_model")
     known = known_name(model_id, lambda name: directory.lookup(name) is not None)
     found = directory.lookup(known)
     if found is None:
-        raise no_such_model(model_id, directory.model_ids())
+        raise no_such_model(model_id, ids)
     wanted = _MODE_OF_PATH.get(path.rstrip("/").rpartition("/")[2])
     if wanted is not None and isinstance(found, Backend) and found.mode == "chat":
         # the engine's own error names a flag that users cannot set
@@ -230,8 +239,7 @@ def no_such_model(model_id: str, model_ids: Sequence[str]) -> RefusedError:
     return refused(404, f"no model {model_id!r}; {_models_hint(model_ids)}", NOT_FOUND)
 
 
-def _only_model(directory: ModelDirectory) -> str:
-    model_ids = directory.model_ids()
+def _only_model(model_ids: Sequence[str]) -> str:
     if len(model_ids) == 1:
         return model_ids[0]
     raise refused(400, f'the request names no "model"; {_models_hint(model_ids)}', "model_required")

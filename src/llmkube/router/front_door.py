@@ -586,7 +586,7 @@ def passing_door(
 
     def entries(exchange: StreamExchange) -> list[ModelEntry]:
         every = [*models_in(directory, proxy.client, describe), *further()]
-        return [each for each in every if may_use(exchange, directory, each.name, each.service)]
+        return [each for each in every if may_use(exchange, directory, each.name)]
 
     return FrontDoor(
         hint=_HINT if listed is None else _HINT + _OLLAMA_HINT,

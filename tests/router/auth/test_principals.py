@@ -100,6 +100,9 @@ async def test_an_issued_key_has_an_expiry_and_models(tmp_path):
     assert code_of(expired) == (401, "key_expired")
     assert [each["id"] for each in json.loads(listed.body)["data"]] == ["mac"]
     assert {(line["team"], line["key"]) for line in lab.audit} == {("red", "ann")}
+    kinds = ("prompt", "completion", "cached")
+    tokens = [lab.metric("llmkube_router_team_tokens_total", team="red", kind=kind) for kind in kinds]
+    assert tokens == [lab.metric("llmkube_router_tokens_total", backend="mac", kind=kind) for kind in kinds]
 
 
 async def test_a_page_from_elsewhere_uses_no_router():

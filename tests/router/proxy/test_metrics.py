@@ -4,6 +4,7 @@ Series of OpenTelemetry's conventions, from finished requests.
 """
 
 import ast
+from decimal import Decimal
 from itertools import product
 from pathlib import Path
 
@@ -13,12 +14,13 @@ from prometheus_client import CollectorRegistry
 from llmkube import router
 from llmkube.router.auth import principals
 from llmkube.router.budgets.usage import Usage
-from llmkube.router.config.routing_config import Backend
+from llmkube.router.config.routing_config import Backend, Prices
 from llmkube.router.dialects.inbound import unread_code
 from llmkube.router.dispatch.dispatcher import no_answer
 from llmkube.router.dispatch.record import AttemptRecord, Record, Request
 from llmkube.router.dispatch.relay import Ending
 from llmkube.router.dispatch.verdicts import Cause, Failure
+from llmkube.router.policy.request_facts import Principal
 from llmkube.router.proxy import handler, metrics
 from llmkube.router.proxy.genai_metrics import GenAiMetrics, provider_of
 from llmkube.router.proxy.metrics import bounded_outcome
@@ -158,6 +160,26 @@ def test_a_stream_has_all_of_them():
     assert value("gen_ai_server_time_per_output_token_seconds_sum", OF_LOCAL) == pytest.approx(0.2)
     assert value("gen_ai_client_token_usage_sum", OF_LOCAL | {"gen_ai_token_type": "input"}) == 30
     assert value("gen_ai_client_token_usage_sum", OF_LOCAL | {"gen_ai_token_type": "output"}) == 10
+
+
+def test_tokens_and_dollars_are_counted_by_team(monkeypatch):
+    """Dollars are those of the prices of the backend; a team beyond the limit is `other`."""
+    monkeypatch.setattr(metrics, "MAX_TEAMS", 2)
+    registry = CollectorRegistry()
+    counted = metrics.RouterMetrics(registry, "n/r")
+    prices = Prices(prompt_usd=Decimal(2), completion_usd=Decimal(4), cache_read_usd=Decimal(1))
+    paid = Backend(name="b", model_id="b", base_url="http://b", local=False, prices=prices)
+    for team in ("red", "blue", "green", "red"):
+        one = record(usage=Usage(1_000_000, 500_000, 500_000), backend="b")
+        one.decided.principal = Principal(team=team)
+        counted.count_request(one, "none", paid, 1.0)
+    tokens = [
+        registry.get_sample_value("llmkube_router_team_tokens_total", {"router": "n/r", "team": team, "kind": "cached"})
+        for team in ("red", "blue", "green", "other")
+    ]
+    labels = {"router": "n/r", "team": "red", "backend": "b"}
+    assert tokens == [1_000_000, 500_000, None, 500_000]
+    assert registry.get_sample_value("llmkube_router_cost_dollars_total", labels) == 7.0
 
 
 def test_a_failure_has_its_type_and_no_first_token():

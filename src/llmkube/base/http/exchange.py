@@ -66,6 +66,8 @@ class StreamExchange:
         peer: Address that the request comes from; "" if it has none.
         owner: The same with the client's user, where the server knows it.
         client: Identity of the client, set by a handler that has authenticated it; None if none has.
+        about: Name of the model or object that the request is about, set by a handler for logs.
+        status: Status of the response; 0 before it begins.
     """
 
     head: RequestHead
@@ -78,6 +80,8 @@ class StreamExchange:
     peer: str = attrs.field(default="", kw_only=True)
     owner: str = attrs.field(default="", kw_only=True)
     client: object = attrs.field(default=None, init=False)
+    about: str = attrs.field(default="", init=False)
+    status: int = attrs.field(default=0, init=False)
     begun: bool = attrs.field(default=False, init=False)
     complete: bool = attrs.field(default=False, init=False)
     arrived_at: float = attrs.field(factory=trio.current_time, init=False)
@@ -157,7 +161,7 @@ class StreamExchange:
         """
         if self.begun:
             raise RuntimeError(f"{self.head.method} {self.head.target} is answered twice")
-        self.begun = True
+        self.begun, self.status = True, status
         close = b"" if self.keep_alive else b"Connection: close\r\n"
         return b"%b%b%b%b\r\n" % (status_line(status), lines, self.stamp, close)
 

@@ -85,7 +85,7 @@ def routers_handler(find: Callable[[Key], Router | None], gateway: StreamHandler
             missing = refused(404, message, "router_not_found").response
             return missing if found is None else refusal_at(found[1].partition("?")[0], missing)
         client, model = client_of(exchange), f"{MODEL}{found[0]}"
-        if client is not None and client.models is not None and not matches_any(client.models, model):
+        if client is not None and client.models and not matches_any(client.models, model):
             return refusal_at(found[1].partition("?")[0], model_refused(client, model).response)
         exchange.head = attrs.evolve(head, target=found[1])
         refusal = router.request_filter(exchange.head, exchange.peer)

@@ -82,10 +82,16 @@ async def _entries(client: Client, key: Key) -> Mapping[str, bytes]:
         secret = await client.get(Secret, key)
     except NotFoundError:
         return {}
-    return decoded_entries(secret)
+    return _decoded_entries(secret)
 
 
-def decoded_entries(secret: Secret) -> Mapping[str, bytes]:
+def key_texts(secret: Secret | None) -> dict[str, str]:
+    """Return the entries of a Secret of clients' keys, none if it does not exist; only ASCII is valid in keys."""
+    entries = _decoded_entries(secret).items() if secret is not None else ()
+    return {name: value.decode("ascii", "replace") for name, value in entries}
+
+
+def _decoded_entries(secret: Secret) -> Mapping[str, bytes]:
     """Return the entries of a Secret that are valid base64."""
     return {name: value for name, text in secret.data.items() if (value := _decoded(text)) is not None}
 

@@ -38,12 +38,14 @@ class IssuedKey:
         name: The holder; "" for a line that is a key itself.
         until: Expiry, in seconds since 1970; infinite for none.
         models: Patterns of the models that it may use; empty for every model.
+        problem: Why the line is invalid, without any part of a key; "" if it is valid.
     """
 
-    digest: bytes = attrs.field(repr=False)
+    digest: bytes = attrs.field(default=b"", repr=False)
     name: str = ""
     until: float = math.inf
     models: tuple[str, ...] = ()
+    problem: str = ""
 
     @property
     def line(self) -> str:
@@ -72,21 +74,21 @@ def parse_key_line(line: str) -> IssuedKey:
     if not _DIGEST.fullmatch(digest) or len(fields) != len(rest) or fields.keys() - {"for", "until", "models"}:
         raise ValueError("a record is sha256:DIGEST for=NAME [until=TIME] [models=A,B]")
     if not NAME.fullmatch(fields.get("for", "")):
-        raise ValueError("for= must be a name of letters, digits and ._@-")
+        raise ValueError(f"for: {fields.get('for')!r} is not a name; use up to 63 letters, digits, dots, _, @ and -")
     models = tuple(fields["models"].split(",")) if "models" in fields else ()
     if problem := next(filter(None, map(pattern_problem, models)), ""):
-        raise ValueError(f"models=: {problem}")
+        raise ValueError(f"models: {problem}")
     until = math.inf
     if "until" in fields:
         until = datetime.strptime(fields["until"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
     return IssuedKey(digest=bytes.fromhex(digest), name=fields["for"], until=until, models=models)
 
 
-def parse_key_file(text: str) -> Iterator[tuple[int, IssuedKey | ValueError]]:
-    """Yield each line that is not empty with its number, or why it is invalid."""
+def parse_key_file(text: str) -> Iterator[tuple[int, IssuedKey]]:
+    """Yield each line that is not empty, with its number."""
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):
         if line:
             try:
                 yield number, parse_key_line(line)
             except ValueError as exc:
-                yield number, exc
+                yield number, IssuedKey(problem=str(exc))

@@ -22,6 +22,9 @@ OWNER: Final = "owner"
 """Team whose keys may load, unload and pin models."""
 
 Stamp = tuple[int, int, int]
+Holder = tuple[IssuedKey, Principal]
+"""A key and its holder."""
+
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
@@ -58,14 +61,6 @@ class BackendKeys:
         return key
 
 
-@attrs.frozen
-class Holder:
-    """A key and its holder."""
-
-    key: IssuedKey
-    principal: Principal
-
-
 def holders_in(texts: Mapping[str, str]) -> dict[bytes, Holder]:
     """Return the holders of the keys in files, by digest; lines that are invalid are logged, and admit nobody.
 
@@ -75,14 +70,12 @@ def holders_in(texts: Mapping[str, str]) -> dict[bytes, Holder]:
     holders: dict[bytes, Holder] = {}
     for team, text in texts.items():
         for number, key in parse_key_file(text):
-            if isinstance(key, ValueError):
-                _log.error("key ignored", team=team, line=number, error=str(key))
+            if key.problem:
+                _log.error("key ignored", team=team, line=number, error=key.problem)
                 continue
-            tenant = key.digest.hex()[:_TENANT_DIGITS]
-            principal = Principal(
-                team=team, tenant=tenant, is_owner=team == OWNER, name=key.name, models=key.models or None
-            )
-            holders[key.digest] = Holder(key, principal)
+            of, name, models = key.digest.hex()[:_TENANT_DIGITS], key.name, key.models
+            principal = Principal(team=team, tenant=of, is_owner=team == OWNER, name=name, models=models)
+            holders[key.digest] = key, principal
     return holders
 
 
@@ -101,12 +94,15 @@ class KeyHolders:
     def holder_of(self, digest: bytes) -> Principal | None:
         """Return the holder of a key; None if the key is unknown or has expired."""
         holder = self.holders.get(digest)
-        return holder.principal if holder is not None and self.wall_clock() < holder.key.until else None
+        return holder[1] if holder is not None and self.wall_clock() < holder[0].until else None
 
     def has_expired(self, digest: bytes) -> bool:
         """Return whether a key is known and has expired."""
         holder = self.holders.get(digest)
-        return holder is not None and self.wall_clock() >= holder.key.until
+        return holder is not None and self.wall_clock() >= holder[0].until
+
+
+NO_KEYS: Final = KeyHolders(lambda: 0.0)
 
 
 @attrs.define(eq=False)

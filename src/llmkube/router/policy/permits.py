@@ -96,7 +96,7 @@ def _limits_of(config: RoutingConfig, principal: Principal) -> list[tuple[str, t
     limits, by_team = [], config.auth.models_of_team
     if by_team:
         limits.append((f"team {principal.team or 'unknown'}", by_team.get(principal.team, ())))
-    if principal.models is not None:
+    if principal.models:
         limits.append((f"the key for {principal.name}", principal.models))
     return limits
 

@@ -37,14 +37,14 @@ class Principal:
         tenant: The unit of fair sharing: a digest of the key or of the token's subject, else the address.
         is_owner: Whether it may load, unload and pin models: with a key of the team `owner`, or without authentication.
         name: Holder of its key; "" for tokens and keys without one.
-        models: Patterns of the models that its key may use; None for every model.
+        models: Patterns of the models that its key may use; empty for every model.
     """
 
     team: str = ""
     tenant: str = ""
     is_owner: bool = False
     name: str = ""
-    models: tuple[str, ...] | None = None
+    models: tuple[str, ...] = ()
 
 
 ANONYMOUS: Final = Principal()

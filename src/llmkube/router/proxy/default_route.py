@@ -154,7 +154,7 @@ def _listed_fields(services: Services, router: Router) -> StreamHandler:
                 if named is None and path.startswith(OLLAMA) and is_parsed(exchange.body):
                     named = orjson.loads(exchange.body).get(MODEL_NAME)
                 model_id, found = permitted_model(exchange, services.directory, named, path)
-            if found is None and (client := client_of(exchange)) is not None and client.models is not None:
+            if found is None and (client := client_of(exchange)) is not None and client.models:
                 raise refused(400, "the body names no model that can be read", "invalid_model")
         is_unready = isinstance(found, UnavailableModel) and not found.wakes
         with services.holds.using(found if is_unready else None, exchange.owner) as hold:

@@ -483,7 +483,7 @@ class ListedFields:
 def _principal(exchange: StreamExchange, routing: Routing) -> Principal | None:
     """Return the client; a router without authentication trusts the gateway before it, which checks the models."""
     if routing.clients is None and (client := client_of(exchange)) is not None:
-        return attrs.evolve(client, models=None)
+        return attrs.evolve(client, models=())
     return principal_of(exchange.head.lines, exchange.owner, routing.clients)
 
 

@@ -71,8 +71,6 @@ class Source:
 CheckerOf = Callable[[Tokens, TokenKeys | None], TokenChecker]
 """Creates a token checker, with the keys that are already loaded."""
 
-WallClock = Callable[[], float]
-
 
 @attrs.define(eq=False)
 class LiveConfig:
@@ -90,7 +88,7 @@ class LiveConfig:
     routing: Routing
     on_change: Callable[[RoutingConfig, RoutingConfig], Awaitable[None]]
     checker_of: CheckerOf
-    wall_clock: WallClock
+    wall_clock: Callable[[], float]
     problem: str = ""
     _stamp: Stamp = (0, 0, 0)
     _limiter: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1))
@@ -137,7 +135,7 @@ class LiveConfig:
         await self.on_change(before, config)
 
 
-def load_routing(source: Source, checker_of: CheckerOf, wall_clock: WallClock) -> tuple[Routing, Stamp]:
+def load_routing(source: Source, checker_of: CheckerOf, wall_clock: Callable[[], float]) -> tuple[Routing, Stamp]:
     """Load the config for the first time. Blocks.
 
     Raises:
@@ -148,7 +146,7 @@ def load_routing(source: Source, checker_of: CheckerOf, wall_clock: WallClock) -
     return Routing(config, _clients(config, keys_for(config, wall_clock), None, checker_of)), stamp
 
 
-def keys_for(config: RoutingConfig, wall_clock: WallClock) -> ClientKeys | None:
+def keys_for(config: RoutingConfig, wall_clock: Callable[[], float]) -> ClientKeys | None:
     """Read the client keys; None if none are configured. Blocks.
 
     Raises:

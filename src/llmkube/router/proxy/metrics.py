@@ -14,6 +14,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from llmkube.router.config.data_classes import classes_in
 from llmkube.router.config.routing_config import Backend, RoutingConfig
+from llmkube.router.dispatch.attempt_charges import charge_of
 from llmkube.router.dispatch.record import Record
 from llmkube.router.health.health_state import CacheUse
 from llmkube.router.proxy.genai_metrics import GenAiMetrics
@@ -33,6 +34,11 @@ OUTCOMES: Final = frozenset(
     }
 )
 """Outcomes of requests, including the code of each of the router's own errors with a status of 500 or more."""
+
+
+_KINDS: Final = ("prompt", "completion", "cached")
+MAX_TEAMS: Final = 100
+"""Teams with series of their own: a token may name any team."""
 
 
 class RouterMetrics:
@@ -74,6 +80,10 @@ class RouterMetrics:
         self.attempts = counter("attempts", text, "backend", "result")
         text = "Tokens as reported by backends, by kind: prompt, completion, cached (part of the prompt)."
         self.tokens = counter("tokens", text, "backend", "kind")
+        text = "Tokens as reported by backends, by team and kind; teams beyond the first 100 are other."
+        self.team_tokens = counter("team_tokens", text, "team", "kind")
+        text = "Dollars for answers, at the prices of the backends that have some, by team and backend."
+        self.dollars = counter("cost_dollars", text, "team", "backend")
         text = "Copies of requests to shadow backends, by result."
         self.shadows = counter("shadows", text, "backend", "result")
         text = (
@@ -116,6 +126,15 @@ class RouterMetrics:
             tokens[router, backend, "prompt"].value += usage.prompt
             tokens[router, backend, "completion"].value += usage.completion
             tokens[router, backend, "cached"].value += usage.cached
+            of_team, team = self.team_tokens.of, record.decided.principal.team
+            if (router, team, "prompt") not in of_team and len(of_team) >= MAX_TEAMS * len(_KINDS):
+                team = "other"
+            for kind, count in zip(_KINDS, (usage.prompt, usage.completion, usage.cached), strict=True):
+                of_team[router, team, kind].value += count
+            prices = answering.charged_prices if answering is not None else None
+            charge = charge_of(is_sent=True, status=200, usage=usage, prices=prices)
+            if charge is not None and prices is not None:
+                self.dollars.of[router, team, backend].value += charge.nano_usd / 1e9
 
 
 def bounded_outcome(outcome: str, status: int) -> str:

@@ -5,6 +5,7 @@ A key is printed once, when it is issued; no one can read it again.
 
 import base64
 import datetime
+import math
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -19,20 +20,15 @@ from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, ClusterFlags, ru
 from llmkube.cli.view import formats, output
 from llmkube.k8s.builtins import Secret
 from llmkube.k8s.crd.meta import ObjectMeta
-from llmkube.k8s.crd.modelrouter import ModelRouter
-from llmkube.k8s.errors import AlreadyExistsError, ConflictError, NotFoundError
+from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.resource import Key
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.options import HELP, Decorator, command
-from llmkube.programs.router_host.secret_files import decoded_entries
+from llmkube.programs.router_host.secret_files import key_texts
 from llmkube.router.auth.client_key import digest_of_key
-from llmkube.router.auth.issued_keys import ISSUED_IN, NAME, IssuedKey, parse_key_file, shown_time
-from llmkube.router.config.routing_config import pattern_problem
+from llmkube.router.auth.issued_keys import ISSUED_IN, NAME, IssuedKey, parse_key_file, parse_key_line, shown_time
 
-COLUMNS: Final = ("FOR", "TEAM", "MODELS", "UNTIL", "STATE")
 FIELD_MANAGER: Final = "llmkube-keys"
-DEFAULT_TEAM: Final = "clients"
-_ATTEMPTS: Final = 5
 
 Texts = dict[str, str]
 """Content of each team's entry."""
@@ -49,7 +45,7 @@ def _secret_option() -> Decorator:
 
 @command("issue", keys)
 @click.option("--for", "name", metavar="NAME", required=True, help="Holder of the key: a person or a program.")
-@click.option("--team", default=DEFAULT_TEAM, show_default=True, help="Team of the holder, for budgets and policy.")
+@click.option("--team", default="clients", show_default=True, help="Team of the holder, for budgets and policy.")
 @click.option("--models", metavar="A,B", help="Models that the key may use; * for any text. Default: every model.")
 @click.option("--until", metavar="DATE|DURATION", help="Last day (UTC), or time until expiry. Default: no expiry.")
 @_secret_option()
@@ -61,32 +57,26 @@ def issue(*, name: str, team: str, models: str | None, until: str | None, secret
     the namespace default.
     """
     for field, value in (("--for", name), ("--team", team)):
-        if not NAME.fullmatch(value) or (field == "--team" and "@" in value):
+        if not NAME.fullmatch(value):
             raise UserError(f"{value!r} is not a name; use up to 63 letters, digits, dots, _ and -", field=field)
-    key = f"llmk_{secrets.token_urlsafe(32)}"
-    expiry = {} if until is None else {"until": expiry_of(until, utcnow())}
-    record = IssuedKey(digest=digest_of_key(key), name=name, models=_patterns(models), **expiry)
+    key, patterns = f"llmk_{secrets.token_urlsafe(32)}", tuple(models.replace(" ", "").split(",")) if models else ()
+    expiry = math.inf if until is None else expiry_of(until, utcnow())
+    record = IssuedKey(digest=digest_of_key(key), name=name, models=patterns, until=expiry)
+    try:
+        parse_key_line(record.line)
+    except ValueError as exc:
+        raise UserError(f"--{exc}") from None
 
     def add(texts: Texts) -> None:
-        if any(one is not None and one.name == name for _, one in _keys_in(texts)):
+        if any(one.name == name for _, one in _keys_in(texts)):
             raise CommandError(f"{name} has a key; revoke it first, or issue one for another name, such as {name}-2")
         texts[team] = f"{texts.get(team, '').rstrip()}\n{record.line}\n".lstrip()
 
-    async def action(cluster: Cluster) -> str:
-        place = Key(cluster.namespace, secret)
-        await _edit(cluster, place, add)
-        routers = (await cluster.client.list(ModelRouter, namespace=cluster.namespace)).items
-        readers = [f"ModelRouter {each.metadata.name}" for each in routers if _secret_of(each) == secret]
-        if cluster.up_dir is not None and place == Key("default", ISSUED_IN):
-            readers.append("llmkube up --listen")
-        return (
-            ", ".join(readers) or f"nothing yet: a ModelRouter does with spec.policy.auth.keysSecretRef.name: {secret}"
-        )
-
-    readers = run_against(where, action, changes=True, seconds=ANSWER_SECONDS)
+    run_against(where, lambda cluster: _edit(cluster, secret, add), changes=True, seconds=ANSWER_SECONDS)
     click.echo(key)
-    text = f"This key is not shown again. {_sentence(team, record)}\nSecret {secret} is read by: {readers}"
-    click.echo(output.wrapped(text, err=True), err=True)
+    allowed, expires = ", ".join(patterns) or "every model", _shown(record)
+    text = f"{name} of team {team} may use {allowed} {f'until {expires}' if expires else 'without expiry'}."
+    click.echo(output.wrapped(f"This key is not shown again. {text}", err=True), err=True)
 
 
 @command("list", keys)
@@ -97,8 +87,7 @@ def list_keys(*, secret: str, where: ClusterFlags, form: str) -> None:
     """List the holders of keys, with their models and expiry; keys themselves are not stored."""
 
     async def action(cluster: Cluster) -> Texts:
-        found = await _read(cluster, Key(cluster.namespace, secret))
-        return _texts(found) if found is not None else {}
+        return key_texts(await _read(cluster, secret))
 
     now = utcnow().timestamp()
     rows = [_as_data(team, each, now) for team, each in _keys_in(run_against(where, action, seconds=ANSWER_SECONDS))]
@@ -106,7 +95,7 @@ def list_keys(*, secret: str, where: ClusterFlags, form: str) -> None:
         click.echo(formats.dump(rows, form))
     elif rows:
         cells = [[one["for"], one["team"], ",".join(one["models"]) or "*", one["until"], one["state"]] for one in rows]
-        click.echo(output.table(COLUMNS, cells, width=output.line_width()))
+        click.echo(output.table(("FOR", "TEAM", "MODELS", "UNTIL", "STATE"), cells, width=output.line_width()))
     else:
         click.echo(f"Secret {secret} has no keys.", err=True)
 
@@ -129,10 +118,7 @@ def revoke(*, name: str, secret: str, where: ClusterFlags) -> None:
         for team, text in held.items():
             texts[team] = "".join(one for one in text.splitlines(keepends=True) if f"for={name}" not in one.split())
 
-    async def action(cluster: Cluster) -> None:
-        await _edit(cluster, Key(cluster.namespace, secret), remove)
-
-    run_against(where, action, changes=True, seconds=ANSWER_SECONDS)
+    run_against(where, lambda cluster: _edit(cluster, secret, remove), changes=True, seconds=ANSWER_SECONDS)
     click.echo(f"The key for {name} is revoked.")
 
 
@@ -157,74 +143,39 @@ def expiry_of(text: str, now: datetime.datetime) -> float:
 _MAX_TIME: Final = 253370764800  # the start of the year 9999
 
 
-def _patterns(text: str | None) -> tuple[str, ...]:
-    patterns = tuple(each.strip() for each in text.split(",")) if text is not None else ()
-    for each in patterns:
-        if problem := pattern_problem(each):
-            raise UserError(f"{each!r}: {problem}", field="--models")
-    return patterns
+async def _edit(cluster: Cluster, name: str, change: Callable[[Texts], None]) -> None:
+    """Change the entries of a Secret; fails, without a change, if somebody else changes it meanwhile."""
+    secret = await _read(cluster, name)
+    before, texts = key_texts(secret), key_texts(secret)
+    change(texts)
+    changes: Any = {team: _encoded(text) for team, text in texts.items() if text != before.get(team)}
+    if secret is None:
+        new = Secret(metadata=ObjectMeta(name=name, namespace=cluster.namespace), data=changes)
+        await cluster.client.create(new, field_manager=FIELD_MANAGER)
+    else:
+        patch = {"metadata": {"resourceVersion": secret.metadata.resource_version}, "data": changes}
+        await cluster.client.patch(Secret, secret.key, patch, field_manager=FIELD_MANAGER)
 
 
-async def _edit(cluster: Cluster, place: Key, change: Callable[[Texts], None]) -> None:
-    """Change the entries of a Secret, again from its newest version if somebody else has changed it meanwhile."""
-    for attempt in range(1, _ATTEMPTS + 1):
-        secret = await _read(cluster, place)
-        before = _texts(secret) if secret is not None else {}
-        texts = dict(before)
-        change(texts)
-        changes = {team: _encoded(text) for team, text in texts.items() if text != before.get(team)}
-        try:
-            if secret is None:
-                new = Secret(metadata=ObjectMeta(name=place.name, namespace=place.namespace), data=changes)
-                await cluster.client.create(new, field_manager=FIELD_MANAGER)
-            else:
-                patch = {"metadata": {"resourceVersion": secret.metadata.resource_version}, "data": changes}
-                await cluster.client.patch(Secret, place, patch, field_manager=FIELD_MANAGER)
-        except (ConflictError, AlreadyExistsError):
-            if attempt == _ATTEMPTS:
-                raise
-        else:
-            return
-
-
-async def _read(cluster: Cluster, place: Key) -> Secret | None:
+async def _read(cluster: Cluster, name: str) -> Secret | None:
     try:
-        return await cluster.client.get(Secret, place)
+        return await cluster.client.get(Secret, Key(cluster.namespace, name))
     except NotFoundError:
         return None
-
-
-def _texts(secret: Secret) -> Texts:
-    return {team: value.decode("ascii", "replace") for team, value in decoded_entries(secret).items()}
 
 
 def _encoded(text: str) -> Any:
     return base64.b64encode(text.encode()).decode() if text else None  # null removes the entry
 
 
-def _keys_in(texts: Mapping[str, str]) -> list[tuple[str, IssuedKey | None]]:
-    """Return each key with its team, None for a line that is invalid."""
-    parsed = [(team, one) for team, text in sorted(texts.items()) for _, one in parse_key_file(text)]
-    return [(team, None if isinstance(one, ValueError) else one) for team, one in parsed]
+def _keys_in(texts: Mapping[str, str]) -> list[tuple[str, IssuedKey]]:
+    return [(team, one) for team, text in sorted(texts.items()) for _, one in parse_key_file(text)]
 
 
-def _as_data(team: str, key: IssuedKey | None, now: float) -> dict[str, Any]:
-    if key is None:
-        return {"for": "", "team": team, "models": [], "until": "", "state": "invalid"}
-    state = "expired" if now >= key.until else "valid" if key.name else "plain key"
-    shown = shown_time(key.until) if key.until < _MAX_TIME else ""
-    return {"for": key.name, "team": team, "models": list(key.models), "until": shown, "state": state}
+def _as_data(team: str, key: IssuedKey, now: float) -> dict[str, Any]:
+    state = "expired" if now >= key.until else "invalid" if key.problem else "valid" if key.name else "plain key"
+    return {"for": key.name, "team": team, "models": list(key.models), "until": _shown(key), "state": state}
 
 
-def _sentence(team: str, key: IssuedKey) -> str:
-    data = _as_data(team, key, 0.0)
-    models = ", ".join(data["models"]) or "every model"
-    return (
-        f"{key.name} of team {team} may use {models} {'until ' + data['until'] if data['until'] else 'without expiry'}."
-    )
-
-
-def _secret_of(router: ModelRouter) -> str:
-    policy = router.spec.policy
-    ref = policy.auth.keys_secret_ref if policy is not None and policy.auth is not None else None
-    return ref.name if ref is not None else ""
+def _shown(key: IssuedKey) -> str:
+    return "" if math.isinf(key.until) else shown_time(key.until)

@@ -1,0 +1,86 @@
+"""`llmkube cost`: tokens, energy and dollars by team, model or host, from metrics; `cost.toml` has the series."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import click
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from llmkube.base.package_data import read_table
+from llmkube.base.units import parse_duration
+from llmkube.cli.options import output_option
+from llmkube.cli.view import formats, output
+from llmkube.programs.failures import CommandError
+from llmkube.programs.options import command
+
+COLUMNS: Final = ("prompt", "completion", "cached", "joules", "dollars")
+SECONDS: Final = 10.0
+"""Timeout of a request."""
+
+Sample = tuple[str, Mapping[str, str], float]
+"""A series' name, its labels and its value."""
+
+
+@command("cost")
+@click.option("--by", "axis", type=click.Choice(("team", "model", "host")), default="model", show_default=True)
+@click.option("--prometheus", metavar="URL", help="Ask this Prometheus, for a period.")
+@click.option("--since", default="30d", show_default=True, metavar="DURATION", help="Period, with --prometheus.")
+@click.option("--metrics", metavar="URL", default=("http://127.0.0.1:9090/metrics",), multiple=True, show_default=True)
+@click.option("--gateway", metavar="URL", default="http://127.0.0.1:8080", show_default=True, help="For its engines.")
+@output_option("json", "yaml")
+def cost(*, axis: str, prometheus: str | None, since: str, metrics: tuple[str, ...], gateway: str, form: str) -> None:
+    """Show tokens, joules and dollars by team, model or host; what no program has counted is empty.
+
+    Without --prometheus, the figures are totals since the start of each program: of those at --metrics (`llmkube up`,
+    agents, routers) and of the engines behind the gateway of `llmkube up`. Dollars are charged at the prices of
+    ModelRouters.
+    """
+    period = f"[{parse_duration(since, field='--since'):.0f}s]"
+    rows: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+    with httpx.Client(timeout=SECONDS) as http:
+        found = [] if prometheus else [*_totals(http, metrics), *(_engines(http, gateway) if axis == "model" else ())]
+        for one in read_table(__package__, "cost")[axis]:
+            series, labels = one["series"], ", ".join(one["labels"])
+            query = f"sum by ({labels}) (increase({series}{period}))"
+            samples = _query(http, prometheus, query) if prometheus else (each for each in found if each[0] == series)
+            for _, names, value in samples:
+                for column in one["columns"]:
+                    rows[one["row"].format_map(defaultdict(str, names)).lstrip("/")][column.format_map(names)] += value
+    table = [{axis: name, **{each: one.get(each) for each in COLUMNS}} for name, one in sorted(rows.items())]
+    if form:
+        click.echo(formats.dump(table, form))
+    else:
+        cells = [[str(one[axis]), *(_shown(one[each], each) for each in COLUMNS)] for one in table]
+        click.echo(output.table((axis.upper(), *map(str.upper, COLUMNS)), cells, width=output.line_width()))
+
+
+def _get(http: httpx.Client, url: str, **params: str) -> httpx.Response:
+    try:
+        return http.get(url, params=params or None).raise_for_status()
+    except (httpx.HTTPError, httpx.InvalidURL) as exc:
+        raise CommandError(f"{url} cannot be read: {exc}") from exc
+
+
+def _query(http: httpx.Client, prometheus: str, query: str) -> Iterator[Sample]:
+    for one in _get(http, f"{prometheus.rstrip('/')}/api/v1/query", query=query).json()["data"]["result"]:
+        yield "", one["metric"], float(one["value"][1])
+
+
+def _totals(http: httpx.Client, urls: tuple[str, ...], **labels: str) -> Iterator[Sample]:
+    for url in urls:
+        instance = labels or {"instance": httpx.URL(url).netloc.decode()}
+        for family in text_string_to_metric_families(_get(http, url).text):
+            yield from ((one.name, {**one.labels, **instance}, one.value) for one in family.samples)
+
+
+def _engines(http: httpx.Client, gateway: str) -> Iterator[Sample]:
+    for one in _get(http, f"{gateway}/v1/models").json()["data"]:
+        if "meta" in one and "parent" not in one:  # a running engine, by its own name
+            namespace, _, service = one["id"].rpartition("/")
+            yield from _totals(http, (f"{gateway}/metrics?model={one['id']}",), namespace=namespace, service=service)
+
+
+def _shown(value: Any, column: str) -> str:
+    return "" if value is None else f"{value:.4f}" if column == "dollars" else f"{value:.0f}"
