@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE  # tests start programs some hundred times: none compiles itself again
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak check docs newcomer envtest node bench manifests reference generate chart dist lock clean
+.PHONY: help demo test soak check docs newcomer envtest node bench manifests reference generate chart dist pins lock clean
 .PHONY: install-metal-agent uninstall-metal-agent install-powermetrics-sudo uninstall-powermetrics-sudo
 
 help:  ## list the targets
@@ -113,6 +113,9 @@ chart: $(STAMP)  ## package the Helm chart with IMAGE and CPU_ENGINE=REPOSITORY@
 
 dist: $(STAMP)  ## build the files of a release from the last commit: wheel, sdist, lock, SBOM, checksums: dist; URL=https://… adds a formula
 	@$(BIN)/python tests/supply/dist.py dist $(if $(URL),--url $(URL))
+
+pins: $(STAMP)  ## list the pinned packages with their files, and the default images of engines
+	@$(BIN)/python tests/supply/pins.py
 
 lock: $(STAMP)  ## update requirements/*.txt, versions and digests; KEEP=1 keeps versions that pyproject.toml still allows
 	@$(BIN)/python tests/supply/lock.py $(if $(KEEP),--keep)

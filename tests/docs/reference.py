@@ -73,6 +73,31 @@ Every metric of LLMKube's own, generated from the collectors by `make reference`
 and the controller export the process metrics of Prometheus' client (`process_*`, `python_*`). Engines have metrics of
 their own. [helm.md](helm.md#monitoring) describes scraping, dashboards and alerts.
 
+## Cost
+
+`llmkube cost --by team|model|host` adds up tokens, energy and dollars. What no program has counted is empty in the
+table, and null with `-o json`.
+
+```console not run: it needs a Prometheus, or a running llmkube up
+$ llmkube cost --by team --prometheus http://prometheus:9090 --since 30d
+$ llmkube cost --by model                 # without Prometheus: totals since the start of each program
+```
+
+* **By team**: requests through ModelRouters and the front door of a cluster. The default route of `llmkube up` does
+  not read answers, so its requests have no team.
+* **By model**: a row for each backend of a router (tokens as reported, dollars at its `costPerMillionTokens`), and
+  one for each service (tokens as counted by its engine, from all clients, and the energy that its host's agent has
+  measured). A request through a router to a service of ours is in both rows, so do not add them.
+* **By host**: the energy of each agent's host with `--power-enabled` or `--apple-power-enabled`
+  ([power.md](power.md)); tokens are not counted by host.
+* Without `--prometheus`, `--metrics URL` (repeatable) names the programs to read: by default the probe port of
+  `llmkube up`; an agent's or a router's is another. `--gateway` is the address of `llmkube up`'s gateway, whose
+  engines are read.
+* Cached tokens are part of the prompt. llama.cpp and routers report them; vLLM's, SGLang's and TGI's are not shown.
+  Energy is not converted to dollars.
+
+## Metrics
+
 A counter's name ends in `_total`; a histogram has the series `_bucket`, `_sum` and `_count`.
 
 | metric | type | labels | meaning | exported by |

@@ -32,6 +32,7 @@ from llmkube.k8s.wire.names import SERVICE_LABEL, SERVICE_NAME_LABEL
 from llmkube.programs.config import GatewayConfig
 from llmkube.programs.gateway.gateway import open_gateway
 from llmkube.programs.gateway.rights import PROGRAM
+from llmkube.router.auth.client_key import digest_of_key
 
 pytestmark = pytest.mark.ci
 
@@ -271,6 +272,11 @@ async def test_clients_need_a_key_of_a_team_and_engines_get_their_own(tmp_path, 
         await trio.sleep(FOLLOWED)
         assert (await stage.ask("chat", red)).status == 401
         assert (await stage.ask("chat", {"Authorization": "Bearer sk-blue-key"})).status == 200
+        issued = [f"sha256:{digest_of_key(key).hex()} for=x models={key}" for key in ("chat", "other")]
+        (teams / "blue").write_text("\n".join(issued))
+        await trio.sleep(FOLLOWED)
+        answers = [await stage.ask("chat", {"Authorization": f"Bearer {key}"}) for key in ("chat", "other")]
+        assert [each.status for each in answers] == [200, 403]
 
 
 async def test_without_keys_nothing_is_served_unless_that_is_wanted(tmp_path):
