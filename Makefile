@@ -101,6 +101,7 @@ manifests: $(STAMP)  ## write the files generated from the classes: docs/crds.md
 		$$roles --namespace @SERVED_NAMESPACE@ > charts/llmkube/files/rbac/$$program-namespace.yaml || exit 1; \
 	done
 	$(BIN)/llmkube rbac policies --lease-namespace @RELEASE_NAMESPACE@ > charts/llmkube/files/rbac/policies.yaml
+	$(BIN)/python tests/charts/dashboards.py
 	$(BIN)/python tests/mac/launchd_template.py > launchd/com.llmkube.metal-agent.plist
 
 reference: $(STAMP)  ## write the pages generated from code: docs/cli.md, config.md, metrics.md, reasons.md

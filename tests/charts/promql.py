@@ -28,7 +28,7 @@ VLLM = {
     f"vllm:{name}"
     for name in (
         *("generation_tokens_total", "kv_cache_usage_perc", "num_requests_running", "num_requests_waiting"),
-        "prompt_tokens_total",
+        *("prefix_cache_hits_total", "prefix_cache_queries_total", "prompt_tokens_total"),
         *(
             f"{name}_{part}"
             for name in ("e2e_request_latency_seconds", "inter_token_latency_seconds", "time_to_first_token_seconds")

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from charts.alert_cases import CASES, HEALTHY
+from charts.dashboards import boards
 from charts.helm_runs import CHART, ROOT, named, render, run
 from charts.promql import LLAMACPP, known_names, names_in
 from controller.podobjects import pod_service
@@ -23,7 +24,14 @@ from llmkube.router.health.health_state import CacheUse
 RULES = CHART / "files" / "rules.yaml"
 BOARDS = sorted((CHART / "files" / "dashboards").glob("*.json"))
 PAGE = ROOT / "docs" / "helm.md"
-VARIABLES = {"$__rate_interval": "5m", "$namespace": "n", "$service": "s", "$instance": "i"}
+VARIABLES = {
+    "$__rate_interval": "5m",
+    "$namespace": "n",
+    "$service": "s",
+    "$instance": "i",
+    "$router": "r",
+    "$engine": "e",
+}
 
 
 @cache
@@ -167,7 +175,7 @@ def test_dashboards_read_only_exported_series(path):
     for variable in board["templating"]["list"]:
         if variable["type"] == "query":
             asked = re.findall(r'__name__=~"([^"]*)"', variable["definition"])
-            names = asked[0].split("|") if asked else [re.match(r"label_values\((\w+)", variable["definition"])[1]]
+            names = asked[0].split("|") if asked else [re.match(r"label_values\(([\w:]+)", variable["definition"])[1]]
             assert set(names) <= known_names(), variable["name"]
 
 
@@ -197,10 +205,17 @@ def test_every_variable_is_used():
             assert f"${variable['name']}" in used or f"${{{variable['name']}}}" in used
 
 
+def test_boards_of_the_table_are_written():
+    """`make manifests` has been run since `dashboards.toml` was changed; runtimes in pods have a board each."""
+    for name, board in boards().items():
+        assert json.loads((CHART / "files" / "dashboards" / f"{name}.json").read_text()) == board
+    assert {"llamacpp", "vllm", "tgi", "sglang", "triton"} <= set(boards())
+
+
 def test_boards_arrive_as_they_are():
     """A ConfigMap per board, with the label of Grafana's sidecar, holds the file's JSON."""
     maps = named(render("--set", "dashboards.enabled=true,dashboards.namespace=grafana"), "ConfigMap")
-    assert len(maps) == len(BOARDS) == 2
+    assert len(maps) == len(BOARDS)
     for path in BOARDS:
         found = maps[f"llmkube-dashboard-{path.stem}"]
         assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
