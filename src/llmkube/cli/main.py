@@ -88,7 +88,8 @@ SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
         "doctor": Entry("cli.commands.doctor.command:doctor", "Diagnose this host and suggest fixes."),
         "verify": Entry("cli.commands.verify.command:verify", "Try what is promised of a Mac or a GPU."),
         "convert": Entry(
-            "cli.commands.tools.migrate:convert_manifests", "Convert manifests of the first API to the current one."
+            "cli.commands.tools.migrate:convert_manifests",
+            "Convert files of llama-swap, llama.cpp, Ollama or the first API to objects.",
         ),
         "migrate": Entry(
             "cli.commands.tools.migrate:migrate", "Check what changes for objects that the Go implementation serves."

@@ -287,7 +287,7 @@ def read_as_fields(service: InferenceService, model: Model) -> tuple[InferenceSe
     Raises:
         PlanError: An argument has a value that its field cannot have, or the field has another value.
     """
-    parsed, rest = pop_flags(tuple(_with_flash_value(service.spec.extra_args)), _FIELD_OF.keys())
+    parsed, rest = pop_flags(tuple(with_flash_value(service.spec.extra_args)), _FIELD_OF.keys())
     if not parsed:
         return service, model
     spec, hardware = attrs.evolve(service.spec, extra_args=rest), model.spec.hardware
@@ -311,7 +311,7 @@ def _texts(parsed: Iterable[UserFlag]) -> dict[str, str]:
     return texts
 
 
-def _with_flash_value(args: Sequence[str]) -> Iterator[str]:
+def with_flash_value(args: Sequence[str]) -> Iterator[str]:
     """Yield the arguments, with the value `on` for `--flash-attn` without one: it was a switch in older builds."""
     for word, following in itertools.zip_longest(args, args[1:]):
         bare = flag_of(word) in _FLASH_FLAGS and "=" not in word and following not in _FLASH

@@ -207,8 +207,10 @@ class Engine:
     async def model_names(self) -> frozenset[str]:
         """Return the names of the models that it reports to serve; empty if it reports none."""
         try:
-            return frozenset(str(model["id"]) for model in (await self._json(self.queries.names_path))["data"])
-        except (KeyError, TypeError):
+            models = (await self._json(self.queries.names_path))["data"]
+            # llama.cpp sorts the names of --alias: the first one may be any of them
+            return frozenset(str(name) for model in models for name in (model["id"], *model.get("aliases", ())))
+        except (AttributeError, KeyError, TypeError):
             return frozenset()
 
     async def build(self) -> str:

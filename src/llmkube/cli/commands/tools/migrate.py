@@ -14,6 +14,7 @@ from llmkube.apiserver.schema.structural import Schema
 from llmkube.apiserver.schema.validation import validate
 from llmkube.base.errors import UserError
 from llmkube.cli.commands.tools.files import load_manifests
+from llmkube.cli.commands.tools.other_programs import PROGRAMS, Converted, converted
 from llmkube.cli.options import cluster_options, manifests_option
 from llmkube.cli.target_cluster import Cluster, ClusterFlags, answer_deadline, run_against
 from llmkube.cli.view.output import printable
@@ -27,6 +28,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import GROUP, VERSION
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.pairing import METAL
+from llmkube.k8s.crd.placement import ACCELERATORS
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.wire.names import service_name
 from llmkube.programs.failures import CommandError
@@ -225,33 +227,52 @@ def _key(body: Body) -> tuple[str, str]:
 
 
 @command("convert")
-@manifests_option("names", "A file, a folder, or - for standard input.", required=True)
-def convert_manifests(names: tuple[str, ...]) -> None:
-    """Convert manifests of llmkube.io/v1alpha1 to current Models and InferenceServices.
+@manifests_option("names", "A file, a folder, or - for standard input.")
+@click.option("--from", "program", type=click.Choice(PROGRAMS), help="Program whose file or store is read.")
+@click.option(
+    "--accelerator",
+    type=click.Choice(ACCELERATORS),
+    default="metal" if sys.platform == "darwin" else "cpu",
+    help="Accelerator of Models from other programs. Default: metal on a Mac, else cpu.",
+)
+def convert_manifests(names: tuple[str, ...], program: str | None, accelerator: str) -> None:
+    """Convert the files of other programs, or manifests of llmkube.io/v1alpha1, to current objects.
 
-    Settings that cannot be converted are listed on standard error. Other objects are printed unchanged.
+    --from llama-swap reads its YAML, --from llama-presets a file of `llama-server --models-preset`, --from ollama the
+    models of an Ollama (OLLAMA_MODELS, else ~/.ollama/models), whose files are used in place. Without --from, manifests
+    are read. Settings that cannot be converted are listed on standard error; other objects are printed unchanged.
 
-    To apply them: llmkube convert -f old.yaml | kubectl apply -f -
+    To apply them: llmkube convert --from llama-swap -f config.yaml | llmkube apply -f -
     """
+    if not names and program != "ollama":
+        raise click.UsageError("-f is missing; name a file, a folder, or - for standard input")
     printed: list[Mapping[str, Any]] = []
     problems: list[str] = []
-    for manifest in load_manifests(names, sys.stdin.read):
-        if not is_old(manifest.body):
-            printed.append(manifest.body)
-            continue
-        try:
-            found = convert(manifest.body)
-        except UserError as error:
-            problems.append(f"{manifest.where}: {error}")
-            continue
-        objects = (found.model, found.service)
+    found = _current(names) if program is None else converted(program, names, accelerator, sys.stdin.read)
+    for where, objects, remarks, problem in found:
         printed += objects
-        for sentence in (*found.remarks, *(each for body in objects for each in _refusals(body))):
-            click.echo(f"{manifest.where}: {sentence}", err=True)
+        problems += [f"{where}: {problem}"] if problem else []
+        is_new = remarks is not None
+        for sentence in (*(remarks or ()), *(each for body in objects if is_new for each in _refusals(body))):
+            click.echo(f"{where}: {printable(sentence)}", err=True)
     if printed:
         click.echo(yaml.safe_dump_all(printed, sort_keys=False, explicit_start=True).rstrip("\n"))
     if problems:
         raise UserError("\n".join(problems))
+
+
+def _current(names: tuple[str, ...]) -> Iterator[Converted]:
+    """Yield objects of the current API unchanged, without remarks, and others converted."""
+    for manifest in load_manifests(names, sys.stdin.read):
+        if not is_old(manifest.body):
+            yield manifest.where, [manifest.body], None, ""
+            continue
+        try:
+            found = convert(manifest.body)
+        except UserError as error:
+            yield manifest.where, [], None, str(error)
+        else:
+            yield manifest.where, [found.model, found.service], found.remarks, ""
 
 
 def _refusals(body: Mapping[str, Any]) -> Iterator[str]:
