@@ -22,12 +22,14 @@ from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server
 from llmkube.cli.commands.programs.gateway import settings_of
-from llmkube.k8s.builtins import EndpointSlice, Namespace
+from llmkube.k8s.builtins import EndpointSlice, Lease, Namespace
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.exchange import TransportSender
+from llmkube.k8s.leases.wanted_services import LEASE_NAME, decode_record
+from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import SERVICE_LABEL, SERVICE_NAME_LABEL
 from llmkube.programs.config import GatewayConfig
 from llmkube.programs.gateway.gateway import open_gateway
@@ -326,9 +328,49 @@ async def test_a_policy_applies_to_every_service(tmp_path, patient_clock):
         assert (await stage.ask("chat", red)).status == 200
 
 
+ON_REQUEST = {"activation": {"mode": "OnRequest", "maxHold": "40s"}}
+
+
+async def test_a_request_waits_for_the_first_pod_of_its_service(tmp_path, patient_clock):
+    """It is recorded in the Lease that its service is needed, until its pods are no longer used or it gives up."""
+    async with open_stage(tmp_path) as stage:
+        await stage.service("chat", **ON_REQUEST)
+        answers = []
+
+        async def chat():
+            answers.append((await stage.chat("chat")).status)
+
+        async with trio.open_nursery() as clients:
+            for _ in range(20):
+                clients.start_soon(chat)
+            await trio.sleep(5)
+            lease = await stage.client.get(Lease, Key("ml", LEASE_NAME))
+            assert [decode_record(each) for each in lease.metadata.annotations.values()] == [{"chat"}]
+            assert not answers
+            await stage.engine("10.0.0.1")
+            await stage.slice("chat", "10.0.0.1")
+        assert answers == [200] * 20
+        # its pod ends while it is used: what comes meanwhile is answered by the next one
+        stage.kill("10.0.0.1")
+        async with trio.open_nursery() as clients:
+            clients.start_soon(chat)
+            await trio.sleep(5)
+            await stage.engine("10.0.0.2")
+            await stage.slice("chat", "10.0.0.2", terminating=["10.0.0.1"])
+        assert answers == [200] * 21
+        await trio.sleep(30)
+        assert not (await stage.client.get(Lease, Key("ml", LEASE_NAME))).metadata.annotations
+        await stage.slice("chat")
+        stage.kill("10.0.0.2")
+        status, error = error_of(await stage.chat("chat"))
+        assert (status, error["code"]) == (503, "model_not_ready")
+        assert "was not loaded within" in error["message"]
+
+
 async def test_the_front_door_has_the_rights_that_it_uses(tmp_path, patient_clock):
     """It reads what it serves, and no Secret."""
     async with open_stage(tmp_path) as stage:
-        await stage.service("chat")
+        await stage.service("chat", **ON_REQUEST)
+        await stage.chat("chat")
         assert not undeclared(stage.calls, PROGRAM)
         assert not unused(stage.calls, PROGRAM)

@@ -12,6 +12,9 @@ import trio
 
 from llmkube.base.http.dial import Connect
 from llmkube.base.http.message import Origin
+from llmkube.base.mailbox import Mailbox
+from llmkube.base.units import parse_duration
+from llmkube.controller.status.scale import goes_to_zero
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -21,7 +24,7 @@ from llmkube.k8s.wire.reasons import Reason
 from llmkube.k8s.wire.service_health import State, service_health
 from llmkube.programs.found_models import unavailable
 from llmkube.programs.informer import ObjectCaches
-from llmkube.router.backends import Backend, Found, UnavailableModel
+from llmkube.router.backends import HOLD_SECONDS, Backend, Found, UnavailableModel
 from llmkube.router.model_ids import ModelIds, model_ids
 from llmkube.runtimes.container.container_plan import PORT_NAME
 from llmkube.runtimes.llama_fields import additional_ids
@@ -85,6 +88,7 @@ class ClusterDirectory:
         ids: Ids of the services for clients.
         services: The services by namespace and name, in a new mapping after each change.
         version: Number that grows with each change.
+        changed: Gets a new version when the copies have changed.
     """
 
     caches: Sequence[ObjectCaches]
@@ -92,6 +96,7 @@ class ClusterDirectory:
     services: Mapping[str, ServedService] = attrs.field(factory=dict, init=False)
     version: int = 0
     _numbers: dict[Key, dict[str, int]] = attrs.field(factory=dict, init=False)
+    changed: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None), init=False)
     _refused: dict[Origin, float] = attrs.field(factory=dict, init=False)
     _seen: tuple[int, ...] = ()
 
@@ -116,6 +121,16 @@ class ClusterDirectory:
         origins = (preferred, *served.engines.values()) if preferred else served.engines.values()
         origin = next((each for each in origins if not self._is_refused(each)), None)
         return served.absence if origin is None else served.backend(origin)
+
+    async def wait_changed(self) -> None:
+        """Return once the answer for any service may have changed since the call."""
+        with trio.move_on_after(REFUSED_SECONDS):  # an engine that refused a connection may be asked again
+            await self.changed.wait_newer(self.changed.version)
+
+    def is_on_request(self, service: Key) -> bool:
+        """Return whether requests start the pods of a service."""
+        served = self.services.get(str(service))
+        return served is not None and goes_to_zero(served.service)
 
     def connect_with(self, connect: Connect) -> Connect:
         """Return a `Connect` that notices engines that refuse connections, before their slices change."""
@@ -176,6 +191,10 @@ def absence_of(service: InferenceService, model: Model | None) -> UnavailableMod
     """Return why a service without ready engines has none: the answer to its clients."""
     health = service_health(service, model)
     reason, message = health.reason, health.message
-    if health.state is State.READY:  # its status is older than its slices
+    if health.state is State.READY and service.status.phase == "Idle":
+        reason, message = Reason.IDLE, "no pod runs until a request needs one"
+    elif health.state is State.READY:  # its status is older than its slices
         reason, message = Reason.NO_READY_REPLICAS, "its engine is no longer ready"
-    return unavailable(str(service.key), reason, message, on_request=False)
+    on_request, longest = goes_to_zero(service), service.spec.activation.max_hold
+    seconds = parse_duration(longest) if longest else HOLD_SECONDS
+    return unavailable(str(service.key), reason, message, on_request=on_request, hold_seconds=seconds)

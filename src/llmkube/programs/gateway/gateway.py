@@ -10,6 +10,7 @@ looked up in the directory when it is sent, so no request goes to a pod that has
 """
 
 import random
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -26,6 +27,7 @@ from llmkube.base.mailbox import Mailbox
 from llmkube.base.times import utcnow
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.client import Client
+from llmkube.k8s.leases.scale_up_requests import ScaleUpRequests
 from llmkube.programs.gateway.engines import ClusterDirectory, ServedService
 from llmkube.programs.gateway.routes import gateway_config, resolved
 from llmkube.programs.informer import open_object_caches
@@ -140,6 +142,14 @@ async def open_gateway(
         ]
         directory = ClusterDirectory(caches)
         current = _CurrentConfig(settings, directory)
+        scale_up = ScaleUpRequests(
+            client,
+            gateway=socket.gethostname(),  # of a pod, its name
+            gateway_id=f"{rng.getrandbits(48):012x}",
+            utcnow=utcnow,
+            is_on_request=directory.is_on_request,
+            wait_directory_changed=directory.wait_changed,
+        )
         router = await stack.enter_async_context(
             open_router(
                 Source(current.load, current.stamp),
@@ -149,23 +159,25 @@ async def open_gateway(
                 connect=directory.connect_with(connect),
                 egress=settings.egress,
                 budgets_folder=settings.budgets_folder,
-                holds=Holds(directory),
+                holds=Holds(directory, waker=scale_up),
                 https_proxy_pages=settings.https_proxy_pages,
                 needs_backend=False,
             )
         )
         async with trio.open_nursery() as nursery:
             for each in caches:
-                nursery.start_soon(_follow, each.changed, router)
+                nursery.start_soon(_follow, each.changed, directory, router)
+            await nursery.start(scale_up.run)
             yield router
             nursery.cancel_scope.cancel(reason="the front door closes")
 
 
-async def _follow(changed: Mailbox[None], router: Router) -> Never:
+async def _follow(changed: Mailbox[None], directory: ClusterDirectory, router: Router) -> Never:
     """Compile the config again after each change of the objects."""
     version = changed.version
     while True:
         await changed.wait_newer(version)
+        directory.changed.put_nowait(None)
         await trio.sleep(SETTLE_SECONDS)
         version = changed.version
         await router.live.reload_if_changed()

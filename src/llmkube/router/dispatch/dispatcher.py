@@ -140,10 +140,15 @@ class Dispatcher:
             if failure.cause is Cause.LOADING:
                 yield permit, self._call_until_loaded
                 return
-            found = self.calls.holds.state_of(permit.backend) if failure.cause in _GONE else None
-            if isinstance(found, UnavailableModel) and found.wakes:
-                yield permit, self.calls.call  # which waits until the next engine is loaded
+            if failure.cause in _GONE and self._is_unloaded(permit):
+                yield permit, self.calls.call  # which waits until the next engine is loaded, or for too long
+                while failures[-1].cause in _GONE and self._is_unloaded(permit):
+                    yield permit, self.calls.call
                 return
+
+    def _is_unloaded(self, permit: Permit) -> bool:
+        found = self.calls.holds.state_of(permit.backend)
+        return isinstance(found, UnavailableModel) and found.wakes
 
     async def _call_until_loaded(self, permit: Permit, request: RoutedRequest) -> Failure | None:
         """Retry an engine of ours while it loads its model, up to the first-byte timeout."""
