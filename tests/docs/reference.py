@@ -6,6 +6,7 @@ from `k8s/wire/reasons.py`. `make reference` runs this module.
 
 import datetime
 import json
+import random
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,7 @@ from llmkube.k8s.wire.reasons import Reason
 from llmkube.programs.config import TABLES
 from llmkube.router.health.health_state import CacheUse
 from llmkube.router.proxy.metrics import BackendGauges, RouterMetrics
+from llmkube.router.traces import Traces
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
 from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.budget import host_budget
@@ -268,6 +270,8 @@ def families() -> Iterator[tuple[Any, str]]:
         yield metric, controller
     for metric in (watchdog.lag, watchdog.stalls):
         yield metric, "all programs"
+    traces = Traces(lambda *_: True, lambda *_: True, lambda: datetime.datetime.now(datetime.UTC), random.Random(1))
+    yield from ((family, "router, `up`, with traces") for family in traces.collect())
     of_router = RouterMetrics(registry, "ns/name")
     of_routers = [*vars(of_router).values(), *vars(of_router.genai).values()]
     for metric in (*(each for each in of_routers if hasattr(each, "collect")), *router_gauges().collect()):

@@ -24,10 +24,11 @@ FOLDER = ROOT / "requirements"
 PROJECT = ROOT / "pyproject.toml"
 
 LOCKS: Mapping[str, tuple[str, ...]] = {
-    "dev": (str(PROJECT), "--extra", "llama", "--group", "dev"),
-    "runtime": (str(PROJECT),),
-    "llama": (str(PROJECT), "--extra", "llama"),
+    "dev": (str(PROJECT), "--extra", "llama", "--extra", "traces", "--group", "dev"),
+    "runtime": (str(PROJECT), "--extra", "traces"),  # the image's
+    "llama": (str(PROJECT), "--extra", "llama", "--extra", "traces"),
     "nvidia": (str(PROJECT), "--extra", "nvidia"),
+    "traces": (str(PROJECT), "--extra", "traces"),
     "build": ("--group", "build"),
     "release": ("--group", "release"),
     "clients": ("--group", "clients"),

@@ -23,6 +23,7 @@ FILE_COPYLEFT = frozenset({"MPL-2.0"})
 ALLOWED = PERMISSIVE | FILE_COPYLEFT
 
 WORDS = {
+    "3-clause bsd license": "BSD-3-Clause",
     "apache 2.0": "Apache-2.0",
     "apache software license": "Apache-2.0",
     "bsd 2-clause license": "BSD-2-Clause",

@@ -26,10 +26,11 @@ def group(name):
 
 
 ASKS = {
-    "dev": [*RUNTIME, *EXTRAS["llama"], *group("dev")],
-    "runtime": RUNTIME,
-    "llama": [*RUNTIME, *EXTRAS["llama"]],
+    "dev": [*RUNTIME, *EXTRAS["llama"], *EXTRAS["traces"], *group("dev")],
+    "runtime": [*RUNTIME, *EXTRAS["traces"]],
+    "llama": [*RUNTIME, *EXTRAS["llama"], *EXTRAS["traces"]],
     "nvidia": [*RUNTIME, *EXTRAS["nvidia"]],
+    "traces": [*RUNTIME, *EXTRAS["traces"]],
     "build": list(group("build")),
     "release": list(group("release")),
     "clients": list(group("clients")),

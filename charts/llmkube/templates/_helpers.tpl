@@ -85,6 +85,14 @@ app.kubernetes.io/component: controller
 {{- toJson (default $own .Values.gateway.namespaces) }}
 {{- end }}
 
+{{/* OpenTelemetry's variables of programs that answer requests; the controller passes its own on to routers. */}}
+{{- define "llmkube.traceEnv" -}}
+{{- range $name, $value := .Values.traces }}
+- name: {{ $name }}
+  value: {{ $value | quote }}
+{{- end }}
+{{- end }}
+
 {{- define "llmkube.noImage" -}}
 image.repository is empty, and LLMKube publishes no image. From a clone of its sources, build and push one, and package the chart with it:
   docker buildx build --push --build-arg BASE=python:3.13-slim@sha256:... -t REGISTRY/llmkube:{{ .Chart.AppVersion }} .

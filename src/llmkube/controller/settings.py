@@ -53,6 +53,7 @@ class WorkloadSettings:
         ca_config_map: A ConfigMap in the object's namespace whose key `ca.crt` has CA certificates to trust besides
             the image's, when fetching and in routers; empty for none.
         proxies: Variables with the proxies of pods that fetch and of routers; without credentials.
+        traces: OpenTelemetry's variables of routers; without credentials.
         priority_class_prefix: Prefix of a service's priority in the name of its pods' PriorityClass; empty sets no
             class, and None uses the one of `PRIORITY_CLASS_PREFIXES` that the cluster has.
         shared_gpu_selector: Labels of the nodes with shared GPUs, for services that request a shared one.
@@ -79,6 +80,7 @@ class WorkloadSettings:
     private_sources: tuple[str, ...] = ()
     ca_config_map: str = ""
     proxies: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    traces: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     priority_class_prefix: str | None = ""
     shared_gpu_selector: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     look_seconds: float = 3600.0

@@ -27,6 +27,7 @@ from llmkube.base.http.limits import CONNECTIONS_PER_PEER, Limits
 from llmkube.base.http.server import run_server
 from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.base.probes import run_probes
+from llmkube.base.times import utcnow
 from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.crd.placement import ACCELERATORS
@@ -60,6 +61,7 @@ from llmkube.router.dialects.inbound import in_dialect, unread_refusal
 from llmkube.router.model_ids import model_ids
 from llmkube.router.origin_policy import cors_lines, refuse_foreign_pages
 from llmkube.router.proxy.default_route import Services, run_default_route
+from llmkube.router.traces import open_traces
 from llmkube.runtimes.devices import NO_DEVICES, Devices, preferred
 from llmkube.supervisor.agent import run_agent
 from llmkube.supervisor.local import open_local_ports
@@ -250,6 +252,7 @@ class _Up(Generic[T]):
                 accelerator=preferred(settings.accelerators),
             ) as server,
             open_sockets() as sockets,
+            open_traces(utcnow) as traces,
             open_http_client(sockets.connect, max_idle_per_origin=256, max_idle=512) as http,
             open_object_caches(server.client, self.rng) as caches,
             open_service_nursery() as support,
@@ -275,6 +278,8 @@ class _Up(Generic[T]):
                         view.services, ports.downloads, view.memory, cordon=lambda: view.cordon.current
                     )
                     registry.register(loop_watchdog)
+                    if traces is not None:
+                        registry.register(traces)
                     directory = AgentDirectory(view.services, lambda: view.changed.version, lambda: bool(stop.reason))
                     services = Services(
                         directory=directory,
@@ -289,6 +294,7 @@ class _Up(Generic[T]):
                         egress=settings.egress,
                         on_error=lambda name: view.record_error(Key.parse(name)),
                         activator=view.activator,
+                        traces=traces,
                     )
                     routers = RouterHost(services, server.client, self.plan.state_dir / "routers")
                     registry.register(routers)

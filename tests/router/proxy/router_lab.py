@@ -259,6 +259,7 @@ async def open_lab(
     budgets_folder=None,
     make_pair=trio.testing.memory_stream_pair,
     holds=None,
+    traces=None,
     **scripts,
 ):
     """Run a router over backends: `name=script` or `name=(script, script)`, by the host in their URL."""
@@ -292,6 +293,7 @@ async def open_lab(
             write=write,
             budgets_folder=budgets_folder,
             holds=holds,
+            traces=traces,
         ) as router,
     ):
         lab.router = router

@@ -14,6 +14,7 @@ The network policy is an allow-list of destinations, so that the router cannot s
 | a provider that is `local`, by name | its port, at private addresses only, whatever the name resolves to |
 | a provider inside the cluster (`http://NAME.NAMESPACE.svc…`) | the pods of that namespace |
 | a provider by address | that address and port |
+| the collector of traces | as a local provider |
 
 The cluster's network has to enforce NetworkPolicies; otherwise everything is allowed.
 """
@@ -35,7 +36,7 @@ from llmkube.k8s.resource import Resource
 from llmkube.k8s.wire.names import SERVICE_LABEL, label_value, service_name
 from llmkube.k8s.workloads import Deployment, NetworkPolicy, PodDisruptionBudget, PodMonitor
 from llmkube.router.config.compile_backend import KeyFile
-from llmkube.runtimes.container.container_plan import PORT_NAME
+from llmkube.runtimes.container.container_plan import PORT_NAME, literal
 
 Rule = dict[str, Any]
 
@@ -132,6 +133,7 @@ KEYS_FOLDER: Final = "/etc/llmkube/router-keys"
 _KEYS: Final = "keys-"
 _CONTAINER: Final = "router-proxy"
 _SUFFIX: Final = "-router-proxy"
+_COLLECTORS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _SCRATCH: Final = "/tmp"  # noqa: S108 (a volume of the pod's own)
 _DRAIN_SECONDS: Final = 300
 """Time limit for requests in flight once a pod is deleted."""
@@ -181,12 +183,15 @@ def render_router(
     """
     replicas = (router.spec.proxy or ProxySpec()).replicas or _REPLICAS
     selector = router_selector(router)
+    collectors = [to_provider(settings.traces[name], local=True) for name in _COLLECTORS if name in settings.traces]
     budget = {"maxUnavailable": 1, "selector": {"matchLabels": selector}, "unhealthyPodEvictionPolicy": "AlwaysAllow"}
     return RouterManifests(
         config=_manifest(ConfigMap.RESOURCE, router, {"data": {CONFIG_FILE: config.decode()}}),
         deployment=_manifest(Deployment.RESOURCE, router, {"spec": _deployment(router, settings, replicas, keys)}),
         kubernetes_service=_manifest(Service.RESOURCE, router, {"spec": service_spec(router.spec.endpoint, selector)}),
-        network=_manifest(NetworkPolicy.RESOURCE, router, {"spec": network_policy(selector, destinations)}),
+        network=_manifest(
+            NetworkPolicy.RESOURCE, router, {"spec": network_policy(selector, [*destinations, *collectors])}
+        ),
         budget=_manifest(PodDisruptionBudget.RESOURCE, router, {"spec": budget}) if replicas > 1 else None,
         monitor=_monitor(router, settings) if settings.pod_monitors else None,
     )
@@ -263,6 +268,7 @@ def _container(proxy: ProxySpec, settings: WorkloadSettings, volumes: Iterable[M
         *({"name": one["name"], "mountPath": _mount_path(one["name"]), "readOnly": True} for one in volumes),
     ]
     env = [{"name": "HOME", "value": _SCRATCH}, *proxy_variables(settings)]
+    env += [{"name": name, "value": literal(value)} for name, value in settings.traces.items()]
     if settings.ca_config_map:
         env.append({**CA_VARIABLE})
         mounts.append({**CA_MOUNT, "readOnly": True})

@@ -38,6 +38,7 @@ from llmkube.router.dispatch.holds import Holds
 from llmkube.router.model_ids import ModelIds, model_ids
 from llmkube.router.proxy.live_config import Source
 from llmkube.router.proxy.router import Router, open_router
+from llmkube.router.traces import Traces
 
 NAME: Final = "gateway"
 TEAMS: Final = "teams"
@@ -119,7 +120,13 @@ def with_clients(policy: RoutingConfig, settings: GatewaySettings) -> RoutingCon
 
 @asynccontextmanager
 async def open_gateway(
-    client: Client, settings: GatewaySettings, *, connect: Connect, registry: CollectorRegistry, rng: random.Random
+    client: Client,
+    settings: GatewaySettings,
+    *,
+    connect: Connect,
+    registry: CollectorRegistry,
+    rng: random.Random,
+    traces: Traces | None = None,
 ) -> AsyncIterator[Router]:
     """Run the front door's router; its handler serves all requests.
 
@@ -129,6 +136,7 @@ async def open_gateway(
         connect: Opens connections to engines and providers.
         registry: Registry for its metrics.
         rng: Source of weighted choices, delays and request IDs.
+        traces: Exports traces; None if they are off.
 
     Raises:
         UserError: The policy, or the folder of keys, cannot be used.
@@ -162,6 +170,7 @@ async def open_gateway(
                 holds=Holds(directory, waker=scale_up),
                 https_proxy_pages=settings.https_proxy_pages,
                 needs_backend=False,
+                traces=traces,
             )
         )
         async with trio.open_nursery() as nursery:

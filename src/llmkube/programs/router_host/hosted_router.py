@@ -83,6 +83,7 @@ class HostedRouter:
             holds=services.holds,
             turns=services.turns,
             on_error=services.on_error,
+            traces=services.traces,
         ) as self.router:
             log.info("router started", router=str(self.key), api=router_url(services.url, self.key))
             await trio.sleep_forever()

@@ -18,7 +18,7 @@ from llmkube.router.dispatch.attempt import Answer, Attempts, ClientRequest, Str
 from llmkube.router.dispatch.circuits import BackendStats, Circuit, Circuits
 from llmkube.router.dispatch.forwarded_headers import answer_lines
 from llmkube.router.dispatch.holds import HeldRequest, Holds
-from llmkube.router.dispatch.record import Record, RoutedRequest, server_timing
+from llmkube.router.dispatch.record import ANSWERED, HOLD, QUEUE, Record, RoutedRequest, server_timing
 from llmkube.router.dispatch.relay import (
     BREAKS,
     COMMENT_SECONDS,
@@ -103,12 +103,14 @@ class BackendCalls:
         try:
             await self.holds.wait(backend.directory_id, held, hold)
         except RefusedError as refusal:
+            record.add_phase(HOLD, backend.name, began_at, trio.current_time())
             cause = Cause.NOT_LOADED if refusal.code == NOT_READY else Cause.QUEUE
             seconds, words = retry_after(refusal.response.headers), refusal.error["message"]
             failure = Failure(cause, words, 503, seconds, has_siblings=True, reason=refusal.error.get("reason", ""))
             self._record_attempt(record, backend.name, failure, trio.current_time() - began_at)
             return failure
         if waited := trio.current_time() - began_at:
+            record.add_phase(HOLD, backend.name, began_at, began_at + waited)
             record.update(load_seconds=(record.answer.load_seconds or 0.0) + waited)
             self.circuits.apply(backend.name, record.decided.tenant, Circuit.succeeded)  # its engine is a new one
         return None
@@ -130,6 +132,7 @@ class BackendCalls:
                 is_admitted = await _wait_for_turn(turn, seconds, request.client, lines)
             waited = trio.current_time() - started_at
             record.update(queue_seconds=(record.answer.queue_seconds or 0.0) + waited)
+            record.add_phase(QUEUE, name, started_at, started_at + waited)
             if not is_admitted:
                 failure = _queue_failure(turn, engine_queue)
                 self._record_attempt(record, backend.name, failure, waited)
@@ -208,10 +211,13 @@ class BackendCalls:
         def send(inbound: ClientRequest) -> Awaitable[Answer | Stream | Failure]:
             return self.attempts.make(permit, inbound, seconds, waiting, on_sent)
 
-        first = partial(send, request.inbound)
+        inbound, trace = request.inbound, request.record.trace
+        if trace is not None:
+            inbound = attrs.evolve(inbound, trace=trace.headers(len(request.record.attempts)))
+        first = partial(send, inbound)
         found = await self.suspects.attempt(permit.backend.name, request.suspect, seconds, first)
         falls_back = isinstance(found, Failure) and permit is not request.decision.order[-1]
-        blind = None if falls_back else without_unseen_pictures(request.inbound, found)
+        blind = None if falls_back else without_unseen_pictures(inbound, found)
         return found if blind is None else await send(blind)
 
     async def _commented_attempt(
@@ -241,7 +247,7 @@ class BackendCalls:
     ) -> None:
         """Add an attempt to record and metrics; without a failure it was answered with this status."""
         record.add_attempt(name, failure, seconds, status)
-        self.on_attempt(name, "answered" if failure is None else failure.cause.value)
+        self.on_attempt(name, ANSWERED if failure is None else failure.cause.value)
 
     def _record(
         self, name: str, found: Answer | Stream | Failure, record: Record, seconds: float, *, is_fault: bool
@@ -314,14 +320,17 @@ class BackendCalls:
             self._record_divergence(request)
             return server_timing(record, trio.current_time())
 
+        ended = "client_gone"
         try:
             await client.begin(lines)
             waiting = WaitingRequest(extends=False, began_at=trio.current_time())
             with self.watch.watching(permit, waiting):
                 ending = await relay(stream, client, waiting, timing, died)
-            record.update(outcome=ending.value if ending is Ending.COMPLETE else f"stream_{ending.value}")
+            ended = ANSWERED if ending is Ending.COMPLETE else f"stream_{ending.value}"
+            record.update(outcome=ending.value if ending is Ending.COMPLETE else ended)
         finally:
             update()
+            record.end_stream(ended)
         self._record_ending(name, ending, suspect, has_died=suspect.deaths > deaths)
         if ending is Ending.CULPRIT:
             record.update(not_continued=CULPRIT.detail)

@@ -21,7 +21,7 @@ from llmkube.router.dispatch.attempt import ClientRequest
 from llmkube.router.dispatch.backend_call import BackendCalls
 from llmkube.router.dispatch.circuits import Circuits
 from llmkube.router.dispatch.forwarded_headers import answer_lines
-from llmkube.router.dispatch.record import AttemptRecord, Record, RoutedRequest, server_timing
+from llmkube.router.dispatch.record import HOLD, AttemptRecord, Record, RoutedRequest, server_timing
 from llmkube.router.dispatch.relay import COMMENT_SECONDS, LOADING_COMMENT, ClientStream, Ending, fail
 from llmkube.router.dispatch.suspects import CULPRIT, MAX_DEATHS, Suspect
 from llmkube.router.dispatch.verdicts import FINAL, INTERRUPTED, Cause, Failure
@@ -165,10 +165,12 @@ class Dispatcher:
                 silent_since = trio.current_time()
             queued = (record.answer.queue_seconds or 0.0) - queued_before
             record.update(load_seconds=held + trio.current_time() - began_at - queued)
+            called_at, tried = trio.current_time(), len(record.attempts)
             failure = await self.calls.call(permit, request)
             if failure is None or failure.cause is not Cause.LOADING:
+                record.add_phase(HOLD, name, began_at, called_at)
                 return failure
-            record.attempts.pop()  # the record keeps the first of these attempts
+            record.keep_attempts(tried)  # the first of these attempts
         return Failure(Cause.LOADING, "it is still loading its model", 503)
 
     async def _refuse(self, request: RoutedRequest, failures: Sequence[Failure]) -> None:
@@ -228,7 +230,7 @@ async def _try_to_continue(broken: Permit, continuation: RoutedRequest, call: Ca
 
     Return the last one tried and its failure, None if the client has the end of its answer.
     """
-    attempts, kept = continuation.record.attempts, -1
+    record, kept = continuation.record, -1
     until = trio.current_time() + continuation.decision.first_byte_seconds[broken.backend.name]
     silent_since = trio.current_time()
     while True:
@@ -239,8 +241,8 @@ async def _try_to_continue(broken: Permit, continuation: RoutedRequest, call: Ca
             if failure is None or failure.cause is Cause.INTERRUPTED or is_over:
                 return permit, failure
             failures.append(failure)
-        kept = len(attempts) if kept < 0 else kept
-        del attempts[kept:]  # the record keeps the first round of attempts
+        kept = len(record.attempts) if kept < 0 else kept
+        record.keep_attempts(kept)  # the first round of attempts
         if trio.current_time() + LOADING_POLL_SECONDS >= until or all(each.cause in _PERMANENT for each in failures):
             return broken, failures[-1]
         await trio.sleep(LOADING_POLL_SECONDS)

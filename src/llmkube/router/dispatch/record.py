@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import trio
@@ -18,6 +18,13 @@ from llmkube.router.dispatch.verdicts import Failure
 from llmkube.router.policy.decision import Decision
 from llmkube.router.policy.request_facts import ANONYMOUS, Principal, RequestFacts
 from llmkube.router.prefix_cache.warm_prefixes import Prompt
+from llmkube.router.traces import Trace, Traces
+
+ANSWERED: Final = "answered"
+HOLD: Final = "hold"
+QUEUE: Final = "queue"
+ATTEMPT: Final = "attempt"
+CONTINUATION: Final = "continuation"
 
 
 @attrs.frozen
@@ -43,6 +50,33 @@ class AttemptRecord:
     def __str__(self) -> str:
         """Return a summary for clients: `chat: not_ready (ScaledToZero)`."""
         return f"{self.backend}: {self.result}" + (f" ({self.reason})" if self.reason else "")
+
+
+@attrs.define
+class Phase:
+    """One part of a request's time, for its trace.
+
+    Attributes:
+        name: `HOLD`, `QUEUE`, `ATTEMPT` or `CONTINUATION`.
+        backend: Name of the backend.
+        began_at: Start on Trio's clock.
+        ended_at: End on Trio's clock.
+        index: Number of an attempt, from 0; -1 for other phases.
+        result: As `AttemptRecord.result`, or the way in which its stream broke off.
+        status: HTTP status of the backend; 0 without a response.
+        first_at: Time of the first event of a stream; None for others.
+        usage: Tokens of a stream, if reported.
+    """
+
+    name: str
+    backend: str
+    began_at: float
+    ended_at: float
+    index: int = -1
+    result: str = ""
+    status: int = 0
+    first_at: float | None = None
+    usage: Usage | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -139,6 +173,8 @@ class Record:
     Attributes:
         attempts: Attempts in order.
         charges: Budget reservations.
+        trace: Place in its trace; None if that is not exported.
+        phases: Parts of its time, if it has a trace.
     """
 
     request: Request
@@ -146,6 +182,8 @@ class Record:
     answer: AnswerRecord = attrs.field(factory=AnswerRecord, init=False)
     attempts: list[AttemptRecord] = attrs.field(factory=list)
     charges: AttemptCharges = attrs.field(factory=AttemptCharges)
+    trace: Trace | None = None
+    phases: list[Phase] = attrs.field(factory=list)
 
     def update(self, **changes: Any) -> None:
         """Update attributes of `AnswerRecord`."""
@@ -154,10 +192,30 @@ class Record:
 
     def add_attempt(self, backend: str, failure: Failure | None, seconds: float, status: int = 200) -> None:
         """Append an attempt."""
-        result, detail, reason = "answered", "", ""
+        result, detail, reason = ANSWERED, "", ""
         if failure is not None:
             result, detail, status, reason = failure.cause.value, failure.detail, failure.status, failure.reason
+        if self.trace is not None:
+            name, now = CONTINUATION if self.answer.streamed else ATTEMPT, trio.current_time()
+            self.phases.append(Phase(name, backend, now - seconds, now, len(self.attempts), result, status))
         self.attempts.append(AttemptRecord(backend, result, detail, seconds, status, reason))
+
+    def keep_attempts(self, count: int) -> None:
+        """Forget all attempts but the first ones."""
+        del self.attempts[count:]
+        self.phases = [each for each in self.phases if each.index < count]
+
+    def add_phase(self, name: str, backend: str, began_at: float, ended_at: float) -> None:
+        """Append a phase, if the request has a trace."""
+        if self.trace is not None and ended_at > began_at:
+            self.phases.append(Phase(name, backend, began_at, ended_at))
+
+    def end_stream(self, result: str = ANSWERED) -> None:
+        """Record the end of the last attempt's stream, and how it ended."""
+        if self.trace is not None and self.phases:
+            last = self.phases[-1]
+            last.first_at, last.ended_at, last.result = last.ended_at, trio.current_time(), result
+            last.usage = self.answer.last_usage
 
 
 @attrs.frozen(eq=False)
@@ -179,7 +237,7 @@ class RoutedRequest:
     suspect: Suspect
 
 
-def record_of(head: RequestHead, peer: str, path: str, rng: random.Random) -> Record:
+def record_of(head: RequestHead, peer: str, path: str, rng: random.Random, traces: Traces | None = None) -> Record:
     """Create the record of a request.
 
     Args:
@@ -187,17 +245,21 @@ def record_of(head: RequestHead, peer: str, path: str, rng: random.Random) -> Re
         peer: Client address.
         path: Path as logged.
         rng: Source of request and trace IDs.
+        traces: Exports traces; None if they are off.
     """
     fresh = f"{rng.getrandbits(320):080x}"
+    headers, trace = trace_of(head.joined, fresh[:48]), None
+    if traces is not None:
+        headers, trace = traces.begin(headers, is_root=fresh[:32] == headers["traceparent"][3:35])
     request = Request(
         request_id=request_id_of(head.joined, fresh[48:]),
         path=path,
         method=head.method,
         peer=peer,
         started_at=trio.current_time(),
-        trace=trace_of(head.joined, fresh[:48]),
+        trace=headers,
     )
-    return Record(request)
+    return Record(request, trace=trace)
 
 
 def server_timing(record: Record, now: float) -> str:

@@ -4,7 +4,7 @@ Names, units, attributes and buckets: https://github.com/open-telemetry/semantic
 conventions are in development and may change; series that begin with `llmkube_` are stable.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
@@ -12,20 +12,8 @@ from prometheus_client import CollectorRegistry
 
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.dispatch.record import Record
+from llmkube.router.dispatch.spans import operation_of, provider_of
 from llmkube.router.proxy.series import Family, Histogram
-
-OWN_PROVIDER: Final = "llmkube"
-"""The provider of a backend that is an InferenceService."""
-
-_OPERATIONS: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"), "chat"),
-    **dict.fromkeys(("/v1/completions", "/api/generate"), "text_completion"),
-    **dict.fromkeys(("/v1/embeddings", "/api/embed", "/api/embeddings"), "embeddings"),
-}
-"""Operation of each path, as named by the conventions; other paths have no name there, and no series."""
-
-_PROVIDERS: Final[Mapping[str, str]] = {"bedrock": "aws.bedrock", "vertex_ai": "gcp.vertex_ai"}
-"""Provider names that differ from ours."""
 
 _SECONDS: Final = tuple(0.01 * 2**step for step in range(14))
 _FIRST_SECONDS: Final = (*(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),)
@@ -80,7 +68,7 @@ class GenAiMetrics:
             outcome: Same as the label of the router's own series.
             seconds: Duration of the request.
         """
-        operation = _OPERATIONS.get(record.request.path)
+        operation = operation_of(record.request.path)
         if operation is None or backend is None:
             return
         labels = (operation, provider_of(backend), backend.model or backend.model_id)
@@ -95,8 +83,3 @@ class GenAiMetrics:
             self.tokens.of[*labels, "input"].observe(usage.prompt)
             if operation != "embeddings":
                 self.tokens.of[*labels, "output"].observe(usage.completion)
-
-
-def provider_of(backend: Backend) -> str:
-    """Return the provider of a backend, as named by the conventions."""
-    return _PROVIDERS.get(backend.provider, backend.provider) or OWN_PROVIDER

@@ -64,6 +64,7 @@ from llmkube.router.dispatch.request_body import (
     parse_body,
     refuse_urls,
 )
+from llmkube.router.dispatch.spans import spans_of
 from llmkube.router.dispatch.verdicts import Cause
 from llmkube.router.fair_queue import Shares
 from llmkube.router.model_field import check_grammars, parsed_bytes
@@ -89,6 +90,7 @@ from llmkube.router.proxy.shadows import Shadows
 from llmkube.router.refusals import RefusedError, refused
 from llmkube.router.responses.conversations import Conversations
 from llmkube.router.responses.store import PREFIX, ResourceRequest
+from llmkube.router.traces import Traces
 
 ROUTES: Final = tuple(dict.fromkeys((*(f"/v1{each}" for each in FIELDS), *DIALECTS)))
 """Paths that are forwarded to backends, each with a permit and a budget reservation."""
@@ -148,6 +150,7 @@ class ListedFields:
         rng: Source of weighted choices and request IDs.
         obstacle: Returns why a backend gets no requests now; "" if it does.
         memory: Memory for the bodies of requests under way, by tenant.
+        traces: Exports traces; None if they are off.
     """
 
     routing: Callable[[], Routing]
@@ -162,6 +165,7 @@ class ListedFields:
     rng: random.Random
     obstacle: Callable[[str], str]
     memory: Shares = attrs.field(factory=lambda: Shares(MEMORY_BYTES))
+    traces: Traces | None = None
 
     async def __call__(self, exchange: StreamExchange) -> None:
         """Serve one request.
@@ -220,7 +224,7 @@ class ListedFields:
 
     async def _route(self, exchange: StreamExchange, path: str) -> None:
         routing = self.routing()
-        record = record_of(exchange.head, exchange.peer, path, self.rng)
+        record = record_of(exchange.head, exchange.peer, path, self.rng, self.traces)
         try:
             need = await self._admit_body(exchange, path, routing, record)
             with self.memory.hold(record.decided.tenant, need) as is_held:
@@ -443,6 +447,9 @@ class ListedFields:
         fields = fields_of(record, routing.config, seconds)
         if routing.config.audit.bodies:
             fields["body"] = body.decode("utf-8", "replace")
+        if self.traces is not None and (trace := record.trace) is not None:
+            model, now = facts.model if facts is not None else "", record.request.started_at + seconds
+            self.traces.offer_nowait(trace, spans_of(record, trace, routing.config.backends, model, now))
         await self.audit.record_request(fields)
 
     async def _stored_response(self, exchange: StreamExchange, path: str) -> None:

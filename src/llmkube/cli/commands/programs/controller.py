@@ -102,6 +102,7 @@ def workload_settings(config: ControllerConfig) -> WorkloadSettings | None:
         private_sources=config.allow_private_sources,
         ca_config_map=config.ca_config_map,
         proxies=_pod_proxies(config.proxy, os.environ),
+        traces=_trace_variables(os.environ),
         priority_class_prefix=config.priority_class_prefix,
         shared_gpu_selector=_pairs(config.shared_gpu_node, "--shared-gpu-node"),
         monitor_labels=_pairs(config.monitor_label, "--monitor-label"),
@@ -126,6 +127,20 @@ def _pod_proxies(rules: tuple[str, ...], environ: Mapping[str, str]) -> dict[str
             f"the password of a proxy would be readable in every pod; {fix}", field="--proxy or HTTPS_PROXY"
         )
     return {**egress.variables, **({RULES_VARIABLE: ",".join(rules)} if rules else {})}
+
+
+def _trace_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return OpenTelemetry's variables for routers, which are those of the controller.
+
+    Raises:
+        UserError: One has a password, which all readers of pods would see.
+    """
+    found = {name: value for name, value in environ.items() if name.startswith("OTEL_") and value}
+    for name, value in found.items():
+        if name.endswith("_HEADERS") or "@" in value:
+            fix = "use a collector that admits the routers without one"
+            raise UserError(f"a credential of a collector would be readable in every router's pod; {fix}", field=name)
+    return dict(sorted(found.items()))
 
 
 def _pairs(given: Iterable[str], flag: str) -> dict[str, str]:

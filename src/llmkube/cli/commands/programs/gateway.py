@@ -23,6 +23,7 @@ from llmkube.programs.program import Stop, raise_descriptor_limit, run_until_sig
 from llmkube.router.auth.key_files import stamp_of
 from llmkube.router.config.routing_config import RoutingConfig
 from llmkube.router.proxy.router import Router
+from llmkube.router.traces import Traces
 
 log: Final = structlog.get_logger()
 
@@ -45,11 +46,14 @@ async def _serve(config: GatewayConfig, stop: Stop) -> None:
     cluster, _ = find_config(config.kubeconfig, config.context, config.state_dir)
 
     @asynccontextmanager
-    async def open_routes(connect: Connect, registry: CollectorRegistry) -> AsyncIterator[Router]:
+    async def open_routes(
+        connect: Connect, registry: CollectorRegistry, traces: Traces | None
+    ) -> AsyncIterator[Router]:
         rng = random.Random()  # noqa: S311 (jitter, weights, names of requests: no secret)
+        opened = partial(open_gateway, connect=connect, registry=registry, rng=rng, traces=traces)
         async with (
             open_client(cluster) as client,
-            open_gateway(client, settings_of(config), connect=connect, registry=registry, rng=rng) as router,
+            opened(client, settings_of(config)) as router,
         ):
             yield router
 

@@ -40,12 +40,13 @@ from llmkube.router.origin_policy import cors_lines
 from llmkube.router.proxy.admin import admin_filter, admin_handler
 from llmkube.router.proxy.live_config import LiveConfig, Source
 from llmkube.router.proxy.router import LIMITS, Router, open_router
+from llmkube.router.traces import Traces, open_traces
 
 BUDGETS: Final = "router-budgets"
 _KEYS_DIR: Final = "router-keys"
 EVERY_ADDRESS: Final = "::"
 
-OpenRoutes = Callable[[Connect, CollectorRegistry], AbstractAsyncContextManager[Router]]
+OpenRoutes = Callable[[Connect, CollectorRegistry, Traces | None], AbstractAsyncContextManager[Router]]
 
 log = structlog.get_logger()
 
@@ -62,7 +63,9 @@ def serve_router(filename: str, settings: RouterConfig) -> None:
 
 
 async def _serve(filename: str, settings: RouterConfig, stop: Stop) -> None:
-    def open_routes(connect: Connect, registry: CollectorRegistry) -> AbstractAsyncContextManager[Router]:
+    def open_routes(
+        connect: Connect, registry: CollectorRegistry, traces: Traces | None
+    ) -> AbstractAsyncContextManager[Router]:
         return open_router(
             source_of(filename, settings),
             registry=registry,
@@ -72,6 +75,7 @@ async def _serve(filename: str, settings: RouterConfig, stop: Stop) -> None:
             egress=settings.egress(),
             budgets_folder=settings.state_dir / BUDGETS,
             https_proxy_pages=settings.https_proxy_pages,
+            traces=traces,
         )
 
     await serve_routes(settings, open_routes, stop)
@@ -82,19 +86,23 @@ async def serve_routes(settings: ListenerConfig, open_routes: OpenRoutes, stop: 
 
     Args:
         settings: Settings of the listeners.
-        open_routes: Runs the router; it gets a function that opens connections, and the registry of its metrics.
+        open_routes: Runs the router; it gets a function that opens connections, the registry of its metrics, and
+            what exports its traces.
         stop: The signal.
     """
     registry = CollectorRegistry()
     async with (
         open_loop_watchdog() as loop_watchdog,
         open_sockets() as sockets,
+        open_traces(utcnow) as traces,
         open_port(settings.port, "--port", _addresses(settings.host)) as front,
         open_port(settings.admin_port, "--admin-port", _addresses(settings.admin_host)) as admin,
-        open_routes(sockets.connect, registry) as router,
+        open_routes(sockets.connect, registry, traces) as router,
         open_service_nursery() as tasks,
     ):
         registry.register(loop_watchdog)
+        if traces is not None:
+            registry.register(traces)
         handle_admin = admin_handler(router, registry)
         await tasks.start(partial(run_server, handle_admin, admin.listeners, limits=PROBE_LIMITS, judge=admin_filter))
         freeze_heap()
