@@ -45,6 +45,9 @@ SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
     },
     "Use models": {
         "chat": Entry("cli.commands.inference.chat:chat", "Chat with a served model."),
+        "page": Entry(
+            "cli.commands.programs.background.up_commands:page", "Open the page of `llmkube up` in a browser."
+        ),
         "launch": Entry("cli.commands.inference.launch:launch", "Start an agent or editor that uses a served model."),
         "port-forward": Entry(
             "cli.commands.inference.port_forward:port_forward", "Forward a local port to a service's engine."

@@ -31,6 +31,7 @@ from llmkube.k8s.client import Client
 from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
 from llmkube.programs.config import UpConfig
+from llmkube.programs.page.handler import is_public
 from llmkube.programs.program import Port, open_port
 from llmkube.programs.router_host.secret_files import key_texts
 from llmkube.router.auth.client_key import (
@@ -199,7 +200,8 @@ def lan_judge(
     def judge(head: RequestHead, peer: str) -> Response | None:
         if (refusal := judge_page(head, peer)) is not None:
             return refusal
-        if (head.path == "/health" and is_read_only(head)) or is_preflight(head) or presents_key(head, digests):
+        is_open = (head.path == "/health" and is_read_only(head)) or is_preflight(head) or is_public(head)
+        if is_open or presents_key(head, digests):
             return None
         digest = digest_of_key(presented_credential(head.lines))
         if issued.holder_of(digest) is not None:

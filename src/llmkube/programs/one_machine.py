@@ -41,6 +41,7 @@ from llmkube.programs.host_settings import default_source_folders, host_settings
 from llmkube.programs.informer import ObjectCaches, open_object_caches
 from llmkube.programs.lan_gateway import LanGateway, ListenSettings, open_lan_gateway, run_lan_listener
 from llmkube.programs.ollama_library import local_ollama
+from llmkube.programs.page.machine import Describe, Machine, open_pages
 from llmkube.programs.program import (
     LOOPBACK,
     LOOPBACK_IPV6,
@@ -209,7 +210,11 @@ Prepare = Callable[[UpSession, tuple[ApplyResult, ...]], Awaitable[Callable[[], 
 
 
 async def run_up(
-    plan: UpPlan, prepare: Prepare[T], report: Callable[[str], None], show_once: Callable[[str], None]
+    plan: UpPlan,
+    prepare: Prepare[T],
+    report: Callable[[str], None],
+    show_once: Callable[[str], None],
+    describe: Describe,
 ) -> T | None:
     """Start all programs, run the function that `prepare` returns, and stop all programs in order.
 
@@ -218,11 +223,12 @@ async def run_up(
         prepare: Returns the function to run once all programs are up.
         report: Prints a line about the run.
         show_once: Prints a key that was just generated.
+        describe: Returns the figures of a service for the page.
 
     Returns:
         The result of that function; None if a signal came first.
     """
-    return await run_until_signal(_Up(plan, prepare, report, show_once).serve, report)
+    return await run_until_signal(_Up(plan, prepare, report, show_once, describe).serve, report)
 
 
 @attrs.define(eq=False)
@@ -231,6 +237,7 @@ class _Up(Generic[T]):
     prepare: Prepare[T]
     report: Callable[[str], None]
     show_once: Callable[[str], None]
+    describe: Describe
     rng: random.Random = attrs.field(factory=random.Random)
     started_at: float = attrs.field(factory=lambda: trio.current_time() - process_age_seconds())
 
@@ -313,16 +320,20 @@ class _Up(Generic[T]):
                     default = refuse_models
                     if not addresses.routers_only:
                         default = await support.start(run_default_route, services, http, routers.models)
+                    machine = Machine(view, caches, server.client, settings, ports, self.describe)
+                    with_page = await open_pages(machine, self.plan.state_dir, gateway.url, support)
                     handler = routers_handler(routers.find, default)
                     stamp = partial(cors_lines, https_proxy_pages=config.https_proxy_pages)
                     limits = Limits(max_connections_per_peer=CONNECTIONS_PER_PEER)
                     serve = partial(run_server, limits=limits, stamp=stamp, unread=unread_refusal)
-                    serve_gateway = partial(serve, handler, sockets.listen(gateway.listeners), judge=in_dialect(judge))
+                    serve_gateway = partial(
+                        serve, with_page(handler, True), sockets.listen(gateway.listeners), judge=in_dialect(judge)
+                    )
                     await support.start(serve_gateway)
                     if lan is not None:
                         if lan.keys is not None:
                             await support.start(lan.follow_issued_keys, server.client, self.rng)
-                        serve_lan = partial(serve, lan.identified(handler), judge=in_dialect(lan.judge))
+                        serve_lan = partial(serve, with_page(lan.identified(handler), False), judge=in_dialect(lan.judge))
                         support.start_soon(
                             run_lan_listener,
                             lan.port,

@@ -17,6 +17,7 @@ from llmkube.cli.commands.tools.files import demo_manifests, demo_model, load_ma
 from llmkube.cli.lazy_group import Entry, LazyGroup
 from llmkube.cli.options import manifests_option
 from llmkube.cli.view import output
+from llmkube.cli.view.page_facts import page_facts
 from llmkube.cli.view.progress_line import open_console
 from llmkube.programs.config import UpConfig, load
 from llmkube.programs.failures import CommandError
@@ -106,7 +107,7 @@ def up(
                 console.print(Text(output.printable(line)), soft_wrap=True)
 
         plan = UpPlan(config, manifests, llama_server, state_dir, listen, devices)
-        answered = trio.run(run_up, plan, prepare, print_progress, output.echo)
+        answered = trio.run(run_up, plan, prepare, print_progress, output.echo, page_facts)
     if question is not None and not answered:
         raise CommandError("stopped before the model answered")
     if demo and question is not None:

@@ -15,7 +15,6 @@ import trio
 from llmkube.base.errors import ExternalError
 from llmkube.base.full_disk import is_disk_full
 from llmkube.cli.commands.services.pod_logs import Options, PodLogs
-from llmkube.cli.commands.services.tail import copy_log
 from llmkube.cli.object_names import get_service
 from llmkube.cli.options import cluster_options, services
 from llmkube.cli.target_cluster import Cluster, ClusterFlags, answer_deadline, run_against, state_dirs
@@ -28,6 +27,7 @@ from llmkube.programs.config import AgentConfig, UpConfig, load
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.host_name import stored_host_name
 from llmkube.programs.options import command
+from llmkube.programs.page.tail import copy_log
 from llmkube.supervisor.engine.logfile import log_path
 
 API_SECONDS: Final = 3.0

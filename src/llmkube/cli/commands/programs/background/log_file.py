@@ -10,9 +10,9 @@ import click
 import structlog
 import trio
 
-from llmkube.cli.commands.services.tail import copy_log
 from llmkube.cli.view.output import printable
 from llmkube.programs.failures import CommandError, ExitCode
+from llmkube.programs.page.tail import copy_log
 from llmkube.supervisor.engine.logfile import rotate
 
 log = structlog.get_logger(__name__)

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import webbrowser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -19,11 +20,12 @@ from llmkube.cli.commands.programs.background.agent_status import chosen_folder,
 from llmkube.cli.commands.programs.background.launchctl import current_user, launchctl_program, launchd_of, write_plist
 from llmkube.cli.commands.programs.background.log_file import last_lines, print_log
 from llmkube.cli.commands.programs.background.systemd import UNIT, systemctl, unit_path, unit_text
-from llmkube.cli.commands.services.tail import POLL_SECONDS
 from llmkube.cli.view.output import printable, wrapped
 from llmkube.programs.config import UpConfig, load
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.options import NumberRange, command, settings_options
+from llmkube.programs.page.machine import OPENER_FILE
+from llmkube.programs.page.tail import POLL_SECONDS
 from llmkube.programs.state_dir import hold_state_dir, loading_note
 from llmkube.programs.state_location import running_up_pid, wait_for_exit
 from llmkube.weights.store.blobs import open_store
@@ -97,6 +99,20 @@ def up_status(state_dir: Path | None) -> None:
     click.echo(f"at login    {at_login if at_login.exists() else 'no; enable it with `llmkube up install`'}")
     if pid is None:
         sys.exit(ExitCode.NOT_FOUND)
+
+
+@command("page")
+@state_dir_option
+@click.option("--print", "prints", is_flag=True, help="Print the address with its token instead of opening it.")
+def page(state_dir: Path | None, prints: bool) -> None:
+    """Open the page of the running `llmkube up` in a browser, with the right to change things."""
+    folder = chosen_folder(state_dir)
+    file = folder / OPENER_FILE
+    if running_up_pid(folder) is None or not file.exists():
+        raise CommandError(f"llmkube up is not running with the state directory {folder}", ExitCode.NOT_FOUND)
+    if prints or not webbrowser.open(file.as_uri()):
+        address = re.search(r'href="([^"]+)"', file.read_text("utf-8"))
+        click.echo(address[1] if address else "")
 
 
 @command("logs")

@@ -2,8 +2,8 @@ import os
 
 import pytest
 
-from llmkube.cli.commands.services import tail
-from llmkube.cli.commands.services.tail import LogFile, open_log
+from llmkube.programs.page import tail
+from llmkube.programs.page.tail import LogFile, open_log
 
 
 def read_all(log):

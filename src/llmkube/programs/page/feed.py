@@ -1,0 +1,115 @@
+"""Send the state of all that the page shows to its viewers, as it changes, with resume.
+
+Nothing is computed while nobody looks, except one number per engine every ten seconds for the plots.
+"""
+
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Final, Never
+
+import attrs
+import orjson
+import trio
+
+from llmkube.base.mailbox import Mailbox
+from llmkube.base.waiting import wait_tick
+from llmkube.k8s.resource import Key
+from llmkube.programs.page.state import RATE_SECONDS, Rates, State, changed_members
+
+UPDATE_SECONDS: Final = 1.0
+"""Shortest time between two updates."""
+KEEP_ALIVE_SECONDS: Final = 15.0
+MAX_VIEWERS: Final = 64
+KEPT_UPDATES: Final = 60
+"""Updates that a viewer can resume after; one that has missed more gets the whole state."""
+
+Collect = Callable[[Rates], Awaitable[State]]
+"""Returns the current state; a checkpoint within a few milliseconds of work."""
+
+
+@attrs.define(eq=False)
+class Feed:
+    """The current state and its last updates.
+
+    Attributes:
+        collect: Returns the current state.
+        counts: Returns the process of each engine and the tokens that it has generated.
+        name: Identifies this process in the ids of updates, so that none is resumed in another one.
+    """
+
+    collect: Collect
+    counts: Callable[[], Mapping[Key, tuple[int | None, float]]]
+    name: str
+    viewers: int = 0
+    _rates: Rates = attrs.field(factory=Rates)
+    _state: State = attrs.field(factory=dict)
+    _updates: deque[tuple[int, bytes]] = attrs.field(factory=lambda: deque(maxlen=KEPT_UPDATES))
+    _changes: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None))  # its version is the number of the last update
+    _arrived: trio.Event = attrs.field(factory=trio.Event)
+
+    async def run(self) -> Never:
+        """Update the state while somebody looks at it; never return."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run_rates)
+            while True:
+                if not self.viewers:
+                    self._arrived = trio.Event()
+                    await self._arrived.wait()
+                await self._update()
+                await trio.sleep(UPDATE_SECONDS)
+
+    async def events(self, last_id: str) -> AsyncGenerator[bytes, None]:
+        """Yield server-sent events: `state` with everything, or after `last_id` what has changed, then each `update`.
+
+        A comment is sent while nothing changes, so that a broken connection is noticed.
+        """
+        self.viewers += 1
+        self._arrived.set()
+        try:
+            version = self._resumed(last_id)
+            if version is None:
+                if not self._state:
+                    await self._changes.wait_newer(0)
+                version = self._changes.version
+                yield self._event("state", version, orjson.dumps(self._state))
+            while True:
+                missed = [(number, data) for number, data in self._updates if number > version]
+                if missed and missed[0][0] > version + 1:  # this viewer is too slow for the updates
+                    version = self._changes.version
+                    yield self._event("state", version, orjson.dumps(self._state))
+                    continue
+                for number, data in missed:
+                    yield self._event("update", number, data)
+                    version = number
+                with trio.move_on_after(KEEP_ALIVE_SECONDS) as waiting:
+                    await self._changes.wait_newer(version)
+                if waiting.cancelled_caught:
+                    yield b": \n\n"
+        finally:
+            self.viewers -= 1
+
+    def _resumed(self, last_id: str) -> int | None:
+        """Return the number of the update after which a viewer resumes; None if it needs the whole state."""
+        name, _, number = last_id.partition("-")
+        if name != self.name or not (number.isascii() and number.isdigit()):
+            return None
+        version, kept = int(number), [one for one, _ in self._updates]
+        is_kept = version == self._changes.version or version + 1 in kept
+        return version if is_kept else None
+
+    async def _update(self) -> None:
+        state = await self.collect(self._rates)
+        patch = changed_members(self._state, state)
+        if not patch:
+            return
+        self._state = state
+        self._updates.append((self._changes.version + 1, orjson.dumps(patch)))
+        self._changes.put_nowait(None)
+
+    async def _run_rates(self) -> Never:
+        while True:
+            await wait_tick(RATE_SECONDS)
+            self._rates.add(self.counts())
+
+    def _event(self, kind: str, number: int, data: bytes) -> bytes:
+        return b"event: %b\nid: %b-%d\ndata: %b\n\n" % (kind.encode(), self.name.encode(), number, data)

@@ -1,0 +1,182 @@
+"""The page of `llmkube up`: its state from the agent and the objects, and what its owner can do there."""
+
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import trio
+
+from llmkube import __version__
+from llmkube.base.errors import LLMKubeError
+from llmkube.base.http.connection import StreamHandler
+from llmkube.base.private_files import ensure_token, write_private
+from llmkube.k8s.client import Client
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import RESTARTED_AT
+from llmkube.k8s.wire.times import micro_timestamp
+from llmkube.programs.informer import ObjectCaches
+from llmkube.programs.page.feed import Feed
+from llmkube.programs.page.handler import TOKEN_FILE, Control, Page, load_files
+from llmkube.programs.page.state import Rates, State, engine_state, memory_state
+from llmkube.supervisor.agent import AgentView
+from llmkube.supervisor.engine.logfile import log_path
+from llmkube.supervisor.values.lifecycle import ServiceView
+from llmkube.supervisor.values.ports import Ports
+from llmkube.supervisor.values.settings import AgentSettings
+
+FIELD_MANAGER: Final = "llmkube-page"
+OPENER_FILE: Final = "page.html"
+"""Name in the state directory of a file that opens the page with its token: a browser's command line is public."""
+OPENER: Final = """<!doctype html><meta charset="utf-8"><title>LLMKube</title>
+<meta http-equiv="refresh" content="0; url={address}"><a href="{address}">Open the page</a>
+"""
+STEP: Final = 25
+"""Services after which other tasks run: a few milliseconds of work."""
+
+Describe = Callable[[InferenceService, Model | None], State]
+"""Returns the figures of a service that `llmkube list`, `ps` and `status` show."""
+
+
+@attrs.define(eq=False)
+class Machine:
+    """The services of one machine.
+
+    Attributes:
+        view: The agent.
+        caches: The objects.
+        client: Client of the API server.
+        settings: Settings of the agent.
+        ports: Its clock.
+        describe: See `Describe`.
+    """
+
+    view: AgentView
+    caches: ObjectCaches
+    client: Client
+    settings: AgentSettings
+    ports: Ports
+    describe: Describe
+    _known: dict[Key, tuple[tuple[Any, ...], State]] = attrs.field(factory=dict)
+
+    async def collect(self, rates: Rates) -> State:
+        """Return the state of the page; what has not changed is not computed again."""
+        views, models, known = self.view.services(), self.caches.model_of, self._known
+        services: dict[str, State] = {}
+        self._known = {}
+        for number, service in enumerate(self.caches.services.values()):
+            if number % STEP == STEP - 1:
+                await trio.lowlevel.checkpoint()
+            key, model, view = service.key, models(service), views.get(service.key)
+            facts = (service, model, view)
+            before = known.get(key)
+            is_same = before is not None and before[0][:2] == facts[:2] and before[0][2] == view
+            state = before[1] if before is not None and is_same else self._service(service, model, view)
+            self._known[key] = facts, state
+            points = rates.of(key)
+            services[str(key)] = {**state, "rates": points} if points else state
+        return {
+            "version": __version__,
+            "host": self.settings.host_name,
+            "cordoned": self.view.cordon.current is not None,
+            "memory": memory_state(self.view.memory(), trio.current_time()),
+            "services": services,
+        }
+
+    def counts(self) -> Mapping[Key, tuple[int | None, float]]:
+        """Return the process of each engine, and the tokens that it has generated."""
+        found = self.view.engines()
+        return {key: (use.pid, use.tokens.tokens) for key, use in found.items() if use.tokens is not None}
+
+    def _service(self, service: InferenceService, model: Model | None, view: ServiceView | None) -> State:
+        return {**self.describe(service, model), **engine_state(view)}
+
+    def log_path(self, service: str) -> Path | None:
+        """Return the log of a service's engine, if the service exists."""
+        key = Key.parse(service)
+        return log_path(self.settings.state_dir, key) if key in self.caches.services else None
+
+    @property
+    def actions(self) -> Mapping[str, Callable[[str], Awaitable[str]]]:
+        """The actions by name."""
+        return {
+            "load": self._load,
+            "unload": self._unload,
+            "pin": self._pin,
+            "restart": self._restart,
+            "start": self._start,
+            "stop": self._stop,
+        }
+
+    async def _load(self, name: str) -> str:
+        service = self._find(name)
+        self.view.activator.load(name)
+        await trio.lowlevel.checkpoint()
+        return f"{service.key.name} is being loaded"
+
+    async def _unload(self, name: str) -> str:
+        service = self._find(name)
+        await trio.lowlevel.checkpoint()
+        if not self.view.activator.unload(name):
+            raise LLMKubeError(f"{service.key.name} is not loaded, or not loaded on request; stop it instead")
+        return f"{service.key.name} is unloaded once its requests have ended; the next request loads it"
+
+    async def _pin(self, name: str) -> str:
+        service = self._find(name)
+        self.view.activator.pin(name, None)
+        await trio.lowlevel.checkpoint()
+        return f"{service.key.name} stays loaded until it is unloaded"
+
+    async def _restart(self, name: str) -> str:
+        service = self._find(name)
+        now = micro_timestamp(self.ports.utcnow())
+        body = {"spec": {"podAnnotations": {RESTARTED_AT: now}}}
+        await self.client.patch(InferenceService, service.key, body, field_manager=FIELD_MANAGER)
+        return f"{service.key.name} is restarted"
+
+    async def _start(self, name: str) -> str:
+        return await self._scale(name, 1)
+
+    async def _stop(self, name: str) -> str:
+        return await self._scale(name, 0)
+
+    async def _scale(self, name: str, replicas: int) -> str:
+        service = self._find(name)
+        body = {"spec": {"replicas": replicas}}
+        await self.client.patch(InferenceService, service.key, body, field_manager=FIELD_MANAGER)
+        return f"{service.key.name} is {'started' if replicas else 'stopped; its objects and files are kept'}"
+
+    def _find(self, name: str) -> InferenceService:
+        """Return a service by namespace and name.
+
+        Raises:
+            LLMKubeError: It does not exist.
+        """
+        service = self.caches.services.get(Key.parse(name))
+        if service is None:
+            raise LLMKubeError(f"there is no InferenceService {name}")
+        return service
+
+
+async def open_pages(
+    machine: Machine, state_dir: Path, url: str, nursery: trio.Nursery
+) -> Callable[[StreamHandler, bool], Page]:
+    """Start the feed; return a function that adds the page to a listener, with control if its argument is True.
+
+    Args:
+        machine: The services.
+        state_dir: Folder of the page's token, and of the file that opens the page with it.
+        url: Address of the listener with control.
+        nursery: Runs the feed.
+    """
+    files = await trio.to_thread.run_sync(load_files)
+    token = await trio.to_thread.run_sync(ensure_token, state_dir / TOKEN_FILE)
+    opener = OPENER.format(address=f"{url}/#token={token}")
+    await trio.to_thread.run_sync(write_private, state_dir / OPENER_FILE, opener)
+    feed = Feed(machine.collect, machine.counts, secrets.token_hex(4))
+    nursery.start_soon(feed.run)
+    control = Control(token, machine.actions, machine.log_path)
+    return lambda other, controls: Page(feed, files, other, control if controls else None)

@@ -1,0 +1,130 @@
+"""State that the page shows, as JSON values. Pure."""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+
+from llmkube.k8s.resource import Key
+from llmkube.supervisor.memory.capacity import MemoryView
+from llmkube.supervisor.memory.reservation import Request, Reservation
+from llmkube.supervisor.values.lifecycle import ServiceView
+
+RATE_SECONDS: Final = 10.0
+"""Interval of the points of a plot."""
+RATE_POINTS: Final = 360
+"""Points of a plot: one hour."""
+
+State = dict[str, Any]
+"""Values of JSON by name; the members of `services` are those of one service each."""
+
+
+def memory_state(view: MemoryView | None, now: float) -> State | None:
+    """Return the memory of a host: its budget, the engines that hold parts of it, and the services that wait for some.
+
+    Sizes are in bytes. `unloaded_next` orders the engines that are unloaded first if another service needs memory;
+    the others are protected, pinned or busy.
+
+    Args:
+        view: The memory; None while it is not watched.
+        now: The monotonic clock.
+    """
+    if view is None:
+        return None
+    order = [each.number for each in sorted(filter(_may_go, view.reservations), key=lambda each: each.busy_at)]
+    return {
+        "level": view.level.name.lower(),
+        "why": view.sample.why,
+        "total": view.sample.total_bytes,
+        "available": view.sample.available_bytes,
+        "budget": view.budget.limit_bytes,
+        "source": view.budget.source,
+        "free": view.free_bytes,
+        "unreturned": view.unreturned_bytes,
+        "devices": dict(view.budget.pools),
+        "engines": [_engine(each, order, now) for each in view.reservations],
+        "waiting": [_waiting(each) for each in view.requests],
+    }
+
+
+def _may_go(reservation: Reservation) -> bool:
+    spec = reservation.spec
+    return spec.on_request and not (spec.protected or spec.pinned or reservation.usage.pinned)
+
+
+def _engine(reservation: Reservation, order: list[int], now: float) -> State:
+    state = reservation.role.value
+    if reservation.exit_deadline is not None:
+        state = "exiting"
+    elif reservation.loaded_at is None:
+        state = "loading"
+    return {
+        "service": str(reservation.key),
+        "promised": reservation.need.total_bytes,
+        "held": reservation.resident_bytes if reservation.measured else None,
+        "devices": {name: size for name, size in reservation.need.pools.items() if size},
+        "state": state,
+        "priority": reservation.spec.priority,
+        "pinned": reservation.spec.pinned or reservation.usage.pinned,
+        "protected": reservation.spec.protected,
+        "requests": reservation.usage.requests,
+        # A busy engine has no idle time; rounded, so that an idle one is not sent again each second.
+        "idle": 0 if reservation.usage.requests else 10 * round((now - reservation.busy_at) / 10),
+        "next": order.index(reservation.number) + 1 if reservation.number in order else None,
+    }
+
+
+def _waiting(request: Request) -> State:
+    return {"service": str(request.key), "needs": request.need.total_bytes, "priority": request.spec.priority}
+
+
+def engine_state(view: ServiceView | None) -> State:
+    """Return the members of a service's state that only its host knows."""
+    if view is None:
+        return {"restarts": 0, "onRequest": False, "loaded": False, "aliases": [], "detail": ""}
+    return {
+        "restarts": view.restarts,
+        "onRequest": view.on_request,
+        "loaded": view.pid is not None,
+        "aliases": list(view.aliases),
+        "detail": view.closed or view.message,
+        "givenUp": list(view.given_up),
+        "loadSeconds": round(view.load_seconds, 1),
+    }
+
+
+@attrs.define(eq=False)
+class Rates:
+    """Tokens per second of engines over the last hour, one point for each `RATE_SECONDS`."""
+
+    _last: dict[Key, tuple[int | None, float]] = attrs.field(factory=dict)
+    _points: dict[Key, deque[float]] = attrs.field(factory=dict)
+
+    def add(self, counts: Mapping[Key, tuple[int | None, float]]) -> None:
+        """Add a point for each engine from its process and the tokens that this has generated; call it on time."""
+        for key, (pid, tokens) in counts.items():
+            before, since = self._last.get(key, (pid, tokens))
+            made = tokens - since if pid == before else tokens
+            if made > 0 or key in self._points:
+                points = self._points.setdefault(key, deque(maxlen=RATE_POINTS))
+                points.append(round(max(0.0, made) / RATE_SECONDS, 2))
+                if not any(points):
+                    del self._points[key]
+        self._last = dict(counts)
+        for key in self._points.keys() - counts.keys():
+            del self._points[key]
+
+    def of(self, key: Key) -> list[float]:
+        """Return the points of a service, the oldest first; none if it generated nothing in the last hour."""
+        return list(self._points.get(key, ()))
+
+
+def changed_members(before: State, after: State) -> State:
+    """Return the members that turn one state into another: RFC 7396's merge patch, one level deep for `services`."""
+    patch = {name: value for name, value in after.items() if name != "services" and before.get(name) != value}
+    patch |= dict.fromkeys(before.keys() - after.keys())
+    old, new = before.get("services", {}), after.get("services", {})
+    services = {key: value for key, value in new.items() if old.get(key) != value}
+    services |= dict.fromkeys(old.keys() - new.keys())
+    return patch | ({"services": services} if services else {})

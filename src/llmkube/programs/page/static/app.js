@@ -1,0 +1,32 @@
+// Start the page: one view at a time, chosen by the address's fragment.
+
+import "./access.js";
+import { follow, onChange, state } from "./feed.js";
+import { showChat } from "./chat.js";
+import { showLogs } from "./logs.js";
+import { showMemory } from "./memory.js";
+import { showModels } from "./models.js";
+
+const VIEWS = { memory: showMemory, models: showModels, chat: showChat, logs: showLogs };
+const main = document.getElementById("main");
+let close = () => {};
+
+function show() {
+  const name = location.hash.slice(1).split("/")[0];
+  const view = VIEWS[name] ? name : "memory";
+  close();
+  main.replaceChildren();
+  close = VIEWS[view](main, decodeURIComponent(location.hash.split("/").slice(1).join("/"))) ?? (() => {});
+  for (const link of document.querySelectorAll("nav a")) {
+    if (link.hash === `#${view}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  document.title = `${view[0].toUpperCase()}${view.slice(1)} · LLMKube`;
+}
+
+addEventListener("hashchange", () => { show(); main.focus({ preventScroll: true }); });
+show();
+follow((text) => {
+  document.getElementById("connection").textContent = text === "Live" && state.host ? `Live: ${state.host}` : text;
+});
+onChange(() => { document.getElementById("connection").textContent = `Live: ${state.host}`; });

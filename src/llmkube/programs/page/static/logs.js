@@ -1,0 +1,49 @@
+// Logs of engines, live.
+
+import { eachEvent, hasToken, request } from "./access.js";
+import { h } from "./dom.js";
+import { onChange, state } from "./feed.js";
+
+const MAX_CHARS = 400_000; // the oldest lines are dropped
+
+export function showLogs(main, chosen) {
+  const picker = h("select", { "aria-label": "Service" });
+  const text = h("pre", { class: "log mono", tabindex: "0", role: "log", "aria-label": "Log" });
+  main.append(h("h2", {}, "Logs"));
+  if (!hasToken()) {
+    main.append(h("p", {}, "Logs may contain what users have typed. Run ", h("code", {}, "llmkube page"),
+      " in a terminal: it opens this page with the right to read them."));
+    return undefined;
+  }
+  main.append(h("p", { class: "row" }, picker), text);
+  let reading = new AbortController();
+  const read = async (service) => {
+    reading.abort();
+    reading = new AbortController();
+    const { signal } = reading;
+    text.textContent = "";
+    try {
+      const answer = await request(`/page/logs?service=${encodeURIComponent(service)}`, { signal });
+      await eachEvent(answer, (_, data) => {
+        const atEnd = text.scrollHeight - text.scrollTop - text.clientHeight < 40;
+        text.append(JSON.parse(data));
+        if (text.textContent.length > MAX_CHARS) text.textContent = text.textContent.slice(-MAX_CHARS / 2);
+        if (atEnd) text.scrollTop = text.scrollHeight;
+      });
+    } catch (error) {
+      if (!signal.aborted) text.append(error.message);
+    }
+  };
+  picker.addEventListener("change", () => read(picker.value));
+  const update = () => {
+    const names = Object.keys(state.services).sort();
+    if (names.join() === [...picker.options].map((each) => each.value).join()) return;
+    const before = picker.value || chosen;
+    picker.replaceChildren(...names.map((each) => h("option", { value: each }, each)));
+    picker.value = names.includes(before) ? before : names[0] ?? "";
+    if (picker.value && picker.value !== before || (picker.value && !text.textContent)) read(picker.value);
+  };
+  update();
+  const forget = onChange(update);
+  return () => { forget(); reading.abort(); };
+}
