@@ -17,6 +17,7 @@ from envtest.build import cache_root
 
 PINS = Path(__file__).parents[2] / "requirements" / "clients.txt"
 SPEECH = Path(__file__).with_name("speech.txt")
+BROWSER = Path(__file__).with_name("page_browser.txt")
 AGENTS = Path(__file__).parent / "agents"
 """Folder of the pinned npm packages, for which npm must be on PATH."""
 
@@ -34,6 +35,11 @@ def find_speech_package() -> Path:
     if sys.version_info[:2] not in ((3, 11), (3, 13)):
         pytest.skip("pocketsphinx has no wheel for this Python")
     return _cached(SPEECH, f"py{sys.version_info.major}.{sys.version_info.minor}", partial(_install, pins=SPEECH))
+
+
+def find_browser_driver() -> Path:
+    """Return the folder with Playwright, which drives a browser, and axe, which checks accessibility. Blocks."""
+    return _cached(BROWSER, f"py{sys.version_info.major}.{sys.version_info.minor}", partial(_install, pins=BROWSER))
 
 
 def find_agents() -> Path:

@@ -61,7 +61,7 @@ def _engine(reservation: Reservation, order: list[int], now: float) -> State:
         state = "loading"
     return {
         "service": str(reservation.key),
-        "promised": reservation.need.total_bytes,
+        "reserved": reservation.need.total_bytes,
         "held": reservation.resident_bytes if reservation.measured else None,
         "devices": {name: size for name, size in reservation.need.pools.items() if size},
         "state": state,

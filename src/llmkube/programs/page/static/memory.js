@@ -1,4 +1,4 @@
-// Memory: which engine holds what, what is promised, what is free, and what is unloaded next.
+// Memory: which engine holds what, what is reserved, what is free, and what is unloaded next.
 
 import { bytes, h, seconds } from "./dom.js";
 import { onChange, state } from "./feed.js";
@@ -13,7 +13,7 @@ function color(name) {
 
 const short = (service) => service.replace(/^default\//, "");
 
-// One bar: for each engine what it holds, and lighter what else it is promised; a dashed line at the budget.
+// One bar: for each engine what it holds, and lighter what else is reserved for it; a dashed line at the budget.
 function bar(label, total, parts, limit) {
   const svg = h("svg", { class: "bar", viewBox: "0 0 1000 48", preserveAspectRatio: "none", role: "img", "aria-label": label });
   let left = 0;
@@ -24,9 +24,9 @@ function bar(label, total, parts, limit) {
     left += width;
   };
   for (const part of parts) {
-    const held = Math.min(part.held ?? part.promised, Math.max(part.promised, part.held ?? 0));
+    const held = Math.min(part.held ?? part.reserved, Math.max(part.reserved, part.held ?? 0));
     add(held, part.color, `${part.name}: ${bytes(held)} held`);
-    add(Math.max(0, part.promised - held), `${part.color} promise`, `${part.name}: ${bytes(part.promised)} promised`);
+    add(Math.max(0, part.reserved - held), `${part.color} reserved`, `${part.name}: ${bytes(part.reserved)} reserved`);
   }
   if (limit) {
     const x = Math.min(999, (1000 * limit) / total);
@@ -58,12 +58,12 @@ function legend(engines, size) {
 
 function device(name, total, engines) {
   const parts = engines.filter((each) => each.devices[name]).map((each) => (
-    { name: short(each.service), promised: each.devices[name], held: each.devices[name], color: color(each.service) }));
-  const used = parts.reduce((sum, each) => sum + each.promised, 0);
+    { name: short(each.service), reserved: each.devices[name], held: each.devices[name], color: color(each.service) }));
+  const used = parts.reduce((sum, each) => sum + each.reserved, 0);
   return h("section", { class: "card" },
     h("h3", {}, name === "device" ? "Graphics memory (part of the machine's)" : name),
-    h("p", { class: "soft" }, `${bytes(used)} of ${bytes(total)} promised`),
-    bar(`${name}: ${bytes(used)} of ${bytes(total)} promised`, Math.max(total, used), parts));
+    h("p", { class: "soft" }, `${bytes(used)} of ${bytes(total)} reserved`),
+    bar(`${name}: ${bytes(used)} of ${bytes(total)} reserved`, Math.max(total, used), parts));
 }
 
 function draw() {
@@ -72,12 +72,12 @@ function draw() {
     const why = state.host ? "This host does not watch its memory." : "Waiting for the first figures.";
     return [h("h2", {}, "Memory"), h("p", { class: "soft" }, why)];
   }
-  const engines = [...memory.engines].sort((a, b) => b.promised - a.promised);
-  const promised = engines.reduce((sum, each) => sum + each.promised, 0);
+  const engines = [...memory.engines].sort((a, b) => b.reserved - a.reserved);
+  const reserved = engines.reduce((sum, each) => sum + each.reserved, 0);
   const parts = engines.map((each) => ({ ...each, name: short(each.service), color: color(each.service) }));
   const held = engines.reduce((sum, each) => sum + (each.held ?? 0), 0);
   const others = Math.max(0, memory.total - memory.available - held);
-  const text = `${bytes(promised)} of a budget of ${bytes(memory.budget)} promised, ${bytes(memory.free)} free for one more model`;
+  const text = `${bytes(reserved)} of a budget of ${bytes(memory.budget)} reserved, ${bytes(memory.free)} free for one more model`;
   return [
     h("h2", {}, "Memory"),
     memory.level === "normal" ? null : h("p", { class: "card failing" }, `Memory pressure: ${memory.level}. ${memory.why}`),
@@ -85,9 +85,9 @@ function draw() {
     h("section", { class: "card" },
       h("h3", {}, state.host),
       h("p", { class: "soft" }, text),
-      bar(text, memory.total, [...parts, { name: "other programs", promised: others, held: others, color: "fother" }], memory.budget),
-      legend(engines, (each) => (each.held === null ? `${bytes(each.promised)} promised`
-        : `${bytes(each.held)} of ${bytes(each.promised)}`)),
+      bar(text, memory.total, [...parts, { name: "other programs", reserved: others, held: others, color: "fother" }], memory.budget),
+      legend(engines, (each) => (each.held === null ? `${bytes(each.reserved)} reserved`
+        : `${bytes(each.held)} of ${bytes(each.reserved)}`)),
       engines.length ? null : h("p", {}, "No engine runs."),
       h("dl", { class: "figures" }, [
         ["Machine", bytes(memory.total)],

@@ -10,7 +10,7 @@ function plot(points) {
   const path = points.map((each, index) => `${index ? "L" : "M"}${x(index).toFixed(1)} ${(38 - (36 * each) / most).toFixed(1)}`).join("");
   const now = points[points.length - 1];
   const label = `${now} tokens per second now, at most ${most} in the last hour`;
-  return h("figure", { style: null },
+  return h("figure", {},
     h("svg", { class: "plot", viewBox: "0 0 1000 40", preserveAspectRatio: "none", role: "img", "aria-label": label }, h("path", { d: path })),
     h("figcaption", { class: "soft" }, label));
 }

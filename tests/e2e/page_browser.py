@@ -1,0 +1,190 @@
+"""Drive the page in Chromium; print what was found as JSON. Runs without LLMKube: `page_browser.py` JSON of `Task`."""
+
+import json
+import re
+import stat
+import sys
+import tempfile
+from pathlib import Path
+
+import axe_playwright_python
+from playwright.sync_api import sync_playwright
+
+AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text("utf-8")
+OVERFLOW = """[...document.querySelectorAll('body *')].filter(each => {
+  const box = each.getBoundingClientRect()
+  return box.width && box.right > innerWidth + 1 && !each.closest('pre, .skip, svg')
+}).map(each => each.outerHTML.slice(0, 200))"""
+OVERLAP = """(() => {
+  const parts = [...document.querySelectorAll('button, select, textarea, input, nav a, dd, h2, h3')]
+    .filter(each => each.checkVisibility()).map(each => [each, each.getBoundingClientRect()])
+  const found = []
+  for (const [a, p] of parts) for (const [b, q] of parts)
+    if (a !== b && !a.contains(b) && !b.contains(a) && p.left < q.right - 1 && q.left < p.right - 1
+        && p.top < q.bottom - 1 && q.top < p.bottom - 1) found.push(`${a.outerHTML} ${b.outerHTML}`.slice(0, 300))
+  return found
+})()"""
+VIEWS = {"memory": ".legend", "models": "article h3", "chat": "option", "logs": ".log:not(:empty)"}
+"""The views, and a part of each that it has once it shows the state."""
+
+
+def wait_live(page):
+    """Wait until the page shows the state of the server."""
+    page.wait_for_selector("#connection:has-text('Live: ')")
+
+
+def ask(page, question):
+    """Send a message in the chat and return the answer as shown, once it is complete."""
+    page.fill("textarea", question)
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".turn:last-child .soft, .turn.error")
+    return page.inner_text(".turn:last-child")
+
+
+def see_views(browser, task, found):
+    """Open each view in both schemes and at several widths: nothing overflows or overlaps, axe finds nothing."""
+    for scheme, widths in (("light", (360, 390, 1280, 3840)), ("dark", (390, 1280))):
+        page = browser.new_page(color_scheme=scheme)
+        page.on("console", lambda line: found["console"].append(line.text) if line.type == "error" else None)
+        page.on("pageerror", lambda error: found["console"].append(str(error)))
+        page.on("request", lambda one: found["urls"].append(one.url))
+        page.goto(f"{task['url']}/#token={task['token']}")
+        wait_live(page)
+        page.evaluate(AXE)
+        for view, part in VIEWS.items():
+            page.click(f"nav a[href='#{view}']")
+            page.wait_for_selector(part, state="attached")
+            for width in widths:
+                page.set_viewport_size({"width": width, "height": 800})
+                problems = [*page.evaluate(OVERFLOW), *page.evaluate(OVERLAP)]
+                if width == widths[-2]:
+                    report = page.evaluate("axe.run()")
+                    problems += [f"{each['id']}: {each['nodes'][0]['html'][:200]}" for each in report["violations"]]
+                if problems:
+                    found["problems"][f"{view} {scheme} {width}"] = problems
+                if task["shots"]:
+                    page.screenshot(path=f"{task['shots']}/{view}-{scheme}-{width}.png")
+        page.close()
+
+
+def use(browser, task, found):
+    """Chat, stop an answer, unload and load a model by keyboard, and try an action without the token."""
+    page = browser.new_page()
+    page.goto(f"{task['url']}/#token={task['token']}")
+    wait_live(page)
+    found["address"] = page.url
+    page.click("nav a[href='#chat']")
+    page.wait_for_selector("option", state="attached")
+    found["answer"] = ask(page, task["question"])
+    page.click("nav a[href='#models']")
+    for action, word in (("unload", "idle"), ("load", "ready"), ("stop", "stopped"), ("start", "ready")):
+        page.focus(f"[data-action='{action}']")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(f".tag:text-is('{word}')")
+        found["states"].append(word)
+    other = browser.new_page()
+    other.goto(task["url"])
+    wait_live(other)
+    other.click("nav a[href='#models']")
+    other.click("[data-action='stop']")
+    found["without token"] = other.inner_text("#notice")
+    other.click("nav a[href='#logs']")
+    found["logs without token"] = other.inner_text("main")
+
+
+HOSTILE = "<img src=x onerror='document.title=1'><script>document.title=2</script>\u202e</pre></article>"
+
+
+def show_hostile_text(browser, task, found):
+    """Show markup in every text that a model, an engine or an object can set: it stays text."""
+    page = browser.new_page()
+    engine = dict.fromkeys(("service", "state", "priority"), HOSTILE) | {"reserved": 3, "held": 2, "idle": 0, "next": 1}
+    memory = dict.fromkeys(("level", "why", "source"), HOSTILE) | {"total": 9, "available": 5, "budget": 6, "free": 3}
+    memory |= {"devices": {HOSTILE: 8}, "engines": [engine | {"devices": {HOSTILE: 2}}]}
+    memory["waiting"] = [{"service": HOSTILE, "needs": 5, "priority": HOSTILE}]
+    texts = [
+        "name",
+        "namespace",
+        "model",
+        "phase",
+        "state",
+        "reason",
+        "message",
+        "advice",
+        "priority",
+        "size",
+        "runsOn",
+        "engine",
+        "detail",
+    ]
+    service = dict.fromkeys(texts, HOSTILE) | {"aliases": [HOSTILE], "givenUp": [HOSTILE], "rates": [1, 2]}
+    state = {"host": HOSTILE, "memory": memory, "services": {HOSTILE: service}}
+    event = f"event: state\nid: x-1\ndata: {json.dumps(state)}\n\n"
+    chat = json.dumps(
+        {
+            "choices": [{"delta": {"content": HOSTILE, "reasoning_content": HOSTILE}}],
+            "usage": {"prompt_tokens": HOSTILE, "completion_tokens": 1},
+        }
+    )
+    stream = {"Content-Type": "text/event-stream"}
+    page.route("**/page/events", lambda route: route.fulfill(body=event, headers=stream))
+    page.route(
+        re.compile(r"/page/logs\?"),
+        lambda route: route.fulfill(body=f"data: {json.dumps(HOSTILE)}\n\n", headers=stream),
+    )
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=f"data: {chat}\n\n", headers=stream))
+    page.goto(f"{task['url']}/#token={task['token']}")
+    for view, part in VIEWS.items():
+        page.click(f"nav a[href='#{view}']")
+        page.wait_for_selector(part, state="attached")
+        if view == "chat":
+            ask(page, HOSTILE)
+        found["elements"] += page.evaluate("document.querySelectorAll('main img, main script').length")
+        found["problems"] |= {f"hostile {view}": problem for problem in [page.evaluate(OVERFLOW)] if problem}
+        found["title"] = page.title()
+
+
+def attack(browser, task, found):
+    """Open a page of another origin, one with a rebound name, and a frame."""
+    page = browser.new_page()
+    page.goto(task["foreign"])
+    found["foreign"] = page.evaluate(
+        """async ([url, token]) => {
+          const attempt = async (path, options) => {
+            try { return (await (await fetch(url + path, options)).text()).slice(0, 40) } catch { return 'blocked' }
+          }
+          const headers = {'X-LLMKube-Page-Token': token}, body = '{"action": "stop", "service": "default/demo"}'
+          return [await attempt('/page/events', {}), await attempt('/page/events', {mode: 'no-cors'}),
+            await attempt('/page/actions', {method: 'POST', headers, body}),
+            await attempt('/page/actions', {method: 'POST', mode: 'no-cors', body})]
+        }""",
+        [task["url"], task["token"]],
+    )
+    page.set_content(f"<iframe src='{task['url']}/'></iframe>")
+    frame = page.frames[-1]
+    frame.wait_for_load_state()
+    found["frame"] = frame.evaluate("document.querySelector('nav') !== null") if frame.url != "about:blank" else False
+    rebound = browser.new_page()
+    found["rebound"] = rebound.goto(task["rebound"]).status
+
+
+def main():
+    """Carry out the task on the command line."""
+    task = json.loads(sys.argv[1])
+    found = {"elements": 0, "console": [], "problems": {}, "states": [], "urls": []}
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder, "chromium")
+        program.write_text(f'#!/bin/sh\nexec {" ".join(task["chromium"])} "$@"\n')
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        rules = "--host-resolver-rules=MAP evil.example 127.0.0.1"
+        with sync_playwright() as driver:
+            browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu", rules])
+            for name in task["parts"]:
+                globals()[name](browser, task, found)
+            browser.close()
+    found["urls"] = sorted({each.split("/page/")[0].split("#")[0] for each in found["urls"]})
+    sys.stdout.write(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

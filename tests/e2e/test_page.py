@@ -1,0 +1,87 @@
+"""The page of a real `up` with a real engine, in a real browser."""
+
+import json
+import os
+import stat
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from e2e.client_packages import find_browser_driver
+from e2e.router_lab import run_clients, serve
+from e2e.up_process import ANSWER, open_machine
+from llmkube.base.http.message import Headers, Response
+from security.chromium import INSTALL_HINT, find_chromium
+
+pytestmark = pytest.mark.e2e
+
+SCRIPT = Path(__file__).with_name("page_browser.py")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """The command of a Chromium, and the folder of its driver."""
+    found = find_chromium()
+    if found is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(INSTALL_HINT)
+    return found, find_browser_driver()
+
+
+async def drive(tmp_path, browser, run, *parts, **more):
+    """Deploy the demo and run parts of the script against the page."""
+    code, _, err = await run("deploy", "demo", "--source", "builtin://demo")
+    assert code == 0, err
+    code, address, err = await run("page", "--state-dir", str(tmp_path / "state"), "--print")
+    assert code == 0, err
+    url, _, token = address.strip().partition("/#token=")
+    task = {"url": url, "token": token, "chromium": browser[0], "parts": parts, "question": "What is LLMKube?", **more}
+    task["shots"] = os.environ.get("LLMKUBE_PAGE_SHOTS", "")
+    return url, await run_clients(tmp_path / "home", browser[1], str(SCRIPT), json.dumps(task))
+
+
+@pytest.mark.ci
+async def test_each_view_fits_and_is_accessible(tmp_path, browser):
+    """From 360 pixels to 4K, light and dark: no overflow, no overlap, no finding of axe, no other server asked."""
+    async with open_machine(tmp_path) as (_, run):
+        url, found = await drive(tmp_path, browser, run, "see_views")
+    assert found["problems"] == {}
+    assert found["console"] == []
+    assert found["urls"] == [f"{url}/", url] or found["urls"] == [url, f"{url}/"]
+
+
+@pytest.mark.ci
+async def test_the_owner_chats_and_changes_models_and_others_only_look(tmp_path, browser):
+    """With the token actions work by keyboard; without it they are refused, and logs are closed."""
+    async with open_machine(tmp_path) as (_, run):
+        url, found = await drive(tmp_path, browser, run, "use")
+        opener = tmp_path / "state" / "page.html"
+        assert stat.S_IMODE(opener.stat().st_mode) == 0o600
+    assert found["address"] == f"{url}/#memory"  # the token has left it
+    assert found["answer"].startswith(ANSWER)
+    assert found["states"] == ["idle", "ready", "stopped", "ready"]
+    assert "llmkube page" in found["without token"]
+    assert "llmkube page" in found["logs without token"]
+
+
+@pytest.mark.ci
+async def test_other_pages_and_hostile_texts_get_nowhere(tmp_path, browser):
+    """A foreign page, a frame and a rebound name read and change nothing; markup in any text stays text."""
+
+    async def handle(exchange):
+        await exchange.respond(Response(200, Headers.of({"Content-Type": "text/html"}), b"<p>evil"))
+
+    async with open_machine(tmp_path) as (up, run), trio.open_nursery() as nursery:
+        port = await serve(nursery, handle)
+        _, gateway, _ = await up.urls()
+        evil = partial("http://evil.example:{}/".format)
+        addresses = {"foreign": evil(port), "rebound": evil(gateway.rpartition(":")[2])}
+        _, found = await drive(tmp_path, browser, run, "attack", "show_hostile_text", **addresses)
+        code, listed, _ = await run("list")
+        assert (code, "Ready" in listed) == (0, True)
+        nursery.cancel_scope.cancel()
+    assert found["foreign"] == ["blocked", "", "blocked", ""]  # "": an opaque answer, which it cannot read
+    assert (found["frame"], found["rebound"]) == (False, 403)
+    assert (found["elements"], found["problems"]) == (0, {})
+    assert found["title"] == "Logs · LLMKube"

@@ -1,0 +1,80 @@
+"""Updates of the page: shared by all viewers, resumed after a break, none while nobody looks."""
+
+import json
+from contextlib import aclosing
+
+import attrs
+import trio
+
+from llmkube.k8s.resource import Key
+from llmkube.programs.page.feed import KEEP_ALIVE_SECONDS, KEPT_UPDATES, Feed
+from llmkube.programs.page.state import RATE_POINTS, RATE_SECONDS, Rates
+
+CHAT = Key("default", "chat")
+
+
+@attrs.define(eq=False)
+class Host:
+    """A host whose state the test sets."""
+
+    services: dict[str, object] = attrs.field(factory=lambda: {"default/chat": {"state": "ready"}})
+    tokens: float = 0.0
+    collected: int = 0
+
+    async def collect(self, rates):
+        await trio.lowlevel.checkpoint()
+        self.collected += 1
+        return {"host": "box", "services": dict(self.services), "rates": rates.of(CHAT)}
+
+    def counts(self):
+        return {CHAT: (7, self.tokens)}
+
+
+def parsed(event):
+    fields = dict(line.split(": ", 1) for line in event.decode().strip().splitlines())
+    return fields["event"], fields["id"], json.loads(fields["data"])
+
+
+async def test_a_viewer_gets_everything_and_then_what_changes_and_resumes_after_a_break(nursery, autojump_clock):
+    """The first event is the whole state; after a break the missed updates follow, or the state if they are too many."""
+    host = Host()
+    feed = Feed(host.collect, host.counts, "a1")
+    nursery.start_soon(feed.run)
+    await trio.sleep(60)
+    assert host.collected == 0
+    async with aclosing(feed.events("")) as events:
+        kind, last_id, state = parsed(await anext(events))
+        assert (kind, state["services"]) == ("state", host.services)
+        host.services = {"default/chat": {"state": "idle"}, "default/code": {"state": "ready"}}
+        assert parsed(await anext(events))[::2] == ("update", {"services": host.services})
+        del host.services["default/code"]
+        kind, _, patch = parsed(await anext(events))
+        assert patch == {"services": {"default/code": None}}
+        assert await anext(events) == b": \n\n"  # nothing has changed for a while
+    assert feed.viewers == 0
+    async with aclosing(feed.events(last_id)) as events:
+        missed = [parsed(await anext(events)) for _ in range(2)]
+        assert [each[0] for each in missed] == ["update", "update"]
+        assert missed[1][2] == patch
+        for number in range(KEPT_UPDATES + 5):  # while this viewer does not read
+            host.services["default/chat"] = {"state": str(number)}
+            await trio.sleep(1)
+        kind, _, state = parsed(await anext(events))
+        assert (kind, state["services"]["default/chat"]) == ("state", {"state": str(number)})
+    for unknown in ("", "b2-1", "a1-x", "a1-999999"):
+        async with aclosing(feed.events(unknown)) as events:
+            assert parsed(await anext(events))[0] == "state"
+    before = host.collected
+    await trio.sleep(KEEP_ALIVE_SECONDS)
+    assert host.collected <= before + 1
+
+
+async def test_rates_are_those_of_the_last_hour(nursery, autojump_clock):
+    """Tokens per second in steps of ten seconds; a new process starts at zero, and an idle hour leaves no plot."""
+    rates = Rates()
+    for pid, tokens in ((1, 100), (1, 100 + 20 * RATE_SECONDS), (2, 5 * RATE_SECONDS), (2, 5 * RATE_SECONDS)):
+        rates.add({CHAT: (pid, tokens)})
+    assert rates.of(CHAT) == [20, 5, 0]
+    for _ in range(RATE_POINTS):
+        rates.add({CHAT: (2, 5 * RATE_SECONDS)})
+    assert rates.of(CHAT) == []
