@@ -89,6 +89,9 @@ check: $(STAMP)  ## linters, formatting, types and import contracts
 docs: $(STAMP)  ## check the pages: links, paths, commands; run their consoles
 	$(BIN)/python -m pytest -q tests/docs
 
+screenshots: $(STAMP)  ## draw the pictures of docs/page.md in a real browser
+	LLMKUBE_PAGE_SHOTS=$(CURDIR)/docs/page $(BIN)/pytest -q -n 0 tests/e2e/test_page.py -k each_view
+
 newcomer: $(STAMP)  ## clone the last commit, and type the commands of README and docs into a terminal of 80 columns
 	PYTHONPATH=tests $(BIN)/python tests/docs/newcomer.py
 

@@ -24,7 +24,7 @@ OVERLAP = """(() => {
         && p.top < q.bottom - 1 && q.top < p.bottom - 1) found.push(`${a.outerHTML} ${b.outerHTML}`.slice(0, 300))
   return found
 })()"""
-VIEWS = {"memory": ".legend", "models": "article h3", "chat": "option", "logs": ".log:not(:empty)"}
+VIEWS = {"chat": "option", "memory": ".legend", "models": "article h3", "logs": ".log:not(:empty)"}
 """The views, and a part of each that it has once it shows the state."""
 
 
@@ -54,6 +54,12 @@ def see_views(browser, task, found):
         for view, part in VIEWS.items():
             page.click(f"nav a[href='#{view}']")
             page.wait_for_selector(part, state="attached")
+            if view == "chat":
+                ask(page, task["question"])
+            if view == "models":
+                page.wait_for_selector(".tag.failing")
+                if task["shots"]:
+                    page.wait_for_selector(".plot")
             for width in widths:
                 page.set_viewport_size({"width": width, "height": 800})
                 problems = [*page.evaluate(OVERFLOW), *page.evaluate(OVERLAP)]

@@ -45,6 +45,9 @@ async def drive(tmp_path, browser, run, *parts, **more):
 async def test_each_view_fits_and_is_accessible(tmp_path, browser):
     """From 360 pixels to 4K, light and dark: no overflow, no overlap, no finding of axe, no other server asked."""
     async with open_machine(tmp_path) as (_, run):
+        for name, source in (("helper", "builtin://demo"), ("lost", str(tmp_path / "models" / "lost.gguf"))):
+            code, _, err = await run("deploy", name, "--source", source, "--no-wait", "--priority", "high")
+            assert code == 0, err
         url, found = await drive(tmp_path, browser, run, "see_views")
     assert found["problems"] == {}
     assert found["console"] == []

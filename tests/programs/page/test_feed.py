@@ -6,11 +6,10 @@ from contextlib import aclosing
 import attrs
 import trio
 
-from llmkube.k8s.resource import Key
 from llmkube.programs.page.feed import KEEP_ALIVE_SECONDS, KEPT_UPDATES, Feed
-from llmkube.programs.page.state import RATE_POINTS, RATE_SECONDS, Rates
+from llmkube.programs.page.state import RATE_POINTS, RATE_SECONDS
 
-CHAT = Key("default", "chat")
+CHAT = "default/chat"
 
 
 @attrs.define(eq=False)
@@ -18,16 +17,12 @@ class Host:
     """A host whose state the test sets."""
 
     services: dict[str, object] = attrs.field(factory=lambda: {"default/chat": {"state": "ready"}})
-    tokens: float = 0.0
     collected: int = 0
 
     async def collect(self, rates):
         await trio.lowlevel.checkpoint()
         self.collected += 1
         return {"host": "box", "services": dict(self.services), "rates": rates.of(CHAT)}
-
-    def counts(self):
-        return {CHAT: (7, self.tokens)}
 
 
 def parsed(event):
@@ -38,7 +33,7 @@ def parsed(event):
 async def test_a_viewer_gets_everything_and_then_what_changes_and_resumes_after_a_break(nursery, autojump_clock):
     """The first event is the whole state; after a break the missed updates follow, or the state if they are too many."""
     host = Host()
-    feed = Feed(host.collect, host.counts, "a1")
+    feed = Feed(host.collect, "a1")
     nursery.start_soon(feed.run)
     await trio.sleep(60)
     assert host.collected == 0
@@ -70,11 +65,14 @@ async def test_a_viewer_gets_everything_and_then_what_changes_and_resumes_after_
 
 
 async def test_rates_are_those_of_the_last_hour(nursery, autojump_clock):
-    """Tokens per second in steps of ten seconds; a new process starts at zero, and an idle hour leaves no plot."""
-    rates = Rates()
-    for pid, tokens in ((1, 100), (1, 100 + 20 * RATE_SECONDS), (2, 5 * RATE_SECONDS), (2, 5 * RATE_SECONDS)):
-        rates.add({CHAT: (pid, tokens)})
-    assert rates.of(CHAT) == [20, 5, 0]
-    for _ in range(RATE_POINTS):
-        rates.add({CHAT: (2, 5 * RATE_SECONDS)})
-    assert rates.of(CHAT) == []
+    """Tokens per second in steps of ten seconds; an idle hour leaves no plot."""
+    host = Host()
+    feed = Feed(host.collect, "a1")
+    nursery.start_soon(feed.run)
+    await trio.sleep(1)
+    feed.rates.record(CHAT, 150)
+    feed.rates.record(CHAT, 50)
+    await trio.sleep(2 * RATE_SECONDS)
+    assert feed.rates.of(CHAT) == [20, 0]
+    await trio.sleep(RATE_POINTS * RATE_SECONDS)
+    assert feed.rates.of(CHAT) == []

@@ -1,10 +1,10 @@
 """Send the state of all that the page shows to its viewers, as it changes, with resume.
 
-Nothing is computed while nobody looks, except one number per engine every ten seconds for the plots.
+Nothing is computed while nobody looks, except one point per busy service every ten seconds for the plots.
 """
 
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Final, Never
 
 import attrs
@@ -13,7 +13,6 @@ import trio
 
 from llmkube.base.mailbox import Mailbox
 from llmkube.base.waiting import wait_tick
-from llmkube.k8s.resource import Key
 from llmkube.programs.page.state import RATE_SECONDS, Rates, State, changed_members
 
 UPDATE_SECONDS: Final = 1.0
@@ -33,15 +32,14 @@ class Feed:
 
     Attributes:
         collect: Returns the current state.
-        counts: Returns the process of each engine and the tokens that it has generated.
         name: Identifies this process in the ids of updates, so that none is resumed in another one.
+        rates: Tokens per second, from the requests.
     """
 
     collect: Collect
-    counts: Callable[[], Mapping[Key, tuple[int | None, float]]]
     name: str
+    rates: Rates = attrs.field(factory=Rates)
     viewers: int = 0
-    _rates: Rates = attrs.field(factory=Rates)
     _state: State = attrs.field(factory=dict)
     _updates: deque[tuple[int, bytes]] = attrs.field(factory=lambda: deque(maxlen=KEPT_UPDATES))
     _changes: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None))  # its version is the number of the last update
@@ -98,7 +96,7 @@ class Feed:
         return version if is_kept else None
 
     async def _update(self) -> None:
-        state = await self.collect(self._rates)
+        state = await self.collect(self.rates)
         patch = changed_members(self._state, state)
         if not patch:
             return
@@ -109,7 +107,7 @@ class Feed:
     async def _run_rates(self) -> Never:
         while True:
             await wait_tick(RATE_SECONDS)
-            self._rates.add(self.counts())
+            self.rates.end_point()
 
     def _event(self, kind: str, number: int, data: bytes) -> bytes:
         return b"event: %b\nid: %b-%d\ndata: %b\n\n" % (kind.encode(), self.name.encode(), number, data)

@@ -76,7 +76,7 @@ class Machine:
             is_same = before is not None and before[0][:2] == facts[:2] and before[0][2] == view
             state = before[1] if before is not None and is_same else self._service(service, model, view)
             self._known[key] = facts, state
-            points = rates.of(key)
+            points = rates.of(str(key))
             services[str(key)] = {**state, "rates": points} if points else state
         return {
             "version": __version__,
@@ -85,11 +85,6 @@ class Machine:
             "memory": memory_state(self.view.memory(), trio.current_time()),
             "services": services,
         }
-
-    def counts(self) -> Mapping[Key, tuple[int | None, float]]:
-        """Return the process of each engine, and the tokens that it has generated."""
-        found = self.view.engines()
-        return {key: (use.pid, use.tokens.tokens) for key, use in found.items() if use.tokens is not None}
 
     def _service(self, service: InferenceService, model: Model | None, view: ServiceView | None) -> State:
         return {**self.describe(service, model), **engine_state(view)}
@@ -176,7 +171,7 @@ async def open_pages(
     token = await trio.to_thread.run_sync(ensure_token, state_dir / TOKEN_FILE)
     opener = OPENER.format(address=f"{url}/#token={token}")
     await trio.to_thread.run_sync(write_private, state_dir / OPENER_FILE, opener)
-    feed = Feed(machine.collect, machine.counts, secrets.token_hex(4))
+    feed = Feed(machine.collect, secrets.token_hex(4))
     nursery.start_soon(feed.run)
     control = Control(token, machine.actions, machine.log_path)
     return lambda other, controls: Page(feed, files, other, control if controls else None)

@@ -1,12 +1,10 @@
 """State that the page shows, as JSON values. Pure."""
 
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
 from typing import Any, Final
 
 import attrs
 
-from llmkube.k8s.resource import Key
 from llmkube.supervisor.memory.capacity import MemoryView
 from llmkube.supervisor.memory.reservation import Request, Reservation
 from llmkube.supervisor.values.lifecycle import ServiceView
@@ -96,28 +94,27 @@ def engine_state(view: ServiceView | None) -> State:
 
 @attrs.define(eq=False)
 class Rates:
-    """Tokens per second of engines over the last hour, one point for each `RATE_SECONDS`."""
+    """Tokens per second of services over the last hour, one point for each `RATE_SECONDS`."""
 
-    _last: dict[Key, tuple[int | None, float]] = attrs.field(factory=dict)
-    _points: dict[Key, deque[float]] = attrs.field(factory=dict)
+    _made: Counter[str] = attrs.field(factory=Counter)
+    _points: dict[str, deque[float]] = attrs.field(factory=dict)
 
-    def add(self, counts: Mapping[Key, tuple[int | None, float]]) -> None:
-        """Add a point for each engine from its process and the tokens that this has generated; call it on time."""
-        for key, (pid, tokens) in counts.items():
-            before, since = self._last.get(key, (pid, tokens))
-            made = tokens - since if pid == before else tokens
-            if made > 0 or key in self._points:
-                points = self._points.setdefault(key, deque(maxlen=RATE_POINTS))
-                points.append(round(max(0.0, made) / RATE_SECONDS, 2))
-                if not any(points):
-                    del self._points[key]
-        self._last = dict(counts)
-        for key in self._points.keys() - counts.keys():
-            del self._points[key]
+    def record(self, service: str, tokens: int) -> None:
+        """Add the tokens of an answer that has ended to the current point."""
+        self._made[service] += tokens
 
-    def of(self, key: Key) -> list[float]:
+    def end_point(self) -> None:
+        """End the current point; call it every `RATE_SECONDS`."""
+        for service in {*self._made, *self._points}:
+            points = self._points.setdefault(service, deque(maxlen=RATE_POINTS))
+            points.append(round(self._made[service] / RATE_SECONDS, 2))
+            if not any(points):
+                del self._points[service]
+        self._made.clear()
+
+    def of(self, service: str) -> list[float]:
         """Return the points of a service, the oldest first; none if it generated nothing in the last hour."""
-        return list(self._points.get(key, ()))
+        return list(self._points.get(service, ()))
 
 
 def changed_members(before: State, after: State) -> State:
