@@ -33,7 +33,7 @@ async def drive(tmp_path, browser, run, *parts, **more):
     """Deploy the demo and run parts of the script against the page."""
     code, _, err = await run("deploy", "demo", "--source", "builtin://demo")
     assert code == 0, err
-    code, address, err = await run("page", "--state-dir", str(tmp_path / "state"), "--print")
+    code, address, err = await run("page", "--print")
     assert code == 0, err
     url, _, token = address.strip().partition("/#token=")
     task = {"url": url, "token": token, "chromium": browser[0], "parts": parts, "question": "What is LLMKube?", **more}

@@ -36,9 +36,11 @@ def cause_of(cluster: Cluster, model: Model | None, reason: str) -> str:
     from llmkube.weights.formats.gguf import read_header  # noqa: PLC0415 - see above
     from llmkube.weights.store.local_sources import LocalSources  # noqa: PLC0415 - see above
 
-    path = Path(model.spec.source.removeprefix("file://")) if model is not None else Path()
-    if cluster.up_dir is None or not path.is_absolute() or reason != Reason.FILE_NOT_FOUND:
-        return ""  # the file of an adapter or of a draft model is in the message of the condition
+    if cluster.up_dir is None or model is None or reason != Reason.FILE_NOT_FOUND:
+        return ""
+    path = Path(model.spec.source.removeprefix("file://"))
+    if not path.is_absolute():  # the file of an adapter or of a draft model is in the message of the condition
+        return ""
     try:
         if path.is_file():
             read_header(path)  # the message of `llmkube inspect`, which says what the file is instead

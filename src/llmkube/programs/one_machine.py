@@ -333,7 +333,8 @@ class _Up(Generic[T]):
                     if lan is not None:
                         if lan.keys is not None:
                             await support.start(lan.follow_issued_keys, server.client, self.rng)
-                        serve_lan = partial(serve, with_page(lan.identified(handler), False), judge=in_dialect(lan.judge))
+                        lan_page = with_page(lan.identified(handler), False)
+                        serve_lan = partial(serve, lan_page, judge=in_dialect(lan.judge))
                         support.start_soon(
                             run_lan_listener,
                             lan.port,

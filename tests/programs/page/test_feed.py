@@ -31,7 +31,7 @@ def parsed(event):
 
 
 async def test_a_viewer_gets_everything_and_then_what_changes_and_resumes_after_a_break(nursery, autojump_clock):
-    """The first event is the whole state; after a break the missed updates follow, or the state if they are too many."""
+    """The first event is the whole state; after a break the missed updates follow, or the state if it was long."""
     host = Host()
     feed = Feed(host.collect, "a1")
     nursery.start_soon(feed.run)

@@ -20,6 +20,7 @@ from llmkube.cli.commands.programs.background.agent_status import chosen_folder,
 from llmkube.cli.commands.programs.background.launchctl import current_user, launchctl_program, launchd_of, write_plist
 from llmkube.cli.commands.programs.background.log_file import last_lines, print_log
 from llmkube.cli.commands.programs.background.systemd import UNIT, systemctl, unit_path, unit_text
+from llmkube.cli.target_cluster import ClusterFlags, own_up_dir
 from llmkube.cli.view.output import printable, wrapped
 from llmkube.programs.config import UpConfig, load
 from llmkube.programs.failures import CommandError, ExitCode
@@ -106,7 +107,8 @@ def up_status(state_dir: Path | None) -> None:
 @click.option("--print", "prints", is_flag=True, help="Print the address with its token instead of opening it.")
 def page(state_dir: Path | None, prints: bool) -> None:
     """Open the page of the running `llmkube up` in a browser, with the right to change things."""
-    folder = chosen_folder(state_dir)
+    folder = own_up_dir(ClusterFlags()) if state_dir is None else None
+    folder = folder or chosen_folder(state_dir)
     file = folder / OPENER_FILE
     if running_up_pid(folder) is None or not file.exists():
         raise CommandError(f"llmkube up is not running with the state directory {folder}", ExitCode.NOT_FOUND)
