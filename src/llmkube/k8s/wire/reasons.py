@@ -126,7 +126,6 @@ class Reason(enum.StrEnum):
     QUOTA_EXCEEDED = "QuotaExceeded", Meaning.WAITING
     QUOTA_REFUSED = "QuotaRefused", Meaning.USER
     WAITING_FOR_QUOTA = "WaitingForQuota", Meaning.WAITING
-    WAITING_FOR_POOL = "WaitingForPool", Meaning.WAITING
     CONTAINER_FAILED = "ContainerFailed", Meaning.RECOVERING
     OOM_KILLED = "OOMKilled", Meaning.RETRIED
     REPLICA_FAILURE = "ReplicaFailure", Meaning.HOST
