@@ -59,6 +59,7 @@ SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
             "cli.commands.models.inspect:inspect_model", "Show the metadata of a GGUF file, local or remote."
         ),
         "fit": Entry("cli.commands.models.fit:fit", "Show how much memory a model needs, and whether it fits."),
+        "plan": Entry("cli.commands.models.plan_file:plan", "Plan which models a set of hosts would hold."),
         "cache": Entry(
             "cli.commands.models.cache:cache", "List, inspect, prune and preload model files on this machine."
         ),
