@@ -218,14 +218,13 @@ def find_model(
     Raises:
         RefusedError: The model does not exist, or does not serve this path.
     """
-    ids = directory.model_ids() if listed is None else listed
-    model_id = _only_model(ids) if named is None else named
+    model_id = _only_model(directory.model_ids() if listed is None else listed) if named is None else named
     if not isinstance(model_id, str):
         raise refused(400, '"model" must be a string', "invalid_model")
     known = known_name(model_id, lambda name: directory.lookup(name) is not None)
     found = directory.lookup(known)
     if found is None:
-        raise no_such_model(model_id, ids)
+        raise no_such_model(model_id, directory.model_ids() if listed is None else listed)
     wanted = _MODE_OF_PATH.get(path.rstrip("/").rpartition("/")[2])
     if wanted is not None and isinstance(found, Backend) and found.mode == "chat":
         # the engine's own error names a flag that users cannot set
