@@ -3,5 +3,6 @@
 service_status                                    services on hosts, alone or in addition to pods
 pod_service_status                                services in pods
 model_status, router_status                       Models and routers, on hosts and in pods
+gpu_quota                                         which services may use GPUs
 pods, job_result, supply                          inputs of these
 """
