@@ -29,13 +29,6 @@ PROTOCOL: Final = "http/protobuf"
 FLUSH_SECONDS: Final = 3.0
 """Time limit for the last spans when the program stops."""
 
-DELAY_SECONDS: Final = 2.0
-"""Longest wait of a span for others."""
-
-MAX_WAITING: Final = 2048
-MAX_BATCH: Final = 512
-"""Spans in the queue, and in one request to the collector: OpenTelemetry's defaults."""
-
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
@@ -104,7 +97,7 @@ class Traces(Collector):
         utcnow: Wall clock.
         rng: Source of span IDs.
         delay_seconds: Longest wait of a span for others.
-        max_waiting: Spans that wait; further ones are dropped.
+        max_waiting: Spans that wait; further ones are dropped. The default is OpenTelemetry's, as that of `batch`.
         batch: Most spans in one request to the collector.
         counts: Number of spans by result.
         is_failing: Whether the collector did not take the last spans.
@@ -114,9 +107,9 @@ class Traces(Collector):
     is_sampled: Judge
     utcnow: Callable[[], datetime]
     rng: random.Random
-    delay_seconds: float = DELAY_SECONDS
-    max_waiting: int = MAX_WAITING
-    batch: int = MAX_BATCH
+    delay_seconds: float = 2.0
+    max_waiting: int = 2048
+    batch: int = 512
     counts: dict[str, int] = attrs.field(factory=lambda: {"exported": 0, "dropped": 0})
     is_failing: bool = False
     _waiting: list[tuple[Trace, Span]] = attrs.field(factory=list)

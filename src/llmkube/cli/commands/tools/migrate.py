@@ -14,6 +14,7 @@ from llmkube.apiserver.schema.structural import Schema
 from llmkube.apiserver.schema.validation import validate
 from llmkube.base.errors import UserError
 from llmkube.cli.commands.tools.files import load_manifests
+from llmkube.cli.commands.tools.kubeai import convert_kubeai, is_kubeai
 from llmkube.cli.commands.tools.other_programs import PROGRAMS, Converted, converted
 from llmkube.cli.options import cluster_options, manifests_option
 from llmkube.cli.target_cluster import Cluster, ClusterFlags, answer_deadline, run_against
@@ -236,11 +237,12 @@ def _key(body: Body) -> tuple[str, str]:
     help="Accelerator of Models from other programs. Default: metal on a Mac, else cpu.",
 )
 def convert_manifests(names: tuple[str, ...], program: str | None, accelerator: str) -> None:
-    """Convert the files of other programs, or manifests of llmkube.io/v1alpha1, to current objects.
+    """Convert the files of other programs, or manifests of KubeAI or llmkube.io/v1alpha1, to current objects.
 
     --from llama-swap reads its YAML, --from llama-presets a file of `llama-server --models-preset`, --from ollama the
     models of an Ollama (OLLAMA_MODELS, else ~/.ollama/models), whose files are used in place. Without --from, manifests
-    are read. Settings that cannot be converted are listed on standard error; other objects are printed unchanged.
+    are read: Models of KubeAI (kubeai.org/v1) and objects of the first API. Settings that cannot be converted are
+    listed on standard error; other objects are printed unchanged.
 
     To apply them: llmkube convert --from llama-swap -f config.yaml | llmkube apply -f -
     """
@@ -264,15 +266,17 @@ def convert_manifests(names: tuple[str, ...], program: str | None, accelerator: 
 def _current(names: tuple[str, ...]) -> Iterator[Converted]:
     """Yield objects of the current API unchanged, without remarks, and others converted."""
     for manifest in load_manifests(names, sys.stdin.read):
-        if not is_old(manifest.body):
+        if not is_old(manifest.body) and not is_kubeai(manifest.body):
             yield manifest.where, [manifest.body], None, ""
             continue
         try:
-            found = convert(manifest.body)
+            found = (convert_kubeai if is_kubeai(manifest.body) else convert)(manifest.body)
         except UserError as error:
             yield manifest.where, [], None, str(error)
         else:
-            yield manifest.where, [found.model, found.service], found.remarks, ""
+            of_pods = _service_findings("", found.service, found.model) if is_kubeai(manifest.body) else ()
+            refusals = [one.message for one in of_pods if one.outcome == REFUSED]
+            yield manifest.where, [found.model, found.service], (*found.remarks, *refusals), ""
 
 
 def _refusals(body: Mapping[str, Any]) -> Iterator[str]:
