@@ -11,8 +11,8 @@ from llmkube.cli.commands.programs.gateway import gateway, settings_of
 from llmkube.controller.render.router_objects import DRAINED
 from llmkube.k8s.wire.names import SERVICE_LABEL
 from llmkube.programs.config import GatewayConfig
+from llmkube.programs.gateway.engines import SERVICE_KEYS
 from llmkube.programs.gateway.gateway import TEAMS
-from llmkube.programs.gateway.routes import SERVICE_KEYS
 
 pytestmark = pytest.mark.ci
 

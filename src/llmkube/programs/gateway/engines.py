@@ -25,6 +25,7 @@ from llmkube.k8s.wire.service_health import State, service_health
 from llmkube.programs.found_models import unavailable
 from llmkube.programs.informer import ObjectCaches
 from llmkube.router.backends import HOLD_SECONDS, Backend, Found, UnavailableModel
+from llmkube.router.config.compile_backend import ResolvedService
 from llmkube.router.model_ids import ModelIds, model_ids
 from llmkube.runtimes.container.container_plan import PORT_NAME
 from llmkube.runtimes.llama_fields import additional_ids
@@ -33,7 +34,11 @@ REFUSED_SECONDS: Final = 3.0
 """Time for which an engine that refused a connection gets no further request, unless its service has no other."""
 
 
-@attrs.frozen
+SERVICE_KEYS: Final = "services"
+"""Folder of the keys of engines in the folder of keys; each file is named NAMESPACE.NAME."""
+
+
+@attrs.define(eq=False)
 class ServedService:
     """A service with its engines.
 
@@ -48,6 +53,19 @@ class ServedService:
     model: Model | None
     engines: Mapping[int, Origin]
     absence: UnavailableModel
+    _resolved: ResolvedService | None = attrs.field(default=None, init=False)
+
+    def resolved(self, keys_folder: str) -> ResolvedService:
+        """Return it as a destination of requests, always with the same folder of keys."""
+        if self._resolved is None:
+            key, spec = self.service.key, self.service.spec
+            key_file = f"{keys_folder}/{SERVICE_KEYS}/{key.namespace}.{key.name}" if spec.api_key_secret_ref else ""
+            # the directory has the addresses of its engines, so the URL is only its name
+            url = f"http://{key.name}.{key.namespace}.svc/v1"
+            self._resolved = ResolvedService.of(
+                self.service, self.model, base_url=url, model=str(key), key_file=key_file
+            )
+        return self._resolved
 
     def backend(self, origin: Origin) -> Backend:
         """Return an engine as a `Backend` of the directory."""
@@ -157,6 +175,7 @@ class ClusterDirectory:
         if seen == self._seen:
             return
         self._seen, self.version = seen, self.version + 1
+        self._refused = {origin: until for origin, until in self._refused.items() if until > trio.current_time()}
         slices: dict[Key, list[EndpointSlice]] = {}
         for one in (each for caches in self.caches for each in caches.slices.values()):
             slices.setdefault(Key(one.key.namespace, one.metadata.labels.get(SERVICE_NAME_LABEL, "")), []).append(one)
@@ -166,7 +185,7 @@ class ClusterDirectory:
                 key, model = service.key, caches.model_of(service)
                 engines = self._numbered(key, slices.get(Key(key.namespace, service_name(key.name)), ()))
                 known = before.get(str(key))
-                if known is None or (known.service, known.model, known.engines) != (service, model, engines):
+                if known is None or known.service is not service or (known.model, known.engines) != (model, engines):
                     known = ServedService(service, model, engines, absence_of(service, model))
                 found[str(key)] = known
         self.services = found

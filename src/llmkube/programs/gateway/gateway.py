@@ -29,7 +29,7 @@ from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.client import Client
 from llmkube.k8s.leases.scale_up_requests import ScaleUpRequests
 from llmkube.programs.gateway.engines import ClusterDirectory, ServedService
-from llmkube.programs.gateway.routes import gateway_config, resolved
+from llmkube.programs.gateway.routes import gateway_config
 from llmkube.programs.informer import open_object_caches
 from llmkube.router.auth.key_files import Stamp
 from llmkube.router.config.compile_backend import ResolvedService
@@ -97,7 +97,7 @@ class _CurrentConfig:
 
         def resolve(namespace: str, name: str) -> ResolvedService | None:
             served = known.get(f"{namespace}/{name}")
-            return resolved(served, keys) if served is not None else None
+            return served.resolved(keys) if served is not None else None
 
         policy = self.settings.read_policy(resolve)
         return gateway_config(with_clients(policy, self.settings), services, ids, keys)
@@ -186,7 +186,7 @@ async def _follow(changed: Mailbox[None], directory: ClusterDirectory, router: R
     version = changed.version
     while True:
         await changed.wait_newer(version)
+        version = changed.version
         directory.changed.put_nowait(None)
         await trio.sleep(SETTLE_SECONDS)
-        version = changed.version
         await router.live.reload_if_changed()

@@ -10,21 +10,9 @@ import attrs
 
 from llmkube.base.http.message import netloc
 from llmkube.programs.gateway.engines import ServedService, engine_id
-from llmkube.router.config.compile_backend import ResolvedService, slots_of
+from llmkube.router.config.compile_backend import slots_of
 from llmkube.router.config.routing_config import Backend, RoutingConfig
 from llmkube.router.model_ids import ModelIds
-
-SERVICE_KEYS = "services"
-"""Folder of the keys of engines in the folder of keys; each file is named NAMESPACE.NAME."""
-
-
-def resolved(served: ServedService, keys_folder: str) -> ResolvedService:
-    """Return a service as a destination of requests."""
-    key, spec = served.service.key, served.service.spec
-    key_file = f"{keys_folder}/{SERVICE_KEYS}/{key.namespace}.{key.name}" if spec.api_key_secret_ref else ""
-    # the directory has the addresses of its engines, so the URL is only its name
-    url = f"http://{key.name}.{key.namespace}.svc/v1"
-    return ResolvedService.of(served.service, served.model, base_url=url, model=str(key), key_file=key_file)
 
 
 def gateway_config(
@@ -41,7 +29,7 @@ def gateway_config(
     for served in services:
         name = str(served.service.key)
         if name not in owners:
-            known = attrs.asdict(resolved(served, keys_folder), recurse=False)
+            known = attrs.asdict(served.resolved(keys_folder), recurse=False)
             owners[name] = [Backend(name=name, model_id=short.get(name, name), local=True, **known)]
         for backend in owners[name]:
             parts = {each.name: each for each in _engines(backend, served)}

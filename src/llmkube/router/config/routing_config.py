@@ -13,7 +13,7 @@ The controller compiles it from a ModelRouter and writes it to a ConfigMap; `llm
 import ipaddress
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property, lru_cache
@@ -444,6 +444,18 @@ class RoutingConfig:
     ids: Mapping[str, str] | None = attrs.field(default=None, metadata=UNWRITTEN)
     ambiguous: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict, metadata=UNWRITTEN)
     capabilities: frozenset[str] = attrs.field(init=False, eq=False, repr=False)
+
+    def candidates(self, model: str) -> Iterable[Backend]:
+        """Return the backends that a request for a model may reach: with `ids` there may be many others."""
+        if self.ids is None:
+            return self.backends.values()
+        names = {self.ids.get(model, ""): None, self.default_backend: None, **self._in_rules}
+        parts = (part for name in names for part in (name, *self.engines.get(name, ())))
+        return [self.backends[part] for part in parts if part]
+
+    @cached_property
+    def _in_rules(self) -> Mapping[str, None]:
+        return {name: None for rule in self.rules for name in rule.backends}
 
     @cached_property
     def ids_of(self) -> Mapping[str, tuple[str, ...]]:

@@ -72,7 +72,8 @@ def permits_for(config: RoutingConfig, facts: RequestFacts) -> Permits:
     regions, needs = facts.regions, facts.capabilities
     allowed: dict[str, Permit] = {}
     refused: dict[str, str] = {}
-    for name, backend in config.backends.items():
+    for backend in config.candidates(facts.model):
+        name = backend.name
         if sensitive and not backend.local:
             classes = ", ".join(sorted(sensitive))
             refused[name] = f"data of class {classes} must stay local, and this backend is not"

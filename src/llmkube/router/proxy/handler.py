@@ -13,7 +13,7 @@ that a client without a key cannot make the log grow.
 import hashlib
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -212,7 +212,7 @@ class ListedFields:
             first_byte_seconds=self.stats.first_byte_seconds,
             pick=self.rng.random(),
             load=self.stats.in_flight,
-            warmth=self.prefixes.warmth(prompt, _candidates(config, facts.model)) if prompt is not None else {},
+            warmth=self.prefixes.warmth(prompt, config.candidates(facts.model)) if prompt is not None else {},
         )
         if kept is not None:
             if len(kept) == MAX_DECISIONS:
@@ -519,13 +519,6 @@ def no_backend_error(config: RoutingConfig, facts: RequestFacts, decision: Decis
 def _salt(config: RoutingConfig, tenant: str) -> str:
     """Return the name of a tenant's prompt caches, equal in all processes of a router."""
     return hashlib.blake2b(f"{config.name}\0{tenant}".encode(), digest_size=16).hexdigest()
-
-
-def _candidates(config: RoutingConfig, model: str) -> Iterable[Backend]:
-    """Return the backends among which a request is balanced."""
-    if config.ids is None or config.rules:
-        return config.backends.values()
-    return [config.backends[name] for name in config.engines.get(config.ids.get(model, ""), ())]
 
 
 def _is_known(config: RoutingConfig, model_id: str) -> bool:
