@@ -158,7 +158,9 @@ class Session:
         """Send one request; record its first token and its cached tokens."""
         body = {"model": model, "messages": messages, "max_tokens": ANSWER_TOKENS, "stream": True, "temperature": 0}
         body |= {"stream_options": {"include_usage": True}, "ignore_eos": True}
-        began, first, received, words, usage = trio.current_time(), 0.0, b"", [], {}
+        began, first, received = trio.current_time(), 0.0, b""
+        words: list[str] = []
+        usage: dict[str, Any] = {}
         headers = Headers.of({"Content-Type": "application/json"})
         url = f"{self.gateway}/v1/chat/completions"
         async with self.client.open_stream("POST", url, headers=headers, body=json.dumps(body).encode()) as answer:
