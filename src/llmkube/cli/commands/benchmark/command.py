@@ -31,12 +31,6 @@ from llmkube.programs.options import HELP, NumberRange, command, guarded, with_o
 from llmkube.weights.urls import BadUrlError, WebUrl, parse_url
 
 KEY_VARIABLE: Final = "LLMKUBE_BENCHMARK_KEY"
-_TITLES: Final = {
-    "timeToFirstToken": "first token",
-    "timeBetweenTokens": "between tokens",
-    "latency": "whole answer",
-    "tokensPerSecond": "tokens/s each",
-}
 _BUSY_SHARE: Final = 0.8
 _LATE_SECONDS: Final = 0.02
 
@@ -166,7 +160,7 @@ def _read(path: Path) -> Any:
     return found
 
 
-async def _run(url: WebUrl, key: str, prompts: Prompts, loads: Sequence[Load], timeout: float) -> dict[str, Any]:
+async def _run(url: WebUrl, key: str, prompts: Prompts, loads: Sequence[Load], limit: float) -> dict[str, Any]:
     connect: Connect = with_connect_timeout(dial)
     if url.scheme == "https":
         connect = TlsDialer(await trio.to_thread.run_sync(trusted_context), connect=connect)
@@ -175,9 +169,8 @@ async def _run(url: WebUrl, key: str, prompts: Prompts, loads: Sequence[Load], t
     kept = max(load.concurrency or 64 for load in loads)
     async with open_http_client(connect, max_idle_per_origin=kept, max_idle=kept) as http:
         path = f"{url.path.rstrip('/').removesuffix('/v1')}/v1/chat/completions"
-        target = Target(
-            http, f"http://{netloc((url.host, url.port))}{path}", headers, timeout
-        )  # TLS is below the client
+        address = f"http://{netloc((url.host, url.port))}{path}"  # TLS is below the client
+        target = Target(http, address, headers, limit)
         prompts = await calibrate(target, prompts)
         found = []
         for load in loads:
@@ -197,7 +190,7 @@ def as_lines(run: Mapping[str, Any]) -> list[str]:
         lines += ["", f"{label_of(point)}: {point['succeeded']} of {point['requests']} succeeded, {tokens}"]
         lines.append(f"  together {rate:.1f} tokens/s, {point['requestsPerSecond']:.2f} requests/s")
         known = [name for name in METRICS if point[name]]
-        rows = [(_TITLES[name], *(_show(name, point[name][f"p{each}"]) for each in PERCENTILES)) for name in known]
+        rows = [(METRICS[name], *(_show(name, point[name][f"p{each}"]) for each in PERCENTILES)) for name in known]
         if rows:
             lines += [f"  {line}" for line in table(("", *(f"p{each}" for each in PERCENTILES)), rows).split("\n")]
         for kind, error in point["errors"].items():
@@ -216,7 +209,7 @@ def _show(metric: str, value: float) -> str:
 
 def _row(each: Change) -> tuple[str, ...]:
     values = [_show(each.metric, value) for value in (each.before, each.after)]
-    ratio, name = f"{each.ratio:.2f}", f"{_TITLES[each.metric]} p{each.percent}"
+    ratio, name = f"{each.ratio:.2f}", f"{METRICS[each.metric]} p{each.percent}"
     return each.load, name, *values, ratio, f"{each.low:.2f}-{each.high:.2f}", "worse" if each.is_worse else " "
 
 
@@ -235,5 +228,5 @@ def as_svg(run: Mapping[str, Any]) -> str:
             )
             for label, of in measured
         ]
-        sections.append((f"Time: {_TITLES[name]}, p50 and p95", bars))
+        sections.append((f"Time: {METRICS[name]}, p50 and p95", bars))
     return chart(f"{run['model']} at {run['url']}", sections)

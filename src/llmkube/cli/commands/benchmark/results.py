@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 import attrs
 
 PERCENTILES: Final = (50, 90, 95, 99)
-TIMES: Final = ("timeToFirstToken", "timeBetweenTokens", "latency")
-METRICS: Final = (*TIMES, "tokensPerSecond")
+TIMES: Final = {"timeToFirstToken": "first token", "timeBetweenTokens": "between tokens", "latency": "whole answer"}
+METRICS: Final = {**TIMES, "tokensPerSecond": "tokens/s each"}
 RESAMPLES: Final = 1000
 LEAST_SECONDS: Final = 1e-4
 """Shorter times are compared as this one: they are below what this program can measure."""
