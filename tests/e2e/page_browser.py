@@ -24,7 +24,13 @@ OVERLAP = """(() => {
         && p.top < q.bottom - 1 && q.top < p.bottom - 1) found.push(`${a.outerHTML} ${b.outerHTML}`.slice(0, 300))
   return found
 })()"""
-VIEWS = {"chat": "option", "memory": ".legend", "models": "article h3", "logs": ".log:not(:empty)"}
+VIEWS = {
+    "chat": "option",
+    "memory": ".legend",
+    "models": "article h3",
+    "requests": ".request",
+    "logs": ".log:not(:empty)",
+}
 """The views, and a part of each that it has once it shows the state."""
 
 
@@ -104,7 +110,7 @@ HOSTILE = "<img src=x onerror='document.title=1'><script>document.title=2</scrip
 def show_hostile_text(browser, task, found):
     """Show markup in every text that a model, an engine or an object can set: it stays text."""
     page = browser.new_page()
-    engine = dict.fromkeys(("service", "state", "priority"), HOSTILE) | {"reserved": 3, "held": 2, "idle": 0, "next": 1}
+    engine = dict.fromkeys(("service", "state", "priority"), HOSTILE) | {"reserved": 3, "held": 2, "idle": 0}
     memory = dict.fromkeys(("level", "why", "source"), HOSTILE) | {"total": 9, "available": 5, "budget": 6, "free": 3}
     memory |= {"devices": {HOSTILE: 8}, "engines": [engine | {"devices": {HOSTILE: 2}}]}
     memory["waiting"] = [{"service": HOSTILE, "needs": 5, "priority": HOSTILE}]
@@ -133,6 +139,10 @@ def show_hostile_text(browser, task, found):
         }
     )
     stream = {"Content-Type": "text/event-stream"}
+    row = dict.fromkeys(("path", "model", "error", "id", "rule"), HOSTILE) | {"at": 1, "ms": 9, "failed": True}
+    row |= {"status": HOSTILE, "parts": [[HOSTILE, 1, 2, False]]}
+    batch = f"id: x-1\ndata: {json.dumps([row])}\n\n"
+    page.route("**/page/requests", lambda route: route.fulfill(body=batch, headers=stream))
     page.route("**/page/events", lambda route: route.fulfill(body=event, headers=stream))
     page.route(
         re.compile(r"/page/logs\?"),
@@ -188,7 +198,6 @@ def main():
             for name in task["parts"]:
                 globals()[name](browser, task, found)
             browser.close()
-    found["urls"] = sorted({each.split("/page/")[0].split("#")[0] for each in found["urls"]})
     sys.stdout.write(json.dumps(found))
 
 

@@ -51,7 +51,7 @@ async def test_each_view_fits_and_is_accessible(tmp_path, browser):
         url, found = await drive(tmp_path, browser, run, "see_views")
     assert found["problems"] == {}
     assert found["console"] == []
-    assert found["urls"] == [f"{url}/", url] or found["urls"] == [url, f"{url}/"]
+    assert {each[: len(url)] for each in found["urls"]} == {url}
 
 
 @pytest.mark.ci

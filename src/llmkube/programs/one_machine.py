@@ -42,6 +42,8 @@ from llmkube.programs.informer import ObjectCaches, open_object_caches
 from llmkube.programs.lan_gateway import LanGateway, ListenSettings, open_lan_gateway, run_lan_listener
 from llmkube.programs.ollama_library import local_ollama
 from llmkube.programs.page.machine import Describe, Machine, open_pages
+from llmkube.programs.page.requests import RecentRequests
+from llmkube.programs.page.state import Rates
 from llmkube.programs.program import (
     LOOPBACK,
     LOOPBACK_IPV6,
@@ -288,6 +290,7 @@ class _Up(Generic[T]):
                     if traces is not None:
                         registry.register(traces)
                     directory = AgentDirectory(view.services, lambda: view.changed.version, lambda: bool(stop.reason))
+                    requests = RecentRequests(ports.utcnow, Rates(), traces)
                     services = Services(
                         directory=directory,
                         get=caches.services.get,
@@ -301,7 +304,7 @@ class _Up(Generic[T]):
                         egress=settings.egress,
                         on_error=lambda name: view.record_error(Key.parse(name)),
                         activator=view.activator,
-                        traces=traces,
+                        traces=requests,
                     )
                     routers = RouterHost(services, server.client, self.plan.state_dir / "routers")
                     registry.register(routers)
@@ -321,7 +324,7 @@ class _Up(Generic[T]):
                     if not addresses.routers_only:
                         default = await support.start(run_default_route, services, http, routers.models)
                     machine = Machine(view, caches, server.client, settings, ports, self.describe)
-                    with_page = await open_pages(machine, self.plan.state_dir, gateway.url, support)
+                    with_page = await open_pages(machine, requests, self.plan.state_dir, gateway.url, support)
                     handler = routers_handler(routers.find, default)
                     stamp = partial(cors_lines, https_proxy_pages=config.https_proxy_pages)
                     limits = Limits(max_connections_per_peer=CONNECTIONS_PER_PEER)

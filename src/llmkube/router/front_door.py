@@ -10,8 +10,9 @@ engines do not implement: those requests are translated, which forwards listed f
 `model`; the directory knows whether that engine runs, loads or has failed.
 """
 
+import random
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime
 from functools import partial
 from typing import Any, Final
@@ -27,7 +28,7 @@ from llmkube.base.http.client import HttpClient, OnSent
 from llmkube.base.http.connection import StreamHandler
 from llmkube.base.http.errors import HttpError
 from llmkube.base.http.exchange import StreamExchange
-from llmkube.base.http.forward import BodyEditor, ErrorEditor, forward, whole_response
+from llmkube.base.http.forward import BodyEditor, ErrorEditor, Observer, forward, whole_response
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Response
 from llmkube.base.http.streamed_response import StreamedResponse
@@ -43,10 +44,12 @@ from llmkube.router.dialects.error_shapes import CONTEXT_FULL, parsed_refusal
 from llmkube.router.dialects.inbound import DIALECTS, OLLAMA, refusal_at
 from llmkube.router.dialects.ollama_models import LIST_PATHS, ModelFacts
 from llmkube.router.dispatch.holds import HeldRequest, Holds
+from llmkube.router.dispatch.record import HOLD, QUEUE
 from llmkube.router.dispatch.relay import ClientStream, refuse
 from llmkube.router.dispatch.request_body import STREAMING, BodyError, may_name_urls, parse_body, refuse_urls
 from llmkube.router.dispatch.suspects import CULPRIT, Suspect, Suspects
 from llmkube.router.dispatch.verdicts import Failure, error_in, is_request_error
+from llmkube.router.dispatch.watched_request import WatchedRequest, watch
 from llmkube.router.model_field import (
     ModelNameRewriter,
     asks_for_stream,
@@ -63,6 +66,7 @@ from llmkube.router.presets import NotLoadedError, encoded_with_settings
 from llmkube.router.prompt_parts import PartAnswers, split_prompts
 from llmkube.router.refusals import RefusedError, error_object, kind_of, refused
 from llmkube.router.responses.store import PREFIX as RESPONSES
+from llmkube.router.traces import Recorder
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -180,6 +184,7 @@ class _Computation:
     body: Body
     model_id: str
     hold: Hold
+    watched: WatchedRequest
 
 
 ENGINE_FAILED: Final = "engine_failed"
@@ -202,6 +207,8 @@ class PassThrough:
         holds: Requests that wait until their model is loaded.
         credentials: Returns the header lines that replace the client's credentials.
         presets: Returns the presets of a service.
+        recorder: Records requests; None if nothing does.
+        rng: Source of request and trace IDs.
     """
 
     directory: ModelDirectory
@@ -212,6 +219,8 @@ class PassThrough:
     holds: Holds = attrs.field(factory=Holds)
     credentials: Callable[[StreamExchange, Backend], bytes] = lambda _, engine: engine.credentials
     presets: Callable[[str], tuple[Preset, ...]] = lambda _: ()
+    recorder: Recorder | None = None
+    rng: random.Random = attrs.field(factory=random.Random)
 
     async def __call__(self, exchange: StreamExchange, *, excluding: Collection[int] = ()) -> bool:
         """Forward a request and stream the response back; return False, without responding, at an excluded status.
@@ -232,9 +241,25 @@ class PassThrough:
         if head.method != "POST":
             raise refused(405, f"{head.method} is not allowed on {path}", "method_not_allowed", {"Allow": "POST"})
         body = await _read(head, exchange.body)
-        model_id, found = permitted_model(exchange, self.directory, body.model, head.path)
-        with self.holds.using(found, exchange.owner) as hold:
-            return await self._compute(_Computation(exchange, path, body, model_id, hold), excluding)
+        watched = watch(exchange, path, str(body.model or ""), self.recorder, self.rng)
+        with self._recorded(watched):
+            model_id, found = permitted_model(exchange, self.directory, body.model, head.path)
+            with self.holds.using(found, exchange.owner) as hold:
+                return await self._compute(_Computation(exchange, path, body, model_id, hold, watched), excluding)
+
+    @contextmanager
+    def _recorded(self, watched: WatchedRequest) -> Iterator[None]:
+        """Record a request once the block has answered or refused it, or its client has left."""
+        refusal, is_answered_elsewhere = None, False
+        try:
+            yield
+            is_answered_elsewhere = not watched.exchange.begun
+        except RefusedError as exc:
+            refusal = (exc.response.status, exc.code)
+            raise
+        finally:
+            if self.recorder is not None and not is_answered_elsewhere:
+                watched.end(self.recorder, refusal)
 
     async def _loaded_engine(self, computation: _Computation) -> Backend:
         """Return the engine of a model, once it is loaded."""
@@ -243,7 +268,10 @@ class PassThrough:
             streams = path in _STREAMS and body.is_json and await asks_for_stream(body.content)
             client, lines = ClientStream(exchange), b"" if streams else None
             held = HeldRequest(exchange.owner, trio.current_time(), client, lines)
-            await self.holds.wait(model_id, held, computation.hold)
+            try:
+                await self.holds.wait(model_id, held, computation.hold)
+            finally:
+                computation.watched.add_phase(HOLD, model_id, held.arrived_at)
         return engine_of(self.directory, model_id, exchange.head.path)
 
     async def _compute(self, computation: _Computation, excluding: Collection[int]) -> bool:
@@ -305,15 +333,19 @@ class PassThrough:
         **options: Any,
     ) -> bool:
         """Forward a request, or a part of one, once the engine has slots for it."""
+        began_at = trio.current_time()
         async with take(slots) as has_waited:
             if has_waited:  # the engine may be another one by now, or unloaded
+                computation.watched.add_phase(QUEUE, engine.service, began_at)
                 before, engine = engine, await self._loaded_engine(computation)
                 if engine.adapters != before.adapters:
                     raise refused(503, "the adapters of the model have changed", NOT_READY, {"Retry-After": "1"})
+            options["observer"] = computation.watched.observer
             to_engine = partial(self._forward, computation.exchange, engine, content, **options)
             try:
                 send = partial(self._send, engine, request, to_engine)
-                found = await self.suspects.attempt(engine.service, request, SUSPECT_SECONDS, send)
+                with computation.watched.attempt(engine.service):
+                    found = await self.suspects.attempt(engine.service, request, SUSPECT_SECONDS, send)
             finally:
                 self.suspects.leave(engine.service, request)
         if isinstance(found, Failure):
@@ -365,6 +397,7 @@ class PassThrough:
         editor: BodyEditor | None = None,
         on_sent: OnSent | None = None,
         parts: PartAnswers | None = None,
+        observer: Observer | None = None,
     ) -> bool:
         """Forward a request; with `on_sent` it computes, and its errors are classified; `parts` keeps the answer."""
 
@@ -374,7 +407,7 @@ class PassThrough:
                 self.on_error(engine.service)
             return own or response
 
-        late = _LateRelay(ClientStream(exchange), editor, edit_error) if exchange.begun else None
+        late = _LateRelay(ClientStream(exchange), editor, edit_error, observer) if exchange.begun else None
         try:
             return await forward(
                 exchange,
@@ -387,6 +420,7 @@ class PassThrough:
                 edit_error=None if on_sent is None else edit_error,
                 on_sent=on_sent,
                 relay=late if parts is None else partial(parts.keep, edit_error),
+                observer=observer,
             )
         except HttpError as exc:
             if exchange.begun and (late is None or late.has_begun):
@@ -419,6 +453,7 @@ class _LateRelay:
     client: ClientStream
     editor: BodyEditor | None
     edit_error: ErrorEditor
+    observer: Observer | None
     has_begun: bool = False
 
     async def __call__(self, answer: StreamedResponse) -> None:
@@ -426,6 +461,8 @@ class _LateRelay:
             edit = self.editor or bytes
             while piece := await answer.receive_some():
                 self.has_begun = True
+                if self.observer is not None:
+                    self.observer(piece)
                 await self.client.send(edit(piece))
             await self.client.send(edit(b""))
             await self.client.finish()

@@ -11,7 +11,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Protocol
 
 import attrs
 import structlog
@@ -41,12 +41,14 @@ class Trace:
         span_id: ID of the request's span. The span of its n-th attempt has the n-th ID after it.
         parent_id: ID of the client's span; 0 for none.
         state: `tracestate` of the client.
+        sampled: Whether it is exported.
     """
 
     trace_id: str
     span_id: int
     parent_id: int = 0
     state: str = ""
+    sampled: bool = True
 
     def span_after(self, number: int) -> int:
         """Return the n-th ID after that of the request, counted from 0."""
@@ -54,7 +56,7 @@ class Trace:
 
     def headers(self, attempt: int) -> Mapping[str, str]:
         """Return the trace headers of an attempt."""
-        parent = {"traceparent": f"00-{self.trace_id}-{self.span_after(attempt):016x}-01"}
+        parent = {"traceparent": f"00-{self.trace_id}-{self.span_after(attempt):016x}-{self.sampled:02d}"}
         return parent | ({"tracestate": self.state} if self.state else {})
 
 
@@ -77,6 +79,23 @@ class Span:
     attributes: Mapping[str, str | int | float | bool]
     kind: str = attrs.field(default="INTERNAL", kw_only=True)
     has_failed: bool = attrs.field(default=False, kw_only=True)
+
+
+class Recorder(Protocol):
+    """Takes the spans of requests: `Traces`, or the page's list of requests."""
+
+    def begin(self, headers: Mapping[str, str], *, is_root: bool) -> tuple[Mapping[str, str], Trace | None]:
+        """Return the trace headers of a request, and its place in the trace; None if its spans are not wanted.
+
+        Args:
+            headers: Valid trace headers: the client's, or those of a new trace.
+            is_root: Whether they are those of a new trace.
+        """
+        ...
+
+    def offer_nowait(self, trace: Trace, spans: Iterable[Span]) -> None:
+        """Take the spans of a request that has ended, that of the request first."""
+        ...
 
 
 Batch = Sequence[tuple[Trace, Span]]

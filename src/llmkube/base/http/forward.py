@@ -17,6 +17,9 @@ from llmkube.base.http.heads import without_access_control
 from llmkube.base.http.message import Origin, Response, netloc, status_allows_body
 from llmkube.base.http.streamed_response import StreamedResponse
 
+Observer = Callable[[bytes], None]
+"""Gets the bytes of a body, with its framing or without, as they are sent."""
+
 BodyEditor = Callable[[bytes], bytes]
 """Returns the bytes to send for the next piece of a body, or for b"" at its end."""
 
@@ -40,6 +43,7 @@ async def forward(
     edit_error: ErrorEditor | None = None,
     on_sent: OnSent | None = None,
     relay: Callable[[StreamedResponse], Awaitable[None]] | None = None,
+    observer: Observer | None = None,
 ) -> bool:
     """Forward a request with this body to another server; return whether its response was relayed.
 
@@ -56,6 +60,7 @@ async def forward(
         edit_error: Edits errors; None relays them like other responses.
         on_sent: Called once the whole request has been sent.
         relay: Relays the response; None relays it as it is, or edited.
+        observer: Observes the body of the response, unless it is an error or `relay` relays it.
 
     Raises:
         ConnectError: No connection.
@@ -75,9 +80,9 @@ async def forward(
         elif edit_error is not None and (answer.status == 400 or answer.status >= 500):
             await exchange.respond(edit_error(await whole_response(answer)))
         elif editor is None:
-            await _relay(answer, exchange)
+            await _relay(answer, exchange, observer)
         else:
-            await _relay_reframed(answer, exchange, editor)
+            await _relay_reframed(answer, exchange, editor, observer)
         return True
     finally:
         if not client.release_nowait(answer):
@@ -92,12 +97,12 @@ async def whole_response(answer: StreamedResponse, most: int = MAX_ERROR_BYTES) 
     return Response(answer.status, answer.headers.end_to_end().without("content-length"), bytes(received))
 
 
-async def _relay(answer: StreamedResponse, exchange: StreamExchange) -> None:
+async def _relay(answer: StreamedResponse, exchange: StreamExchange, observer: Observer | None) -> None:
     head = answer.head
     no_body = exchange.head.method == "HEAD" or not status_allows_body(head.status)
     can_pass_through = head.length is not None or (head.chunked and exchange.chunks_allowed)
     if no_body or not can_pass_through:
-        await _relay_reframed(answer, exchange)
+        await _relay_reframed(answer, exchange, None, observer)
         return
     end = ChunkedEndFinder() if head.chunked else LengthEndFinder(head.length or 0)
     framing = _CHUNKED if head.chunked else b"Content-Length: %d\r\n" % (head.length or 0)
@@ -113,6 +118,8 @@ async def _relay(answer: StreamedResponse, exchange: StreamExchange) -> None:
             piece = piece[:at]  # bytes after a response are not relayed, and the connection is not reused
         else:
             answer.reusable = at >= 0 and head.keep_alive
+        if observer is not None:
+            observer(piece)
         await exchange.send(prefix + piece if prefix else piece)
         if at >= 0:
             exchange.complete = True
@@ -121,7 +128,9 @@ async def _relay(answer: StreamedResponse, exchange: StreamExchange) -> None:
         piece = await answer.receive_raw()
 
 
-async def _relay_reframed(answer: StreamedResponse, exchange: StreamExchange, editor: BodyEditor | None = None) -> None:
+async def _relay_reframed(
+    answer: StreamedResponse, exchange: StreamExchange, editor: BodyEditor | None, observer: Observer | None
+) -> None:
     """Relay a response that is edited, or that ends with its connection, or whose framing the client does not know."""
     headers = answer.headers.end_to_end()
     if exchange.stamp:
@@ -130,5 +139,7 @@ async def _relay_reframed(answer: StreamedResponse, exchange: StreamExchange, ed
         headers = headers.without("content-length")
     async with exchange.stream(answer.status, headers) as send:
         while piece := await answer.receive_some():
+            if observer is not None:
+                observer(piece)
             await send(piece if editor is None else editor(piece))
         await send(b"" if editor is None else editor(b""))

@@ -4,7 +4,7 @@
 |---|---|
 | `GET /` from a browser, files | nothing: they contain no data |
 | `GET /page/events` | the access that the listener requires, a near host name, no other page |
-| `GET /page/logs`, `POST /page/actions` | the same, and the page's token |
+| `GET /page/requests`, `/page/logs`, `POST /page/actions` | the same, and the page's token |
 
 A page at another address cannot read or write: its `Origin` differs from `Host`. One that points its own name at this
 machine (DNS rebinding) has a name that is not near. A frame is refused by `frame-ancestors`.
@@ -29,7 +29,8 @@ from llmkube.base.http.connection import StreamHandler
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Headers, Response
-from llmkube.programs.page.feed import MAX_VIEWERS, Feed
+from llmkube.programs.page.feed import KEEP_ALIVE_SECONDS, MAX_VIEWERS, UPDATE_SECONDS, Feed
+from llmkube.programs.page.requests import RecentRequests
 from llmkube.programs.page.tail import POLL_SECONDS, open_log
 from llmkube.router.auth.client_key import is_read_only
 from llmkube.router.dispatch.relay import refuse
@@ -93,12 +94,14 @@ class Page:
         feed: The state that the page shows.
         files: The result of `load_files`.
         other: Handles the other requests.
+        requests: The last requests.
         control: Actions and logs; None for a page that only shows.
     """
 
     feed: Feed
     files: Mapping[str, Response]
     other: StreamHandler
+    requests: RecentRequests
     control: Control | None = None
 
     async def __call__(self, exchange: StreamExchange) -> None:
@@ -120,6 +123,9 @@ class Page:
             await exchange.respond(attrs.evolve(file, status=304, body=b"") if is_known else file)
         elif (name, head.method) == ("events", "GET"):
             await self._send_events(exchange)
+        elif (name, head.method) == ("requests", "GET"):
+            self._authorized(head)
+            await self._send_requests(exchange)
         elif (name, head.method) == ("logs", "GET"):
             await self._send_log(exchange, self._authorized(head))
         elif (name, head.method) == ("actions", "POST"):
@@ -142,6 +148,18 @@ class Page:
         async with exchange.stream(200, _EVENTS) as send, aclosing(self.feed.events(last)) as events:
             async for event in events:
                 await send(event)
+
+    async def _send_requests(self, exchange: StreamExchange) -> None:
+        """Send the last requests after the one that the viewer has seen, and then each batch of new ones."""
+        process, _, number = (exchange.head.lines.get("last-event-id") or "").partition("-")
+        name, seen = self.feed.name, int(number) if process == self.feed.name and number.isdecimal() else 0
+        async with exchange.stream(200, _EVENTS) as send:
+            while True:
+                rows, seen = self.requests.after(seen), self.requests.changes.version
+                await send(b"id: %b-%d\ndata: %b\n\n" % (name.encode(), seen, orjson.dumps(rows)))
+                await trio.sleep(UPDATE_SECONDS)
+                with trio.move_on_after(KEEP_ALIVE_SECONDS):  # an empty batch shows that the connection works
+                    await self.requests.changes.wait_newer(seen)
 
     async def _send_log(self, exchange: StreamExchange, control: Control) -> None:
         """Send the last lines of a log, and then what is appended, as the data of events."""

@@ -21,6 +21,7 @@ from llmkube.k8s.wire.times import micro_timestamp
 from llmkube.programs.informer import ObjectCaches
 from llmkube.programs.page.feed import Feed
 from llmkube.programs.page.handler import TOKEN_FILE, Control, Page, load_files
+from llmkube.programs.page.requests import RecentRequests
 from llmkube.programs.page.state import Rates, State, engine_state, memory_state
 from llmkube.supervisor.agent import AgentView
 from llmkube.supervisor.engine.logfile import log_path
@@ -157,12 +158,13 @@ class Machine:
 
 
 async def open_pages(
-    machine: Machine, state_dir: Path, url: str, nursery: trio.Nursery
+    machine: Machine, requests: RecentRequests, state_dir: Path, url: str, nursery: trio.Nursery
 ) -> Callable[[StreamHandler, bool], Page]:
     """Start the feed; return a function that adds the page to a listener, with control if its argument is True.
 
     Args:
         machine: The services.
+        requests: The last requests.
         state_dir: Folder of the page's token, and of the file that opens the page with it.
         url: Address of the listener with control.
         nursery: Runs the feed.
@@ -171,7 +173,7 @@ async def open_pages(
     token = await trio.to_thread.run_sync(ensure_token, state_dir / TOKEN_FILE)
     opener = OPENER.format(address=f"{url}/#token={token}")
     await trio.to_thread.run_sync(write_private, state_dir / OPENER_FILE, opener)
-    feed = Feed(machine.collect, secrets.token_hex(4))
+    feed = Feed(machine.collect, secrets.token_hex(4), requests.rates)
     nursery.start_soon(feed.run)
     control = Control(token, machine.actions, machine.log_path)
-    return lambda other, controls: Page(feed, files, other, control if controls else None)
+    return lambda other, controls: Page(feed, files, other, requests, control if controls else None)

@@ -21,8 +21,8 @@ State = dict[str, Any]
 def memory_state(view: MemoryView | None, now: float) -> State | None:
     """Return the memory of a host: its budget, the engines that hold parts of it, and the services that wait for some.
 
-    Sizes are in bytes. `unloaded_next` orders the engines that are unloaded first if another service needs memory;
-    the others are protected, pinned or busy.
+    Sizes are in bytes. `mayGo` is true for engines that may be unloaded for another service once they are idle: they
+    are loaded on request, and neither protected nor pinned.
 
     Args:
         view: The memory; None while it is not watched.
@@ -30,7 +30,6 @@ def memory_state(view: MemoryView | None, now: float) -> State | None:
     """
     if view is None:
         return None
-    order = [each.number for each in sorted(filter(_may_go, view.reservations), key=lambda each: each.busy_at)]
     return {
         "level": view.level.name.lower(),
         "why": view.sample.why,
@@ -41,18 +40,14 @@ def memory_state(view: MemoryView | None, now: float) -> State | None:
         "free": view.free_bytes,
         "unreturned": view.unreturned_bytes,
         "devices": dict(view.budget.pools),
-        "engines": [_engine(each, order, now) for each in view.reservations],
+        "engines": [_engine(each, now) for each in view.reservations],
         "waiting": [_waiting(each) for each in view.requests],
     }
 
 
-def _may_go(reservation: Reservation) -> bool:
-    spec = reservation.spec
-    return spec.on_request and not (spec.protected or spec.pinned or reservation.usage.pinned)
-
-
-def _engine(reservation: Reservation, order: list[int], now: float) -> State:
-    state = reservation.role.value
+def _engine(reservation: Reservation, now: float) -> State:
+    spec, state = reservation.spec, reservation.role.value
+    is_pinned = spec.pinned or reservation.usage.pinned
     if reservation.exit_deadline is not None:
         state = "exiting"
     elif reservation.loaded_at is None:
@@ -63,13 +58,13 @@ def _engine(reservation: Reservation, order: list[int], now: float) -> State:
         "held": reservation.resident_bytes if reservation.measured else None,
         "devices": {name: size for name, size in reservation.need.pools.items() if size},
         "state": state,
-        "priority": reservation.spec.priority,
-        "pinned": reservation.spec.pinned or reservation.usage.pinned,
-        "protected": reservation.spec.protected,
+        "priority": spec.priority,
+        "pinned": is_pinned,
+        "protected": spec.protected,
         "requests": reservation.usage.requests,
         # A busy engine has no idle time; rounded, so that an idle one is not sent again each second.
         "idle": 0 if reservation.usage.requests else 10 * round((now - reservation.busy_at) / 10),
-        "next": order.index(reservation.number) + 1 if reservation.number in order else None,
+        "mayGo": spec.on_request and not (spec.protected or is_pinned),
     }
 
 

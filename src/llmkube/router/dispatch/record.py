@@ -18,7 +18,7 @@ from llmkube.router.dispatch.verdicts import Failure
 from llmkube.router.policy.decision import Decision
 from llmkube.router.policy.request_facts import ANONYMOUS, Principal, RequestFacts
 from llmkube.router.prefix_cache.warm_prefixes import Prompt
-from llmkube.router.traces import Trace, Traces
+from llmkube.router.traces import Recorder, Trace
 
 ANSWERED: Final = "answered"
 HOLD: Final = "hold"
@@ -237,7 +237,7 @@ class RoutedRequest:
     suspect: Suspect
 
 
-def record_of(head: RequestHead, peer: str, path: str, rng: random.Random, traces: Traces | None = None) -> Record:
+def record_of(head: RequestHead, peer: str, path: str, rng: random.Random, traces: Recorder | None = None) -> Record:
     """Create the record of a request.
 
     Args:
@@ -245,7 +245,7 @@ def record_of(head: RequestHead, peer: str, path: str, rng: random.Random, trace
         peer: Client address.
         path: Path as logged.
         rng: Source of request and trace IDs.
-        traces: Exports traces; None if they are off.
+        traces: Records requests; None if nothing does.
     """
     fresh = f"{rng.getrandbits(320):080x}"
     headers, trace = trace_of(head.joined, fresh[:48]), None

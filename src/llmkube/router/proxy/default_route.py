@@ -39,7 +39,7 @@ from llmkube.router.proxy.handler import route_of
 from llmkube.router.proxy.live_config import Source
 from llmkube.router.proxy.router import Router, open_router
 from llmkube.router.refusals import refused
-from llmkube.router.traces import Traces
+from llmkube.router.traces import Recorder
 from llmkube.router.turns import Turns
 from llmkube.runtimes.llama_fields import additional_ids, context_of
 
@@ -67,7 +67,7 @@ class Services:
         on_error: Called with the service of an engine that answers with status 500 or higher.
         activator: Loads services on request; None if all are always loaded.
         holds: Requests that wait until their model is loaded.
-        traces: Exports traces; None if they are off.
+        traces: Records requests; None if nothing does.
     """
 
     directory: ModelDirectory
@@ -83,7 +83,7 @@ class Services:
     egress: Egress = DIRECTLY
     on_error: Callable[[str], None] = lambda _: None
     activator: Activator | None = None
-    traces: Traces | None = None
+    traces: Recorder | None = None
     holds: Holds = attrs.field(
         default=attrs.Factory(lambda self: Holds(self.directory, self.activator), takes_self=True), init=False
     )
@@ -117,9 +117,17 @@ async def run_default_route(
         on_error=services.on_error,
         traces=services.traces,
     ) as router:
-        shared = services.on_error, services.holds
-        presets = partial(_presets, services)
-        proxy = PassThrough(services.directory, client, router.begin, router.suspects, *shared, presets=presets)
+        proxy = PassThrough(
+            services.directory,
+            client,
+            router.begin,
+            router.suspects,
+            services.on_error,
+            services.holds,
+            presets=partial(_presets, services),
+            recorder=services.traces,
+            rng=services.rng,
+        )
         listed = _listed_fields(services, router)
         task_status.started(passing_door(proxy, services.utcnow, listed, partial(_describe, services), further))
         await trio.sleep_forever()

@@ -90,7 +90,7 @@ from llmkube.router.proxy.shadows import Shadows
 from llmkube.router.refusals import RefusedError, refused
 from llmkube.router.responses.conversations import Conversations
 from llmkube.router.responses.store import PREFIX, ResourceRequest
-from llmkube.router.traces import Traces
+from llmkube.router.traces import Recorder
 
 ROUTES: Final = tuple(dict.fromkeys((*(f"/v1{each}" for each in FIELDS), *DIALECTS)))
 """Paths that are forwarded to backends, each with a permit and a budget reservation."""
@@ -150,7 +150,7 @@ class ListedFields:
         rng: Source of weighted choices and request IDs.
         obstacle: Returns why a backend gets no requests now; "" if it does.
         memory: Memory for the bodies of requests under way, by tenant.
-        traces: Exports traces; None if they are off.
+        traces: Records requests; None if nothing does.
     """
 
     routing: Callable[[], Routing]
@@ -165,7 +165,7 @@ class ListedFields:
     rng: random.Random
     obstacle: Callable[[str], str]
     memory: Shares = attrs.field(factory=lambda: Shares(MEMORY_BYTES))
-    traces: Traces | None = None
+    traces: Recorder | None = None
 
     async def __call__(self, exchange: StreamExchange) -> None:
         """Serve one request.

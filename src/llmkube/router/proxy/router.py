@@ -65,7 +65,7 @@ from llmkube.router.proxy.shadows import Shadows
 from llmkube.router.refusals import queue_refusal
 from llmkube.router.responses.conversations import Conversations
 from llmkube.router.responses.store import ResponseStore
-from llmkube.router.traces import Traces
+from llmkube.router.traces import Recorder
 from llmkube.router.turns import Turns, engines_of
 
 CIRCUIT_OPEN: Final = "circuit open after failures; retried automatically"
@@ -222,7 +222,7 @@ async def open_router(
     https_proxy_pages: bool = True,
     needs_backend: bool = True,
     on_error: Callable[[str], None] = lambda _: None,
-    traces: Traces | None = None,
+    traces: Recorder | None = None,
 ) -> AsyncIterator[Router]:
     """Run a router.
 
@@ -241,7 +241,7 @@ async def open_router(
         https_proxy_pages: Whether web pages behind an https proxy may use it.
         needs_backend: Whether it is ready only while a backend gets requests.
         on_error: Called with the model of an engine of ours that answers with status 500 or higher.
-        traces: Exports traces; None if they are off.
+        traces: Records requests; None if nothing does.
 
     Raises:
         UserError: The config or the certificates are invalid.

@@ -6,8 +6,9 @@ import { showChat } from "./chat.js";
 import { showLogs } from "./logs.js";
 import { showMemory } from "./memory.js";
 import { showModels } from "./models.js";
+import { showRequests } from "./requests.js";
 
-const VIEWS = { memory: showMemory, models: showModels, chat: showChat, logs: showLogs };
+const VIEWS = { memory: showMemory, models: showModels, requests: showRequests, chat: showChat, logs: showLogs };
 const main = document.getElementById("main");
 let close = () => {};
 

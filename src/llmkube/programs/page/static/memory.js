@@ -1,4 +1,4 @@
-// Memory: which engine holds what, what is reserved, what is free, and what is unloaded next.
+// Memory: which engine holds what, what is reserved, what is free, and what may be unloaded.
 
 import { bytes, h, seconds } from "./dom.js";
 import { onChange, state } from "./feed.js";
@@ -43,8 +43,7 @@ function describe(engine) {
   facts.push(`priority ${engine.priority}`);
   if (engine.pinned) facts.push("pinned");
   if (engine.protected) facts.push("protected from eviction");
-  if (engine.next === 1) facts.push("unloaded first if another model needs memory");
-  else if (engine.next) facts.push(`unloaded as number ${engine.next}`);
+  if (engine.mayGo && engine.state === "serving") facts.push("may be unloaded for another model");
   return facts.join(", ");
 }
 
