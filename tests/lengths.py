@@ -118,3 +118,6 @@ MUTATIONS: Final = _length("MUTATIONS", 250, 1000, 60_000)
 
 PROVIDER_REQUESTS: Final = _length("PROVIDER_REQUESTS", 5, 20, 500)
 """Generated requests for each dialect and kind of provider (tests/router/dispatch/test_whole_or_named.py)."""
+
+ZERO_RACES: Final = _length("ZERO_RACES", 4, 4, 300)
+"""Arrivals around the end of a service's last pod, on the real node (tests/node/test_zero.py)."""

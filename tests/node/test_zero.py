@@ -1,0 +1,151 @@
+"""Pods from zero: the front door of the chart holds requests, and the controller starts pods for them and ends them."""
+
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from charts.helm_runs import NAMESPACE
+from lengths import ZERO_RACES
+from node.metrics_stand_in import metrics_server
+from node.objects import pod
+from node.release import Release
+from node.running_node import Node, line_of
+from node.services import SLEEP, condition, model, read, service, wait
+
+pytestmark = [pytest.mark.node, pytest.mark.alone]
+
+URL = f"http://llmkube-gateway.{NAMESPACE}:8080"
+CLIENTS = Path(__file__).with_name("zero_clients.py").read_text()
+TOGETHER = min(10, max(2, ZERO_RACES // 30))
+"""Services that are raced for at the same time."""
+
+ON_REQUEST = {"activation": {"mode": "OnRequest", "idleTimeout": "1s"}}
+DOOR = "deployment/llmkube-gateway"
+
+
+@asynccontextmanager
+async def front_door(node: Node, release: Release, replicas: int = 2) -> AsyncIterator[None]:
+    """Have the chart run the front door while the block runs."""
+    upgrade = ("upgrade", "llmkube", "llmkube/llmkube", "-n", NAMESPACE, "--reuse-values", "--wait", "--set")
+    await release.in_thread(*upgrade, f"gateway.enabled=true,gateway.allowAnonymous=true,gateway.replicas={replicas}")
+    try:
+        yield
+    finally:
+        with trio.CancelScope(deadline=trio.current_time() + 60, shield=True):
+            await release.in_thread(*upgrade, "gateway.enabled=false")
+
+
+async def at_zero(node: Node, namespace: str, *names: str, **spec: Any) -> None:
+    """Apply services that wait for requests, and a pod for clients."""
+    services = [service(name, modelRef="demo", **ON_REQUEST | spec) for name in names]
+    await node.apply(namespace, model("demo"), *services, pod("client", SLEEP))
+    await wait(node, namespace, "pod/client", "condition=Ready")
+    for name in names:
+        await wait(node, namespace, f"isvc/{name}", "jsonpath={.status.phase}=Idle")
+
+
+async def ask(node: Node, namespace: str, names: str, *words: object) -> dict[str, Any]:
+    """Run clients in a pod, and return what became of their requests."""
+    outcome = await node.execute(namespace, "client", "python3", "-c", CLIENTS, URL, names, *map(str, words))
+    found: dict[str, Any] = json.loads(outcome)
+    print(f"{names}: {found}")  # noqa: T201
+    return found
+
+
+async def replicas(node: Node, namespace: str, name: str) -> int:
+    return int((await read(node, namespace, f"deployment/{name}"))["spec"]["replicas"])
+
+
+async def reach(node: Node, namespace: str, name: str, wanted: int, seconds: float = 90) -> None:
+    """Return when a Deployment has this number of pods in its spec, and they are ready."""
+    with trio.fail_after(seconds):
+        while True:
+            found = await read(node, namespace, f"deployment/{name}")
+            if (found["spec"]["replicas"], found["status"].get("readyReplicas", 0)) == (wanted, wanted):
+                return
+            await trio.sleep(0.5)
+
+
+async def scaled_to_zero(node: Node, namespace: str) -> int:
+    """The number of times that the controller has ended the last pod of a service of this namespace."""
+    log = await node.kubectl("logs", "-n", NAMESPACE, "deployment/llmkube-controller", "--tail=-1")
+    lines = [line for line in log.splitlines() if "service scaled" in line and f"{namespace}/" in line]
+    return sum('"after":0' in line.replace(" ", "") or "after=0" in line for line in lines)
+
+
+async def test_two_hundred_requests_are_answered_by_the_first_pod(node: Node, release: Release, namespace: str):
+    """At zero the service is Idle and available; all requests wait for one pod, and none is lost."""
+    async with front_door(node, release):
+        await at_zero(node, namespace, "tiny", activation={"mode": "OnRequest", "idleTimeout": "60s"})
+        available = condition(await read(node, namespace, "isvc/tiny"), "Available")
+        assert (available["status"], available["reason"]) == ("True", "Idle")
+        assert "Idle" in await node.kubectl("get", "isvc", "tiny", "-n", namespace)
+        found = await ask(node, namespace, "tiny", "once", 200)
+        assert (found["answered"], found["lost"]) == (200, [])
+        pods = (await read(node, namespace, "pods -l app=tiny"))["items"]
+        assert len(pods) == 1
+        managers = json.loads(
+            await node.kubectl("get", "deployment/tiny", "-n", namespace, "-o", "json", "--show-managed-fields")
+        )["metadata"]["managedFields"]
+        owners = [each["manager"] for each in managers if "f:replicas" in each["fieldsV1"].get("f:spec", {})]
+        assert owners == ["llmkube-scaler"]
+
+
+async def test_no_arrival_is_lost_to_a_scale_down(node: Node, release: Release, namespace: str):
+    """Requests around the end of the last pod, while the front door is killed, drained and scaled."""
+    names = [f"tiny-{number}" for number in range(TOGETHER)]
+    each = -(-ZERO_RACES // TOGETHER)
+    async with front_door(node, release):
+        await at_zero(node, namespace, *names)
+        outcome: dict[str, Any] = {}
+        async with trio.open_nursery() as nursery:
+
+            async def race() -> None:
+                outcome.update(await ask(node, namespace, ",".join(names), "race", each))
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(race)
+            began = time.monotonic()
+            while True:
+                await trio.sleep(10)
+                await node.kubectl("rollout", "restart", "-n", NAMESPACE, DOOR)  # drains each
+                await trio.sleep(15)
+                doors = [each for each in node.descendants() if "llmkube gateway" in line_of(each)]
+                if doors:
+                    doors[0].kill()
+                await trio.sleep(10)
+                count = 3 if int(time.monotonic() - began) % 2 else 1
+                await node.kubectl("scale", "-n", NAMESPACE, DOOR, f"--replicas={count}")
+        stopped = await scaled_to_zero(node, namespace)
+        print(f"scaled to zero {stopped} times")  # noqa: T201
+        assert (outcome["answered"], outcome["lost"]) == (each * TOGETHER, [])
+        assert stopped >= each * TOGETHER // 3
+
+
+async def test_an_autoscaler_works_from_one_up_and_requests_below(
+    node: Node, release: Release, namespace: str, tmp_path: Path
+):
+    """From 0 to 1 for a request, by the autoscaler to 3 and back, and to 0 by idleness: the autoscaler stays away."""
+    metric = {"type": "Resource", "name": "cpu", "targetAverageUtilization": 50}
+    scaling = {"minReplicas": 0, "maxReplicas": 3, "metrics": [metric]}
+    async with front_door(node, release, 1), metrics_server(node, namespace, tmp_path) as metrics:
+        await at_zero(node, namespace, "tiny", autoscaling=scaling)
+        metrics.cpu = "500m"  # already busy when it starts: it is not stopped meanwhile
+        found = await ask(node, namespace, "tiny", "once", 3)
+        assert (found["answered"], found["lost"]) == (3, [])
+        await reach(node, namespace, "tiny", 3)
+        await trio.sleep(15)
+        assert await replicas(node, namespace, "tiny") == 3  # idle, and the autoscaler's
+        metrics.cpu = "1m"
+        await reach(node, namespace, "tiny", 0)
+        scaler = await read(node, namespace, "hpa/tiny")
+        assert scaler["spec"]["minReplicas"] == 1
+        await trio.sleep(6)  # three rounds of the autoscaler
+        assert await replicas(node, namespace, "tiny") == 0
+        await wait(node, namespace, "isvc/tiny", "jsonpath={.status.phase}=Idle")
