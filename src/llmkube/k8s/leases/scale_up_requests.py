@@ -64,6 +64,7 @@ class _Namespace:
         used_at: End of the last request of each service that has none.
         changed: Set when the set of needed services may have grown.
         others: Records of other front doors, and when each was first seen.
+        problem: Why the last write failed; empty if it did not.
     """
 
     uses: dict[str, int] = attrs.field(factory=dict)
@@ -71,6 +72,7 @@ class _Namespace:
     changed: trio.Event = attrs.field(factory=trio.Event)
     written: frozenset[str] = frozenset()
     others: dict[str, tuple[str, float]] = attrs.field(factory=dict)
+    problem: str = ""
 
     def needed(self, now: float) -> frozenset[str]:
         """Return the services to record."""
@@ -183,8 +185,12 @@ class ScaleUpRequests:
                 except NotFoundError:
                     lease = await self._create(key, patch)
         except (LLMKubeError, trio.TooSlowError) as error:
-            log.warning("scale-up request not recorded", lease=str(key), error=str(error) or "no answer")
+            problem = str(error) or "no answer"
+            if problem != namespace.problem:
+                log.warning("scale-up request not recorded", lease=str(key), error=problem)
+            namespace.problem = problem
             return False
+        namespace.problem = ""
         now, before = trio.current_time(), namespace.others
         namespace.others = {
             each: before[each] if each in before and before[each][0] == text else (text, now)
