@@ -54,6 +54,7 @@ ORDER: Final = (
     "router_profile",
     "router_faults",
     "killed_engines",
+    "affinity",
     "fairness",
     "tenants",
     "flood",

@@ -79,6 +79,23 @@ def test_a_prompt_is_given_up_after_as_many_others_as_the_engine_keeps():
     assert [bool(known.warm(letter * 3000)) for letter in "abcd"] == [False, False, True, True]
 
 
+def test_an_engine_that_finds_evicted_prompts_is_expected_to_have_all_of_them():
+    """llama.cpp keeps prompts of taken slots in memory: after three finds in a row, until the next one fails."""
+    known = Known()
+
+    def doubtful(letter):
+        return known.prefixes.warmth(known.prompt(letter * 3000), [A])["a"].doubtful
+
+    for letter in "abcdefgh":
+        known.record_answer(letter * 3000)
+    for letter in "abc":
+        assert doubtful("d") == 0
+        known.record_answer(letter * 3000, 0.99)
+    assert (doubtful("d") > 2700, known.warm("d" * 3000)) == (True, 0)
+    known.record_answer("d" * 3000)
+    assert doubtful("e") == 0
+
+
 def test_room_is_what_the_slots_leave():
     """A prompt that is cold everywhere goes to a backend with room, then to the one with the oldest prompt."""
     known = Known()

@@ -25,10 +25,17 @@ class Warmth:
     Attributes:
         size: Bytes of the prompt, from its start.
         oldest: Last use of the prompt that would be evicted for this one, counted in answers; 0 if there is room.
+        doubtful: Bytes of the prompt that it has computed, and may have evicted since.
     """
 
     size: int = 0
     oldest: int = 0
+    doubtful: int = attrs.field(default=0, eq=False)
+
+    @property
+    def hoped(self) -> int:
+        """Bytes that it may have: with nothing at stake but its own order, a doubtful prompt is worth an attempt."""
+        return max(self.size, self.doubtful)
 
 
 _COLD: Final = Warmth()
@@ -53,8 +60,8 @@ def least_loaded(chosen: Sequence[Permit], load: Mapping[str, int], warmth: Mapp
 
     by_load = sorted(chosen, key=cost)
     ready = [permit for permit in by_load if not is_overloaded(permit, by_load[0], load)]
-    warmest = max(ready, key=lambda permit: warmth.get(permit.backend.name, _COLD).size)
-    if not warmth.get(warmest.backend.name, _COLD).size:
+    warmest = max(ready, key=lambda permit: warmth.get(permit.backend.name, _COLD).hoped)
+    if not warmth.get(warmest.backend.name, _COLD).hoped:
         return tuple(by_load)
     return (warmest, *(permit for permit in by_load if permit is not warmest))
 

@@ -3,7 +3,8 @@
 * A prompt is warm at the backend that answered it, until its engine has computed as many others as it caches. This
   capacity starts with the number of slots, and is corrected by what the engine reports: less cached than expected
   means a smaller capacity, and that this prompt and all its continuations are gone; more means a larger one. An engine
-  that never reports cached tokens is expected to cache nothing.
+  that never reports cached tokens is expected to cache nothing; one that repeatedly had prompts that were evicted by
+  this estimate is expected to have others of them, too.
 * Marks are keyed by tenant. A client can see which backend answers, so with common marks it could find out what others
   have sent. Tenants share only an engine's capacity and the order of use, which `cached` in each answer reveals anyway.
 * A prompt is represented by its marks, which are hashes of its starts of certain lengths. The lengths grow by 256
@@ -147,6 +148,10 @@ MAX_PROMPTS: Final = 256
 MAX_MISSES: Final = 3
 """Consecutive answers without cached tokens after which a backend is expected to cache nothing."""
 
+MIN_FINDS: Final = 3
+"""Consecutive prompts that a backend had although its slots were taken by others since, after which it is expected to
+have a second cache, as llama.cpp's server has in memory (`--cache-ram`)."""
+
 HIT: Final = "hit"
 MISS: Final = "miss"
 COLD: Final = "cold"
@@ -187,6 +192,7 @@ class _BackendCache:
         evicted: Prompts that are probably no longer cached.
         owner: For each mark, the last mark of the newest prompt with it.
         misses: Consecutive misses.
+        finds: Consecutive prompts that it had although they were probably evicted.
     """
 
     capacity: int
@@ -194,6 +200,7 @@ class _BackendCache:
     evicted: OrderedDict[int, _CachedPrompt] = attrs.field(factory=OrderedDict)
     owner: dict[int, int] = attrs.field(factory=dict)
     misses: int = 0
+    finds: int = 0
 
     @property
     def oldest(self) -> int:
@@ -274,7 +281,8 @@ class WarmPrefixes:
         for backend in backends:
             cache = self._cache_of(backend)
             warm = cache.matched(prompt.marks, cache.prompts) if cache.misses < MAX_MISSES else 0
-            found[backend.name] = Warmth(_bytes(warm), cache.oldest)
+            doubtful = cache.matched(prompt.marks, cache.evicted) if cache.finds >= MIN_FINDS else 0
+            found[backend.name] = Warmth(_bytes(warm), cache.oldest, _bytes(doubtful))
         return found
 
     def record_answer(self, prompt: Prompt, backend: Backend, *, cached: int, tokens: int) -> str:
@@ -297,6 +305,8 @@ class WarmPrefixes:
             cache.misses = 0
         elif warm:
             cache.misses += 1
+        if doubtful > warm:
+            cache.finds = cache.finds + 1 if is_found else 0
         if doubtful > warm and is_found:
             cache.capacity = min(cache.capacity + 1, MAX_PROMPTS)
         elif warm and not is_found:
