@@ -5,8 +5,9 @@ from functools import partial
 import attrs
 import pytest
 
+from llmkube.runtimes import swap
 from llmkube.supervisor.host.sample import Level
-from llmkube.supervisor.memory import admission, eviction, eviction_manager, reservation, swap
+from llmkube.supervisor.memory import admission, eviction, eviction_manager, reservation
 from llmkube.supervisor.memory.book import Book
 from llmkube.supervisor.memory.capacity import Capacity
 from llmkube.supervisor.memory.eviction import Skip

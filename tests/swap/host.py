@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 import attrs
 
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.memory.swap import Bytes, Outcome, Resident, Waiting
+from llmkube.runtimes.swap import Bytes, Outcome, Resident, Waiting
 from swap.workloads import LOAD_NOISE, Call, Model, Workload
 
 EXIT_SECONDS: Final = 2.0

@@ -1,11 +1,11 @@
-"""The policy of `memory/swap.py` with the costs that a host learns."""
+"""The policy of `runtimes/swap.py` with the costs that a host learns."""
 
 from collections.abc import Sequence
 
 import attrs
 
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.memory.swap import UNKNOWN, Bytes, Cost, Outcome, Resident, Waiting, cheapest_set, step
+from llmkube.runtimes.swap import UNKNOWN, Bytes, Cost, Outcome, Resident, Waiting, cheapest_set, step
 from swap.workloads import Workload
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import attrs
 
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.memory.swap import PATIENCE_SECONDS, Bytes, Outcome, Resident, Waiting
+from llmkube.runtimes.swap import PATIENCE_SECONDS, Bytes, Outcome, Resident, Waiting
 from swap.workloads import MIB, Workload
 
 

@@ -6,7 +6,7 @@ from functools import cache
 import attrs
 
 from lengths import SWAP_SEEDS
-from llmkube.supervisor.memory.swap import PATIENCE_SECONDS
+from llmkube.runtimes.swap import PATIENCE_SECONDS
 from swap.host import EXIT_SECONDS, Host
 from swap.ours import Ours
 from swap.playing import WORST, Played

@@ -6,6 +6,7 @@
     container                             engines as containers in pods; plug-ins
     arguments, llama_fields, llama_flags  command lines, and llama.cpp's flags
     llama_verdicts                        which of these flags a service may use in its own arguments
+    swap                                  which loaded models make room for those that requests wait for
     devices                               GPUs: what the machine has, and what an engine can use
     allowances                            flags, variables and engines that the owner of a host adds
     engine_template                       an engine of the owner's: its program and its command line

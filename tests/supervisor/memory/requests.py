@@ -3,11 +3,11 @@
 import attrs
 
 from llmkube.k8s.resource import Key
+from llmkube.runtimes.swap import Cost
 from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.budget import Budget
 from llmkube.supervisor.memory.capacity import Capacity
 from llmkube.supervisor.memory.reservation import MemorySpec, Need, Request, Reservation
-from llmkube.supervisor.memory.swap import Cost
 
 GIB = 1 << 30
 SMALL = GIB // 4

@@ -7,8 +7,8 @@ from trio.testing import wait_all_tasks_blocked
 
 from llmkube.k8s.resource import Key
 from llmkube.runtimes.plan import LaunchPlan
+from llmkube.runtimes.swap import Cost
 from llmkube.supervisor.memory.learned import COSTS_SECONDS, MAX_FIGURES, Figure, LearnedFigures, figure_key, load
-from llmkube.supervisor.memory.swap import Cost
 from llmkube.weights.estimate.demand import Demand
 
 CHAT = Key("ns", "chat")

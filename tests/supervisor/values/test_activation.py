@@ -7,7 +7,7 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.supervisor.memory.swap import SHARE_SECONDS
+from llmkube.runtimes.swap import SHARE_SECONDS
 from llmkube.supervisor.values.activation import MAX_TENANTS, Activation, mode_of, unused_fields
 from llmkube.supervisor.values.desired import Desired, Idle
 

@@ -2,7 +2,6 @@
 
 reservation, capacity, budget, policy   the values
 admission, refusal                      which service starts, which engines are displaced for it, why another one waits
-swap                                    which loaded models make room for those that requests wait for
 eviction                                which engine is evicted when memory is short
 book, records                           decisions about one host, its reservations, the releases it expects; pure
 ledger, eviction_manager                the tasks: scopes that hold memory, and the loop that samples and decides

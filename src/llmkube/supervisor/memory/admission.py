@@ -11,11 +11,11 @@ import attrs
 
 from llmkube.base.units import format_age, format_bytes
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.memory import swap
+from llmkube.runtimes import swap
+from llmkube.runtimes.swap import SHARE_SECONDS, UNKNOWN, Resident, Waiting, cheapest_set
 from llmkube.supervisor.memory.capacity import Capacity
 from llmkube.supervisor.memory.refusal import Block, Refusal, find_refusal, needed_bytes, relative_name
 from llmkube.supervisor.memory.reservation import Request, Reservation, Role, Usage
-from llmkube.supervisor.memory.swap import SHARE_SECONDS, UNKNOWN, Resident, Waiting, cheapest_set
 
 
 def stoppable_for(request: Request, host: Capacity) -> tuple[Key, ...]:

@@ -17,6 +17,8 @@ from typing import Any, Final
 import attrs
 
 from llmkube.k8s.resource import Key
+from llmkube.runtimes.swap import UNKNOWN, Cost
+from llmkube.runtimes.swap import Outcome as Room
 from llmkube.supervisor.host.sample import UNREADABLE, Level, Sample
 from llmkube.supervisor.memory import admission
 from llmkube.supervisor.memory.admission import Strategy
@@ -27,8 +29,6 @@ from llmkube.supervisor.memory.policy import Rules
 from llmkube.supervisor.memory.records import Records, ServiceRecord
 from llmkube.supervisor.memory.refusal import Refusal, find_refusal
 from llmkube.supervisor.memory.reservation import MemorySpec, Need, Request, Reservation, Role, Usage
-from llmkube.supervisor.memory.swap import UNKNOWN, Cost
-from llmkube.supervisor.memory.swap import Outcome as Room
 
 RECOVERED_SHARE: Final = 0.8
 """Memory counts as released when this share of it is available again; other programs may have taken the rest."""

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping
 import attrs
 
 from llmkube.k8s.resource import Key
+from llmkube.runtimes.swap import Cost
 from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.budget import Budget
 from llmkube.supervisor.memory.eviction import Cause, Skip
 from llmkube.supervisor.memory.reservation import Request, Reservation
-from llmkube.supervisor.memory.swap import Cost
 
 
 @attrs.frozen

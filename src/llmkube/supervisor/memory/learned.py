@@ -20,7 +20,7 @@ from llmkube.base.mailbox import Mailbox
 from llmkube.base.private_files import write_private
 from llmkube.k8s.resource import Key
 from llmkube.runtimes.plan import LaunchPlan
-from llmkube.supervisor.memory.swap import Cost
+from llmkube.runtimes.swap import Cost
 
 log = structlog.get_logger(__name__)
 

@@ -23,8 +23,8 @@ from llmkube.k8s.crd.inferenceservice import InferenceServiceSpec
 from llmkube.k8s.crd.placement import ALWAYS, ON_REQUEST
 from llmkube.k8s.wire.conditions import LOADED, find_condition
 from llmkube.k8s.wire.reasons import Meaning, Reason
+from llmkube.runtimes.swap import SHARE_SECONDS
 from llmkube.supervisor.memory.reservation import Usage
-from llmkube.supervisor.memory.swap import SHARE_SECONDS
 from llmkube.supervisor.values.desired import Desired, Idle, Launch, Target
 
 MAX_TENANTS: Final = 64

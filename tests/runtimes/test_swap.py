@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.memory.swap import DRAIN_SECONDS, PATIENCE_SECONDS, SHARE_SECONDS, Cost, Resident, Waiting, step
+from llmkube.runtimes.swap import DRAIN_SECONDS, PATIENCE_SECONDS, SHARE_SECONDS, Cost, Resident, Waiting, step
 
 NOW = 10_000.0
 DEVICES = ("host", "gpu0", "gpu1")
