@@ -18,7 +18,7 @@ from llmkube.controller.writes.owned_kinds import INSTALL_POLL_SECONDS
 from llmkube.k8s.builtins import ConfigMap, Namespace, Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.crd.sharing import GPUQuota
+from llmkube.k8s.crd.sharing import GPUQuota, ModelPool
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import (
     Deployment,
@@ -46,6 +46,8 @@ async def with_pods(hands: Hands) -> None:
     gateway = {"gateway": {"enabled": True, "gatewayRef": {"name": "edge"}}}
     limit = {"gpuCount": 8, "selector": {"matchLabels": {"team": "ai"}}}
     await hands.cluster.apply_object(GPUQuota, "team", {"spec": limit}, manager="admin")
+    pool = {"members": [{"inferenceServiceRef": {"name": "none"}}]}
+    await hands.cluster.apply_object(ModelPool, "pool", {"spec": pool}, manager="admin")
     await hands.start()
     await take_labels_off(hands, Job)  # while it runs: a finished one is not queried
     await hands.bring_up(replicas=2, autoscaling={"maxReplicas": 3}, slo={"objective": "99"}, endpoint=gateway)

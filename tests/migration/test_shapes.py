@@ -88,11 +88,11 @@ def test_a_shape_is_allowed_or_the_refusal_names_what_would_allow_it(shape):
         assert not service_refusals(service.spec, allowing)
 
 
-async def test_a_router_is_applied_and_a_pool_is_refused_by_its_name():
-    """A ModelRouter is one of our kinds; a ModelPool is not, and the server reports it."""
+async def test_a_router_and_a_pool_are_applied():
+    """They are kinds of ours."""
     async with open_server() as http:
         assert (await apply(http, ROUTER)).status_code == 201
-        assert (await apply(http, POOL)).status_code == 404
+        assert (await apply(http, POOL)).status_code == 201
 
 
 async def test_a_router_that_their_server_has_stored_is_applied_again():

@@ -12,7 +12,7 @@ from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
-from llmkube.k8s.crd.sharing import GPUQuota
+from llmkube.k8s.crd.sharing import GPUQuota, ModelPool
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.resource import Key, Object
 from llmkube.k8s.wire.names import is_object_name
@@ -23,7 +23,7 @@ K = TypeVar("K", bound=Object)
 
 KINDS: dict[str, type[Any]] = {
     word: kind
-    for kind in (InferenceService, Model, ModelRouter, GPUQuota)
+    for kind in (InferenceService, Model, ModelRouter, ModelPool, GPUQuota)
     for word in (kind.RESOURCE.singular, kind.RESOURCE.plural, *kind.RESOURCE.short_names)
 } | {"service": InferenceService, "services": InferenceService, "router": ModelRouter, "routers": ModelRouter}
 """The kinds by the names that kubectl accepts, and shorter ones."""

@@ -5,6 +5,8 @@
 | a Model | it, and the services that refer to it |
 | an InferenceService | it, and the Models that it refers to or has referred to |
 | an EndpointSlice, a claim (Lease) of a host | it (the slice), and the service that it names |
+| a ModelPool | it, and its members |
+| an InferenceService | the pools of which it is a member |
 | a GPUQuota, the labels of a namespace | the quotas, and the services whose permission to use GPUs changes |
 | the set of live hosts | everything |
 | the Lease of the front doors of a namespace | the services that it names |
@@ -32,7 +34,7 @@ from llmkube.k8s.builtins import EndpointSlice, Lease, Namespace
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
-from llmkube.k8s.crd.sharing import GPUQuota
+from llmkube.k8s.crd.sharing import GPUQuota, ModelPool
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import QUEUE_LABEL
 from llmkube.k8s.workloads import Job, PersistentVolumeClaim, Pod
@@ -97,6 +99,7 @@ class EventHandlers:
     def on_service(self, event: Event[InferenceService]) -> None:
         """Reconcile a service, unless the change is our own status write or is in nothing that a reconcile reads."""
         change = change_of(event)
+        self.context.queues.pools.add_all(self.context.informers.pools_by_service.keys(event.key))
         if not change and not self.context.queues.services.is_failing(event.key):
             return  # a failing service is retried after any change: it may be the one that helps
         if change is Change.SPEC or (event.now is not None and event.now.spec.adapters):  # its engine has them, or not
@@ -114,6 +117,12 @@ class EventHandlers:
     def on_router(self, event: Event[ModelRouter]) -> None:
         """Reconcile a router."""
         self.context.queues.routers.add_nowait(event.key)
+
+    def on_pool(self, event: Event[ModelPool]) -> None:
+        """Reconcile a pool and its members, unless the change is our own status write."""
+        if event.now is None or not self.context.pool_statuses.is_own(event.now):
+            self.context.queues.pools.add_nowait(event.key)
+            self.context.queues.services.add_all(self.context.informers.pools_by_service.values(event))
 
     def on_quota(self, event: Event[GPUQuota]) -> None:
         """Reconcile a quota, unless the change is our own status write."""

@@ -32,7 +32,7 @@ from llmkube.k8s.builtins import ConfigMap, EndpointSlice, Lease, Namespace, Pri
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
-from llmkube.k8s.crd.sharing import GPUQuota
+from llmkube.k8s.crd.sharing import GPUQuota, ModelPool
 from llmkube.k8s.leases.wanted_services import GATEWAY_LABEL
 from llmkube.k8s.rbac import APPLY, LIST_AND_WATCH, Permission
 from llmkube.k8s.resource import Key, Object, controller_key, is_controlled_by
@@ -80,7 +80,7 @@ PERMISSIONS: Final = (
     Permission(Pod, LIST_AND_WATCH),
     Permission(Lease, LIST_AND_WATCH),  # of front doors, with their label
     Permission(PersistentVolumeClaim, LIST_AND_WATCH),  # for weights, with our label
-    Permission(GPUQuota, LIST_AND_WATCH),
+    *(Permission(kind, LIST_AND_WATCH) for kind in (GPUQuota, ModelPool)),
     Permission(Namespace, LIST_AND_WATCH),  # for the selectors of GPUQuotas
     Permission(PriorityClass, LIST_AND_WATCH),  # unless --priority-class-prefix is given
 )
@@ -101,6 +101,7 @@ class Informers:
     services: Informer[InferenceService] = _informer(InferenceService)
     routers: Informer[ModelRouter] = _informer(ModelRouter)
     quotas: Informer[GPUQuota] = _informer(GPUQuota)
+    pools: Informer[ModelPool] = _informer(ModelPool)
     slices: Informer[EndpointSlice] = _informer(EndpointSlice, AGENTS)
     host_claims: Informer[Lease] = _informer(Lease, CLAIM_LABEL)
     services_by_model: Index[InferenceService, Key] = attrs.field(init=False)
@@ -108,10 +109,12 @@ class Informers:
     slices_by_label: Index[EndpointSlice, Label] = attrs.field(init=False)
     host_claims_by_service: Index[Lease, Key] = attrs.field(init=False)
     routers_by_service: Index[ModelRouter, Key] = attrs.field(init=False)
+    pools_by_service: Index[ModelPool, Key] = attrs.field(init=False)
     routers_by_label: Index[ModelRouter, Label] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.routers_by_service = self.routers.add_index(services_of)
+        self.pools_by_service = self.pools.add_index(lambda pool: pool.member_keys)
         self.routers_by_label = self.routers.add_index(lambda router: (label_of(router.key),))
         self.services_by_model = self.services.add_index(models_of)
         self.services_by_label = self.services.add_index(lambda service: (label_of(service.key),))
@@ -143,6 +146,7 @@ class Informers:
             WatchedKind("Leases by which hosts claim services", HOSTS_WAIT, self.host_claims.cache),
             WatchedKind("ModelRouters", "their status is not updated", self.routers.cache),
             WatchedKind("GPUQuotas", "they are not enforced", self.quotas.cache),
+            WatchedKind("ModelPools", "their members take no turns", self.pools.cache),
         )
 
 

@@ -29,6 +29,7 @@ from llmkube.controller.metrics import Durations, FleetCollector, ReconcileMetri
 from llmkube.controller.reconcile.context import Context, PodContext
 from llmkube.controller.reconcile.gpu_quotas import QuotaReconciler
 from llmkube.controller.reconcile.inference_services import PodServices, ServiceReconciler, SliceReconciler
+from llmkube.controller.reconcile.model_pools import PoolReconciler
 from llmkube.controller.reconcile.models import ModelReconciler, PodModels
 from llmkube.controller.reconcile.namespace import run_namespace_keeper
 from llmkube.controller.reconcile.pod_polling import run_progress, run_router_health
@@ -56,6 +57,7 @@ def _informer_tasks(context: Context) -> Iterator[Task]:
     yield _run(context, informers.services, handlers.on_service)
     yield _run(context, informers.routers, handlers.on_router)
     yield _run(context, informers.quotas, handlers.on_quota)
+    yield _run(context, informers.pools, handlers.on_pool)
     yield _run(context, informers.slices, handlers.on_slice)
     yield _run(context, informers.host_claims, handlers.on_host_claim, namespace=context.settings.lease_namespace)
     yield partial(context.hosts.run_reflector, context.rng)
@@ -125,6 +127,7 @@ def _reconcilers(
     pod_services = PodServices(in_pods) if in_pods is not None else None
     services = ServiceReconciler(context, pod_services)
     quotas = QuotaReconciler(context, pod_services.quotas if pod_services is not None else None)
+    pools = PoolReconciler(context, pod_services.pools if pod_services is not None else None)
     router_reconciler = RouterReconciler(context, PodRouters(in_pods) if in_pods is not None else routers)
     queues = context.queues
     return (
@@ -133,6 +136,7 @@ def _reconcilers(
         Reconciler("endpointslice", SliceReconciler(context).reconcile, metrics, queues.slices),
         Reconciler("modelrouter", router_reconciler.reconcile, metrics, queues.routers),
         Reconciler("gpuquota", quotas.reconcile, metrics, queues.quotas),
+        Reconciler("modelpool", pools.reconcile, metrics, queues.pools),
     )
 
 

@@ -28,7 +28,8 @@ class Queues:
     """One queue per reconciled kind, initially empty."""
 
     def __init__(self, rng: random.Random) -> None:
-        self.models, self.services, self.slices, self.routers, self.quotas = (new_queue(rng) for _ in range(5))
+        self.models, self.services, self.slices = (new_queue(rng) for _ in range(3))
+        self.routers, self.quotas, self.pools = (new_queue(rng) for _ in range(3))
 
 
 def new_queue(rng: random.Random) -> WorkQueue[Key]:

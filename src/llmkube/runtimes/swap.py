@@ -142,6 +142,7 @@ class Waiting:
         first: Whether its user started it: it is first among equals, and not delayed.
         displaces: Whether others may make room for it.
         swaps: Recent swaps of the tenant with the fewest among those whose requests wait; nan if there is none.
+        patience_seconds: Time after which it is delayed no longer, and doors are closed for it.
     """
 
     key: Key
@@ -153,6 +154,7 @@ class Waiting:
     first: bool = False
     displaces: bool = True
     swaps: float = math.nan
+    patience_seconds: float = PATIENCE_SECONDS
 
 
 @attrs.frozen
@@ -283,7 +285,7 @@ def _may_displace(one: Waiting, each: Resident) -> bool:
 
 def _allowed_at(one: Waiting, each: Resident, cost: Cost, now: float) -> float:
     """Return from when a resident is displaced for a service, or has its door closed for it if it is in use."""
-    patient, idle_seconds = one.since + PATIENCE_SECONDS, cost.hysteresis_seconds(now) / max(1, one.requests)
+    patient, idle_seconds = one.since + one.patience_seconds, cost.hysteresis_seconds(now) / max(1, one.requests)
     if _has_more(one, each):
         patient, idle_seconds = one.since + SHARE_SECONDS, SHARE_SECONDS
     elif _has_more(each, one):

@@ -174,6 +174,7 @@ def test_names_and_scope() -> None:
         ("models.inference.llmkube.dev", ["llmkube"], "Namespaced"),
         ("inferenceservices.inference.llmkube.dev", ["llmkube"], "Namespaced"),
         ("modelrouters.inference.llmkube.dev", ["llmkube"], "Namespaced"),
+        ("modelpools.inference.llmkube.dev", ["llmkube"], "Namespaced"),
         ("gpuquotas.inference.llmkube.dev", ["llmkube"], "Namespaced"),
     ]
 

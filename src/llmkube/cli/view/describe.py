@@ -17,7 +17,7 @@ from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.crd.placement import ON_REQUEST
-from llmkube.k8s.crd.sharing import GPUQuota
+from llmkube.k8s.crd.sharing import GPUQuota, ModelPool
 from llmkube.k8s.wire.conditions import (
     ACCEPTED,
     AVAILABLE,
@@ -108,8 +108,8 @@ def describe_service(view: StatusView, now: datetime.datetime) -> str:
     return "\n".join([*lines, *_conditions(status.conditions, "\n".join(lines))])
 
 
-def describe_object(model: Model | ModelRouter | GPUQuota, now: datetime.datetime, cause: str = "") -> str:
-    """Return the state of a Model, a ModelRouter or a GPUQuota as labelled lines, and its conditions as a table.
+def describe_object(model: Model | ModelRouter | GPUQuota | ModelPool, now: datetime.datetime, cause: str = "") -> str:
+    """Return the state of a Model or another object of ours as labelled lines, and its conditions as a table.
 
     Args:
         model: The object.
@@ -118,6 +118,10 @@ def describe_object(model: Model | ModelRouter | GPUQuota, now: datetime.datetim
     """
     if isinstance(model, ModelRouter):
         return _describe_router(model)
+    if isinstance(model, ModelPool):
+        states = [("member", f"{one.name}: {one.phase or 'New'}") for one in model.status.members]
+        lines = [f"ModelPool {model.key}", *_labelled([("phase", model.status.phase or "New"), *states])]
+        return "\n".join([*lines, *_conditions(model.status.conditions, "\n".join(lines))])
     if isinstance(model, GPUQuota):
         return _describe_quota(model)
     facts, health = model.status.gguf, model_health(model)

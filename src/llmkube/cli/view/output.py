@@ -17,7 +17,7 @@ from llmkube.base.units import format_age
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
-from llmkube.k8s.crd.sharing import GPUQuota
+from llmkube.k8s.crd.sharing import GPUQuota, ModelPool
 from llmkube.k8s.wire.service_health import State, service_health, unready_condition
 from llmkube.k8s.wire.times import parse_timestamp
 from llmkube.programs.failures import runnable, wrap_text
@@ -31,6 +31,7 @@ SERVICE_WIDE_COLUMNS = ("ENDPOINT", "RUNTIME", "CONTEXT", "SLOTS", "PRIORITY", "
 MODEL_COLUMNS = ("NAME", "PHASE", "SIZE", "ACCELERATOR", "ARCHITECTURE", "AGE")
 MODEL_WIDE_COLUMNS = ("QUANT", "CONTEXT", "LICENSE", "SOURCE")
 ROUTER_COLUMNS = ("NAME", "PHASE", "BACKENDS", "ENDPOINT", "AGE")
+POOL_COLUMNS = ("NAME", "PHASE", "RESIDENT", "WAITING", "AGE")
 QUOTA_COLUMNS = ("NAME", "GPUS", "USED", "WAITING", "AGE")
 CONDITION_COLUMNS = ("CONDITION", "STATUS", "REASON", "MESSAGE")
 
@@ -207,6 +208,12 @@ def router_row(router: ModelRouter, now: datetime.datetime) -> tuple[str, ...]:
     usable = sum(one.healthy is True for one in status.backends)
     counted = f"{usable}/{len(router.spec.backends)}"
     return (router.metadata.name, status.phase, counted, status.endpoint, age(router.metadata.creation_timestamp, now))
+
+
+def pool_row(pool: ModelPool, now: datetime.datetime) -> tuple[str, ...]:
+    """Return a ModelPool's cells for `POOL_COLUMNS`."""
+    status, since = pool.status, age(pool.metadata.creation_timestamp, now)
+    return (pool.metadata.name, status.phase, status.resident_member, status.pending_member, since)
 
 
 def quota_row(quota: GPUQuota, now: datetime.datetime) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
-from llmkube.k8s.crd.sharing import GPUQuota
+from llmkube.k8s.crd.sharing import GPUQuota, ModelPool
 from llmkube.k8s.leases.host_monitor import HostMonitor
 from llmkube.k8s.leases.wanted_services import WantedServices
 from llmkube.k8s.resource import Key
@@ -167,6 +167,7 @@ class Context:
     services: StatusWriter[InferenceService] = attrs.field(init=False)
     routers: StatusWriter[ModelRouter] = attrs.field(init=False)
     quotas: StatusWriter[GPUQuota] = attrs.field(init=False)
+    pool_statuses: StatusWriter[ModelPool] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.queues = Queues(self.rng)
@@ -176,6 +177,7 @@ class Context:
         self.services = StatusWriter(self.client, InferenceService, self.phase_changes.emit)
         self.routers = StatusWriter(self.client, ModelRouter)
         self.quotas = StatusWriter(self.client, GPUQuota)
+        self.pool_statuses = StatusWriter(self.client, ModelPool)
 
     def enqueue_all(self) -> None:
         """Reconcile everything: hosts rarely come and go, and any object may be affected."""
@@ -183,6 +185,7 @@ class Context:
         self.enqueue_services()
         self.queues.slices.add_all(endpoint_slice.key for endpoint_slice in self.informers.slices.values())
         self.enqueue_quotas()
+        self.queues.pools.add_all(pool.key for pool in self.informers.pools.values())
 
     def enqueue_owners(self) -> None:
         """Reconcile every service and router, after a kind that they may use was installed or uninstalled."""

@@ -7,9 +7,9 @@ and updated whenever a service is reconciled; a decision that changes has the se
 from collections.abc import Mapping
 
 import attrs
-import trio
 
 from llmkube.controller.reconcile.context import Context, PodContext, WorkloadPlan
+from llmkube.controller.reconcile.model_pools import PoolBook
 from llmkube.controller.reconcile.rollout_gate import deployment_of
 from llmkube.controller.reconcile.workload_plans import plan_workload
 from llmkube.controller.render.labels import queue_labels
@@ -41,6 +41,7 @@ class QuotaBook:
     """GPUs of the services in pods, and the decision on them; empty as long as there is no quota."""
 
     context: PodContext
+    pools: PoolBook
     _quotas: frozenset[tuple[str, int]] = attrs.field(default=frozenset(), init=False)
     _demands: dict[Key, Demand] = attrs.field(factory=dict, init=False)
     _decision: Decision = attrs.field(factory=Decision, init=False)
@@ -98,6 +99,7 @@ class QuotaBook:
     def _demand_of(self, service: InferenceService) -> Demand | None:
         """Return the GPUs of a service; None if it has none and asks for none, or if Kueue admits it."""
         key, context = service.key, self.context
+        service = self.pools.as_member(service)
         model = context.informers.models.get(Key(key.namespace, service.spec.model_ref))
         on_hosts = model is not None and service.spec.hosts is None and context.settings.is_for_hosts(model)
         if queue_labels(service) or on_hosts or service.metadata.deletion_timestamp:
@@ -108,7 +110,7 @@ class QuotaBook:
         per_pod = live_gpus(live, besides=group.rdma_resource if group is not None else None)
         pods = _live_pods(live, context.owned.autoscalers.get(key))
         wanted, present = (
-            context.wanted.wants(key, trio.current_time()),
+            self.pools.needs_pods(key),
             live.spec.replicas if live is not None else None,
         )
         held, desired = per_pod * pods, next_replicas(service, present, wanted=wanted, idle_seconds=0.0)

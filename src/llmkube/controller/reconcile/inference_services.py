@@ -16,13 +16,15 @@ import trio
 
 from llmkube.controller.reconcile.context import Context, GpuQueue, PodContext, QueuedService, WorkloadPlan
 from llmkube.controller.reconcile.gpu_quotas import QuotaBook
+from llmkube.controller.reconcile.model_pools import PoolBook
 from llmkube.controller.reconcile.models import ensure_service_claim
 from llmkube.controller.reconcile.pod_polling import seconds_idle
 from llmkube.controller.reconcile.rollout_gate import current_manifests, deployment_of, waits_for_idle
 from llmkube.controller.reconcile.workload_plans import has_to_fetch, plan_workload, priority_obstacle
 from llmkube.controller.render.labels import PATCHED
-from llmkube.controller.render.manifests import group_name, objective_name, objective_obstacle
+from llmkube.controller.render.manifests import group_name, objective_name, objective_obstacle, without_endpoints
 from llmkube.controller.render.storage import Weights, names_own_cache
+from llmkube.controller.status.model_pool import Turn
 from llmkube.controller.status.pod_service_status import (
     ServiceFacts,
     assess_pods,
@@ -58,12 +60,16 @@ class PodServices:
     """Reconcile services that run in pods.
 
     Attributes:
+        pools: Turns of the members of ModelPools.
         quotas: Permission to use GPUs.
         gpu_queue: Services that wait for a GPU.
     """
 
     context: PodContext
-    quotas: QuotaBook = attrs.field(init=False, default=attrs.Factory(lambda self: QuotaBook(self.context), True))
+    pools: PoolBook = attrs.field(init=False, default=attrs.Factory(lambda self: PoolBook(self.context), True))
+    quotas: QuotaBook = attrs.field(
+        init=False, default=attrs.Factory(lambda self: QuotaBook(self.context, self.pools), True)
+    )
     gpu_queue: GpuQueue = attrs.field(factory=GpuQueue, init=False)
 
     async def reconcile(self, cached: InferenceService, model: Model | None, part: HostPart | None = None) -> None:
@@ -71,10 +77,15 @@ class PodServices:
         if cached.spec.multi_node is not None and not self.context.optional.has_checked(LeaderWorkerSet):
             return  # every service is reconciled once that is known
         workload = plan_workload(self.context, cached, model) if model is not None else WorkloadPlan(ServiceFacts())
-        facts = await self._ensure_pods(cached, workload)
+        if (pool := self.pools.pool_of(cached)) is not None:
+            self.pools.decide(pool)
+        service = self.pools.as_member(cached)
+        facts = await self._ensure_pods(service, workload)
         self.quotas.update(cached)  # fewer pods than before have returned their GPUs
-        facts = attrs.evolve(self._observe(cached, facts), hosts=part)
-        key, newest, now = cached.key, self.context.services.newest(cached), self.context.utcnow()
+        facts = attrs.evolve(self._observe(service, facts), hosts=part)
+        facts = attrs.evolve(facts, denial=facts.denial or self.pools.denial(cached.key))
+        key, now = cached.key, self.context.utcnow()
+        newest = self.pools.as_member(self.context.services.newest(cached))
         verdict = assess_pods(newest, facts)
         self._update_gpu_queue(newest, facts, waits=verdict.phase == WAITING_FOR_GPU)
         position = self.gpu_queue.position(key)
@@ -142,7 +153,9 @@ class PodServices:
         if self.context.records[key].deferred_since is None:
             await self._replace_workload(service, wanted.deployment, group=plan.group is not None)
         await self._scale(service, plan)
-        await owned.kubernetes_services.ensure(wanted.kubernetes_service)
+        closes = self.pools.turn(key) is Turn.CLOSES
+        door = without_endpoints(wanted.kubernetes_service) if closes else wanted.kubernetes_service
+        await owned.kubernetes_services.ensure(door)
         if wanted.autoscaler is not None and owned.autoscalers.informer.is_known:
             await owned.autoscalers.ensure(wanted.autoscaler)
         if owned.budgets.informer.is_known:
@@ -195,8 +208,10 @@ class PodServices:
         idle_seconds = 0.0
         if plan is not None and goes_to_zero(service):
             idle_seconds = await seconds_idle(self.context, service, plan, live.spec.replicas)
-        wanted = self.context.wanted.wants(key, trio.current_time())
+        leaves = bool(live.spec.replicas) and await self.pools.may_stop(service, plan)
+        wanted = self.pools.needs_pods(key)
         replicas = next_replicas(service, live.spec.replicas, wanted=wanted, idle_seconds=idle_seconds)
+        replicas = 0 if leaves else replicas
         if live.spec.replicas == replicas or (replicas > live.spec.replicas and not may_grow):
             return
         log.info("service scaled", service=str(key), before=live.spec.replicas, after=replicas, wanted=wanted)

@@ -142,7 +142,17 @@ def _manifests(
                 return same
         return render(plan=plan)
 
-    inputs = meta.uid, meta.generation, queue_labels(service), plan, pods, classes, retained, template
+    inputs = (
+        meta.uid,
+        meta.generation,
+        queue_labels(service),
+        service.spec.node_selector,
+        plan,
+        pods,
+        classes,
+        retained,
+        template,
+    )
     return context.records[service.key].manifests.get(inputs, make)
 
 

@@ -13,6 +13,7 @@ import attrs
 
 from llmkube.controller.render.drain import RetainedSettings, drain_seconds
 from llmkube.controller.render.labels import (
+    DIGEST,
     DRAIN_SECONDS,
     MODEL_LABEL,
     OUR_IMAGE,
@@ -362,6 +363,14 @@ def kubernetes_service(service: InferenceService, plan: ContainerPlan) -> dict[s
     """Return the Service of an InferenceService."""
     spec = service_spec(service.spec.endpoint, answering_selector(service, group=plan.group is not None))
     return service_manifest(Service.RESOURCE, service, plan.runtime, spec, name=service_name(service.key.name))
+
+
+def without_endpoints(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the manifest of a Service that selects no pod: those of its service get no new requests."""
+    metadata, spec = manifest["metadata"], manifest["spec"]
+    closed = {**spec, "selector": {**spec["selector"], "inference.llmkube.dev/closed": "true"}}
+    annotations = {**metadata["annotations"], DIGEST: digest(closed)}
+    return {**manifest, "metadata": {**metadata, "annotations": annotations}, "spec": closed}
 
 
 _DEFAULT_TARGET: Final = "2"

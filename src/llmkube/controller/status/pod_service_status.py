@@ -10,6 +10,7 @@ The first matching row applies; `ready` is the number of ready pods, of any gene
 | an object of that name has another owner, nothing is ready | Failed; Pending if it is being deleted | NameTaken |
 | 0 pods until a request needs them, and the Model is Ready | Idle | Idle |
 | a GPUQuota allows no more pods | Pending, or Progressing | QuotaExceeded |
+| other members of its ModelPool have the GPUs that requests need | Pending | WaitingForPool |
 | a GPUQuota never allows them | Failed; Progressing while others are ready | QuotaRefused |
 | 0 replicas desired | Stopped, or Progressing while something is still ready | ManuallyScaledToZero, Creating |
 | ready ≥ desired, all pods are of the newest template, and the Model is Ready | Ready | InferenceReady |
@@ -67,7 +68,10 @@ _IDLE: Final = (
     "no pod runs until a request needs one: requests at the front door wait for it, those at the Service are refused"
 )
 _SCHEDULING: Final = frozenset(
-    {Reason.UNSCHEDULABLE, Reason.QUOTA_EXCEEDED, Reason.QUOTA_REFUSED, Reason.WAITING_FOR_QUOTA}
+    {
+        *(Reason.UNSCHEDULABLE, Reason.QUOTA_EXCEEDED, Reason.QUOTA_REFUSED),
+        *(Reason.WAITING_FOR_QUOTA, Reason.WAITING_FOR_POOL),
+    }
 )
 """Reasons for pods that are not created or not scheduled."""
 

@@ -26,7 +26,7 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceStatus
 from llmkube.k8s.crd.model import Model, ModelStatus
 from llmkube.k8s.crd.modelrouter import ModelRouter, ModelRouterStatus
-from llmkube.k8s.crd.sharing import GPUQuota, GPUQuotaStatus
+from llmkube.k8s.crd.sharing import GPUQuota, GPUQuotaStatus, ModelPool, ModelPoolStatus
 from llmkube.k8s.events import EventRecorder, EventType
 from llmkube.k8s.fields import wire_fields
 from llmkube.k8s.rbac import Permission
@@ -36,18 +36,18 @@ from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
 
 log = structlog.get_logger()
 
-T = TypeVar("T", Model, InferenceService, ModelRouter, GPUQuota)
+T = TypeVar("T", Model, InferenceService, ModelRouter, GPUQuota, ModelPool)
 
 PERMISSIONS: Final = tuple(
     Permission(kind, frozenset({"patch"}), subresource="status")
-    for kind in (Model, InferenceService, ModelRouter, GPUQuota)
+    for kind in (Model, InferenceService, ModelRouter, GPUQuota, ModelPool)
 )
 
 EVENT_TYPES: Final[Mapping[str, EventType]] = {"Ready": "Normal", "Failed": "Warning"}
 """Phases that emit an Event when they begin: users wait for one, and have to act on the other."""
 
 _Fields = dict[str, Any]
-_Status = ModelStatus | InferenceServiceStatus | ModelRouterStatus | GPUQuotaStatus
+_Status = ModelStatus | InferenceServiceStatus | ModelRouterStatus | GPUQuotaStatus | ModelPoolStatus
 
 
 @attrs.frozen

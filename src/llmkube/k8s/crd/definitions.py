@@ -19,11 +19,11 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.crd.podparts import part_schema
-from llmkube.k8s.crd.sharing import GPUQuota
+from llmkube.k8s.crd.sharing import GPUQuota, ModelPool
 from llmkube.k8s.fields import REQUIRED, Column, IntOrString, Rule, SchemaFacts, WireField, wire_fields
 from llmkube.k8s.resource import Object, Resource
 
-KINDS: Final[tuple[type[Object], ...]] = (Model, InferenceService, ModelRouter, GPUQuota)
+KINDS: Final[tuple[type[Object], ...]] = (Model, InferenceService, ModelRouter, ModelPool, GPUQuota)
 """All custom kinds of the project, in the order in which to create them."""
 
 _SCALARS: Final[dict[Any, dict[str, Any]]] = {

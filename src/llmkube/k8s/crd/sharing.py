@@ -1,14 +1,125 @@
-"""The kind GPUQuota: limits of the GPUs of namespaces."""
+"""The kinds ModelPool and GPUQuota: services that take turns on GPUs, and limits of the GPUs of namespaces."""
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import attrs
 
-from llmkube.k8s.crd.inferenceservice import PRIORITIES
-from llmkube.k8s.crd.meta import GROUP, NAME_BYTES, VERSION, Condition
+from llmkube.k8s.crd.inferenceservice import PRIORITIES, SERVICE_PHASES
+from llmkube.k8s.crd.meta import DURATION, GROUP, NAME_BYTES, VERSION, Condition, LocalObjectReference
 from llmkube.k8s.fields import REQUIRED, Column, Rule, SchemaFacts, Wired, field
-from llmkube.k8s.resource import Object, Resource
+from llmkube.k8s.resource import Key, Object, Resource
+
+POOL_PHASES: Final = ("Pending", "Ready", "Swapping", "Degraded")
+STICKY: Final = "sticky"
+PRIORITY: Final = "priority"
+
+# -- ModelPool --------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class PoolMember(Wired):
+    """One service that shares the GPUs of the pool."""
+
+    inference_service_ref: LocalObjectReference = field("InferenceService in the same namespace.", REQUIRED)
+
+
+@attrs.frozen(kw_only=True)
+class ModelPoolSpec(Wired):
+    """Desired state of a pool: its members, and their GPUs."""
+
+    RULES: ClassVar = (
+        Rule(
+            "self.members.all(m, self.members.exists_one(n, n.inferenceServiceRef.name == m.inferenceServiceRef.name))",
+            "a service can be a member only once",
+            ".members",
+        ),
+        Rule(
+            "!has(self.default) || self.default == '' || "
+            "self.members.exists(m, m.inferenceServiceRef.name == self.default)",
+            "default must be the name of a member",
+            ".default",
+        ),
+    )
+    members: tuple[PoolMember, ...] = field("Services that take turns.", REQUIRED, min_items=1, max_items=64)
+    gpu: int = field("GPUs that the members may use at once; one that needs more runs alone. 0 means 1.", 1, minimum=0)
+    node_selector: Mapping[str, str] = field(
+        "Labels of the nodes with these GPUs; overrides the same labels of members.", dict
+    )
+    swap_policy: str = field(
+        "sticky keeps a member until another is requested; priority lets members of higher priority displace others "
+        "sooner.",
+        STICKY,
+        enum=(STICKY, PRIORITY),
+    )
+    default: str = field(
+        "Member that is started first, and restarted while none is requested.", "", max_length=NAME_BYTES
+    )
+    swap_budget: str = field(
+        "Longest wait for a member that is never idle; then it gets no new requests, and is stopped after those that "
+        "it has.",
+        "300s",
+        pattern=DURATION,
+        max_length=32,
+    )
+
+
+@attrs.frozen(kw_only=True)
+class PoolMemberStatus(Wired):
+    """Observed state of one member."""
+
+    name: str = field("Name of the service.", REQUIRED)
+    phase: str = field("Phase of the service.", "", enum=("", *SERVICE_PHASES))
+    resident: bool | None = field("Whether the service has its GPUs.")
+
+
+@attrs.frozen(kw_only=True)
+class ModelPoolStatus(Wired):
+    """Observed state of a pool."""
+
+    phase: str = field("Current phase of the pool.", "", enum=POOL_PHASES)
+    conditions: tuple[Condition, ...] = field("Conditions of the pool, one per type.", (), list_map_keys=("type",))
+    resident_member: str = field("Members that have their GPUs, separated by commas; empty for none.", "")
+    pending_member: str = field("Member that is waiting for its GPUs or is starting; empty for none.", "")
+    members: tuple[PoolMemberStatus, ...] = field("Observed state of each member.", (), list_map_keys=("name",))
+    observed_generation: int | None = field("Generation of the spec that this is about.", format="int64")
+
+
+@attrs.frozen(kw_only=True)
+class ModelPool(Object):
+    """Services that take turns on the same GPUs."""
+
+    RESOURCE: ClassVar[Resource] = Resource(
+        GROUP,
+        VERSION,
+        "ModelPool",
+        "modelpools",
+        short_names=("mpool",),
+        subresources=("status",),
+        categories=("llmkube",),
+    )
+    COLUMNS: ClassVar = (
+        Column("Policy", ".spec.swapPolicy"),
+        Column("Resident", ".status.residentMember"),
+        Column("Waiting", ".status.pendingMember"),
+        Column("Phase", ".status.phase"),
+        Column("Age", ".metadata.creationTimestamp", "date"),
+    )
+    spec: ModelPoolSpec
+    status: ModelPoolStatus = field("Observed state of the pool.", ModelPoolStatus)
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The names of the members, in the order of the spec."""
+        return tuple(one.inference_service_ref.name for one in self.spec.members)
+
+    @property
+    def member_keys(self) -> tuple[Key, ...]:
+        """The keys of the members, in the order of the spec."""
+        return tuple(Key(self.key.namespace, name) for name in self.members)
+
+
+# -- GPUQuota ---------------------------------------------------------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)

@@ -126,6 +126,13 @@ class Reason(enum.StrEnum):
     QUOTA_EXCEEDED = "QuotaExceeded", Meaning.WAITING
     QUOTA_REFUSED = "QuotaRefused", Meaning.USER
     WAITING_FOR_QUOTA = "WaitingForQuota", Meaning.WAITING
+    WAITING_FOR_POOL = "WaitingForPool", Meaning.WAITING
+    ALLOCATED = "Allocated", Meaning.FINE
+    ALL_RESOLVED = "AllResolved", Meaning.FINE
+    MISSING_MEMBERS = "MissingMembers", Meaning.USER
+    NOT_DEFERRED = "NotDeferred", Meaning.FINE
+    KUBERNETES_GPU = "KubernetesGPU", Meaning.FINE
+    METAL_MEMBERS_UNSUPPORTED = "MetalMembersUnsupported", Meaning.USER
     CONTAINER_FAILED = "ContainerFailed", Meaning.RECOVERING
     OOM_KILLED = "OOMKilled", Meaning.RETRIED
     REPLICA_FAILURE = "ReplicaFailure", Meaning.HOST

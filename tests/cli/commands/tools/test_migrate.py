@@ -42,7 +42,7 @@ def test_common_shapes_list_priorities_and_refusals(tmp_path):
     assert text.count("spec.priorityClassName") == 2
     assert "workloads.allow.priorityClasses" in text
     assert "llmkube-high there, which preempts ordinary pods; llmkube-service-high here" in text
-    assert "ModelPool ai/pool\n  left alone: members are not swapped here" in text
+    assert "ModelPool ai/pool\n  changes: members start and stop by requests" in text
     assert "context: " not in text  # every shape sets its context
 
 

@@ -17,7 +17,7 @@ from llmkube.cli.view.live_view import Changes, RowLog, append_lines, is_termina
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
-from llmkube.k8s.crd.sharing import GPUQuota
+from llmkube.k8s.crd.sharing import GPUQuota, ModelPool
 from llmkube.k8s.errors import ForbiddenError, NotFoundError
 from llmkube.k8s.resource import Key, Object
 from llmkube.programs.options import command
@@ -54,6 +54,7 @@ _LAYOUTS = {
     ModelRouter: TableLayout(
         output.ROUTER_COLUMNS, (), lambda router, _, now: output.router_row(router, now), lambda *_: ()
     ),
+    ModelPool: TableLayout(output.POOL_COLUMNS, (), lambda pool, _, now: output.pool_row(pool, now), lambda *_: ()),
     GPUQuota: TableLayout(output.QUOTA_COLUMNS, (), lambda quota, _, now: output.quota_row(quota, now), lambda *_: ()),
 }
 

@@ -56,7 +56,7 @@ _Deleted = tuple[Target, Key, Any]
 @output_option(*formats.FORMATS)
 @watch_option
 def status(*, name: str, where: ClusterFlags, form: str, watch: bool) -> None:
-    """Describe an InferenceService, a Model as model/NAME, a ModelRouter as modelrouter/NAME, or a GPUQuota.
+    """Describe an InferenceService, a Model as model/NAME, or another object of ours as KIND/NAME.
 
     Shows what it waits for, its progress, its last error and the next retry, and where it runs.
     """

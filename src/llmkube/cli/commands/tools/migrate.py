@@ -41,11 +41,10 @@ from llmkube.runtimes.registry import LLAMACPP_NAMES, check, container_plan_for
 
 GO_ONLY_KINDS: Final[Mapping[str, str]] = {
     "LoRAAdapter": "not loaded here: list adapters in spec.sglangConfig, which loads them at the start",
-    "ModelPool": "members are not swapped here: all run, or wait for a GPU in the order of spec.priority",
 }
 """Kinds that only the Go implementation has, with the effect of the migration. The objects are not changed."""
 
-_KINDS: Final = ("Model", "InferenceService", "ModelRouter", "GPUQuota", *GO_ONLY_KINDS)
+_KINDS: Final = ("Model", "InferenceService", "ModelRouter", "ModelPool", "GPUQuota", *GO_ONLY_KINDS)
 REFUSED: Final = "refused"
 CHANGES: Final = "changes"
 UNCHANGED: Final = "left alone"
@@ -139,6 +138,9 @@ def findings(bodies: Sequence[Body]) -> Iterator[Finding]:
         elif kind == "GPUQuota":
             effect = "enforced by the controller here, without a webhook: objects are stored, and what exceeds it waits"
             yield Finding(subject, CHANGES, effect)
+        elif kind == "ModelPool":
+            effect = "members start and stop by requests at the front door (gateway.enabled), not by spec.replicas"
+            yield Finding(subject, CHANGES, effect, "spec.replicas: 1 for every member: 0 stops it for good")
         elif kind == "InferenceService":
             namespace, _ = _key(body)
             model = models.get((namespace, str(body["spec"].get("modelRef", ""))))
