@@ -10,7 +10,7 @@ from typing import Final
 import attrs
 import trio
 
-from llmkube.controller.reconcile.context import Context, PodContext
+from llmkube.controller.reconcile.context import Context, PodContext, WorkloadPlan
 from llmkube.controller.reconcile.pod_polling import are_idle
 from llmkube.controller.reconcile.rollout_gate import deployment_of
 from llmkube.controller.reconcile.workload_plans import plan_workload
@@ -25,6 +25,7 @@ from llmkube.controller.status.model_pool import (
     pool_status,
     waiting_denial,
 )
+from llmkube.controller.status.pod_service_status import ServiceFacts
 from llmkube.controller.status.service_status import weight_of
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -138,8 +139,7 @@ class PoolBook:
         """Return the state of a member, with what is remembered of it."""
         key, spec, live = service.key, service.spec, deployment_of(self.context, service)
         model = _model_of(self.context, service)
-        assert model is not None, "checked by the caller"
-        workload = plan_workload(self.context, service, model)
+        workload = plan_workload(self.context, service, model) if model is not None else WorkloadPlan(ServiceFacts())
         gpus = workload.facts.plan.resources.gpu_count if workload.facts.plan is not None else 0
         most = max(spec.autoscaling.max_replicas if spec.autoscaling is not None else 0, spec.replicas)
         wanted = self.context.wanted.wants(key, now)
@@ -193,11 +193,11 @@ def _obstacle(context: Context, pool: ModelPool, name: str) -> str:
         return f"it is a member of ModelPool {first.key.name} already"
     if _is_on_hosts(context, service):
         return "hosts serve it"
-    if model is None:
-        return f'its Model "{service.spec.model_ref}" does not exist'
     if service.spec.multi_node is not None:
         return "a group over several nodes takes no turns"
-    plan = plan_workload(context, service, model).facts.plan if isinstance(context, PodContext) else None
+    if model is None or not isinstance(context, PodContext):
+        return ""  # it takes turns, and cannot start yet
+    plan = plan_workload(context, service, model).facts.plan
     if plan is not None and not plan.busy_metrics:
         return f"{plan.runtime} has no metric for requests, so it is never known to be idle"
     return ""
