@@ -3,6 +3,6 @@
 service_status                                    services on hosts, alone or in addition to pods
 pod_service_status                                services in pods
 model_status, router_status                       Models and routers, on hosts and in pods
-gpu_quota                                         which services may use GPUs
+gpu_quota, model_pool                             which services may use GPUs, and which take turns
 pods, job_result, supply                          inputs of these
 """
