@@ -5,11 +5,11 @@ from typing import Any, Final
 
 import pytest
 import trio
-from node.test_zero import ask, at_zero, front_door
 
 from node.release import Release
 from node.running_node import Node
 from node.services import read, wait
+from node.test_zero import ask, at_zero, front_door
 
 pytestmark = [pytest.mark.node, pytest.mark.alone]
 
@@ -25,6 +25,7 @@ async def members_with_pods(node: Node, namespace: str) -> set[str]:
     return {name for name, pods in found.items() if pods}
 
 
+@pytest.mark.soak
 async def test_members_that_are_asked_in_turn_lose_no_request(node: Node, release: Release, namespace: str):
     """Every request is answered, whichever member has the GPUs; at any time at most one member has pods."""
     pool: dict[str, Any] = {

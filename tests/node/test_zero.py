@@ -130,6 +130,7 @@ async def test_no_arrival_is_lost_to_a_scale_down(node: Node, release: Release, 
         assert stopped >= each * TOGETHER // 3
 
 
+@pytest.mark.soak
 async def test_an_autoscaler_works_from_one_up_and_requests_below(
     node: Node, release: Release, namespace: str, tmp_path: Path
 ):

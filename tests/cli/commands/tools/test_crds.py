@@ -32,7 +32,7 @@ def test_every_field_has_a_line(crd):
     expected = [path for part in ("spec", "status") for path in paths(root[part], part)]
     parts = [path for path in expected if not any(path.startswith((f"{one}.", f"{one}[]")) for one in OTHERS)]
     assert sorted(path for path in listed) == sorted(parts)
-    assert len(parts) > 50
+    assert len(parts) > 10
 
 
 OTHERS = (
