@@ -241,7 +241,7 @@ class PassThrough:
         if head.method != "POST":
             raise refused(405, f"{head.method} is not allowed on {path}", "method_not_allowed", {"Allow": "POST"})
         body = await _read(head, exchange.body)
-        watched = watch(exchange, path, str(body.model or ""), self.recorder, self.rng)
+        watched = watch(exchange, path, body.model if isinstance(body.model, str) else "", self.recorder, self.rng)
         with self._recorded(watched):
             model_id, found = permitted_model(exchange, self.directory, body.model, head.path)
             with self.holds.using(found, exchange.owner) as hold:

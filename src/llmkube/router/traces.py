@@ -56,7 +56,7 @@ class Trace:
 
     def headers(self, attempt: int) -> Mapping[str, str]:
         """Return the trace headers of an attempt."""
-        parent = {"traceparent": f"00-{self.trace_id}-{self.span_after(attempt):016x}-{self.sampled:02d}"}
+        parent = {"traceparent": f"00-{self.trace_id}-{self.span_after(attempt):016x}-01"}
         return parent | ({"tracestate": self.state} if self.state else {})
 
 
@@ -186,6 +186,8 @@ class Traces(Collector):
             if not is_taken and not self.is_failing:
                 _log.warning("traces dropped", why="the collector does not take them")
             self.is_failing = not is_taken
+        except Exception as exc:  # noqa: BLE001 - an error of the exporter must not end the program
+            _log.warning("traces dropped", error=str(exc))
         finally:
             self.counts["exported" if is_taken else "dropped"] += len(sent)
 

@@ -3,6 +3,7 @@
 The numbers are those of the issue's two lists. Each router is compiled from a ModelRouter as a user writes it.
 """
 
+import attrs
 import pytest
 
 from router.written_routers import BACKENDS, ask, compiled, errors, order, running
@@ -148,7 +149,8 @@ def test_each_id_that_clients_see_is_routable():
     strategy = "defaultRoute: mac\ndefaultRouteStrategy: BackendNameMatch\n"
     config = running(named + strategy)
     for name, backend in config.backends.items():
-        assert order(config, {}, {"model": backend.model_id}) == [name]
+        for each in (config, attrs.evolve(config, ids={})):  # alone, and as the policy of a cluster's front door
+            assert order(each, {}, {"model": backend.model_id}) == [name]
     twice = named.replace("name: mac\n", "name: mac\n  displayName: gpt-5\n")
     assert "spec.backends[cloud].displayName: 'gpt-5' is already the model id of mac" in errors(twice + strategy)
 

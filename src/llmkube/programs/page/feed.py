@@ -89,11 +89,8 @@ class Feed:
     def _resumed(self, last_id: str) -> int | None:
         """Return the number of the update after which a viewer resumes; None if it needs the whole state."""
         name, _, number = last_id.partition("-")
-        if name != self.name or not (number.isascii() and number.isdigit()):
-            return None
-        version, kept = int(number), [one for one, _ in self._updates]
-        is_kept = version == self._changes.version or version + 1 in kept
-        return version if is_kept else None
+        resumable = (self._changes.version, *(one - 1 for one, _ in self._updates))
+        return next((one for one in resumable if name == self.name and str(one) == number), None)
 
     async def _update(self) -> None:
         state = await self.collect(self.rates)

@@ -152,7 +152,8 @@ class Page:
     async def _send_requests(self, exchange: StreamExchange) -> None:
         """Send the last requests after the one that the viewer has seen, and then each batch of new ones."""
         process, _, number = (exchange.head.lines.get("last-event-id") or "").partition("-")
-        name, seen = self.feed.name, int(number) if process == self.feed.name and number.isdecimal() else 0
+        is_number = process == self.feed.name and number.isascii() and number.isdigit() and len(number) < 16
+        name, seen = self.feed.name, int(number) if is_number else 0
         async with exchange.stream(200, _EVENTS) as send:
             while True:
                 rows, seen = self.requests.after(seen), self.requests.changes.version

@@ -30,6 +30,8 @@ from llmkube.supervisor.values.ports import Ports
 from llmkube.supervisor.values.settings import AgentSettings
 
 FIELD_MANAGER: Final = "llmkube-page"
+UP_LOG: Final = "up.log"
+"""File in the state directory for the output of `llmkube up` in the background."""
 OPENER_FILE: Final = "page.html"
 """Name in the state directory of a file that opens the page with its token: a browser's command line is public."""
 OPENER: Final = """<!doctype html><meta charset="utf-8"><title>LLMKube</title>
@@ -91,9 +93,11 @@ class Machine:
         return {**self.describe(service, model), **engine_state(view)}
 
     def log_path(self, service: str) -> Path | None:
-        """Return the log of a service's engine, if the service exists."""
-        key = Key.parse(service)
-        return log_path(self.settings.state_dir, key) if key in self.caches.services else None
+        """Return the log of a service's engine if it exists, or with "" that of `llmkube up` in the background."""
+        if not service:
+            return self.settings.state_dir / UP_LOG
+        found = self._get(service)
+        return log_path(self.settings.state_dir, found.key) if found is not None else None
 
     @property
     def actions(self) -> Mapping[str, Callable[[str], Awaitable[str]]]:
@@ -151,10 +155,13 @@ class Machine:
         Raises:
             LLMKubeError: It does not exist.
         """
-        service = self.caches.services.get(Key.parse(name))
+        service = self._get(name)
         if service is None:
             raise LLMKubeError(f"there is no InferenceService {name}")
         return service
+
+    def _get(self, name: str) -> InferenceService | None:
+        return next((each for each in self.caches.services.values() if str(each.key) == name), None)
 
 
 async def open_pages(

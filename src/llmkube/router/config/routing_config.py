@@ -449,9 +449,18 @@ class RoutingConfig:
         """Return the backends that a request for a model may reach: with `ids` there may be many others."""
         if self.ids is None:
             return self.backends.values()
-        names = {self.ids.get(model, ""): None, self.default_backend: None, **self._in_rules}
+        names = {self.backend_named(model): None, self.default_backend: None, **self._in_rules}
         parts = (part for name in names for part in (name, *self.engines.get(name, ())))
         return [self.backends[part] for part in parts if part]
+
+    def backend_named(self, model: str) -> str:
+        """Return the backend to which a model's name leads without a rule; "" for none."""
+        if self.ids is not None and model in self.ids:
+            return self.ids[model]
+        if not (model and self.by_model):
+            return ""
+        preset = (one.name for one in self.backends.values() if any(each.name == model for each in one.presets))
+        return next((one.name for one in self.backends.values() if one.model_id == model), next(preset, ""))
 
     @cached_property
     def _in_rules(self) -> Mapping[str, None]:

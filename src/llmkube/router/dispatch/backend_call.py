@@ -212,7 +212,7 @@ class BackendCalls:
             return self.attempts.make(permit, inbound, seconds, waiting, on_sent)
 
         inbound, trace = request.inbound, request.record.trace
-        if trace is not None:
+        if trace is not None and trace.sampled:
             inbound = attrs.evolve(inbound, trace=trace.headers(len(request.record.attempts)))
         first = partial(send, inbound)
         found = await self.suspects.attempt(permit.backend.name, request.suspect, seconds, first)

@@ -220,7 +220,7 @@ def unmet_requirement(match: Match, permit: Permit, first_byte_seconds: Mapping[
 
 
 def _default_decision(config: RoutingConfig, facts: RequestFacts, permits: Permits, engines: Engines) -> Decision:
-    named = _backend_for_model(config, facts.model)
+    named = config.backend_named(facts.model)
     if (ids := config.ambiguous.get(facts.model)) and not named:
         return _refusal(None, AMBIGUOUS, f"several services are named {facts.model!r}; use {' or '.join(ids)}")
     for name, why in ((named, "the model's name"), (config.default_backend, "the default route")):
@@ -233,19 +233,6 @@ def _default_decision(config: RoutingConfig, facts: RequestFacts, permits: Permi
     if config.ids is not None:
         return _refusal(None, NO_MODEL, f"there is no model {facts.model!r}; GET /v1/models lists the models")
     return _refusal(None, NO_ROUTE, "no rule matches, and the router has no default route")
-
-
-def _backend_for_model(config: RoutingConfig, model: str) -> str:
-    if config.ids is not None and model in config.ids:
-        return config.ids[model]
-    if model and config.by_model:
-        for name, backend in config.backends.items():
-            if backend.model_id == model:
-                return name
-        for name, backend in config.backends.items():
-            if any(each.name == model for each in backend.presets):
-                return name
-    return ""
 
 
 def _refusal(rule: Rule | None, reason: str, why: str) -> Decision:

@@ -11,6 +11,8 @@ if (given) {
 
 export const hasToken = () => Boolean(sessionStorage.getItem(OWNER));
 
+let refused = false; // the user has no key: it is not asked for again before the page is reloaded
+
 function headers(more) {
   const lines = { ...more };
   const [owner, client] = [sessionStorage.getItem(OWNER), sessionStorage.getItem(CLIENT)];
@@ -23,9 +25,9 @@ function headers(more) {
 export async function request(path, options = {}) {
   const send = () => fetch(path, { ...options, headers: headers(options.headers) });
   let answer = await send();
-  if (answer.status === 401) {
+  if (answer.status === 401 && !refused) {
     const key = prompt("This address requires a key. Its owner has one.");
-    if (key) { sessionStorage.setItem(CLIENT, key); answer = await send(); }
+    if (key) { sessionStorage.setItem(CLIENT, key); answer = await send(); } else refused = true;
     if (answer.status === 401) sessionStorage.removeItem(CLIENT);
   }
   if (!answer.ok) {

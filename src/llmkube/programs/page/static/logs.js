@@ -36,12 +36,12 @@ export function showLogs(main, chosen) {
   };
   picker.addEventListener("change", () => read(picker.value));
   const update = () => {
-    const names = Object.keys(state.services).sort();
+    const names = ["", ...Object.keys(state.services).sort()];
     if (names.join() === [...picker.options].map((each) => each.value).join()) return;
     const before = picker.value || chosen;
-    picker.replaceChildren(...names.map((each) => h("option", { value: each }, each)));
-    picker.value = names.includes(before) ? before : names[0] ?? "";
-    if (picker.value && picker.value !== before || (picker.value && !text.textContent)) read(picker.value);
+    picker.replaceChildren(...names.map((each) => h("option", { value: each }, each || "llmkube up")));
+    picker.value = names.includes(before) ? before : names[1] ?? "";
+    if (picker.value !== before || !text.textContent) read(picker.value);
   };
   update();
   const forget = onChange(update);

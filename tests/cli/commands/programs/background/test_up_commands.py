@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from llmkube.cli.commands.programs.background.up_commands import LOG, addresses_in, command_line
+from llmkube.cli.commands.programs.background.up_commands import UP_LOG, addresses_in, command_line
 from llmkube.cli.main import cli
 from llmkube.programs.state_dir import hold_state_dir
 from llmkube.programs.state_location import ENGINES_LOCK, SERVER_LOCK
@@ -24,7 +24,7 @@ def test_what_runs_is_reported_with_its_addresses(tmp_path):
     """`status` prints pid and addresses; `start` prints them too and starts no second process."""
     state = tmp_path / "st ate"
     with hold_state_dir(state, ENGINES_LOCK, SERVER_LOCK):
-        (state / LOG).write_text(f"old\n{ADDRESSES.replace('127.0.0.1', '127.0.0.9')}\nx\n{ADDRESSES}\nmore\n")
+        (state / UP_LOG).write_text(f"old\n{ADDRESSES.replace('127.0.0.1', '127.0.0.9')}\nx\n{ADDRESSES}\nmore\n")
         shown = invoke("status", state=state)
         assert shown.exit_code == 0
         line = f"llmkube up is running (pid {os.getpid()}) with the state directory {state}"
@@ -47,7 +47,7 @@ def test_logs_are_those_of_the_background(tmp_path):
     """The last lines of the file are printed without control characters."""
     state = tmp_path / "state"
     with hold_state_dir(state):
-        (state / LOG).write_text("one\ntwo\x1b[2J\nthree\n")
+        (state / UP_LOG).write_text("one\ntwo\x1b[2J\nthree\n")
     assert invoke("logs", "--tail", "2", state=state).output == "two�[2J\nthree\n"
 
 
@@ -87,6 +87,6 @@ def test_flags_are_passed_on(tmp_path):
 @pytest.mark.parametrize("text", ["", "Kubernetes x\n", "no"])
 def test_without_addresses_nothing_is_reported(tmp_path, text):
     """A program that is still starting has no addresses."""
-    (tmp_path / LOG).write_text(text)
-    assert addresses_in(tmp_path / LOG) == ""
+    (tmp_path / UP_LOG).write_text(text)
+    assert addresses_in(tmp_path / UP_LOG) == ""
     assert addresses_in(tmp_path / "nowhere") == ""

@@ -25,15 +25,12 @@ from llmkube.cli.view.output import printable, wrapped
 from llmkube.programs.config import UpConfig, load
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.options import NumberRange, command, settings_options
-from llmkube.programs.page.machine import OPENER_FILE
+from llmkube.programs.page.machine import OPENER_FILE, UP_LOG
 from llmkube.programs.page.tail import POLL_SECONDS
 from llmkube.programs.state_dir import hold_state_dir, loading_note
 from llmkube.programs.state_location import running_up_pid, wait_for_exit
 from llmkube.weights.store.blobs import open_store
 from llmkube.weights.store.cache import incomplete_bytes
-
-LOG: Final = "up.log"
-"""File in the state directory for standard output and error."""
 
 _ADDRESSES: Final = re.compile(r"^Kubernetes +\S+\ngateway +\S+\nprobes +\S+$", re.MULTILINE)
 _TAIL_LINES: Final = 10
@@ -48,11 +45,11 @@ def start(*, timeout: float, **flags: Any) -> None:
     config = load("up", UpConfig, flags)
     folder = chosen_folder(config.state_dir)
     if (pid := running_up_pid(folder)) is not None:
-        click.echo(f"llmkube up is already running (pid {pid})\n{addresses_in(folder / LOG)}".rstrip())
+        click.echo(f"llmkube up is already running (pid {pid})\n{addresses_in(folder / UP_LOG)}".rstrip())
         return
     with hold_state_dir(folder):  # creates it, and checks that it is private and not in use
         _print_loading_note(folder, config)
-    log = folder / LOG
+    log = folder / UP_LOG
     with log.open("ab") as file:
         offset = file.tell()
         child = subprocess.Popen(  # noqa: S603 - this program
@@ -94,7 +91,7 @@ def up_status(state_dir: Path | None) -> None:
     pid = running_up_pid(folder)
     state = "is not running" if pid is None else f"is running (pid {pid})"
     click.echo(f"llmkube up {state} with the state directory {folder}")
-    if pid is not None and (addresses := addresses_in(folder / LOG)):
+    if pid is not None and (addresses := addresses_in(folder / UP_LOG)):
         click.echo(addresses)
     at_login = _login_job_file()
     click.echo(f"at login    {at_login if at_login.exists() else 'no; enable it with `llmkube up install`'}")
@@ -124,7 +121,7 @@ def page(state_dir: Path | None, prints: bool) -> None:
 def up_logs(follow: bool, lines: int | None, state_dir: Path | None) -> None:
     """Print the log of `llmkube up` in the background; for an engine's log, use `llmkube logs NAME`."""
     written_by = "`llmkube up` writes it after `llmkube up start` or `llmkube up install`, and else to its terminal"
-    print_log(chosen_folder(state_dir) / LOG, lines, follow=follow, written_by=written_by)
+    print_log(chosen_folder(state_dir) / UP_LOG, lines, follow=follow, written_by=written_by)
 
 
 @command("install")
@@ -143,7 +140,7 @@ def install(**flags: Any) -> None:
         trio.run(_load, job)
         click.echo(f"{job.file} runs llmkube up now and at every login; see `llmkube up status`")
         return
-    text = unit_text(command_line(flags, folder), folder / LOG, stop_seconds=stop_seconds)
+    text = unit_text(command_line(flags, folder), folder / UP_LOG, stop_seconds=stop_seconds)
     file = unit_path()
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
@@ -183,7 +180,7 @@ def _login_job_file() -> Path:
 
 def _launchd_job(user: User, argv: Sequence[str], folder: Path, stop_seconds: float) -> Job:
     return Job(
-        label=UP_LABEL, argv=argv, home=user.home, user=user.name, log=folder / LOG, exit_seconds=round(stop_seconds)
+        label=UP_LABEL, argv=argv, home=user.home, user=user.name, log=folder / UP_LOG, exit_seconds=round(stop_seconds)
     )
 
 
@@ -227,7 +224,7 @@ def _absolute(kind: type[Any], text: str) -> str:
 
 
 async def _wait_started(child: "subprocess.Popen[bytes]", folder: Path, offset: int, seconds: float) -> None:
-    log = folder / LOG
+    log = folder / UP_LOG
     with trio.move_on_after(seconds):
         while child.poll() is None:
             if running_up_pid(folder) == child.pid and addresses_in(log, offset):
