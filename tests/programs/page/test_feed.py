@@ -1,7 +1,6 @@
 """Updates of the page: shared by all viewers, resumed after a break, none while nobody looks."""
 
 import json
-from contextlib import aclosing
 
 import attrs
 import trio
@@ -37,28 +36,28 @@ async def test_a_viewer_gets_everything_and_then_what_changes_and_resumes_after_
     nursery.start_soon(feed.run)
     await trio.sleep(60)
     assert host.collected == 0
-    async with aclosing(feed.events("")) as events:
-        kind, last_id, state = parsed(await anext(events))
+    with feed.open_viewer("") as viewer:
+        kind, last_id, state = parsed(await viewer.next_events())
         assert (kind, state["services"]) == ("state", host.services)
         host.services = {"default/chat": {"state": "idle"}, "default/code": {"state": "ready"}}
-        assert parsed(await anext(events))[::2] == ("update", {"services": host.services})
+        assert parsed(await viewer.next_events())[::2] == ("update", {"services": host.services})
         del host.services["default/code"]
-        kind, _, patch = parsed(await anext(events))
+        patch = parsed(await viewer.next_events())[2]
         assert patch == {"services": {"default/code": None}}
-        assert await anext(events) == b": \n\n"  # nothing has changed for a while
+        assert await viewer.next_events() == b": \n\n"  # nothing has changed for a while
     assert feed.viewers == 0
-    async with aclosing(feed.events(last_id)) as events:
-        missed = [parsed(await anext(events)) for _ in range(2)]
-        assert [each[0] for each in missed] == ["update", "update"]
-        assert missed[1][2] == patch
+    with feed.open_viewer(last_id) as viewer:
+        missed = (await viewer.next_events()).split(b"\n\n")
+        assert [parsed(each)[0] for each in missed[:-1]] == ["update", "update"]
+        assert parsed(missed[1])[2] == patch
         for number in range(KEPT_UPDATES + 5):  # while this viewer does not read
             host.services["default/chat"] = {"state": str(number)}
             await trio.sleep(1)
-        kind, _, state = parsed(await anext(events))
+        kind, _, state = parsed(await viewer.next_events())
         assert (kind, state["services"]["default/chat"]) == ("state", {"state": str(number)})
     for unknown in ("", "b2-1", "a1-x", "a1-999999"):
-        async with aclosing(feed.events(unknown)) as events:
-            assert parsed(await anext(events))[0] == "state"
+        with feed.open_viewer(unknown) as viewer:
+            assert parsed(await viewer.next_events())[0] == "state"
     before = host.collected
     await trio.sleep(KEEP_ALIVE_SECONDS)
     assert host.collected <= before + 1

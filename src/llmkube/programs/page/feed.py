@@ -4,7 +4,8 @@ Nothing is computed while nobody looks, except one point per busy service every 
 """
 
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, Never
 
 import attrs
@@ -56,35 +57,30 @@ class Feed:
                 await self._update()
                 await trio.sleep(UPDATE_SECONDS)
 
-    async def events(self, last_id: str) -> AsyncGenerator[bytes, None]:
-        """Yield server-sent events: `state` with everything, or after `last_id` what has changed, then each `update`.
-
-        A comment is sent while nothing changes, so that a broken connection is noticed.
-        """
+    @contextmanager
+    def open_viewer(self, last_id: str) -> Iterator["Viewer"]:
+        """Update the state for a viewer during the block; it resumes after the update with this id, if that is kept."""
         self.viewers += 1
         self._arrived.set()
         try:
-            version = self._resumed(last_id)
-            if version is None:
-                if not self._state:
-                    await self._changes.wait_newer(0)
-                version = self._changes.version
-                yield self._event("state", version, orjson.dumps(self._state))
-            while True:
-                missed = [(number, data) for number, data in self._updates if number > version]
-                if missed and missed[0][0] > version + 1:  # this viewer is too slow for the updates
-                    version = self._changes.version
-                    yield self._event("state", version, orjson.dumps(self._state))
-                    continue
-                for number, data in missed:
-                    yield self._event("update", number, data)
-                    version = number
-                with trio.move_on_after(KEEP_ALIVE_SECONDS) as waiting:
-                    await self._changes.wait_newer(version)
-                if waiting.cancelled_caught:
-                    yield b": \n\n"
+            yield Viewer(self, self._resumed(last_id))
         finally:
             self.viewers -= 1
+
+    async def wait_newer(self, version: int) -> None:
+        """Return once there is an update after a version."""
+        await self._changes.wait_newer(version)
+
+    def whole(self) -> tuple[int, bytes]:
+        """Return the version of the state, and the event with all of it."""
+        return self._changes.version, self._event("state", self._changes.version, orjson.dumps(self._state))
+
+    def missed(self, version: int) -> tuple[int, bytes] | None:
+        """Return the newest version and the events with the updates since `version`; None if they are not all kept."""
+        missed = [(number, data) for number, data in self._updates if number > version]
+        if missed[0][0] > version + 1:
+            return None
+        return missed[-1][0], b"".join(self._event("update", number, data) for number, data in missed)
 
     def _resumed(self, last_id: str) -> int | None:
         """Return the number of the update after which a viewer resumes; None if it needs the whole state."""
@@ -108,3 +104,32 @@ class Feed:
 
     def _event(self, kind: str, number: int, data: bytes) -> bytes:
         return b"event: %b\nid: %b-%d\ndata: %b\n\n" % (kind.encode(), self.name.encode(), number, data)
+
+
+@attrs.define(eq=False)
+class Viewer:
+    """A viewer of the page.
+
+    Attributes:
+        feed: The state.
+        version: The newest update that it has; None before the first event.
+    """
+
+    feed: Feed
+    version: int | None
+
+    async def next_events(self) -> bytes:
+        """Return the next server-sent events: `state` with everything first, then each `update`.
+
+        After some seconds without a change it returns a comment, so that a broken connection is noticed.
+        """
+        if self.version is None:
+            await self.feed.wait_newer(0)
+            self.version, events = self.feed.whole()
+            return events
+        with trio.move_on_after(KEEP_ALIVE_SECONDS) as waiting:
+            await self.feed.wait_newer(self.version)
+        if waiting.cancelled_caught:
+            return b": \n\n"
+        self.version, events = self.feed.missed(self.version) or self.feed.whole()  # it was too slow for the updates
+        return events

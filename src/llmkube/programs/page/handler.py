@@ -13,7 +13,6 @@ machine (DNS rebinding) has a name that is not near. A frame is refused by `fram
 import hashlib
 import hmac
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import aclosing
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
@@ -145,9 +144,10 @@ class Page:
         if self.feed.viewers >= MAX_VIEWERS:
             raise refused(503, f"{MAX_VIEWERS} pages are open", "too_many_pages", {"Retry-After": "30"})
         last = exchange.head.lines.get("last-event-id") or ""
-        async with exchange.stream(200, _EVENTS) as send, aclosing(self.feed.events(last)) as events:
-            async for event in events:
-                await send(event)
+        with self.feed.open_viewer(last) as viewer:
+            async with exchange.stream(200, _EVENTS) as send:
+                while True:
+                    await send(await viewer.next_events())
 
     async def _send_requests(self, exchange: StreamExchange) -> None:
         """Send the last requests after the one that the viewer has seen, and then each batch of new ones."""
