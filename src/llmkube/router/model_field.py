@@ -155,13 +155,13 @@ async def replace_model(body: bytes, value: str, spans: tuple[Span, ...] | None)
     return b"".join([*pieces, body[at:]])
 
 
-async def find_model(body: bytes) -> tuple[Span, ...]:
-    """Return the spans of every `model` member of the top-level object, without parsing the body.
+async def find_model(body: bytes, name: str = "model") -> tuple[Span, ...]:
+    """Return the spans of every member of the top-level object that names the model, without parsing the body.
 
     Raises:
         BodyError: The body is visibly not a JSON object, or has too many parts.
     """
-    members = await find_members(body, ("model",))
+    members = await find_members(body, (name,))
     return tuple(Span(start, end, _name_at(body, start, end)) for _, start, end in members)
 
 

@@ -23,6 +23,7 @@ from llmkube.programs.one_machine import AgentDirectory
 from llmkube.router.dialects.inbound import in_dialect
 from llmkube.router.fair_queue import MAX_WAITING
 from llmkube.router.origin_policy import cors_lines, refuse_foreign_pages
+from llmkube.router.policy.request_facts import Principal
 from llmkube.router.proxy.default_route import Services, default_config, run_default_route
 from llmkube.router.proxy.router import LIMITS
 from llmkube.router.turns import Turns
@@ -33,6 +34,7 @@ CHAT = "/v1/chat/completions"
 HELLO = {"model": "chat", "messages": [{"role": "user", "content": "hi"}]}
 MESSAGE = HELLO | {"max_tokens": 9}
 MODEL = decode(Model, {"metadata": {"name": "phi", "namespace": "ml", "uid": "u"}, "spec": {"source": "hf://a/b"}})
+LIMITED = Principal(tenant="t", name="ann", models=("chat",))
 
 
 @attrs.frozen
@@ -138,6 +140,7 @@ class World:
         self.version = 0
         self.front = MemoryListener()
         self.turns = Turns()
+        self.client = None
         self.model = MODEL
         self.directory = AgentDirectory(lambda: self.views, lambda: self.version)
 
@@ -193,7 +196,7 @@ async def run_world(world):
         route = await nursery.start(run_default_route, world.there, client)
 
         async def handler(exchange):
-            exchange.owner = exchange.head.lines.get("x-owner") or ""
+            exchange.owner, exchange.client = exchange.head.lines.get("x-owner") or "", world.client
             await route(exchange)
 
         for engine in world.engines.values():
@@ -247,10 +250,12 @@ async def test_messages_are_translated_whatever_the_engine():
     assert "no model 'none'; available: 'chat'" in missing.body.decode()
 
 
-async def test_responses_are_kept_whatever_the_engine():
+@pytest.mark.parametrize("client", [None, LIMITED])
+async def test_responses_are_kept_whatever_the_engine(client):
     """The next response continues it, and it can be read and deleted."""
     engine = Engine()
     async with open_world(engine) as world:
+        world.client = client
         first = await world.answer("/v1/responses", {"model": "chat", "input": "one"})
         await world.answer("/v1/responses", {"model": "chat", "input": "two", "previous_response_id": first["id"]})
         asked = [turn["content"] for turn in json.loads(engine.asked[-1][2])["messages"]]
@@ -684,6 +689,30 @@ async def test_a_direct_request_without_a_slot_in_time_gets_retry_after(autojump
 
 PADDING = {"x": [[]] * 50_000}
 """Bodies with it are scanned, not parsed."""
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "status"),
+    [
+        ("/api/chat", {"name": "chat"}, 200),
+        ("/api/chat", PADDING | {"name": "chat"}, 200),
+        ("/api/chat", PADDING | {"name": "other"}, 403),
+        ("/api/generate", PADDING | {"model": None, "name": "other", "prompt": "hi"}, 403),
+        ("/api/chat", PADDING, 400),
+        ("/v1/messages", {"": "other", "max_tokens": 9}, 400),
+        ("/chat/completions", {"": "other"}, 400),
+        ("/chat/completions", {"model": "chat"}, 200),
+        ("/chat/completions", {"model": "other"}, 403),
+    ],
+)
+async def test_a_limited_key_reaches_its_models_alone(path, asked, status):
+    """Whichever field names the model, however long the body is, and whether or not the engine has the path."""
+    async with open_world(Engine(), Engine()) as world:
+        world.serve("other", port=2)
+        world.client = LIMITED
+        answer = await world.ask(path, {"messages": HELLO["messages"]} | asked)
+    assert answer.status == status, answer.body
+    assert world.engines[2].asked == []
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def parse_body(body: bytes, other_name: str = "") -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise BodyError("the body must be a JSON object")
     model = parsed.get("model")
-    if not model and other_name in parsed:
+    if not model and other_name and other_name in parsed:
         model = parsed["model"] = parsed[other_name]
     if not isinstance(model, str) or not model:
         raise BodyError('"model" must be a string; GET /v1/models lists the models', "invalid_model")

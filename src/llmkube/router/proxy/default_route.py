@@ -12,7 +12,6 @@ from functools import partial
 from typing import Final, Never
 
 import attrs
-import orjson
 import trio
 from prometheus_client import CollectorRegistry
 
@@ -33,7 +32,7 @@ from llmkube.router.dialects.inbound import DIALECTS, OLLAMA
 from llmkube.router.dialects.ollama_models import MODEL_NAME, ModelFacts
 from llmkube.router.dispatch.holds import Holds
 from llmkube.router.front_door import PassThrough, passing_door
-from llmkube.router.model_field import is_parsed, read_model
+from llmkube.router.model_field import find_model, read_model
 from llmkube.router.model_list import ModelEntry
 from llmkube.router.proxy.handler import route_of
 from llmkube.router.proxy.live_config import Source
@@ -159,14 +158,15 @@ def _listed_fields(services: Services, router: Router) -> StreamHandler:
     async def answer(exchange: StreamExchange) -> None:
         head = exchange.head
         path = route_of(head.path)
-        model_id, found = "", None
+        model_id, named, found = "", None, None
         if path in DIALECTS and head.method == "POST":
             with contextlib.suppress(DialectError):  # the router reports it
                 named, _, _ = await read_model(exchange.body)
-                if named is None and path.startswith(OLLAMA) and is_parsed(exchange.body):
-                    named = orjson.loads(exchange.body).get(MODEL_NAME)
+                if named is None and path.startswith(OLLAMA):
+                    spans = await find_model(exchange.body, MODEL_NAME)
+                    named = spans[-1].value if spans else None
                 model_id, found = permitted_model(exchange, services.directory, named, path)
-            if found is None and (client := client_of(exchange)) is not None and client.models:
+            if named is None and (client := client_of(exchange)) is not None and client.models:
                 raise refused(400, "the body names no model that can be read", "invalid_model")
         is_unready = isinstance(found, UnavailableModel) and not found.wakes
         with services.holds.using(found if is_unready else None, exchange.owner) as hold:
