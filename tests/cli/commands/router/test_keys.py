@@ -77,6 +77,7 @@ def test_the_first_key_creates_the_secret(on):
         (("--for", "a b"), "--for: 'a b' is not a name"),
         (("--for", "x", "--team", "a b"), "--team: 'a b' is not a name"),
         (("--for", "x", "--models", "a,,b"), "--models: an empty pattern matches no model"),
+        (("--for", "x", "--models", ""), "--models: an empty pattern matches no model"),
         (("--for", "x", "--until", "30"), "--until: '30' has no unit"),
         (("--for", "x", "--until", "2020-01-01"), "--until: 2020-01-01 is not a time in the future"),
         (("--for", "alice"), "alice has a key; revoke it first"),

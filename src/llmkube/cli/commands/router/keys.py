@@ -59,7 +59,8 @@ def issue(*, name: str, team: str, models: str | None, until: str | None, secret
     for field, value in (("--for", name), ("--team", team)):
         if not NAME.fullmatch(value):
             raise UserError(f"{value!r} is not a name; use up to 63 letters, digits, dots, _ and -", field=field)
-    key, patterns = f"llmk_{secrets.token_urlsafe(32)}", tuple(models.replace(" ", "").split(",")) if models else ()
+    key = f"llmk_{secrets.token_urlsafe(32)}"
+    patterns = () if models is None else tuple(models.replace(" ", "").split(","))
     expiry = math.inf if until is None else expiry_of(until, utcnow())
     record = IssuedKey(digest=digest_of_key(key), name=name, models=patterns, until=expiry)
     try:
