@@ -356,6 +356,33 @@ class TwoModels:
         return self.found.get({"big": "large"}.get(model_id, model_id.removeprefix("default/")))
 
 
+@pytest.mark.parametrize(
+    ("path", "logged"),
+    [
+        ("/v1/responses/resp_1", "/v1/responses/ID"),
+        ("/v1/responses/resp_1/input_items?limit=1", "/v1/responses/ID/input_items"),
+        ("/routers/default/home/v1/responses/resp_1", "/routers/default/home/v1/responses/ID"),
+        ("/responses/resp_1", "/responses/ID"),
+        ("/v1/responses/input_tokens", "/v1/responses/input_tokens"),
+        ("/v1/responses", "/v1/responses"),
+    ],
+)
+async def test_a_request_is_logged_without_the_id_of_a_stored_response(tmp_path, nursery, path, logged):
+    """The ID is known to its owner alone; the rest of the path is logged."""
+    front = MemoryListener()
+
+    async def answer(exchange):
+        await exchange.respond(Response.json(200, {}))
+
+    async with open_lan_gateway(ListenSettings(HERE, 0), tmp_path) as lan, open_http_client(front.connect) as http:
+        await nursery.start(run_server, lan.identified(answer), [front])
+        with structlog.testing.capture_logs() as logs:
+            await http.request("GET", f"http://lan{path}")
+            while not logs:
+                await trio.lowlevel.checkpoint()
+    assert [line["path"] for line in logs] == [logged]
+
+
 async def test_an_issued_key_is_limited_and_revoked_while_the_gateway_runs(tmp_path, nursery):
     """Its models, its expiry and its removal from the Secret take effect without a restart; other keys stay valid."""
     engine_listener, front, now = MemoryListener(), MemoryListener(), [1000.0]

@@ -45,6 +45,7 @@ from llmkube.router.auth.issued_keys import ISSUED_IN
 from llmkube.router.auth.key_files import NO_KEYS, KeyHolders, holders_in
 from llmkube.router.auth.principals import KEY_EXPIRED
 from llmkube.router.origin_policy import is_preflight, refuse_foreign_pages
+from llmkube.router.responses.store import logged_path
 from llmkube.supervisor.values.api_keys import MAX_CHARS, MAX_KEYS, parse_keys
 from llmkube.supervisor.values.host_addresses import is_usable
 
@@ -144,7 +145,7 @@ class LanGateway:
                 await handler(exchange)
             finally:
                 who = {"key": client.name, "team": client.team} if client is not None else {}
-                who |= {"path": exchange.head.path[:MAX_CHARS], "model": exchange.about}
+                who |= {"path": logged_path(exchange.head.path)[:MAX_CHARS], "model": exchange.about}
                 log.info("request answered", source=exchange.peer, **who, status=exchange.status)
 
         return handle

@@ -89,7 +89,7 @@ from llmkube.router.proxy.metrics import RouterMetrics, class_label
 from llmkube.router.proxy.shadows import Shadows
 from llmkube.router.refusals import RefusedError, refused
 from llmkube.router.responses.conversations import Conversations
-from llmkube.router.responses.store import PREFIX, ResourceRequest
+from llmkube.router.responses.store import PREFIX, ResourceRequest, logged_path
 from llmkube.router.traces import Recorder
 
 ROUTES: Final = tuple(dict.fromkeys((*(f"/v1{each}" for each in FIELDS), *DIALECTS)))
@@ -455,9 +455,7 @@ class ListedFields:
     async def _stored_response(self, exchange: StreamExchange, path: str) -> None:
         """Serve a stored response to its owner."""
         routing, head = self.routing(), exchange.head
-        suffix = "/input_items" if path.endswith("/input_items") else ""
-        logged_path = f"{PREFIX}ID{suffix}"  # readers of the log must not learn the ID
-        record = record_of(head, exchange.peer, logged_path, self.rng)
+        record = record_of(head, exchange.peer, logged_path(path), self.rng)
         try:
             principal = _principal(exchange, routing)
             if principal is None:

@@ -260,6 +260,14 @@ _NOT_FOUND_CAUSES: Final = (
 )
 
 
+def logged_path(path: str) -> str:
+    """Return a path without the ID of a stored response, which readers of a log must not learn."""
+    start, mark, rest = path.partition("/responses/")
+    if not rest or rest == "input_tokens":
+        return path
+    return f"{start}{mark}ID{f'/{_ITEMS}' if rest.endswith(f'/{_ITEMS}') else ''}"
+
+
 def not_found(found_id: str, code: str = "response_not_found") -> RefusedError:
     """Return the error for a response or an item that this tenant does not have, whether or not another tenant does."""
     what = "item" if code == "item_not_found" else "response"
