@@ -252,6 +252,24 @@ async def test_a_flood_of_requests_is_a_trickle_of_writes(autojump_clock):
         nursery.cancel_scope.cancel()
 
 
+async def test_a_record_that_is_gone_with_its_namespace_is_not_removed_again(autojump_clock):
+    """The last request has ended: without the Lease, nothing is left to write."""
+    async with open_pods() as hands, trio.open_nursery() as nursery:
+        door = front_door(hands, Kubelet(hands, random.Random(1)), "one")
+        door.requests.client = hands.cluster.network
+        await nursery.start(door.run)
+        with door.requests.using(str(CHAT), ""):
+            await trio.sleep(SETTLED)
+        await hands.client.delete(Lease, Key("ml", LEASE_NAME))
+        hands.cluster.faults.refusals["leases"] = 'namespaces "ml" not found'
+        hands.cluster.faults.refused = (404, "NotFound")
+        await trio.sleep(2 * LINGER_SECONDS)
+        began = len(hands.cluster.faults.calls)
+        await trio.sleep(60)
+        assert not [call for call in hands.cluster.faults.calls[began:] if call.verbs & {"patch", "create"}]
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_killed_front_door_wants_nothing_for_long(autojump_clock, monkeypatch):
     """Its record expires by the controller's clock, whatever time is in it."""
     async with open_pods() as hands, trio.open_nursery() as nursery:

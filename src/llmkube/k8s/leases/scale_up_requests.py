@@ -183,6 +183,9 @@ class ScaleUpRequests:
                 try:
                     lease = await self.client.patch(Lease, key, patch)
                 except NotFoundError:
+                    if not needed:  # there is nothing to remove, and perhaps no namespace any more
+                        namespace.written, namespace.problem = needed, ""
+                        return True
                     lease = await self._create(key, patch)
         except (LLMKubeError, trio.TooSlowError) as error:
             problem = str(error) or "no answer"
