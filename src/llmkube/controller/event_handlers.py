@@ -9,7 +9,7 @@
 | an InferenceService | the pools of which it is a member |
 | a GPUQuota, the labels of a namespace | the quotas, and the services whose permission to use GPUs changes |
 | the set of live hosts | everything |
-| the Lease of the front doors of a namespace | the services that it names |
+| the Lease of the front doors of a namespace | the services that it names, or has named |
 | a Deployment, Service, autoscaler, budget, PodMonitor, objective, HTTPRoute | the service that owns it |
 | an InferenceService, its slices | the routers that send requests to it |
 | a ConfigMap, Deployment, Service, NetworkPolicy, budget, pod of a router | the router |
@@ -171,7 +171,7 @@ class PodEventHandlers:
         self.context.queues.models.add_all(self.context.pods.jobs_by_model.values(event))
 
     def on_gateway_lease(self, event: Event[Lease]) -> None:
-        """Reconcile the services that front doors need."""
+        """Reconcile the services that front doors need, or need no longer."""
         wanted = self.context.wanted.observe(event.key, event.now, trio.current_time())
         self.context.queues.services.add_all(wanted)
 

@@ -2,13 +2,15 @@
 
 from typing import Any
 
+import pytest
 import trio
 
 from controller.cluster import SETTLED
 from controller.podcluster import Hands, open_pods
-from llmkube.k8s.builtins import Namespace
+from llmkube.k8s.builtins import Lease, Namespace
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.sharing import GPUQuota
+from llmkube.k8s.leases.wanted_services import DURATION_SECONDS, GATEWAY_LABEL, LEASE_NAME, RECORD_PREFIX, encode_record
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import QUEUE_LABEL
 from llmkube.k8s.workloads import Deployment, HorizontalPodAutoscaler
@@ -91,6 +93,29 @@ async def test_a_quota_that_shrinks_stops_nothing_and_lets_nothing_grow(autojump
         await hands.client.delete(GPUQuota, Key("ml", "team"))
         await trio.sleep(SETTLED)
         assert (await hands.json(HorizontalPodAutoscaler, "two"))["spec"]["maxReplicas"] == 3
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_a_service_that_no_request_needs_any_more_asks_for_nothing(killed, autojump_clock):
+    """Its front door takes it off its record, or is killed, and the record expires: the next service starts."""
+    async with open_pods() as hands:
+        await model(hands)
+        await set_quota(hands, gpuCount=2)
+        await hands.apply("running", resources={"gpu": 1})
+        await hands.apply("left", resources={"gpu": 2}, activation={"mode": "OnRequest"})
+        for number, wanted in enumerate([["left"], ["left"] if killed else []]):
+            record = {f"{RECORD_PREFIX}door": encode_record("door", 0 if killed else number, wanted)}
+            metadata = {"labels": {GATEWAY_LABEL: "true"}, "annotations": record}
+            await hands.cluster.apply_object(Lease, LEASE_NAME, {"metadata": metadata, "spec": {}}, manager="door")
+            await trio.sleep(SETTLED)
+            if not number:
+                assert await hands.where("left") == "Pending/QuotaExceeded"
+                await hands.apply("next", resources={"gpu": 1})
+                assert await hands.where("next") == "Pending/QuotaExceeded"
+        await trio.sleep(DURATION_SECONDS if killed else 0)
+        assert await hands.where("left") == "Idle/Idle"
+        assert await hands.where("next") == "Creating/Creating"
+        assert (await quota(hands)).status.waiting == ()
 
 
 async def test_memory_is_counted_like_gpus_and_has_to_be_known(autojump_clock):

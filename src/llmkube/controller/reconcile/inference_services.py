@@ -18,7 +18,7 @@ from llmkube.controller.reconcile.context import Context, GpuQueue, PodContext, 
 from llmkube.controller.reconcile.gpu_quotas import QuotaBook
 from llmkube.controller.reconcile.model_pools import PoolBook
 from llmkube.controller.reconcile.models import ensure_service_claim
-from llmkube.controller.reconcile.pod_polling import seconds_idle
+from llmkube.controller.reconcile.pod_polling import IDLE_POLL_SECONDS, seconds_idle
 from llmkube.controller.reconcile.rollout_gate import current_manifests, deployment_of, waits_for_idle
 from llmkube.controller.reconcile.workload_plans import has_to_fetch, plan_workload, priority_obstacle
 from llmkube.controller.render.labels import PATCHED
@@ -119,6 +119,8 @@ class PodServices:
     async def _ensure_pods(self, service: InferenceService, workload: WorkloadPlan) -> ServiceFacts:
         """Apply the objects of a service, if its plan allows; return the facts, with the obstacle if there was one."""
         facts = attrs.evolve(workload.facts, denial=self.quotas.admit(service))
+        if facts.denial is not None and goes_to_zero(service):  # once nothing needs it, it asks for no GPUs
+            self.context.queues.services.add_after(service.key, IDLE_POLL_SECONDS)
         try:
             if facts.plan is not None and workload.weights is not None and facts.denial is None:
                 await self._apply(service, facts.plan, workload.weights)

@@ -64,7 +64,7 @@ class WantedServices:
     _seen: dict[str, Mapping[str, _Seen]] = attrs.field(factory=dict, init=False)
 
     def observe(self, key: Key, lease: Lease | None, now: float) -> list[Key]:
-        """Note a Lease, or that it is gone; return the services that its unexpired records name."""
+        """Note a Lease, or that it is gone; return the services that its unexpired records name or have named."""
         if key.name != LEASE_NAME:
             return []
         before, found = self._seen.get(key.namespace, {}), dict[str, _Seen]()
@@ -75,7 +75,8 @@ class WantedServices:
             unchanged = last is not None and last.text == text
             found[name] = last if last and unchanged else _Seen(text, decode_record(text), now + DURATION_SECONDS)
         self._seen[key.namespace] = found
-        names = {name for seen in found.values() if seen.deadline > now for name in seen.services}
+        records = (*before.values(), *found.values())
+        names = {name for seen in records if seen.deadline > now for name in seen.services}
         return [Key(key.namespace, name) for name in sorted(names)]
 
     def wants(self, service: Key, now: float) -> bool:
