@@ -81,6 +81,7 @@ class Faults(httpx.AsyncBaseTransport):
         self.forget_at = 0  # the piece of a watch, from 1, in place of which the server reports 410 Gone
         self.refusals: dict[str, str] = {}  # by resource: what the server answers for every object of it
         self.unread: set[str] = set()  # resources that the controller may not read: a rule of its role is missing
+        self.unread_code = 403  # with which code such a read is refused
         self.refused = (422, "Invalid")  # with which code, and for which reason
         self.latecomers: set[str] = set()  # resources of which a stranger creates one right before our first write
         self.strangers: list[Any] = []  # the strangers' objects, as created
@@ -99,9 +100,9 @@ class Faults(httpx.AsyncBaseTransport):
         if self.notice is not None:
             self.notice(call)
         if request.method == "GET" and call.resource in self.unread:
-            status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden", "code": 403}
-            message = f"{call.resource} is forbidden"
-            return httpx.Response(403, json={**status, "metadata": {}, "message": message}, request=request)
+            status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": self.unread_code}
+            body = {**status, "metadata": {}, "message": f"{call.resource} is forbidden"}
+            return httpx.Response(self.unread_code, json=body, request=request)
         if request.method != "GET" and call.resource in self.refusals:
             message, (code, reason) = self.refusals[call.resource], self.refused
             status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": code}

@@ -73,6 +73,20 @@ async def test_objects_of_the_kind_are_created_once_it_can_be_listed(autojump_cl
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("resource", ["gpuquotas", "modelpools"])
+async def test_no_pods_start_before_quotas_and_pools_are_known(autojump_clock, resource):
+    """A controller that may not list them starts no service; where the API server has no such kind, it does."""
+    async with open_pods() as hands, trio.open_nursery() as nursery:
+        await Restarted(hands, resource).run(nursery)
+        await hands.start()
+        await hands.end_job()
+        assert await hands.names(Deployment) == []
+        hands.cluster.faults.unread_code = 404
+        await trio.sleep(60)
+        assert await hands.names(Deployment) == ["chat"]
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_field_that_needs_the_kind_is_reported_without_effect(autojump_clock):
     """The status of a service names spec.autoscaling while autoscalers cannot be listed, and has one afterwards."""
     async with open_pods() as hands, trio.open_nursery() as nursery:

@@ -145,8 +145,8 @@ class Informers:
             WatchedKind("EndpointSlices of hosts", HOSTS_WAIT, self.slices.cache),
             WatchedKind("Leases by which hosts claim services", HOSTS_WAIT, self.host_claims.cache),
             WatchedKind("ModelRouters", "their status is not updated", self.routers.cache),
-            WatchedKind("GPUQuotas", "they are not enforced", self.quotas.cache),
-            WatchedKind("ModelPools", "their members take no turns", self.pools.cache),
+            WatchedKind("GPUQuotas", f"{PODS_WAIT}, unless there is no such kind", self.quotas.cache),
+            WatchedKind("ModelPools", f"{PODS_WAIT}, unless there is no such kind", self.pools.cache),
         )
 
 

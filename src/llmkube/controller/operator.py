@@ -247,8 +247,10 @@ async def _run_tasks(
 
 
 async def _wait_until_listed(context: Context, kind: WatchedKind) -> None:
-    """Log that a kind cannot be listed; once it can be, reconcile everything that may depend on it."""
+    """Log that a kind cannot be listed; once it can be, or is not served, reconcile all that may depend on it."""
     log.warning("kind not listed", lacks=kind.problem)
+    await kind.cache.synced_or_unserved.wait()
+    context.enqueue_all()
     await kind.cache.synced.wait()
     log.info("kind listed", kind=kind.name)
     context.enqueue_all()

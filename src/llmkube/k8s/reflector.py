@@ -74,6 +74,7 @@ class Cache(Generic[T]):
 
     Attributes:
         synced: Set after the first complete list.
+        synced_or_unserved: Set then, or once the API server answers that it does not serve the kind.
         answered: Set after the first response to a list, even a refusal.
         refusal: The error of the last list; empty after a success.
         unconfirmed: Objects that a watch reported as deleted; they remain in the cache until a list confirms it.
@@ -82,6 +83,7 @@ class Cache(Generic[T]):
 
     def __init__(self) -> None:
         self.synced = trio.Event()
+        self.synced_or_unserved = trio.Event()
         self.answered = trio.Event()
         self.refusal = ""
         self.unconfirmed: set[Key] = set()
@@ -186,6 +188,8 @@ class Cache(Generic[T]):
         self.refusal = str(error)
         if error.code:
             self.answered.set()
+        if error.code == 404:
+            self.synced_or_unserved.set()
 
     def _forget(self, key: Key) -> bool:
         self._objects.pop(key, None)
@@ -361,6 +365,7 @@ async def _refresh(
     cache.refusal = ""
     cache.answered.set()
     cache.synced.set()
+    cache.synced_or_unserved.set()
     if unconfirmed:
         gone = sum(key not in cache for key in unconfirmed)
         _log.info("deletions checked by a list", kind=kind.RESOURCE.kind, gone=gone, reported=len(unconfirmed))

@@ -101,8 +101,13 @@ class PodServices:
 
     @property
     def is_known(self) -> bool:
-        """Whether all kinds have been listed that a service in pods needs; until then none is changed."""
-        return self.context.pods.can_make_services
+        """Whether all kinds have been listed that a service in pods needs; until then none is changed.
+
+        An older cluster may lack GPUQuotas and ModelPools.
+        """
+        known = self.context.informers
+        limits = (known.quotas.cache, known.pools.cache)
+        return self.context.pods.can_make_services and all(one.synced_or_unserved.is_set() for one in limits)
 
     def is_empty(self, service: InferenceService) -> bool:
         """Whether a service has no pods of ours; without its Model, nothing else shows where it belongs."""
