@@ -117,6 +117,11 @@ class Pod(Object):
         """Whether the pod runs and is not being deleted."""
         return self.status.phase == "Running" and not self.metadata.deletion_timestamp
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the pod is an endpoint of its Services."""
+        return any(one.type == "Ready" and one.status == "True" for one in self.status.conditions)
+
 
 @attrs.frozen(kw_only=True)
 class PersistentVolumeClaim(Object):

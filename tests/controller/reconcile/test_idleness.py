@@ -62,6 +62,22 @@ async def test_one_busy_pod_keeps_all(busy, autojump_clock, monkeypatch):
     assert await pod_polling.are_idle(plan(busy_metrics=NAMES), [*pods, going]) is (busy is None)
 
 
+@pytest.mark.parametrize(
+    ("state", "idle"), [({"waiting": {}}, True), ({"terminated": {}}, True), ({"running": {}}, False)]
+)
+async def test_an_engine_that_does_not_run_has_no_requests(state, idle, autojump_clock, monkeypatch):
+    """It crashes again and again: its pod is in phase Running, and nobody answers there."""
+
+    async def read(_url):
+        await trio.lowlevel.checkpoint()
+        return ""
+
+    monkeypatch.setattr(pod_polling, "read_text", read)
+    statuses = [{"name": "llama-server", "state": state}, {"name": "other", "state": {"running": {}}}]
+    crashed = pod(phase="Running", podIP="10.0.0.1", containerStatuses=statuses)
+    assert await pod_polling.are_idle(plan(busy_metrics=NAMES), [crashed]) is idle
+
+
 async def test_a_pod_is_queried_at_its_own_port_and_not_at_that_of_the_next_plan(monkeypatch):
     """While an edit of containerPort waits for idleness, the pods still listen on the old port."""
     asked = []

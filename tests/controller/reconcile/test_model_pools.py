@@ -26,6 +26,7 @@ class Stage:
     busy: set[str] = attrs.field(factory=set)
     wanted: set[str] = attrs.field(factory=set)
     stuck: set[str] = attrs.field(factory=set)  # members whose pods do not end
+    hung: set[str] = attrs.field(factory=set)  # members whose engines run, and do not answer
     history: list[frozenset[str]] = attrs.field(factory=list)  # members with pods
 
     async def run(self) -> None:
@@ -38,15 +39,15 @@ class Stage:
             for index, name in enumerate(NAMES, start=1):
                 live = await self.hands.client.get(Deployment, Key("ml", name))
                 there = await self.hands.exists(Pod, f"{name}-{index}")
-                if live.spec.replicas and not there:
-                    await self.hands.service_pod(
-                        {"phase": "Running", "podIP": f"10.0.0.{index}"}, name=name, number=index
-                    )
-                    await trio.sleep(1)
+                ready = {"type": "Ready", "status": "False" if name in self.hung else "True"}
+                status = {"phase": "Running", "podIP": f"10.0.0.{index}", "conditions": [ready]}
+                if live.spec.replicas:
+                    await self.hands.service_pod(status, name=name, number=index)
+                    await trio.sleep(0 if there else 1)
                 elif not live.spec.replicas and there and name not in self.stuck:
                     assert name not in self.busy, "a member with requests was stopped"
                     await self.hands.client.delete(Pod, Key("ml", f"{name}-{index}"))
-                await self.hands.roll_out(name, ready=int(bool(live.spec.replicas)))
+                await self.hands.roll_out(name, ready=int(bool(live.spec.replicas) and name not in self.hung))
             pods = {name for i, name in enumerate(NAMES, 1) if await self.hands.exists(Pod, f"{name}-{i}")}
             if self.history[-1:] != [frozenset(pods)]:
                 self.history.append(frozenset(pods))
@@ -55,6 +56,8 @@ class Stage:
     async def read_text(self, url: str) -> str:
         await trio.lowlevel.checkpoint()
         name = NAMES[int(url.removeprefix("http://10.0.0.").partition(":")[0]) - 1]
+        if name in self.hung:
+            return ""
         return f"llamacpp:requests_processing {int(name in self.busy)}\nllamacpp:requests_deferred 0\n"
 
     async def replicas(self) -> list[int]:
@@ -68,8 +71,10 @@ class Stage:
         return found.status, found.reason
 
 
-async def set_up(hands: Hands, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery, **spec: Any) -> Stage:
-    stage = Stage(hands)
+async def set_up(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery, hung: Any = (), **spec: Any
+) -> Stage:
+    stage = Stage(hands, hung=set(hung))
     monkeypatch.setattr(pod_polling, "read_text", stage.read_text)
     await hands.create_model()
     members = [{"inferenceServiceRef": {"name": name}} for name in NAMES]
@@ -135,6 +140,20 @@ async def test_a_member_with_unbroken_requests_gets_no_new_ones_after_the_swap_b
         service = await hands.client.get(Service, Key("ml", "a"))
         assert "inference.llmkube.dev/closed" not in service.spec.selector
         assert await hands.where("a") == "Pending/WaitingForPool"
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("was_ready", "wanted"), [(False, {"b"}), (True, {"a", "b"})])
+async def test_a_member_that_never_answers_leaves(was_ready, wanted, autojump_clock, monkeypatch):
+    """It is not ready, and not known to be idle: two minutes after the swap budget of the other one it is stopped."""
+    async with open_pods() as hands, trio.open_nursery() as nursery:
+        hung = set() if was_ready else {"a"}
+        stage = await set_up(hands, monkeypatch, nursery, hung=hung, default="a", swapBudget="2m")
+        stage.hung, stage.wanted = {"a"}, wanted
+        await trio.sleep(120 + 100)
+        assert await stage.replicas() == [1, 0]
+        await trio.sleep(60)
+        assert await stage.replicas() == [0, 1]
         nursery.cancel_scope.cancel()
 
 

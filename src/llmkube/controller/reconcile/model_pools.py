@@ -4,12 +4,14 @@ The turns of a pool are decided again whenever one of its members or the pool is
 a member waits. A turn that changes has its member reconciled, which alone changes the number of its pods.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Final
 
 import attrs
 import trio
 
+from llmkube.base.units import parse_duration
 from llmkube.controller.reconcile.context import Context, PodContext, WorkloadPlan
 from llmkube.controller.reconcile.pod_polling import are_idle
 from llmkube.controller.reconcile.rollout_gate import deployment_of
@@ -33,6 +35,7 @@ from llmkube.k8s.crd.sharing import ModelPool
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.conditions import settle
 from llmkube.runtimes.container.container_plan import ContainerPlan
+from llmkube.runtimes.swap import DRAIN_SECONDS
 
 POLL_SECONDS: Final = 2.0
 """Interval of decisions, and of checks whether members have requests, while another one waits."""
@@ -81,18 +84,30 @@ class PoolBook:
         return waiting_denial(pool, self._decisions[pool.key].turns)
 
     async def may_stop(self, service: InferenceService, plan: ContainerPlan | None) -> bool:
-        """Return whether a member is to be stopped now for another one; its engines are asked while one waits."""
+        """Return whether a member is to be stopped now for another one; its engines are asked while one waits.
+
+        `DRAIN_SECONDS` after the swap budget of that one, pods that are not ready have no requests, unless new ones
+        need the member.
+        """
         pool, key = _first_pool(self.context, service.key), service.key
         turns = self._decisions[pool.key].turns if pool is not None and pool.key in self._decisions else {}
         if pool is None or plan is None or not _MOVING & set(turns.values()):
             return False
-        idle = await are_idle(plan, self.context.pods.pods_of_service(key))
+        waits = [self._members[one].wanted_since for one, turn in turns.items() if turn is Turn.WAITS]
+        patient = min((one for one in waits if one is not None), default=math.inf) + parse_duration(
+            pool.spec.swap_budget
+        )
+        closed = key in self._members and self._members[key].closed_at is not None
+        may_need = not closed and self.context.wanted.wants(key, trio.current_time())
+        all_count = may_need or trio.current_time() < patient + DRAIN_SECONDS
+        pods = (pod for pod in self.context.pods.pods_of_service(key) if all_count or pod.is_ready)
+        idle = await are_idle(plan, pods)
         if (before := self._members.get(key)) is not None:
             self._members[key] = attrs.evolve(before, is_busy=not idle)
         self.decide(pool)
         turn = self.turn(key)
         wanted = self.context.wanted.wants(key, trio.current_time())
-        return idle and (turn is Turn.CLOSES or (turn is Turn.LEAVES and not wanted))
+        return idle and (turn is Turn.CLOSES or (turn is Turn.LEAVES and (closed or not wanted)))
 
     def decide(self, pool: ModelPool) -> None:
         """Decide on the turns in a pool; reconcile the members whose turns change."""

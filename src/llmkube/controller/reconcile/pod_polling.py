@@ -42,7 +42,7 @@ Health = Mapping[str, BackendHealth]
 
 
 async def are_idle(plan: ContainerPlan, pods: Iterable[Pod]) -> bool:
-    """Return whether no running pod has a request in flight; a pod that does not answer is assumed to be busy.
+    """Return whether no running engine has a request in flight; one that does not answer is assumed to be busy.
 
     Each pod is queried at its own port, since the pods may still be those of an earlier plan with another port. All are
     queried at once, within `QUERY_SECONDS`: one after the other, ten slow pods would outlast the reconcile.
@@ -68,7 +68,7 @@ async def read_usage(plan: ContainerPlan, pods: Iterable[Pod]) -> frozenset[str]
 
     async with trio.open_nursery() as nursery:
         for pod in pods:
-            if pod.is_running:
+            if pod.is_running and _runs_engine(plan, pod):
                 nursery.start_soon(query, pod)
     return None if busy else frozenset(counters)
 
@@ -98,6 +98,14 @@ def metrics_port(plan: ContainerPlan, pod: Pod) -> int | None:
     """Return the port of a pod's metrics by its name in the plan; None if the pod has no such port."""
     ports = (port for container in pod.spec.containers for port in container.ports)
     return next((port.container_port for port in ports if port.name == plan.metrics_port_name), None)
+
+
+def _runs_engine(plan: ContainerPlan, pod: Pod) -> bool:
+    """Return whether the container with the port of the metrics runs, as far as the kubelet has reported."""
+    of_engine = {
+        each.name for each in pod.spec.containers if plan.metrics_port_name in [one.name for one in each.ports]
+    }
+    return all(one.state.running for one in pod.status.container_statuses if one.name in of_engine)
 
 
 # -- progress of fetches ----------------------------------------------------------------------------------------------
