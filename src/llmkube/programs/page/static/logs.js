@@ -36,12 +36,14 @@ export function showLogs(main, chosen) {
   };
   picker.addEventListener("change", () => read(picker.value));
   const update = () => {
+    if (!state.host) return; // nothing is known yet
     const names = ["", ...Object.keys(state.services).sort()];
     if (names.join() === [...picker.options].map((each) => each.value).join()) return;
-    const before = picker.value || chosen;
+    const isFirst = picker.options.length === 0;
+    const before = isFirst ? chosen || names[1] : picker.value; // an engine first, if there is one
     picker.replaceChildren(...names.map((each) => h("option", { value: each }, each || "llmkube up")));
-    picker.value = names.includes(before) ? before : names[1] ?? "";
-    if (picker.value !== before || !text.textContent) read(picker.value);
+    picker.value = names.includes(before) ? before : "";
+    if (isFirst || picker.value !== before) read(picker.value);
   };
   update();
   const forget = onChange(update);
