@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ import trio
 
 from e2e.client_packages import find_browser_driver
 from e2e.router_lab import run_clients, serve
-from e2e.up_process import ANSWER, open_machine
+from e2e.up_process import open_machine
 from llmkube.base.http.message import Headers, Response
 from security.chromium import INSTALL_HINT, find_chromium
 
@@ -62,7 +63,7 @@ async def test_the_owner_chats_and_changes_models_and_others_only_look(tmp_path,
         opener = tmp_path / "state" / "page.html"
         assert stat.S_IMODE(opener.stat().st_mode) == 0o600
     assert found["address"] == f"{url}/#memory"  # the token has left it
-    assert found["answer"].startswith(ANSWER)
+    assert re.search(r"\w.* \+ \d+ tokens in ", found["answer"], re.DOTALL)  # sampled: not always the same words
     assert found["states"] == ["idle", "ready", "stopped", "ready"]
     assert "llmkube page" in found["without token"]
     assert "llmkube page" in found["logs without token"]
