@@ -283,10 +283,7 @@ class EventRecorder:
         head = about.name[:230].rstrip(".-")  # with the suffix at most 253 characters, a DNS-1123 subdomain
         return {
             **Event.RESOURCE.type_meta,
-            "metadata": {
-                "name": f"{head}.{self.rng.getrandbits(64):016x}",
-                "namespace": about.namespace or "default",
-            },
+            "metadata": {"name": f"{head}.{self.rng.getrandbits(64):016x}", "namespace": about.namespace or "default"},
             "involvedObject": encode(about),
             "type": series.type,
             "reason": series.reason,

@@ -209,12 +209,7 @@ class PodDisruptionBudget(Object):
     """A limit on the pods that voluntary disruptions may remove at a time."""
 
     RESOURCE: ClassVar[Resource] = Resource(
-        "policy",
-        "v1",
-        "PodDisruptionBudget",
-        "poddisruptionbudgets",
-        short_names=("pdb",),
-        subresources=("status",),
+        "policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", short_names=("pdb",), subresources=("status",)
     )
 
 

@@ -115,12 +115,7 @@ class WorkQueue(Generic[K]):
                 self._idle.unpark()  # this worker may have been the one that slept until the next deadline
 
 
-async def run_workers(
-    queue: WorkQueue[K],
-    handle: Callable[[K], Awaitable[float | None]],
-    *,
-    workers: int,
-) -> Never:
+async def run_workers(queue: WorkQueue[K], handle: Callable[[K], Awaitable[float | None]], *, workers: int) -> Never:
     """Handle the queue's keys with `workers` tasks until cancelled.
 
     Args:

@@ -170,9 +170,7 @@ class HostConfig(EgressConfig):
         choices=("on", "dry-run", "off"),
     )
     eviction_last_service: str = setting(
-        "keep",
-        help="Whether the last running engine may be evicted: keep it, or evict it.",
-        choices=("keep", "evict"),
+        "keep", help="Whether the last running engine may be evicted: keep it, or evict it.", choices=("keep", "evict")
     )
     eviction_soft_seconds: float = setting(
         60.0, help="Time for which memory must be short before a busy service is evicted.", minimum=0

@@ -172,11 +172,7 @@ def engine_allowances(config: HostConfig) -> Allowances:
     allowances = parse_allowances(config.allow_engine_flag, config.allow_engine_variable, reserved=OURS)
     allowances = attrs.evolve(allowances, engines=config.engines)
     if allowances:
-        log.warning(
-            "engine allowances granted",
-            flags=sorted(allowances.flags),
-            variables=sorted(allowances.variables),
-        )
+        log.warning("engine allowances granted", flags=sorted(allowances.flags), variables=sorted(allowances.variables))
     return allowances
 
 

@@ -52,11 +52,7 @@ class ObjectCaches:
 
 @contextlib.asynccontextmanager
 async def open_object_caches(
-    client: Client,
-    rng: random.Random | None = None,
-    *,
-    namespace: str | None = None,
-    kinds: Collection[type[Any]] = (),
+    client: Client, rng: random.Random | None = None, *, namespace: str | None = None, kinds: Collection[type[Any]] = ()
 ) -> AsyncIterator[ObjectCaches]:
     """Watch Models and InferenceServices; they are synced when the block starts.
 

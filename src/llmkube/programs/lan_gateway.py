@@ -34,13 +34,7 @@ from llmkube.programs.config import UpConfig
 from llmkube.programs.page.handler import is_public
 from llmkube.programs.program import Port, open_port
 from llmkube.programs.router_host.secret_files import key_texts
-from llmkube.router.auth.client_key import (
-    digest_of_key,
-    is_read_only,
-    key_refusal,
-    presented_credential,
-    presents_key,
-)
+from llmkube.router.auth.client_key import digest_of_key, is_read_only, key_refusal, presented_credential, presents_key
 from llmkube.router.auth.issued_keys import ISSUED_IN
 from llmkube.router.auth.key_files import NO_KEYS, KeyHolders, holders_in
 from llmkube.router.auth.principals import KEY_EXPIRED

@@ -255,10 +255,7 @@ class _Up(Generic[T]):
             open_port(config.probe_port, "--probe-port") as probes,
             open_lan_gateway(self.plan.listen, self.plan.state_dir, judge) as lan,
             open_server(
-                self.plan.state_dir,
-                config.api_port,
-                field="--api-port",
-                accelerator=preferred(settings.accelerators),
+                self.plan.state_dir, config.api_port, field="--api-port", accelerator=preferred(settings.accelerators)
             ) as server,
             open_sockets() as sockets,
             open_traces(utcnow) as traces,

@@ -628,12 +628,7 @@ def passing_door(
     return FrontDoor(
         hint=_HINT if listed is None else _HINT + _OLLAMA_HINT,
         # the creation time of a model is unknown; the gateway's start time is constant
-        models=ModelList(
-            entries,
-            int(utcnow().timestamp()),
-            proxy.client,
-            proxy.holds.activator,
-        ),
+        models=ModelList(entries, int(utcnow().timestamp()), proxy.client, proxy.holds.activator),
         any_field=proxy,
         listed_fields=listed,
     )

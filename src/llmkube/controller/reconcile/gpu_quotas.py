@@ -109,10 +109,7 @@ class QuotaBook:
         group = service.spec.multi_node
         per_pod = live_gpus(live, besides=group.rdma_resource if group is not None else None)
         pods = _live_pods(live, context.owned.autoscalers.get(key))
-        wanted, present = (
-            self.pools.needs_pods(key),
-            live.spec.replicas if live is not None else None,
-        )
+        wanted, present = (self.pools.needs_pods(key), live.spec.replicas if live is not None else None)
         held, desired = per_pod * pods, next_replicas(service, present, wanted=wanted, idle_seconds=0.0)
         if workload.weights is None and live is None:
             desired = 0  # it cannot start yet

@@ -25,12 +25,7 @@ from llmkube.controller.render.labels import PATCHED
 from llmkube.controller.render.manifests import group_name, objective_name, objective_obstacle, without_endpoints
 from llmkube.controller.render.storage import Weights, names_own_cache
 from llmkube.controller.status.model_pool import Turn
-from llmkube.controller.status.pod_service_status import (
-    ServiceFacts,
-    assess_pods,
-    derive_pod_status,
-    wanted_gpus,
-)
+from llmkube.controller.status.pod_service_status import ServiceFacts, assess_pods, derive_pod_status, wanted_gpus
 from llmkube.controller.status.scale import activation_obstacle, goes_to_zero, is_patched, next_replicas
 from llmkube.controller.status.service_status import (
     WAITING_FOR_GPU,

@@ -64,11 +64,7 @@ def read_service_account(directory: Path, environ: Mapping[str, str]) -> Cluster
     except (ConfigException, OSError) as error:
         raise ConfigError(f"service account in {directory}: {error}") from error
     return ClusterConfig(
-        server=found.host,
-        namespace=default,
-        context="in-cluster",
-        tls=TlsSettings(ca=ca),
-        identity=TokenFile(token),
+        server=found.host, namespace=default, context="in-cluster", tls=TlsSettings(ca=ca), identity=TokenFile(token)
     )
 
 

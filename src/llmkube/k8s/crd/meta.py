@@ -110,10 +110,7 @@ class APIKeySecretRef(Wired):
 
     name: str = field("Name of the Secret.", "", required=True, **NAMED)
     key: str = field(
-        "Key within the Secret; its value has one API key per line.",
-        "api-key",
-        **NAMED,
-        pattern=r"^[-._a-zA-Z0-9]+$",
+        "Key within the Secret; its value has one API key per line.", "api-key", **NAMED, pattern=r"^[-._a-zA-Z0-9]+$"
     )
 
 

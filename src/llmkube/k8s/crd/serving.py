@@ -67,10 +67,7 @@ class Preset(Wired):
     thinking: bool | None = field("Whether the model reasons before it answers, if its chat template has a switch.")
     system: str | None = field("System text of chats that have none.", min_length=1, max_length=32768)
     adapters: tuple[PresetAdapter, ...] = field(
-        "Adapters that apply to its requests, besides those without a name.",
-        (),
-        max_items=16,
-        list_map_keys=("name",),
+        "Adapters that apply to its requests, besides those without a name.", (), max_items=16, list_map_keys=("name",)
     )
 
 

@@ -205,13 +205,7 @@ class GPUQuota(Object):
     """A limit of the GPUs of one or several namespaces."""
 
     RESOURCE: ClassVar[Resource] = Resource(
-        GROUP,
-        VERSION,
-        "GPUQuota",
-        "gpuquotas",
-        short_names=("gq",),
-        subresources=("status",),
-        categories=("llmkube",),
+        GROUP, VERSION, "GPUQuota", "gpuquotas", short_names=("gq",), subresources=("status",), categories=("llmkube",)
     )
     COLUMNS: ClassVar = (
         Column("GPU Count", ".spec.gpuCount", "integer"),

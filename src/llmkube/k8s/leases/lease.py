@@ -191,12 +191,7 @@ class _Candidate:
 
 @asynccontextmanager
 async def hold_lease(
-    client: Client,
-    key: Key,
-    identity: str,
-    *,
-    utcnow: Callable[[], datetime.datetime],
-    rng: random.Random,
+    client: Client, key: Key, identity: str, *, utcnow: Callable[[], datetime.datetime], rng: random.Random
 ) -> AsyncGenerator[str, None]:
     """Hold a Lease while the body runs; the body is cancelled when the Lease is lost.
 

@@ -21,13 +21,7 @@ from llmkube.k8s.builtins import Lease
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode
 from llmkube.k8s.errors import AlreadyExistsError, NotFoundError
-from llmkube.k8s.leases.wanted_services import (
-    DURATION_SECONDS,
-    GATEWAY_LABEL,
-    LEASE_NAME,
-    RECORD_PREFIX,
-    encode_record,
-)
+from llmkube.k8s.leases.wanted_services import DURATION_SECONDS, GATEWAY_LABEL, LEASE_NAME, RECORD_PREFIX, encode_record
 from llmkube.k8s.rbac import Permission
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.times import micro_timestamp

@@ -53,17 +53,7 @@ from llmkube.weights.download.fetch import fetch
 from llmkube.weights.download.hugging_face import ENDPOINT
 from llmkube.weights.errors import DigestMismatchError, FetchError, FileSetError, SourceError, WeightsError
 from llmkube.weights.formats.gguf import read_header
-from llmkube.weights.source import (
-    BucketFile,
-    Builtin,
-    HubFile,
-    LocalFile,
-    Remote,
-    Source,
-    WebFile,
-    parse_source,
-    pick,
-)
+from llmkube.weights.source import BucketFile, Builtin, HubFile, LocalFile, Remote, Source, WebFile, parse_source, pick
 from llmkube.weights.source import beside as file_beside
 from llmkube.weights.split_names import part_names
 from llmkube.weights.store.blobs import DIGEST, Store, WeightsFile, open_store

@@ -127,10 +127,7 @@ _REFUSALS: Final[Mapping[Rejection, Response]] = {
     Rejection.NOT_ACCEPTED: key_refusal("this token is not accepted", code="invalid_token", challenge=_CHALLENGE),
     Rejection.KEY_EXPIRED: KEY_EXPIRED,
     Rejection.NO_KEYS: refused(
-        503,
-        "this router has no keys to verify tokens; its /readyz shows why",
-        "no_token_keys",
-        {"Retry-After": "5"},
+        503, "this router has no keys to verify tokens; its /readyz shows why", "no_token_keys", {"Retry-After": "5"}
     ).response,
     Rejection.KEYS_PENDING: refused(
         503,

@@ -28,10 +28,7 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
     if not builder.fetches or is_mounted(builder.source):
         builder.env.append(Variable(MODEL_PATH, builder.weights()))
     return builder.finish(
-        container_name="inference-server",
-        port=builder.port(PORT),
-        probes=Probes.tcp(),
-        metrics_port_name="",
+        container_name="inference-server", port=builder.port(PORT), probes=Probes.tcp(), metrics_port_name=""
     )
 
 

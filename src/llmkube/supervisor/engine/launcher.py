@@ -287,11 +287,7 @@ class LocalEngines:
     ) -> AsyncIterator[OwnedProcess]:
         """Run a process with its key file, its proxy, and an assertion that keeps this machine awake."""
         with removed_after_exit(key_path(self.settings.state_dir, cookie), shutdown):
-            async with (
-                child as process,
-                self._proxied(proxy, process, cookie, shutdown),
-                self._kept_awake(process),
-            ):
+            async with child as process, self._proxied(proxy, process, cookie, shutdown), self._kept_awake(process):
                 yield process
 
     def _kept_awake(self, child: OwnedProcess) -> AbstractAsyncContextManager[None]:

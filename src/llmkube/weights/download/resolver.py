@@ -183,11 +183,7 @@ class Resolver:
                 )
         return [
             attrs.evolve(
-                self._request(
-                    source.redacted,
-                    registry.blob_url(source, layer),
-                    f"{source.identity} {layer.sha256}",
-                ),
+                self._request(source.redacted, registry.blob_url(source, layer), f"{source.identity} {layer.sha256}"),
                 credential=credential,
                 server="registry",
                 sha256=layer.sha256,

@@ -51,10 +51,7 @@ async def _serve(config: GatewayConfig, stop: Stop) -> None:
     ) -> AsyncIterator[Router]:
         rng = random.Random()  # noqa: S311 (jitter, weights, names of requests: no secret)
         opened = partial(open_gateway, connect=connect, registry=registry, rng=rng, traces=traces)
-        async with (
-            open_client(cluster) as client,
-            opened(client, settings_of(config)) as router,
-        ):
+        async with open_client(cluster) as client, opened(client, settings_of(config)) as router:
             yield router
 
     await serve_routes(config, open_routes, stop)

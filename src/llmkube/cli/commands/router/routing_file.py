@@ -37,11 +37,7 @@ class RoutingFile:
 
 
 def load_routing(
-    name: str,
-    resolve: Callable[[str, str], ResolvedService | None],
-    *,
-    keys_folder: str,
-    needs_backends: bool = True,
+    name: str, resolve: Callable[[str, str], ResolvedService | None], *, keys_folder: str, needs_backends: bool = True
 ) -> RoutingFile:
     """Read a file with one ModelRouter, possibly among other objects, or with a compiled config.
 

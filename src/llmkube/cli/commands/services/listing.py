@@ -46,10 +46,7 @@ _LAYOUTS = {
         lambda model, _: output.model_wide_cells(model),
     ),
     InferenceService: TableLayout(
-        output.SERVICE_COLUMNS,
-        output.SERVICE_WIDE_COLUMNS,
-        output.service_row,
-        output.service_wide_cells,
+        output.SERVICE_COLUMNS, output.SERVICE_WIDE_COLUMNS, output.service_row, output.service_wide_cells
     ),
     ModelRouter: TableLayout(
         output.ROUTER_COLUMNS, (), lambda router, _, now: output.router_row(router, now), lambda *_: ()

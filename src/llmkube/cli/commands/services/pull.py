@@ -9,12 +9,7 @@ import trio
 from llmkube.base.times import utcnow
 from llmkube.cli.commands.models.cache import preload
 from llmkube.cli.commands.models.catalog import require_entry
-from llmkube.cli.commands.services.deploy import (
-    FIELD_MANAGER,
-    absolute_source,
-    choose_accelerator,
-    empty_object,
-)
+from llmkube.cli.commands.services.deploy import FIELD_MANAGER, absolute_source, choose_accelerator, empty_object
 from llmkube.cli.commands.services.readiness_wait import print_on_interrupt
 from llmkube.cli.local_files import allow_folder
 from llmkube.cli.object_names import looks_like_source, name_for

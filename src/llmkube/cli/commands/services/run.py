@@ -9,12 +9,7 @@ from llmkube.cli.catalog.entries import find as find_entry
 from llmkube.cli.commands.inference.chat import chat
 from llmkube.cli.commands.models.catalog import require_entry
 from llmkube.cli.commands.services.deploy import absolute_source, deploy, split_context
-from llmkube.cli.commands.services.readiness_wait import (
-    is_stopped,
-    load_request,
-    print_on_interrupt,
-    wait_until_ready,
-)
+from llmkube.cli.commands.services.readiness_wait import is_stopped, load_request, print_on_interrupt, wait_until_ready
 from llmkube.cli.local_files import allow_folder
 from llmkube.cli.object_names import find as find_object
 from llmkube.cli.object_names import looks_like_source, name_for

@@ -40,7 +40,7 @@ from llmkube.runtimes.llama_verdicts import spellings_of
 from llmkube.runtimes.registry import LLAMACPP_NAMES, check, container_plan_for
 
 GO_ONLY_KINDS: Final[Mapping[str, str]] = {
-    "LoRAAdapter": "not loaded here: list adapters in spec.sglangConfig, which loads them at the start",
+    "LoRAAdapter": "not loaded here: list adapters in spec.sglangConfig, which loads them at the start"
 }
 """Kinds that only the Go implementation has, with the effect of the migration. The objects are not changed."""
 
