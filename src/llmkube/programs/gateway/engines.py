@@ -62,9 +62,8 @@ class ServedService:
             key_file = f"{keys_folder}/{SERVICE_KEYS}/{key.namespace}.{key.name}" if spec.api_key_secret_ref else ""
             # the directory has the addresses of its engines, so the URL is only its name
             url = f"http://{key.name}.{key.namespace}.svc/v1"
-            self._resolved = ResolvedService.of(
-                self.service, self.model, base_url=url, model=str(key), key_file=key_file
-            )
+            names = {"base_url": url, "model": str(key), "key_file": key_file}
+            self._resolved = ResolvedService.of(self.service, self.model, **names)
         return self._resolved
 
     def backend(self, origin: Origin) -> Backend:
@@ -163,11 +162,7 @@ class ClusterDirectory:
         return connect_to
 
     def _is_refused(self, origin: Origin) -> bool:
-        until = self._refused.get(origin)
-        if until is not None and trio.current_time() >= until:
-            del self._refused[origin]
-            return False
-        return until is not None
+        return trio.current_time() < self._refused.get(origin, 0.0)
 
     def refresh(self) -> None:
         """Update from the copies."""

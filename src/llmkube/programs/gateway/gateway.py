@@ -13,6 +13,7 @@ import random
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final, Never
 
@@ -142,12 +143,9 @@ async def open_gateway(
         UserError: The policy, or the folder of keys, cannot be used.
     """
     async with AsyncExitStack() as stack:
-        caches = [
-            await stack.enter_async_context(
-                open_object_caches(client, rng, namespace=namespace, kinds=(EndpointSlice,))
-            )
-            for namespace in settings.namespaces or (None,)
-        ]
+        open_caches = partial(open_object_caches, client, rng, kinds=(EndpointSlice,))
+        namespaces = settings.namespaces or (None,)
+        caches = [await stack.enter_async_context(open_caches(namespace=each)) for each in namespaces]
         directory = ClusterDirectory(caches)
         current = _CurrentConfig(settings, directory)
         scale_up = ScaleUpRequests(

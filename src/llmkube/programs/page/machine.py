@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,7 +77,7 @@ class Machine:
             key, model, view = service.key, models(service), views.get(service.key)
             facts = (service, model, view)
             before = known.get(key)
-            is_same = before is not None and before[0][:2] == facts[:2] and before[0][2] == view
+            is_same = before is not None and before[0] == facts
             state = before[1] if before is not None and is_same else self._service(service, model, view)
             self._known[key] = facts, state
             points = rates.of(str(key))
@@ -107,8 +108,8 @@ class Machine:
             "unload": self._unload,
             "pin": self._pin,
             "restart": self._restart,
-            "start": self._start,
-            "stop": self._stop,
+            "start": partial(self._scale, replicas=1),
+            "stop": partial(self._scale, replicas=0),
         }
 
     async def _load(self, name: str) -> str:
@@ -131,23 +132,18 @@ class Machine:
         return f"{service.key.name} stays loaded until it is unloaded"
 
     async def _restart(self, name: str) -> str:
-        service = self._find(name)
         now = micro_timestamp(self.ports.utcnow())
-        body = {"spec": {"podAnnotations": {RESTARTED_AT: now}}}
-        await self.client.patch(InferenceService, service.key, body, field_manager=FIELD_MANAGER)
-        return f"{service.key.name} is restarted"
-
-    async def _start(self, name: str) -> str:
-        return await self._scale(name, 1)
-
-    async def _stop(self, name: str) -> str:
-        return await self._scale(name, 0)
+        key = await self._change(name, {"podAnnotations": {RESTARTED_AT: now}})
+        return f"{key.name} is restarted"
 
     async def _scale(self, name: str, replicas: int) -> str:
-        service = self._find(name)
-        body = {"spec": {"replicas": replicas}}
-        await self.client.patch(InferenceService, service.key, body, field_manager=FIELD_MANAGER)
-        return f"{service.key.name} is {'started' if replicas else 'stopped; its objects and files are kept'}"
+        key = await self._change(name, {"replicas": replicas})
+        return f"{key.name} is {'started' if replicas else 'stopped; its objects and files are kept'}"
+
+    async def _change(self, name: str, spec: Mapping[str, Any]) -> Key:
+        key = self._find(name).key
+        await self.client.patch(InferenceService, key, {"spec": spec}, field_manager=FIELD_MANAGER)
+        return key
 
     def _find(self, name: str) -> InferenceService:
         """Return a service by namespace and name.

@@ -65,10 +65,7 @@ def settings_of(config: GatewayConfig) -> GatewaySettings:
 
         def read_policy(resolve: ResolvePolicy) -> RoutingConfig:
             found = load_routing(str(file), resolve, keys_folder=str(config.keys_dir), needs_backends=False)
-            for each in (*found.warnings, *(f"{path} has no effect" for path in found.not_honoured)):
-                if each not in logged:
-                    log.warning(each)
-                    logged.add(each)
+            found.log_new(logged)
             return found.config
 
         further = {"read_policy": read_policy, "policy_stamp": lambda: stamp_of(file)}

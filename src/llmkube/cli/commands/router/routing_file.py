@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import attrs
+import structlog
 
 from llmkube.base import json_text
 from llmkube.base.errors import UserError
@@ -16,6 +17,7 @@ from llmkube.router.config.compile_router import ResolvedService, compile_router
 from llmkube.router.config.config_json import decode_config
 from llmkube.router.config.routing_config import RoutingConfig
 
+log = structlog.get_logger()
 _KIND = ModelRouter.RESOURCE
 _NAMESPACE: Final = "default"
 """Namespace of a ModelRouter without one."""
@@ -34,6 +36,13 @@ class RoutingFile:
     config: RoutingConfig
     warnings: tuple[str, ...] = ()
     not_honoured: tuple[str, ...] = ()
+
+    def log_new(self, logged: set[str]) -> None:
+        """Log warnings and fields without effect, except those in `logged`, to which they are added."""
+        for each in (*self.warnings, *(f"{path} has no effect" for path in self.not_honoured)):
+            if each not in logged:
+                log.warning(each)
+                logged.add(each)
 
 
 def load_routing(

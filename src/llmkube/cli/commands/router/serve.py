@@ -150,10 +150,7 @@ def source_of(filename: str, settings: RouterConfig) -> Source:
 
     def read() -> RoutingConfig:
         file = load_routing(filename, resolve, keys_folder=str(keys_dir))
-        for each in (*file.warnings, *(f"{path} has no effect" for path in file.not_honoured)):
-            if each not in logged:
-                log.warning(each)
-                logged.add(each)
+        file.log_new(logged)
         return file.config
 
     return Source(read, lambda: stamp_of(Path(filename)))
