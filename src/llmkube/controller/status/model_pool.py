@@ -214,32 +214,15 @@ def pool_status(
         f"{', '.join(sorted(metal))}: hosts serve it, and load their models on request by memory; the pool has no "
         "effect on it"
     )
-    statements = [
-        Statement(
-            "SlotAllocated",
-            bool(resident),
-            Reason.ALLOCATED if resident else Reason.IDLE,
-            f"{', '.join(resident)} of {pool.spec.gpu or 1} GPUs" if resident else "no member is requested",
-        ),
-        Statement(
-            "MembersValid",
-            not unfit,
-            Reason.MISSING_MEMBERS if unfit else Reason.ALL_RESOLVED,
-            lacks or "all members take turns",
-        ),
-        Statement(
-            "SwapDeferred",
-            bool(busy),
-            Reason.PODS_BUSY if busy else Reason.NOT_DEFERRED,
-            f"{', '.join(busy)} has requests" if busy else "no member waits for requests of another to end",
-        ),
-        Statement(
-            "MetalSupported",
-            not metal,
-            Reason.METAL_MEMBERS_UNSUPPORTED if metal else Reason.KUBERNETES_GPU,
-            hosts if metal else "all members are served by pods",
-        ),
-    ]
+    gpus, requests = f"{', '.join(resident)} of {pool.spec.gpu or 1} GPUs", f"{', '.join(busy)} has requests"
+    none_waits, by_pods = "no member waits for requests of another to end", "all members are served by pods"
+    table = {
+        "SlotAllocated": (bool(resident), (Reason.ALLOCATED, gpus), (Reason.IDLE, "no member is requested")),
+        "MembersValid": (not unfit, (Reason.ALL_RESOLVED, "all members take turns"), (Reason.MISSING_MEMBERS, lacks)),
+        "SwapDeferred": (bool(busy), (Reason.PODS_BUSY, requests), (Reason.NOT_DEFERRED, none_waits)),
+        "MetalSupported": (not metal, (Reason.KUBERNETES_GPU, by_pods), (Reason.METAL_MEMBERS_UNSUPPORTED, hosts)),
+    }
+    statements = [Statement(kind, holds, *(true if holds else false)) for kind, (holds, true, false) in table.items()]
     status = {
         "phase": phase,
         "residentMember": ", ".join(resident),

@@ -53,7 +53,7 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
         return found
 
 
-_COUNT, _FILE = click.IntRange(1), click.Path(path_type=Path)
+_COUNT, _FROM_ZERO, _FILE = click.IntRange(1), click.IntRange(0), click.Path(path_type=Path)
 _WRITTEN: Final = click.File("w", encoding="utf-8", lazy=False, atomic=True)  # opened before the measurement
 _OPTIONS: Final[tuple[tuple[str, Any, Any, str, str], ...]] = (
     ("--url", str, None, "URL", "Address with OpenAI's API. Default: the gateway of the running `llmkube up`."),
@@ -65,14 +65,8 @@ _OPTIONS: Final[tuple[tuple[str, Any, Any, str, str], ...]] = (
     ("--prompt-tokens", _COUNT, 256, "N", "Length of prompts.  [default: 256]"),
     ("--answer-tokens", _COUNT, 64, "N", "Longest answer.  [default: 64]"),
     ("--sweep", _Numbers(int), None, "N,…", "Lengths of prompts, one load for each."),
-    (
-        "--shared-prefix",
-        click.IntRange(0),
-        0,
-        "N",
-        "Tokens at the start that all prompts share. Default: 0, no cache helps.",
-    ),
-    ("--seed", click.IntRange(0), 0, "N", "Seed of arrivals and words.  [default: 0]"),
+    ("--shared-prefix", _FROM_ZERO, 0, "N", "Tokens at the start that all prompts share. Default: 0, no cache helps."),
+    ("--seed", _FROM_ZERO, 0, "N", "Seed of arrivals and words.  [default: 0]"),
     ("--timeout", NumberRange(min=1), 600.0, "SECONDS", "Longest time of a request.  [default: 600]"),
     ("--out", _WRITTEN, None, "FILE", "Write the figures as JSON."),
     ("--svg", _WRITTEN, None, "FILE", "Write a chart."),
@@ -141,9 +135,8 @@ def compare_runs(*, before: Path, after: Path, limit: float) -> None:
     changes = list(compare(_read(before), _read(after), limit))
     if not changes:
         raise CommandError(f"{before} and {after} have no load in common; measure both with the same options")
-    click.echo(
-        table(("LOAD", "METRIC", "BEFORE", "AFTER", "RATIO", "95 %", ""), map(_row, changes), width=line_width())
-    )
+    columns = ("LOAD", "METRIC", "BEFORE", "AFTER", "RATIO", "95 %", "")
+    click.echo(table(columns, map(_row, changes), width=line_width()))
     if worse := sum(each.is_worse for each in changes):
         raise CommandError(f"{worse} of {len(changes)} figures are worse by more than {limit:g}")
 
@@ -219,14 +212,12 @@ def as_svg(run: Mapping[str, Any]) -> str:
     bars = [Bar(label, [("", rate)], f"{rate:.1f} tokens/s") for label, rate in rates]
     sections = [("Tokens per second of all answers", bars)]
     for name in TIMES:
-        measured = [(label_of(each), each[name]) for each in run["loads"] if each[name]]
-        bars = [
-            Bar(
-                label,
-                [("p50", of["p50"]), ("p95", of["p95"] - of["p50"])],
-                f"{_show(name, of['p50'])}, {_show(name, of['p95'])}",
-            )
-            for label, of in measured
-        ]
+        bars = [_bar_of_times(label_of(each), each[name]) for each in run["loads"] if each[name]]
         sections.append((f"Time: {METRICS[name]}, p50 and p95", bars))
     return chart(f"{run['model']} at {run['url']}", sections)
+
+
+def _bar_of_times(label: str, found: Mapping[str, float]) -> Bar:
+    median, slow = found["p50"], found["p95"]
+    text = f"{format_duration(median)}, {format_duration(slow)}"
+    return Bar(label, [("p50", median), ("p95", slow - median)], text)

@@ -76,10 +76,8 @@ def summarize(load: Mapping[str, Any], answers: Sequence[Answer], seconds: float
         client: Facts about this program during the load.
     """
     good, late = [each for each in answers if not each.error], [each.late for each in answers]
-    counts, examples = (
-        Counter(each.error for each in answers if each.error),
-        {each.error: each.detail for each in answers},
-    )
+    counts = Counter(each.error for each in answers if each.error)
+    examples = {each.error: each.detail for each in answers}
     reported = sum(each.is_reported for each in good)
     samples = {
         "timeToFirstToken": [each.first for each in good],

@@ -86,10 +86,9 @@ def read_plan(documents: list[Any]) -> tuple[list[Host], list[Wanted]]:
         elif body.get("kind") == "InferenceService":
             services.append(decode(InferenceService, body).on_hosts)
     for service in services:
-        if (model := models.get(service.spec.model_ref)) is None:
-            raise UserError(
-                f"InferenceService {service.key.name}: there is no Model {service.spec.model_ref} in the file"
-            )
+        name = service.spec.model_ref
+        if (model := models.get(name)) is None:
+            raise UserError(f"InferenceService {service.key.name}: there is no Model {name} in the file")
         wanted.append(Wanted(service, model, _header(model.spec.source)[1]))
     here = Host("this machine", host_facts().total_bytes, "metal" if sys.platform == "darwin" else "cpu")
     return hosts or [here], wanted
@@ -150,11 +149,8 @@ def as_svg(found: Plan) -> str:
     """Return a plan as a drawing: each host's memory, and the services without a permanent place."""
     bars = []
     for host, of in found.hosts:
-        parts, free = (
-            [(each.key.name, each.total_bytes) for each in of.reservations],
-            format_bytes(max(0, of.free_bytes)),
-        )
-        bars.append(Bar(host.name, parts, f"{free} free", of.budget.limit_bytes))
+        parts = [(each.key.name, each.total_bytes) for each in of.reservations]
+        bars.append(Bar(host.name, parts, f"{format_bytes(max(0, of.free_bytes))} free", of.budget.limit_bytes))
     rest = [each for each in found.services if each.state != RESIDENT]
     others = [Bar(each.name, [(each.state, each.need_bytes)], format_bytes(each.need_bytes)) for each in rest]
     return chart("Plan", [("Memory for models", bars), ("Loaded on demand, or without a place", others)])

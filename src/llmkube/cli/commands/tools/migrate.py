@@ -2,7 +2,7 @@
 
 import itertools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -151,7 +151,7 @@ def _service_findings(subject: str, body: Body, model: Body | None) -> Iterator[
     if model is None:
         name = body["spec"].get("modelRef")
         yield Finding(subject, REFUSED, f'its Model "{name}" is not among these objects, so only its name is checked')
-        yield from _name_findings(subject, body)
+        yield from _changes(subject, _name_changes(body))
         return
     try:
         service, decoded_model = decode(InferenceService, body), decode(Model, model)
@@ -166,62 +166,52 @@ def _service_findings(subject: str, body: Body, model: Body | None) -> Iterator[
         yield Finding(subject, REFUSED, str(error))
         return
     if service.spec.runtime in LLAMACPP_NAMES:
-        yield from _llama_findings(subject, body, on_host=on_host)
-    yield from _name_findings(subject, body)
+        yield from _changes(subject, _llama_changes(body, on_host=on_host))
+    yield from _changes(subject, _name_changes(body))
     if not on_host:
-        yield from _pod_findings(subject, body, model)
+        yield from _changes(subject, _pod_changes(body, model))
 
 
-def _llama_findings(subject: str, body: Body, *, on_host: bool) -> Iterator[Finding]:
+def _changes(subject: str, found: Iterable[tuple[str, str]]) -> Iterator[Finding]:
+    """Yield the findings for changes, each with the setting that keeps the previous behaviour."""
+    return (Finding(subject, CHANGES, message, keep) for message, keep in found)
+
+
+def _llama_changes(body: Body, *, on_host: bool) -> Iterator[tuple[str, str]]:
     spec = body["spec"]
     flags = flags_in(spec.get("extraArgs") or ())
     if "contextSize" not in spec and not flags & _CONTEXT:
         there = f"{_GO_METAL_CONTEXT} tokens" if on_host else "the context that the model was trained with"
         keep = f"spec.contextSize: {_GO_METAL_CONTEXT}" if on_host else 'spec.extraArgs: ["--ctx-size", "0"]'
-        yield Finding(subject, CHANGES, f"context: {there} there, at most {DEFAULT_CONTEXT} here", keep=keep)
+        yield f"context: {there} there, at most {DEFAULT_CONTEXT} here", keep
     if "parallelSlots" not in spec and not flags & _SLOTS and not on_host:
-        message = "slots: the engine's default (4) there, 1 here"
-        yield Finding(subject, CHANGES, message, keep="spec.parallelSlots: 4")
+        yield "slots: the engine's default (4) there, 1 here", "spec.parallelSlots: 4"
 
 
-def _name_findings(subject: str, body: Body) -> Iterator[Finding]:
+def _name_changes(body: Body) -> Iterator[tuple[str, str]]:
     name = str(body["metadata"]["name"])
     theirs, ours = name.replace(".", "-"), service_name(name)
     if theirs != ours:
-        yield Finding(
-            subject,
-            CHANGES,
-            f"name: clients reach it as {theirs} there, as {ours} here",
-            keep=f"a Service {theirs} of type ExternalName for {ours}",
-        )
+        keep = f"a Service {theirs} of type ExternalName for {ours}"
+        yield f"name: clients reach it as {theirs} there, as {ours} here", keep
 
 
-def _pod_findings(subject: str, body: Body, model: Body) -> Iterator[Finding]:
+def _pod_changes(body: Body, model: Body) -> Iterator[tuple[str, str]]:
     spec, gpu = body["spec"], (model["spec"].get("hardware") or {}).get("gpu") or {}
     runtime = spec.get("runtime", "llamacpp")
     if not spec.get("image"):
-        keep = "spec.image, or the chart's workloads.images"
-        yield Finding(subject, CHANGES, f"image: another build of {runtime}", keep=keep)
+        yield f"image: another build of {runtime}", "spec.image, or the chart's workloads.images"
     if not spec.get("priorityClassName"):
         level = spec.get("priority", "normal")
-        yield Finding(
-            subject,
-            CHANGES,
-            f"priority: PriorityClass llmkube-{level} there, which preempts ordinary pods; "
-            f"llmkube-service-{level} here, which does not",
-            keep="the chart's priorityClasses.outrankPods: true",
-        )
+        theirs = f"PriorityClass llmkube-{level} there, which preempts ordinary pods"
+        message = f"priority: {theirs}; llmkube-service-{level} here, which does not"
+        yield message, "the chart's priorityClasses.outrankPods: true"
     if spec.get("multiNode"):
         message = "multiNode: a LeaderWorkerSet here, which is refused while the cluster does not have this kind"
-        yield Finding(subject, CHANGES, message, keep="install https://lws.sigs.k8s.io")
+        yield message, "install https://lws.sigs.k8s.io"
     if gpu.get("vendor") == "amd" and gpu.get("runtime") and not gpu.get("resourceName"):
-        message = "GPU: its pods request devic.es/dri-render there, amd.com/gpu here"
-        yield Finding(
-            subject,
-            CHANGES,
-            message,
-            keep=f"the chart's workloads.gpuResources: {{amd-{gpu['runtime']}: devic.es/dri-render}}",
-        )
+        keep = f"the chart's workloads.gpuResources: {{amd-{gpu['runtime']}: devic.es/dri-render}}"
+        yield "GPU: its pods request devic.es/dri-render there, amd.com/gpu here", keep
 
 
 def _key(body: Body) -> tuple[str, str]:
