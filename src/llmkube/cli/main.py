@@ -17,64 +17,54 @@ _INTERRUPTED = 128 + 2  # the exit code that a shell reports for a program termi
 _VERSION_LINE = f"llmkube {__version__}"
 
 
+def _command(target: str, summary: str) -> Entry:
+    return Entry(f"cli.commands.{target}", summary)
+
+
 SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
     "Serve models": {
-        "run": Entry("cli.commands.services.run:run", "Talk to a model; deploy it first if necessary."),
-        "deploy": Entry(
-            "cli.commands.services.deploy:deploy", "Serve a model under a name, or change how it is served."
-        ),
-        "pull": Entry("cli.commands.services.pull:pull", "Create a Model and fetch its file."),
-        "catalog": Entry("cli.commands.models.catalog:catalog", "Show the models that can be deployed by name."),
-        "scale": Entry("cli.commands.services.objects:scale", "Set the number of replicas; 0 stops the service."),
-        "stop": Entry("cli.commands.services.objects:stop", "Unload a model until the next request."),
-        "restart": Entry("cli.commands.services.objects:restart", "Restart the engine of a service."),
-        "cp": Entry(
-            "cli.commands.services.deploy:copy", "Serve the same model with the same settings under a new name."
-        ),
-        "delete": Entry("cli.commands.services.objects:delete", "Delete InferenceServices (or other objects)."),
-        "apply": Entry("cli.commands.services.any_kind:apply", "Create or change the objects in files, of any kind."),
+        "run": _command("services.run:run", "Talk to a model; deploy it first if necessary."),
+        "deploy": _command("services.deploy:deploy", "Serve a model under a name, or change how it is served."),
+        "pull": _command("services.pull:pull", "Create a Model and fetch its file."),
+        "catalog": _command("models.catalog:catalog", "Show the models that can be deployed by name."),
+        "scale": _command("services.objects:scale", "Set the number of replicas; 0 stops the service."),
+        "stop": _command("services.objects:stop", "Unload a model until the next request."),
+        "restart": _command("services.objects:restart", "Restart the engine of a service."),
+        "cp": _command("services.deploy:copy", "Serve the same model with the same settings under a new name."),
+        "delete": _command("services.objects:delete", "Delete InferenceServices (or other objects)."),
+        "apply": _command("services.any_kind:apply", "Create or change the objects in files, of any kind."),
     },
     "Show state": {
-        "list": Entry("cli.commands.services.listing:list_objects", "List Models and InferenceServices."),
-        "status": Entry("cli.commands.services.objects:status", "Describe an InferenceService (or Model)."),
-        "get": Entry("cli.commands.services.any_kind:get", "Show objects of any kind, as `kubectl get` does."),
-        "ps": Entry("cli.commands.services.ps:ps", "List running engines with their memory and host."),
-        "top": Entry("cli.commands.services.top:top", "Show tokens per second, requests and memory, live."),
-        "queue": Entry("cli.commands.services.ps:queue", "List services that wait for a GPU or for memory."),
-        "logs": Entry("cli.commands.services.logs:logs", "Print the logs of an engine."),
+        "list": _command("services.listing:list_objects", "List Models and InferenceServices."),
+        "status": _command("services.objects:status", "Describe an InferenceService (or Model)."),
+        "get": _command("services.any_kind:get", "Show objects of any kind, as `kubectl get` does."),
+        "ps": _command("services.ps:ps", "List running engines with their memory and host."),
+        "top": _command("services.top:top", "Show tokens per second, requests and memory, live."),
+        "queue": _command("services.ps:queue", "List services that wait for a GPU or for memory."),
+        "logs": _command("services.logs:logs", "Print the logs of an engine."),
     },
     "Use models": {
-        "chat": Entry("cli.commands.inference.chat:chat", "Chat with a served model."),
-        "page": Entry(
-            "cli.commands.programs.background.up_commands:page", "Open the page of `llmkube up` in a browser."
-        ),
-        "launch": Entry("cli.commands.inference.launch:launch", "Start an agent or editor that uses a served model."),
-        "port-forward": Entry(
-            "cli.commands.inference.port_forward:port_forward", "Forward a local port to a service's engine."
-        ),
-        "benchmark": Entry("cli.commands.benchmark.command:benchmark", "Measure a model's speed under load."),
+        "chat": _command("inference.chat:chat", "Chat with a served model."),
+        "page": _command("programs.background.up_commands:page", "Open the page of `llmkube up` in a browser."),
+        "launch": _command("inference.launch:launch", "Start an agent or editor that uses a served model."),
+        "port-forward": _command("inference.port_forward:port_forward", "Forward a local port to a service's engine."),
+        "benchmark": _command("benchmark.command:benchmark", "Measure a model's speed under load."),
     },
     "Model files": {
-        "inspect": Entry(
-            "cli.commands.models.inspect:inspect_model", "Show the metadata of a GGUF file, local or remote."
-        ),
-        "fit": Entry("cli.commands.models.fit:fit", "Show how much memory a model needs, and whether it fits."),
-        "plan": Entry("cli.commands.models.plan_file:plan", "Plan which models a set of hosts would hold."),
-        "cache": Entry(
-            "cli.commands.models.cache:cache", "List, inspect, prune and preload model files on this machine."
-        ),
+        "inspect": _command("models.inspect:inspect_model", "Show the metadata of a GGUF file, local or remote."),
+        "fit": _command("models.fit:fit", "Show how much memory a model needs, and whether it fits."),
+        "plan": _command("models.plan_file:plan", "Plan which models a set of hosts would hold."),
+        "cache": _command("models.cache:cache", "List, inspect, prune and preload model files on this machine."),
     },
     "Long-running programs": {
-        "up": Entry("cli.commands.programs.up:up", "Serve models on this machine, with an embedded Kubernetes API."),
-        "agent": Entry("cli.commands.programs.agent:agent", "Serve a cluster's models on this host."),
-        "controller": Entry("cli.commands.programs.controller:controller", "Serve a cluster's models in its pods."),
-        "router": Entry(
-            "cli.commands.router.command:router", "Run a ModelRouter alone, or explain how it routes a request."
+        "up": _command("programs.up:up", "Serve models on this machine, with an embedded Kubernetes API."),
+        "agent": _command("programs.agent:agent", "Serve a cluster's models on this host."),
+        "controller": _command("programs.controller:controller", "Serve a cluster's models in its pods."),
+        "router": _command("router.command:router", "Run a ModelRouter alone, or explain how it routes a request."),
+        "gateway": _command(
+            "programs.gateway:gateway", "Serve a cluster's InferenceServices at one address, with keys."
         ),
-        "gateway": Entry(
-            "cli.commands.programs.gateway:gateway", "Serve a cluster's InferenceServices at one address, with keys."
-        ),
-        "apiserver": Entry("cli.commands.programs.apiserver:apiserver", "Run the embedded API server alone."),
+        "apiserver": _command("programs.apiserver:apiserver", "Run the embedded API server alone."),
     },
     "Programs that run in pods": {
         "fetch": Entry("programs.fetch_job.fetch:fetch_weights", "Fetch a model into a folder, as a Model's Job does."),
@@ -85,23 +75,23 @@ SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
         "drain": Entry("programs.engine_pod:drain", "Answer a pod's preStop hooks once its engine has no requests."),
     },
     "Manage access and cost": {
-        "cost": Entry("cli.commands.router.cost:cost", "Show tokens, joules and dollars by team, model or host."),
-        "keys": Entry("cli.commands.router.keys:keys", "Issue, list and revoke keys for clients."),
+        "cost": _command("router.cost:cost", "Show tokens, joules and dollars by team, model or host."),
+        "keys": _command("router.keys:keys", "Issue, list and revoke keys for clients."),
     },
     "Tools": {
-        "doctor": Entry("cli.commands.doctor.command:doctor", "Diagnose this host and suggest fixes."),
-        "verify": Entry("cli.commands.verify.command:verify", "Try what is promised of a Mac or a GPU."),
-        "convert": Entry(
-            "cli.commands.tools.migrate:convert_manifests",
+        "doctor": _command("doctor.command:doctor", "Diagnose this host and suggest fixes."),
+        "verify": _command("verify.command:verify", "Try what is promised of a Mac or a GPU."),
+        "convert": _command(
+            "tools.migrate:convert_manifests",
             "Convert files of llama-swap, llama.cpp, Ollama or the first API to objects.",
         ),
-        "migrate": Entry(
-            "cli.commands.tools.migrate:migrate", "Check what changes for objects that the Go implementation serves."
+        "migrate": _command(
+            "tools.migrate:migrate", "Check what changes for objects that the Go implementation serves."
         ),
-        "crds": Entry("cli.commands.tools.crds:crds", "Print the CustomResourceDefinitions as YAML."),
-        "rbac": Entry("cli.commands.tools.rbac:rbac", "Print the roles that a program needs in a cluster."),
-        "completion": Entry("cli.commands.tools.man:completion", "Print a shell script that completes commands."),
-        "man": Entry("cli.commands.tools.man:man", "Write a manual page for each command."),
+        "crds": _command("tools.crds:crds", "Print the CustomResourceDefinitions as YAML."),
+        "rbac": _command("tools.rbac:rbac", "Print the roles that a program needs in a cluster."),
+        "completion": _command("tools.man:completion", "Print a shell script that completes commands."),
+        "man": _command("tools.man:man", "Write a manual page for each command."),
         "version": Entry("cli.main:version", "Print the version."),
     },
 }
