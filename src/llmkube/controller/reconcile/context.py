@@ -179,6 +179,10 @@ class Context:
         self.quotas = StatusWriter(self.client, GPUQuota)
         self.pool_statuses = StatusWriter(self.client, ModelPool)
 
+    def model_of(self, service: InferenceService) -> Model | None:
+        """Return the Model that a service refers to, if it exists."""
+        return self.informers.models.get(Key(service.key.namespace, service.spec.model_ref))
+
     def enqueue_all(self) -> None:
         """Reconcile everything: hosts rarely come and go, and any object may be affected."""
         self.queues.models.add_all(model.key for model in self.informers.models.values())

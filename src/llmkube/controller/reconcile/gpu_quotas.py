@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from llmkube.controller.reconcile.context import Context, PodContext, WorkloadPlan
+from llmkube.controller.reconcile.context import Context, PodContext
 from llmkube.controller.reconcile.model_pools import PoolBook
 from llmkube.controller.reconcile.rollout_gate import deployment_of
 from llmkube.controller.reconcile.workload_plans import plan_workload
@@ -22,7 +22,6 @@ from llmkube.controller.status.gpu_quota import (
     declared_gpu_bytes,
     quota_status,
 )
-from llmkube.controller.status.pod_service_status import ServiceFacts
 from llmkube.controller.status.scale import next_replicas
 from llmkube.controller.status.service_status import weight_of
 from llmkube.k8s.codec import encode
@@ -100,11 +99,11 @@ class QuotaBook:
         """Return the GPUs of a service; None if it has none and asks for none, or if Kueue admits it."""
         key, context = service.key, self.context
         service = self.pools.as_member(service)
-        model = context.informers.models.get(Key(key.namespace, service.spec.model_ref))
+        model = context.model_of(service)
         on_hosts = model is not None and service.spec.hosts is None and context.settings.is_for_hosts(model)
         if queue_labels(service) or on_hosts or service.metadata.deletion_timestamp:
             return None
-        workload = plan_workload(context, service, model) if model is not None else WorkloadPlan(ServiceFacts())
+        workload = plan_workload(context, service, model)
         plan, live, scaling = workload.facts.plan, deployment_of(context, service), service.spec.autoscaling
         group = service.spec.multi_node
         per_pod = live_gpus(live, besides=group.rdma_resource if group is not None else None)

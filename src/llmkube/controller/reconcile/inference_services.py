@@ -71,7 +71,7 @@ class PodServices:
         """Create or update a service's pods, and write its status; `part` is the part that hosts serve."""
         if cached.spec.multi_node is not None and not self.context.optional.has_checked(LeaderWorkerSet):
             return  # every service is reconciled once that is known
-        workload = plan_workload(self.context, cached, model) if model is not None else WorkloadPlan(ServiceFacts())
+        workload = plan_workload(self.context, cached, model)
         if (pool := self.pools.pool_of(cached)) is not None:
             self.pools.decide(pool)
         service = self.pools.as_member(cached)
@@ -300,7 +300,7 @@ class ServiceReconciler:
             return  # every service is reconciled once Models are listed
         if self.in_pods is None:
             on_hosts = cached.on_hosts
-            await self._reconcile_on_hosts(on_hosts, model if on_hosts is cached else self._model_of(on_hosts))
+            await self._reconcile_on_hosts(on_hosts, model if on_hosts is cached else self.context.model_of(on_hosts))
         else:
             await self._reconcile_by_placement(cached, model, self.in_pods)
 
@@ -323,15 +323,14 @@ class ServiceReconciler:
         reports = (known.slices.cache, known.host_claims.cache, self.context.hosts.leases)
         return all(one.synced.is_set() for one in reports)
 
-    def _model_of(self, service: InferenceService) -> Model | None:
-        return self.context.informers.models.get(Key(service.key.namespace, service.spec.model_ref))
-
     def _host_part(self, service: InferenceService) -> HostPart:
         if not self._hosts_are_known:
             return unknown_host_part(service)
         known, live, settings = self.context.informers, self.context.hosts.tracker.hosts, self.context.settings
         slices, holders = known.slices_of(service.key), known.holders(service.key)
-        return assess_host_part(service, self._model_of(service), slices, live, holders=holders, settings=settings)
+        return assess_host_part(
+            service, self.context.model_of(service), slices, live, holders=holders, settings=settings
+        )
 
     async def _reconcile_on_hosts(self, cached: InferenceService, model: Model | None) -> None:
         settings, known, writer = self.context.settings, self.context.informers, self.context.services

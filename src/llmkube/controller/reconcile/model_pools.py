@@ -12,7 +12,7 @@ import attrs
 import trio
 
 from llmkube.base.units import parse_duration
-from llmkube.controller.reconcile.context import Context, PodContext, WorkloadPlan
+from llmkube.controller.reconcile.context import Context, PodContext
 from llmkube.controller.reconcile.pod_polling import are_idle
 from llmkube.controller.reconcile.rollout_gate import deployment_of
 from llmkube.controller.reconcile.workload_plans import plan_workload
@@ -27,10 +27,8 @@ from llmkube.controller.status.model_pool import (
     pool_status,
     waiting_denial,
 )
-from llmkube.controller.status.pod_service_status import ServiceFacts
 from llmkube.controller.status.service_status import weight_of
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.sharing import ModelPool
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.conditions import settle
@@ -131,9 +129,9 @@ class PoolBook:
             self.context.queues.pools.add_nowait(pool.key)
         if _MOVING & set(decision.turns.values()):
             self.context.queues.pools.add_after(pool.key, POLL_SECONDS)
-            moving = [one.key for one in members if one.replicas]
-            for key in moving:
-                self.context.queues.services.add_after(key, POLL_SECONDS)
+            for one in members:
+                if one.replicas:
+                    self.context.queues.services.add_after(one.key, POLL_SECONDS)
 
     def members(self, pool: ModelPool) -> tuple[list[Member], Mapping[Key, Turn]]:
         """Return the members of a pool that take turns, and their turns."""
@@ -153,8 +151,7 @@ class PoolBook:
     def _observe(self, pool: ModelPool, service: InferenceService, now: float) -> Member:
         """Return the state of a member, with what is remembered of it."""
         key, spec, live = service.key, service.spec, deployment_of(self.context, service)
-        model = _model_of(self.context, service)
-        workload = plan_workload(self.context, service, model) if model is not None else WorkloadPlan(ServiceFacts())
+        workload = plan_workload(self.context, service, self.context.model_of(service))
         gpus = workload.facts.plan.resources.gpu_count if workload.facts.plan is not None else 0
         most = max(spec.autoscaling.max_replicas if spec.autoscaling is not None else 0, spec.replicas)
         wanted = self.context.wanted.wants(key, now)
@@ -189,12 +186,8 @@ def _first_pool(context: Context, service: Key) -> ModelPool | None:
     return next(iter(known.pools.pick(known.pools_by_service.keys(service))), None)
 
 
-def _model_of(context: Context, service: InferenceService) -> Model | None:
-    return context.informers.models.get(Key(service.key.namespace, service.spec.model_ref))
-
-
 def _is_on_hosts(context: Context, service: InferenceService) -> bool:
-    model = _model_of(context, service)
+    model = context.model_of(service)
     return service.spec.hosts is not None or (model is not None and context.settings.is_for_hosts(model))
 
 
@@ -203,7 +196,7 @@ def _obstacle(context: Context, pool: ModelPool, name: str) -> str:
     service = context.informers.services.get(Key(pool.key.namespace, name))
     if service is None or service.metadata.deletion_timestamp:
         return "there is no such InferenceService"
-    first, model = _first_pool(context, service.key), _model_of(context, service)
+    first, model = _first_pool(context, service.key), context.model_of(service)
     if first is not None and first.key != pool.key:
         return f"it is a member of ModelPool {first.key.name} already"
     if _is_on_hosts(context, service):

@@ -145,7 +145,7 @@ class PodRouters:
             if secret_ref is not None:
                 key_file = f"{KEYS_FOLDER}/services/{name}"
                 keys.append(KeyFile(path=key_file, secret=secret_ref.name, key=secret_ref.key))
-            model = self.context.informers.models.get(Key(router.key.namespace, service.spec.model_ref))
+            model = self.context.model_of(service)
             return ResolvedService.of(service, model, base_url=self._base_url(service), key_file=key_file)
 
         compiled = compile_router(router, resolve, keys_folder=KEYS_FOLDER)

@@ -38,8 +38,10 @@ _NO_GROUPS: Final = (
 )
 
 
-def plan_workload(context: PodContext, service: InferenceService, model: Model) -> WorkloadPlan:
-    """Return the plan of a service's pods, with the reason if there can be none yet."""
+def plan_workload(context: PodContext, service: InferenceService, model: Model | None) -> WorkloadPlan:
+    """Return the plan of a service's pods, with the reason if there can be none yet; an empty one without a Model."""
+    if model is None:
+        return WorkloadPlan(ServiceFacts())
     drafts = tuple(context.informers.models.get(Key(service.key.namespace, name)) for name in drafts_of(service))
     groups = context.pods.groups.is_known
     inputs = (service.metadata.uid, service.metadata.generation, model, drafts, groups)

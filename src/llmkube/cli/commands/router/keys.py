@@ -15,15 +15,15 @@ import click
 from llmkube.base.errors import UserError
 from llmkube.base.times import utcnow
 from llmkube.base.units import parse_duration
+from llmkube.cli.object_names import find
 from llmkube.cli.options import cluster_options, output_option
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, ClusterFlags, run_against
 from llmkube.cli.view import formats, output
 from llmkube.k8s.builtins import Secret
 from llmkube.k8s.crd.meta import ObjectMeta
-from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.resource import Key
 from llmkube.programs.failures import CommandError, ExitCode
-from llmkube.programs.options import HELP, Decorator, command
+from llmkube.programs.options import HELP, command
 from llmkube.programs.router_host.secret_files import key_texts
 from llmkube.router.auth.client_key import digest_of_key
 from llmkube.router.auth.issued_keys import ISSUED_IN, NAME, IssuedKey, parse_key_file, parse_key_line, shown_time
@@ -39,8 +39,9 @@ def keys() -> None:
     """Issue, list and revoke keys for the clients of routers and gateways."""
 
 
-def _secret_option() -> Decorator:
-    return click.option("--secret", metavar="NAME", default=ISSUED_IN, show_default=True, help="Secret of the keys.")
+_secret_option: Final = click.option(
+    "--secret", metavar="NAME", default=ISSUED_IN, show_default=True, help="Secret of the keys."
+)
 
 
 @command("issue", keys)
@@ -48,7 +49,7 @@ def _secret_option() -> Decorator:
 @click.option("--team", default="clients", show_default=True, help="Team of the holder, for budgets and policy.")
 @click.option("--models", metavar="A,B", help="Models that the key may use; * for any text. Default: every model.")
 @click.option("--until", metavar="DATE|DURATION", help="Last day (UTC), or time until expiry. Default: no expiry.")
-@_secret_option()
+@_secret_option
 @cluster_options()
 def issue(*, name: str, team: str, models: str | None, until: str | None, secret: str, where: ClusterFlags) -> None:
     """Create a key, print it once on standard output, and store its digest in a Secret.
@@ -81,14 +82,14 @@ def issue(*, name: str, team: str, models: str | None, until: str | None, secret
 
 
 @command("list", keys)
-@_secret_option()
+@_secret_option
 @cluster_options()
 @output_option("json", "yaml")
 def list_keys(*, secret: str, where: ClusterFlags, form: str) -> None:
     """List the holders of keys, with their models and expiry; keys themselves are not stored."""
 
     async def action(cluster: Cluster) -> Texts:
-        return key_texts(await _read(cluster, secret))
+        return key_texts(await find(cluster.client, Secret, Key(cluster.namespace, secret)))
 
     now = utcnow().timestamp()
     rows = [_as_data(team, each, now) for team, each in _keys_in(run_against(where, action, seconds=ANSWER_SECONDS))]
@@ -103,7 +104,7 @@ def list_keys(*, secret: str, where: ClusterFlags, form: str) -> None:
 
 @command("revoke", keys)
 @click.argument("name")
-@_secret_option()
+@_secret_option
 @cluster_options()
 def revoke(*, name: str, secret: str, where: ClusterFlags) -> None:
     """Revoke the keys of a holder.
@@ -146,7 +147,7 @@ _MAX_TIME: Final = 253370764800  # the start of the year 9999
 
 async def _edit(cluster: Cluster, name: str, change: Callable[[Texts], None]) -> None:
     """Change the entries of a Secret; fails, without a change, if somebody else changes it meanwhile."""
-    secret = await _read(cluster, name)
+    secret = await find(cluster.client, Secret, Key(cluster.namespace, name))
     before, texts = key_texts(secret), key_texts(secret)
     change(texts)
     changes: Any = {team: _encoded(text) for team, text in texts.items() if text != before.get(team)}
@@ -156,13 +157,6 @@ async def _edit(cluster: Cluster, name: str, change: Callable[[Texts], None]) ->
     else:
         patch = {"metadata": {"resourceVersion": secret.metadata.resource_version}, "data": changes}
         await cluster.client.patch(Secret, secret.key, patch, field_manager=FIELD_MANAGER)
-
-
-async def _read(cluster: Cluster, name: str) -> Secret | None:
-    try:
-        return await cluster.client.get(Secret, Key(cluster.namespace, name))
-    except NotFoundError:
-        return None
 
 
 def _encoded(text: str) -> Any:
