@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 import attrs
 
-from llmkube.k8s.crd.meta import ObjectMeta
+from llmkube.k8s.crd.meta import GROUP, VERSION, ObjectMeta
 from llmkube.k8s.fields import Wired
 
 
@@ -77,6 +77,15 @@ class Resource:
 @functools.lru_cache(maxsize=4096)
 def _quoted(part: str) -> str:
     return urllib.parse.quote(part, safe="")
+
+
+def own_resource(kind: str, short_name: str, *further: str) -> Resource:
+    """Return the coordinates of a kind of LLMKube's; `further` are its subresources besides `status`."""
+    plural, subresources = f"{kind.lower()}s", ("status", *further)
+    short_names, categories = (short_name,), ("llmkube",)
+    return Resource(
+        GROUP, VERSION, kind, plural, short_names=short_names, subresources=subresources, categories=categories
+    )
 
 
 @attrs.frozen(order=True)

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Final
 
 import attrs
 
-from llmkube.k8s.crd.meta import GROUP, NAMED, VERSION, APIKeySecretRef, Condition, LocalObjectReference
+from llmkube.k8s.crd.meta import NAMED, APIKeySecretRef, Condition, LocalObjectReference
 from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, RUNTIME_NAMES
 from llmkube.k8s.crd.placement import (
     SLO,
@@ -35,7 +35,7 @@ from llmkube.k8s.crd.serving import (
     VLLMConfig,
 )
 from llmkube.k8s.fields import REQUIRED, Column, Rule, SchemaFacts, Wired, field
-from llmkube.k8s.resource import Object, Resource
+from llmkube.k8s.resource import Object, Resource, own_resource
 
 PRIORITIES: Final = ("batch", "low", "normal", "high", "critical")  # lowest first
 MODES: Final = ("chat", "embedding", "rerank")
@@ -299,15 +299,7 @@ class InferenceServiceStatus(Wired):
 class InferenceService(Object):
     """A Model being served under a name."""
 
-    RESOURCE: ClassVar[Resource] = Resource(
-        GROUP,
-        VERSION,
-        "InferenceService",
-        "inferenceservices",
-        short_names=("isvc",),
-        subresources=("status", "scale"),
-        categories=("llmkube",),
-    )
+    RESOURCE: ClassVar[Resource] = own_resource("InferenceService", "isvc", "scale")
     # For `kubectl scale` and autoscalers: the paths of the replica count and of the pods' selector.
     SCALE: ClassVar = {
         "specReplicasPath": ".spec.replicas",

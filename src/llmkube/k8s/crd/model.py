@@ -5,10 +5,10 @@ from typing import Any, ClassVar, Final
 
 import attrs
 
-from llmkube.k8s.crd.meta import GROUP, VERSION, Condition, LocalObjectReference
+from llmkube.k8s.crd.meta import Condition, LocalObjectReference
 from llmkube.k8s.crd.placement import Hardware, ModelResources
 from llmkube.k8s.fields import REQUIRED, Column, Rule, SchemaFacts, Wired, field
-from llmkube.k8s.resource import Object, Resource
+from llmkube.k8s.resource import Object, Resource, own_resource
 
 FORMATS: Final = ("gguf", "mlx", "safetensors", "pytorch", "custom")
 REFRESH_POLICIES: Final = ("IfNotPresent", "OnChange")
@@ -115,9 +115,7 @@ class ModelStatus(Wired):
 class Model(Object):
     """Weights that services can refer to by name."""
 
-    RESOURCE: ClassVar[Resource] = Resource(
-        GROUP, VERSION, "Model", "models", short_names=("mdl",), subresources=("status",), categories=("llmkube",)
-    )
+    RESOURCE: ClassVar[Resource] = own_resource("Model", "mdl")
     COLUMNS: ClassVar = (
         Column("Phase", ".status.phase"),
         Column("Size", ".status.size"),

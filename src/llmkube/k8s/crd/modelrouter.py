@@ -6,11 +6,11 @@ from typing import Any, ClassVar, Final
 import attrs
 
 from llmkube.k8s.crd.inferenceservice import GatewayStatus
-from llmkube.k8s.crd.meta import DECIMAL, DURATION, GROUP, VERSION, Condition, LocalObjectReference
+from llmkube.k8s.crd.meta import DECIMAL, DURATION, Condition, LocalObjectReference
 from llmkube.k8s.crd.placement import EndpointSpec, GatewayReference
 from llmkube.k8s.crd.router_policy import DATA_CLASS, MAX_CLASSES, NAME_CHARACTERS, ROUTER_NAME, RouterPolicy
 from llmkube.k8s.fields import REQUIRED, Column, Rule, SchemaFacts, Wired, field
-from llmkube.k8s.resource import Object, Resource
+from llmkube.k8s.resource import Object, Resource, own_resource
 
 ROUTER_PHASES: Final = ("Pending", "Provisioning", "Ready", "Degraded", "Failed")
 
@@ -328,15 +328,7 @@ class ModelRouterSpec(Wired):
 class ModelRouter(Object):
     """One endpoint for local and external models."""
 
-    RESOURCE: ClassVar[Resource] = Resource(
-        GROUP,
-        VERSION,
-        "ModelRouter",
-        "modelrouters",
-        short_names=("mr",),
-        subresources=("status",),
-        categories=("llmkube",),
-    )
+    RESOURCE: ClassVar[Resource] = own_resource("ModelRouter", "mr")
     COLUMNS: ClassVar = (
         Column("Phase", ".status.phase"),
         Column("Endpoint", ".status.endpoint"),

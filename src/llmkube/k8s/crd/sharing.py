@@ -6,9 +6,9 @@ from typing import ClassVar, Final
 import attrs
 
 from llmkube.k8s.crd.inferenceservice import PRIORITIES, SERVICE_PHASES
-from llmkube.k8s.crd.meta import DURATION, GROUP, NAME_BYTES, VERSION, Condition, LocalObjectReference
+from llmkube.k8s.crd.meta import DURATION, NAME_BYTES, Condition, LocalObjectReference
 from llmkube.k8s.fields import REQUIRED, Column, Rule, SchemaFacts, Wired, field
-from llmkube.k8s.resource import Key, Object, Resource
+from llmkube.k8s.resource import Key, Object, Resource, own_resource
 
 POOL_PHASES: Final = ("Pending", "Ready", "Swapping", "Degraded")
 STICKY: Final = "sticky"
@@ -89,15 +89,7 @@ class ModelPoolStatus(Wired):
 class ModelPool(Object):
     """Services that take turns on the same GPUs."""
 
-    RESOURCE: ClassVar[Resource] = Resource(
-        GROUP,
-        VERSION,
-        "ModelPool",
-        "modelpools",
-        short_names=("mpool",),
-        subresources=("status",),
-        categories=("llmkube",),
-    )
+    RESOURCE: ClassVar[Resource] = own_resource("ModelPool", "mpool")
     COLUMNS: ClassVar = (
         Column("Policy", ".spec.swapPolicy"),
         Column("Resident", ".status.residentMember"),
@@ -204,9 +196,7 @@ class GPUQuotaStatus(Wired):
 class GPUQuota(Object):
     """A limit of the GPUs of one or several namespaces."""
 
-    RESOURCE: ClassVar[Resource] = Resource(
-        GROUP, VERSION, "GPUQuota", "gpuquotas", short_names=("gq",), subresources=("status",), categories=("llmkube",)
-    )
+    RESOURCE: ClassVar[Resource] = own_resource("GPUQuota", "gq")
     COLUMNS: ClassVar = (
         Column("GPU Count", ".spec.gpuCount", "integer"),
         Column("Used GPUs", ".status.usedGPUCount", "integer"),
