@@ -34,6 +34,18 @@ VIEWS = {
 """The views, and a part of each that it has once it shows the state."""
 
 
+class Patient:
+    """A browser whose pages wait as long as a slow machine needs."""
+
+    def __init__(self, browser):
+        self.browser = browser
+
+    def new_page(self, **options):
+        page = self.browser.new_page(**options)
+        page.set_default_timeout(300_000)
+        return page
+
+
 def wait_live(page):
     """Wait until the page shows the state of the server."""
     page.wait_for_selector("#connection:has-text('Live: ')")
@@ -196,7 +208,7 @@ def main():
         with sync_playwright() as driver:
             browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu", rules])
             for name in task["parts"]:
-                globals()[name](browser, task, found)
+                globals()[name](Patient(browser), task, found)
             browser.close()
     sys.stdout.write(json.dumps(found))
 

@@ -33,3 +33,4 @@ async def test_converted_models_answer_under_their_old_names(tmp_path):
             body = {"model": name, "messages": [{"role": "user", "content": "What is LLMKube?"}], "max_tokens": 4}
             status, answer = await post(f"{gateway}/v1/chat/completions", body)
             assert (status, answer.get("usage", {}).get("completion_tokens")) == (200, 4), answer
+            assert answer["model"] == name

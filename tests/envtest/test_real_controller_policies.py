@@ -2,7 +2,7 @@
 
 import functools
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -26,6 +26,8 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.errors import ApiError, ForbiddenError
 from llmkube.k8s.workloads import Deployment, PersistentVolumeClaim
 from llmkube.programs.config import ALLOWANCES
+from llmkube.programs.gateway.rights import PROGRAM as FRONT_DOOR
+from llmkube.programs.gateway.rights import gateway_policies
 from llmkube.runtimes.registry import container_plan_for
 
 pytestmark = pytest.mark.envtest
@@ -83,25 +85,32 @@ class Thief:
 
 
 @asynccontextmanager
-async def open_thief(client: Client, kubeconfig: Any, namespace: str, **allowed: Any) -> AsyncIterator[Thief]:
+async def open_thief(
+    client: Client,
+    kubeconfig: Any,
+    namespace: str,
+    program: str = "llmkube-controller",
+    policies: Callable[[str], list[dict[str, Any]]] = controller_policies,
+    **allowed: Any,
+) -> AsyncIterator[Thief]:
     """Give an account all rights, install the policies for it, and wait until the server enforces the last one."""
     system = f"{namespace}-{len(allowed)}"
-    account = {"kind": "ServiceAccount", "name": "llmkube-controller", "namespace": system}
+    account = {"kind": "ServiceAccount", "name": program, "namespace": system}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}
     path = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
     await client.request_json("POST", path, body={"metadata": {"name": system}, "subjects": [account], "roleRef": role})
-    installed = controller_policies(system)
+    installed = policies(system)
     for manifest in installed:
         for variable in manifest["spec"].get("variables", ()):  # as the chart does
             variable["expression"] = str(allowed.get(variable["name"], variable["expression"]))
     try:
         for manifest in installed:
             await put(client, manifest)
-        async with open_impersonated(kubeconfig, system, "llmkube-controller") as (stolen, _):
+        async with open_impersonated(kubeconfig, system, program) as (stolen, _):
             thief = Thief(stolen, namespace)
             with trio.fail_after(READY_SECONDS):
-                probes = (one("Namespace", "elsewhere"), one("ConfigMap"), broken_pod(), one("Lease", spec={}))
-                for manifest in (*probes, event(namespace)):
+                probes = (one("Namespace", "elsewhere"), one("ConfigMap"), broken_pod(), event(namespace))
+                for manifest in (one("Lease", spec={}), *(probes if policies is controller_policies else ())):
                     while not await _is_refused(thief, manifest):
                         await trio.sleep(0.1)
             yield thief
@@ -249,3 +258,11 @@ async def test_t11_no_object_of_others(client, crds, namespace, real_kubeconfig)
             await thief.client.request_json("PATCH", model, body={"spec": {"source": "https://evil.example/m.gguf"}},
                                             content_type=MERGE)  # fmt: skip
     await admin.patch("ConfigMap", "theirs", {"data": {"a": "b"}})  # nobody else is confined
+
+
+async def test_a_stolen_front_door_writes_its_own_lease_only(client, real_kubeconfig, namespace):
+    """No Lease of a host, of a claim or of an election: a role alone cannot limit the names of what it creates."""
+    async with open_thief(client, real_kubeconfig, namespace, FRONT_DOOR.name, gateway_policies) as thief:
+        await thief.create(one("Lease", "llmkube-gateway", spec={}))
+        for name in ("mac", "claim.default.chat", "llmkube-controller"):
+            await thief.refused("only write the Lease llmkube-gateway", thief.create(one("Lease", name, spec={})))

@@ -333,8 +333,8 @@ class _Up(Generic[T]):
                     if lan is not None:
                         if lan.keys is not None:
                             await support.start(lan.follow_issued_keys, server.client, self.rng)
-                        lan_page = with_page(lan.identified(handler), False)
-                        serve_lan = partial(serve, lan_page, judge=in_dialect(lan.judge))
+                        lan_handler = lan.identified(with_page(handler, False))
+                        serve_lan = partial(serve, lan_handler, judge=in_dialect(lan.judge))
                         support.start_soon(
                             run_lan_listener,
                             lan.port,

@@ -135,6 +135,12 @@ class LaunchPlan:
         """Name of its program among those of a host: the runtime, or `generic/NAME` for an engine of the owner's."""
         return f"{self.runtime}/{self.engine}" if self.engine else self.runtime
 
+    @property
+    def reported_model(self) -> str:
+        """Model id in the engine's answers; llama.cpp's server sorts the names of `--alias`, and reports the first."""
+        named = self.argv.index("--alias") + 1 if self.runtime == "llamacpp" and "--alias" in self.argv else 0
+        return min(self.argv[named].split(",")) if named else self.alias
+
     def render(self, engine: EngineInfo, *, model: str, host: str, port: int, keys: str) -> tuple[str, ...]:
         """Return argv for the start of this engine, with every placeholder filled."""
         fill = {

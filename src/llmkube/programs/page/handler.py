@@ -10,6 +10,7 @@ A page at another address cannot read or write: its `Origin` differs from `Host`
 machine (DNS rebinding) has a name that is not near. A frame is refused by `frame-ancestors`.
 """
 
+import contextlib
 import hashlib
 import hmac
 from collections.abc import Awaitable, Callable, Mapping
@@ -32,6 +33,7 @@ from llmkube.programs.page.feed import KEEP_ALIVE_SECONDS, MAX_VIEWERS, UPDATE_S
 from llmkube.programs.page.requests import RecentRequests
 from llmkube.programs.page.tail import POLL_SECONDS, open_log
 from llmkube.router.auth.client_key import is_read_only
+from llmkube.router.client_models import client_of
 from llmkube.router.dispatch.relay import refuse
 from llmkube.router.origin_policy import names_near_host
 from llmkube.router.refusals import RefusedError, refused
@@ -94,6 +96,7 @@ class Page:
         files: The result of `load_files`.
         other: Handles the other requests.
         requests: The last requests.
+        places: One for each viewer of this listener.
         control: Actions and logs; None for a page that only shows.
     """
 
@@ -102,6 +105,7 @@ class Page:
     other: StreamHandler
     requests: RecentRequests
     control: Control | None = None
+    places: trio.Semaphore = attrs.field(factory=lambda: trio.Semaphore(MAX_VIEWERS))
 
     async def __call__(self, exchange: StreamExchange) -> None:
         """Answer one request."""
@@ -141,10 +145,16 @@ class Page:
         return self.control
 
     async def _send_events(self, exchange: StreamExchange) -> None:
-        if self.feed.viewers >= MAX_VIEWERS:
-            raise refused(503, f"{MAX_VIEWERS} pages are open", "too_many_pages", {"Retry-After": "30"})
+        if (client := client_of(exchange)) is not None and client.models:
+            raise refused(403, "the page shows all models, and this key is limited to some", "model_not_allowed")
+        try:
+            self.places.acquire_nowait()
+        except trio.WouldBlock:
+            raise refused(503, f"{MAX_VIEWERS} pages are open", "too_many_pages", {"Retry-After": "30"}) from None
         last = exchange.head.lines.get("last-event-id") or ""
-        with self.feed.open_viewer(last) as viewer:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.places.release)
+            viewer = stack.enter_context(self.feed.open_viewer(last))
             async with exchange.stream(200, _EVENTS) as send:
                 while True:
                     await send(await viewer.next_events())

@@ -419,7 +419,7 @@ class Attempt:
             "the engine is loading the model",
             *running.record.address,
             child.pid,
-            launch.plan.alias,
+            launch.plan.reported_model,
             api_key=running.record.api_key,
             mode=launch.plan.mode,
             engine=launch.plan.runtime,

@@ -12,6 +12,7 @@ from llmkube.controller.policies import controller_policies
 from llmkube.k8s.rbac import ALL_NAMES, rbac_manifests
 from llmkube.k8s.wire.names import host_id
 from llmkube.programs.gateway import rights as gateway_rights
+from llmkube.programs.gateway.rights import gateway_policies
 from llmkube.programs.options import command
 from llmkube.supervisor import rights as agent_rights
 from llmkube.supervisor.host_policies import host_policies
@@ -60,10 +61,10 @@ def rbac(
 ) -> None:
     """Print the ServiceAccount, roles and bindings that a program needs.
 
-    `policies` prints the admission policies that confine each host to its own objects, and the controller to objects
-    that LLMKube's kinds own and to pods without further privileges. A controller with --allow or --host-path needs them
-    in the variables `allow` and `hostPaths` of the policy for pods, where the chart writes them. They need Kubernetes
-    1.31 or later.
+    `policies` prints the admission policies that confine each host to its own objects, the controller to objects
+    that LLMKube's kinds own and to pods without further privileges, and the front door to its Lease. A controller with
+    --allow or --host-path needs them in the variables `allow` and `hostPaths` of the policy for pods, where the chart
+    writes them. They need Kubernetes 1.31 or later.
 
     To install them: llmkube rbac agent | kubectl apply --server-side -f -
     """
@@ -74,7 +75,8 @@ def rbac(
     if program == "policies":
         if namespace or all_namespaces:
             raise UserError("-n and -A do not apply to the policies, which are for all hosts; leave them out")
-        manifests = host_policies(lease_namespace) + controller_policies(lease_namespace)
+        writers = (host_policies, controller_policies, gateway_policies)
+        manifests = [each for policies in writers for each in policies(lease_namespace)]
     elif program in _OTHERS:
         manifests = rbac_manifests(_OTHERS[program], system_namespace=lease_namespace, namespace=namespace)
     else:
