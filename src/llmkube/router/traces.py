@@ -100,7 +100,7 @@ class Recorder(Protocol):
 
 Batch = Sequence[tuple[Trace, Span]]
 Export = Callable[[Batch, float], bool]
-"""Sends spans; returns whether the collector has taken them. The number is the wall clock at Trio's time 0."""
+"""Exports spans, given the wall-clock time of Trio's time 0; returns whether they were accepted."""
 
 Judge = Callable[[str, int, bool, str], bool]
 """Decides whether a trace is sampled, from its ID, the client's span (0 for none), its decision and its state."""

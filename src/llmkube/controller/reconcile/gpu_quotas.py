@@ -46,7 +46,7 @@ class QuotaBook:
     _decision: Decision = attrs.field(factory=Decision, init=False)
 
     def admit(self, service: InferenceService) -> Denial | None:
-        """Return why a service may not use the GPUs that it asks for now; if it may, they are its own from now on."""
+        """Admit a service's request for GPUs and reserve them; return the reason if it is denied."""
         self.update(service)
         denial, demand = self._decision.denials.get(service.key), self._demands.get(service.key)
         if denial is None and demand is not None and demand.asked > demand.held:
@@ -155,7 +155,7 @@ class QuotaReconciler:
     book: QuotaBook | None = None
 
     async def reconcile(self, key: Key) -> None:
-        """Decide again on all services, and report the usage of one quota."""
+        """Update the admission of all services, and write the status of one quota."""
         context, writer = self.context, self.context.quotas
         if isinstance(context, PodContext) and self.book is not None:
             if not (context.pods.can_make_services and context.informers.models.is_known):

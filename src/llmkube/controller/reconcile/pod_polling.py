@@ -74,7 +74,7 @@ async def read_usage(plan: ContainerPlan, pods: Iterable[Pod]) -> frozenset[str]
 
 
 async def seconds_idle(context: PodContext, service: InferenceService, plan: ContainerPlan, replicas: int) -> float:
-    """Return for how long a service that is loaded on request has had none; 0 if that is not known.
+    """Return the idle time of a service that is loaded on request, in seconds; 0 if it is unknown.
 
     The service is reconciled again when its engines are to be queried next.
     """

@@ -179,7 +179,7 @@ def as_member(service: InferenceService, pool: ModelPool | None) -> InferenceSer
 def waiting_denial(pool: ModelPool, turns: Mapping[Key, Turn]) -> Denial:
     """Return why a member has no pods although requests need it."""
     has = [key.name for key, turn in sorted(turns.items()) if turn not in {Turn.RESTS, Turn.WAITS}]
-    who = f"{', '.join(has)} has its GPUs" if has else "pods of another member still end"
+    who = f"{', '.join(has)} uses its GPUs" if has else "pods of another member are still ending"
     return Denial(pool.key, Reason.WAITING_FOR_POOL, f"ModelPool {pool.key}: {who}")
 
 

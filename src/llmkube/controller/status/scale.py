@@ -32,7 +32,7 @@ def goes_to_zero(service: InferenceService) -> bool:
 
 
 def is_patched(service: InferenceService) -> bool:
-    """Return whether the number of a service's pods is not part of the manifest of its Deployment."""
+    """Return whether the manifest of a service's Deployment omits `replicas`."""
     spec = service.spec
     is_stopped = spec.suspend or not spec.replicas
     return not is_stopped and (goes_to_zero(service) or (spec.autoscaling is not None and spec.multi_node is None))

@@ -38,7 +38,7 @@ OUTCOMES: Final = frozenset(
 
 _KINDS: Final = ("prompt", "completion", "cached")
 MAX_TEAMS: Final = 100
-"""Teams with series of their own: a token may name any team."""
+"""Maximum number of teams with series of their own, because a token may name any team."""
 
 
 class RouterMetrics:

@@ -19,7 +19,7 @@ TIMES: Final = {"timeToFirstToken": "first token", "timeBetweenTokens": "between
 METRICS: Final = {**TIMES, "tokensPerSecond": "tokens/s each"}
 RESAMPLES: Final = 1000
 LEAST_SECONDS: Final = 1e-4
-"""Shorter times are compared as this one: they are below what this program can measure."""
+"""Lower bound of compared times: the resolution of this program."""
 FORMAT: Final = 1
 """Version of the JSON data."""
 

@@ -119,7 +119,7 @@ class Placed:
 
 @attrs.frozen
 class Plan:
-    """Hosts with the memory that their residents leave, and services with their places, the residents first."""
+    """Hosts with their remaining memory, and the placement of each service, residents first."""
 
     hosts: Sequence[tuple[Host, Capacity]]
     services: Sequence[Placed]
@@ -174,7 +174,7 @@ class _Candidate:
         return find_refusal(self.request(host), Capacity(host.empty.budget, host.memory))
 
     def request(self, host: Host) -> Request:
-        """Return its request for memory, with one user who waits."""
+        """Return the memory request of this service, with one waiting user."""
         spec, hardware = self.wanted.service.spec, self.wanted.model.spec.hardware
         on_request, pin = (spec.activation.mode or host.activation) == ON_REQUEST, spec.activation.pin
         memory = MemorySpec(spec.priority, spec.eviction_protection, hardware, on_request, pin)

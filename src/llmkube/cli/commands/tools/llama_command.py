@@ -95,7 +95,7 @@ def objects_of(other: OtherModel, accelerator: str, folder: Path) -> list[Mappin
 
 
 def _flags(other: OtherModel) -> Iterator[tuple[str, list[str]]]:
-    """Yield the flags with their values; other words are remarks, without the word, which may be a secret."""
+    """Yield flags with their values; report other arguments without their text, which may be a secret."""
     words = list(with_flash_value(other.words or ()))
     while words:
         word = words.pop(0)
