@@ -60,7 +60,8 @@ def _get(http: httpx.Client, url: str, **params: str) -> httpx.Response:
     try:
         return http.get(url, params=params or None).raise_for_status()
     except (httpx.HTTPError, httpx.InvalidURL) as exc:
-        raise CommandError(f"{url} cannot be read: {exc}") from exc
+        fix = "--metrics and --gateway name other addresses; `llmkube up status` shows its own"
+        raise CommandError(f"{url} cannot be read: {exc}; {fix}") from exc
 
 
 def _query(http: httpx.Client, prometheus: str, query: str) -> Iterator[Sample]:
