@@ -39,7 +39,7 @@ async def test_state_survives_a_restart(tmp_path):
 
 
 async def test_requests_for_changes_are_logged(tmp_path):
-    """Who, what and the result, of changes by clients outside this process; no field of an object."""
+    """Changes by clients outside this process have client, object and result; no field of an object."""
     path = "/api/v1/namespaces/default/configmaps"
     async with open_api_server(tmp_path, port=0) as handle, open_http(handle, tmp_path) as http:
         with capture_logs() as logs:

@@ -112,7 +112,7 @@ class Kubelet:
 
 @attrs.define(eq=False)
 class FrontDoor:
-    """A front door that sees endpoints late, holds what no pod can answer, and says so in its Lease."""
+    """A front door that sees endpoints late, holds what no pod can answer, and records it in its Lease."""
 
     kubelet: Kubelet
     requests: ScaleUpRequests
@@ -289,7 +289,7 @@ async def test_a_killed_front_door_wants_nothing_for_long(autojump_clock, monkey
 
 @attrs.define(eq=False)
 class Trouble:
-    """What fails while requests arrive."""
+    """Faults while requests arrive."""
 
     hands: Hands
     kubelet: Kubelet

@@ -77,7 +77,7 @@ their own. [helm.md](helm.md#monitoring) describes scraping, dashboards and aler
 
 ## Cost
 
-`llmkube cost --by team|model|host` adds up tokens, energy and dollars. What no program has counted is empty in the
+`llmkube cost --by team|model|host` adds up tokens, energy and dollars. Figures that no program has are empty in the
 table, and null with `-o json`.
 
 ```console not run: it needs a Prometheus, or a running llmkube up

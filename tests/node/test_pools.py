@@ -14,7 +14,7 @@ from node.test_zero import ask, at_zero, front_door
 pytestmark = [pytest.mark.node, pytest.mark.alone]
 
 SECONDS: Final = float(os.environ.get("LLMKUBE_POOL_SECONDS", "20"))
-"""How long members are asked in turn; 600 for the full length."""
+"""Seconds in which members are asked in turn; 600 for the full length."""
 
 NAMES: Final = ("one", "two")
 

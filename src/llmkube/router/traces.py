@@ -220,7 +220,7 @@ def are_on(environ: Mapping[str, str]) -> bool:
 async def open_traces(utcnow: Callable[[], datetime]) -> AsyncIterator[Traces | None]:
     """Export traces during the block, if the program's environment turns them on; the value is None otherwise.
 
-    A variable that cannot be used is logged, and turns traces off: no request is lost for want of a trace.
+    An invalid variable is logged and turns traces off; requests are served without traces.
     """
     loaded = None
     try:

@@ -66,7 +66,7 @@ async def test_one_busy_pod_keeps_all(busy, autojump_clock, monkeypatch):
     ("state", "idle"), [({"waiting": {}}, True), ({"terminated": {}}, True), ({"running": {}}, False)]
 )
 async def test_an_engine_that_does_not_run_has_no_requests(state, idle, autojump_clock, monkeypatch):
-    """It crashes again and again: its pod is in phase Running, and nobody answers there."""
+    """It crashes again and again: its pod is in phase Running, and nothing answers there."""
 
     async def read(_url):
         await trio.lowlevel.checkpoint()

@@ -1,4 +1,4 @@
-"""Updates of the page: shared by all viewers, resumed after a break, none while nobody looks."""
+"""Updates of the page: shared by all viewers, resumed after a break, none without viewers."""
 
 import json
 

@@ -77,7 +77,7 @@ async def test_a_removed_key_is_refused(tmp_path):
 
 
 async def test_an_issued_key_has_an_expiry_and_models(tmp_path):
-    """Only its digest is in the file; a line that is invalid admits nobody, and the audit log names the holder."""
+    """Only its digest is in the file; an invalid line is ignored, and the audit log names the holder."""
     ended, later = (shown_time(LAB_NOW + seconds) for seconds in (0, 60))
     keys = {name: f"key-of-{name}" for name in ("ann", "bob", "eve")}
     digests = {name: digest_of_key(key).hex() for name, key in keys.items()}

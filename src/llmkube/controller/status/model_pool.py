@@ -33,7 +33,7 @@ GPUS: Final = "GPUs"
 
 
 class Turn(enum.Enum):
-    """What a member may do; the table above has the conditions."""
+    """Permission of a member; the table above has the conditions."""
 
     RESTS = enum.auto()
     STARTS = enum.auto()
@@ -53,7 +53,7 @@ class Member:
         replicas: Number in the spec of its Deployment, or granted.
         has_pods: Whether any of its pods exists, perhaps terminating.
         can_start: Whether its spec asks for pods, and its weights are there.
-        wanted_since: Since when requests need it; None if none does.
+        wanted_since: Time since which requests need it; None if none does.
         is_busy: Whether its engines had requests when they were last queried.
         is_pinned: Whether it never leaves.
         ready_at: When it first answered; None before.

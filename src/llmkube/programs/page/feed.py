@@ -1,6 +1,6 @@
 """Send the state of all that the page shows to its viewers, as it changes, with resume.
 
-Nothing is computed while nobody looks, except one point per busy service every ten seconds for the plots.
+Without viewers nothing is computed except one point per busy service every ten seconds for the plots.
 """
 
 from collections import deque
@@ -47,7 +47,7 @@ class Feed:
     _arrived: trio.Event = attrs.field(factory=trio.Event)
 
     async def run(self) -> Never:
-        """Update the state while somebody looks at it; never return."""
+        """Update the state while there are viewers; never return."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run_rates)
             while True:

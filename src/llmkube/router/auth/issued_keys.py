@@ -5,7 +5,7 @@ sha256:9f86…0a08 for=alice until=2027-02-01T00:00:00Z models=phi-4,qwen-*
 ```
 
 A file has the name of a team, and so has an entry of a Secret that is mounted as a folder. A record without `until` has
-no expiry, one without `models` allows every model. A record that cannot be read admits nobody.
+no expiry, one without `models` allows every model. A record that cannot be read is ignored.
 """
 
 import math

@@ -62,7 +62,7 @@ class BackendKeys:
 
 
 def holders_in(texts: Mapping[str, str]) -> dict[bytes, Holder]:
-    """Return the holders of the keys in files, by digest; lines that are invalid are logged, and admit nobody.
+    """Return the holders of the keys in files, by digest; invalid lines are logged and ignored.
 
     Args:
         texts: The content of each team's file.

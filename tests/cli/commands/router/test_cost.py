@@ -1,4 +1,4 @@
-"""`llmkube cost` adds up the metrics of programs, or asks Prometheus; what nobody has counted stays empty."""
+"""`llmkube cost` adds up the metrics of programs, or asks Prometheus; unknown figures stay empty."""
 
 import json
 import threading

@@ -119,7 +119,7 @@ def test_a_sample_becomes_two_objects_that_the_api_and_its_runtime_accept(shape)
 
 @pytest.mark.parametrize("field", REFUSED)
 def test_what_has_no_counterpart_is_refused_by_its_field(field):
-    """Nothing is printed for it, and the exit code says so."""
+    """Nothing is printed for it, and the exit code is not 0."""
     done, objects = convert(REFUSED[field])
     assert (done.exit_code != 0, objects) == (True, [])
     assert isinstance(done.exception, UserError | SystemExit)

@@ -43,7 +43,7 @@ class Prompts:
         model: Value of `model`.
         answer_tokens: Longest answer.
         shared_tokens: Length of the prefix that all prompts share.
-        is_full: Whether the engine shall continue to the longest answer, which only some servers can.
+        is_full: Whether each answer has the maximum length, which only some servers support.
         seed: Seed of the words and of arrivals.
         run: Random text of this run, so that its prompts are new to the server.
         tokens_per_word: Tokens of a word, as measured.

@@ -51,7 +51,7 @@ class Host:
     Attributes:
         name: Its name.
         memory: Its memory in bytes.
-        accelerator: What it computes on.
+        accelerator: Accelerator that it computes on.
         fraction: `--memory-fraction`.
         used: Bytes that other programs use.
         devices: Bytes of each device with memory of its own, by name.
@@ -101,7 +101,7 @@ class Placed:
         state: `RESIDENT`, `ON_DEMAND` or `MISSING`.
         displaces: Services that make room for it.
         why: Why it does not fit.
-        helps: What would help.
+        helps: Changes that would help.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """`llmkube keys`: keys for clients. Their digests are stored in a Secret, which routers and gateways read.
 
-A key is printed once, when it is issued; no one can read it again.
+A key is printed once, when it is issued, and stored nowhere.
 """
 
 import base64
@@ -146,7 +146,7 @@ _MAX_TIME: Final = 253370764800  # the start of the year 9999
 
 
 async def _edit(cluster: Cluster, name: str, change: Callable[[Texts], None]) -> None:
-    """Change the entries of a Secret; fails, without a change, if somebody else changes it meanwhile."""
+    """Change the entries of a Secret; fails, without a change, if it was changed meanwhile."""
     secret = await find(cluster.client, Secret, Key(cluster.namespace, name))
     before, texts = key_texts(secret), key_texts(secret)
     change(texts)
