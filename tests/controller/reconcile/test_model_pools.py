@@ -91,7 +91,7 @@ async def set_up(
 
 
 async def test_members_take_turns(autojump_clock, monkeypatch):
-    """The default member starts; another one starts once the first is idle and its pods are gone, never at the same time."""
+    """The default member starts; another one starts once the first is idle and its pods are gone."""
     async with open_pods() as hands, trio.open_nursery() as nursery:
         stage = await set_up(hands, monkeypatch, nursery, default="a")
         assert await stage.replicas() == [1, 0]
