@@ -1,4 +1,4 @@
-# The image of every LLMKube program; docs/helm.md builds it.
+# The image of every LLMKube program; docs/guides/helm.md builds it.
 # Wheels only, each of the digest that requirements/ pins, so no compiler is needed and no package's build script
 # runs; the final image has neither pip for its environment nor a shell script.
 

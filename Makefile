@@ -74,7 +74,7 @@ node: $(STAMP)  ## run the tests on a real node: kubelet, containerd, kube-proxy
 	@$(BIN)/python tests/node/images.py >/dev/null
 	$(BIN)/python -m pytest -m node --numprocesses 4 --dist loadscope --no-loadscope-reorder tests/node
 
-bench: $(STAMP)  ## run every benchmark (about 20 minutes), or BENCH="NAME…", and write docs/benchmarks.md
+bench: $(STAMP)  ## run every benchmark (about 20 minutes), or BENCH="NAME…", and write docs/reference/benchmarks.md
 	$(BIN)/python benchmarks/harness.py $(BENCH)
 
 check: $(STAMP)  ## linters, formatting, types and import contracts
@@ -89,14 +89,14 @@ check: $(STAMP)  ## linters, formatting, types and import contracts
 docs: $(STAMP)  ## check the pages: links, paths, commands; run their consoles
 	$(BIN)/python -m pytest -q tests/docs
 
-screenshots: $(STAMP)  ## draw the pictures of docs/page.md in a real browser
-	LLMKUBE_PAGE_SHOTS=$(CURDIR)/docs/page $(BIN)/pytest -q -n 0 tests/e2e/test_page.py -k each_view
+screenshots: $(STAMP)  ## draw the pictures of docs/guides/page.md in a real browser
+	LLMKUBE_PAGE_SHOTS=$(CURDIR)/docs/pictures $(BIN)/pytest -q -n 0 tests/e2e/test_page.py -k each_view
 
 newcomer: $(STAMP)  ## clone the last commit, and type the commands of README and docs into a terminal of 80 columns
 	PYTHONPATH=tests $(BIN)/python tests/docs/newcomer.py
 
-manifests: $(STAMP)  ## write the files generated from the classes: docs/crds.md, the chart's definitions and roles
-	$(BIN)/llmkube crds --docs > docs/crds.md
+manifests: $(STAMP)  ## write the files generated from the classes: docs/reference/crds.md, the chart's definitions and roles
+	$(BIN)/llmkube crds --docs > docs/reference/crds.md
 	$(BIN)/llmkube crds > charts/llmkube/files/crds.yaml
 	for program in agent controller gateway; do \
 		roles="$(BIN)/llmkube rbac $$program --lease-namespace @RELEASE_NAMESPACE@"; \
@@ -107,7 +107,7 @@ manifests: $(STAMP)  ## write the files generated from the classes: docs/crds.md
 	$(BIN)/python tests/charts/dashboards.py
 	$(BIN)/python tests/mac/launchd_template.py > launchd/com.llmkube.metal-agent.plist
 
-reference: $(STAMP)  ## write the pages generated from code: docs/cli.md, config.md, metrics.md, reasons.md
+reference: $(STAMP)  ## write the pages generated from code: docs/reference/cli.md, config.md, metrics.md, reasons.md
 	$(BIN)/python tests/docs/reference.py
 
 generate: manifests reference  ## write everything that is generated from code

@@ -2,7 +2,7 @@
 
 A benchmark is a script in this folder. It measures, and hands its tables and aims to `Run.finish`, which prints them
 and keeps them in `results/`. Run as a program, this file runs benchmarks, then writes their sections of
-docs/benchmarks.md again; the sections of others stay unchanged:
+docs/reference/benchmarks.md again; the sections of others stay unchanged:
 
     python benchmarks/harness.py                  every benchmark
     python benchmarks/harness.py NAME…            these
@@ -33,7 +33,7 @@ import cattrs
 
 HERE: Final = Path(__file__).resolve().parent
 RESULTS: Final = HERE / "results"
-PAGE: Final = HERE.parent / "docs" / "benchmarks.md"
+PAGE: Final = HERE.parent / "docs" / "reference" / "benchmarks.md"
 ORDER: Final = (
     "reaction",
     "adoption",

@@ -192,7 +192,7 @@ def test_the_chart_asks_for_a_server_that_knows_its_definitions():
     assert "fieldPath" in json.dumps(all_crds())
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["kubeVersion"] == ">=1.28.0-0"
-    assert "Kubernetes 1.28 or later" in (CHART.parents[1] / "docs" / "helm.md").read_text()
+    assert "Kubernetes 1.28 or later" in (CHART.parents[1] / "docs" / "guides" / "helm.md").read_text()
 
 
 def test_the_chart_is_of_the_program_s_version():

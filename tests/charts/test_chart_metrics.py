@@ -23,7 +23,7 @@ from llmkube.router.health.health_state import CacheUse
 
 RULES = CHART / "files" / "rules.yaml"
 BOARDS = sorted((CHART / "files" / "dashboards").glob("*.json"))
-PAGE = ROOT / "docs" / "helm.md"
+PAGE = ROOT / "docs" / "guides" / "helm.md"
 VARIABLES = {
     "$__rate_interval": "5m",
     "$namespace": "n",
@@ -93,7 +93,7 @@ def test_each_alert_fires_alone_on_its_own_trouble(tmp_path):
 
 @pytest.mark.parametrize("name", alerts())
 def test_an_alert_has_a_summary_and_a_line_in_the_guide(name):
-    """Each has a severity, a summary, a description that says more, and an entry in docs/helm.md."""
+    """Each has a severity, a summary, a description that says more, and an entry in docs/guides/helm.md."""
     rule = alerts()[name]
     assert rule["labels"]["severity"] in ("info", "warning", "critical")
     assert set(rule["annotations"]) == {"summary", "description"}

@@ -126,6 +126,6 @@ def test_only_the_image_changes_in_the_values():
 
 
 def test_the_docs_have_the_guide_s_command():
-    """docs/helm.md tells the command that is tested here."""
-    page = (ROOT / "docs" / "helm.md").read_text()
+    """docs/guides/helm.md tells the command that is tested here."""
+    page = (ROOT / "docs" / "guides" / "helm.md").read_text()
     assert f"helm install {' '.join(GUIDE)}" in page

@@ -137,7 +137,7 @@ def main() -> None:
             gateway = second.wait_for(_GATEWAY)[1]
             step("llmkube up", begin)
             for page in pages():
-                if page == ROOT / "README.md" or page.parent == ROOT / "docs":
+                if page == ROOT / "README.md" or page.is_relative_to(ROOT / "docs"):
                     type_page(page, first, gateway, home)
                 if page == ROOT / "README.md":
                     (on_path,) = re.findall(r"`(export PATH=.*?)`", page.read_text(encoding="utf-8"))

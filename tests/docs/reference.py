@@ -1,4 +1,4 @@
-"""Write what pages have from code: docs/cli.md, config.md, metrics.md, reasons.md, and a table of engines.md.
+"""Write what pages have from code: docs/reference/cli.md, config.md, metrics.md, reasons.md, and a table of engines.md.
 
 Commands come from the parser, keys of `config.toml` from the classes of settings, metrics from the collectors, reasons
 from `k8s/wire/reasons.py`. `make reference` runs this module.
@@ -38,7 +38,8 @@ from llmkube.supervisor.values.cordon import Cordon
 from llmkube.supervisor.values.host_credential import HostCredential
 
 ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
+REFERENCE = ROOT / "docs" / "reference"
+ENGINES = ROOT / "docs" / "explanations" / "engines.md"
 _WIDTH = 100
 _ENGINES = re.compile(r"(?<=\| keys \|\n\|---\|---\|---\|---\|---\|\n)(?:\|.*\n)+")
 
@@ -73,7 +74,7 @@ METRICS_HEAD = """\
 
 Every metric of LLMKube's own, generated from the collectors by `make reference`. In addition, the agent, `llmkube up`
 and the controller export the process metrics of Prometheus' client (`process_*`, `python_*`). Engines have metrics of
-their own. [helm.md](helm.md#monitoring) describes scraping, dashboards and alerts.
+their own. [helm.md](../guides/helm.md#monitoring) describes scraping, dashboards and alerts.
 
 ## Cost
 
@@ -91,7 +92,7 @@ $ llmkube cost --by model                 # without Prometheus: totals since the
   one for each service (tokens as counted by its engine, from all clients, and the energy that its host's agent has
   measured). A request through a router to a service of ours is in both rows, so do not add them.
 * **By host**: the energy of each agent's host with `--power-enabled` or `--apple-power-enabled`
-  ([power.md](power.md)); tokens are not counted by host.
+  ([power.md](../guides/power.md)); tokens are not counted by host.
 * Without `--prometheus`, `--metrics URL` (repeatable) names the programs to read: by default the probe port of
   `llmkube up`; an agent's or a router's is another. `--gateway` is the address of `llmkube up`'s gateway, whose
   engines are read.
@@ -111,7 +112,7 @@ REASONS_HEAD = """\
 
 Every `reason` of LLMKube's conditions, generated from `k8s/wire/reasons.py` by `make reference`, by condition type.
 Reasons of the kubelet and the scheduler for pods are passed on unchanged. For fixes for the common ones, see
-[troubleshooting.md](troubleshooting.md).
+[troubleshooting.md](../guides/troubleshooting.md).
 
 | meaning | what to do |
 |---|---|
@@ -121,11 +122,11 @@ Reasons of the kubelet and the scheduler for pods are passed on unchanged. For f
 def pages() -> dict[Path, str]:
     """Return the pages as the code wants them."""
     return {
-        DOCS / "cli.md": CLI_HEAD + "".join(_commands()),
-        DOCS / "config.md": CONFIG_HEAD + "".join(_tables()),
-        DOCS / "metrics.md": METRICS_HEAD + "".join(_metrics()),
-        DOCS / "reasons.md": REASONS_HEAD + "".join(_reasons()),
-        DOCS / "engines.md": _ENGINES.sub(lambda _: "".join(_engines()), (DOCS / "engines.md").read_text("utf-8")),
+        REFERENCE / "cli.md": CLI_HEAD + "".join(_commands()),
+        REFERENCE / "config.md": CONFIG_HEAD + "".join(_tables()),
+        REFERENCE / "metrics.md": METRICS_HEAD + "".join(_metrics()),
+        REFERENCE / "reasons.md": REASONS_HEAD + "".join(_reasons()),
+        ENGINES: _ENGINES.sub(lambda _: "".join(_engines()), ENGINES.read_text("utf-8")),
     }
 
 

@@ -10,7 +10,7 @@ import pytest
 from docs.pages import ROOT
 
 SOURCE = ROOT / "src" / "llmkube"
-PAGE = (ROOT / "docs" / "architecture.md").read_text()
+PAGE = (ROOT / "docs" / "explanations" / "architecture.md").read_text()
 MAX_FILES = (20, 15, 9, 20)  # watch to exec, watch to Deployment, request to engine, request to provider
 WALKS = {
     title: re.findall(r"`([\w/]+\.py)`", files)

@@ -5,7 +5,7 @@ import re
 import click
 import pytest
 
-from docs.reference import DOCS, ROOT, commands, pages
+from docs.reference import REFERENCE, ROOT, commands, pages
 from llmkube.k8s.wire.reasons import Reason
 
 
@@ -28,7 +28,11 @@ def test_the_page_of_metrics_has_every_one_that_the_chart_or_a_page_names():
     """Dashboards, rules and pages name no metric of ours that no program exports."""
     known = set(re.findall(r"^\| `(\w+)` \|", _page("metrics.md"), re.MULTILINE))
     known |= {f"{name}_{part}" for name in known for part in ("bucket", "sum", "count")}
-    for path in [*ROOT.glob("charts/**/*.json"), *ROOT.glob("charts/**/*rules*.yaml"), *ROOT.glob("docs/helm.md")]:
+    for path in [
+        *ROOT.glob("charts/**/*.json"),
+        *ROOT.glob("charts/**/*rules*.yaml"),
+        *ROOT.glob("docs/guides/helm.md"),
+    ]:
         named = set(re.findall(r"\bllmkube_[a-z_]+[a-z]\b(?![{_*])", path.read_text(encoding="utf-8")))
         assert named <= known, f"{path.relative_to(ROOT)} names {named - known}"
 
@@ -38,4 +42,4 @@ def test_the_page_of_reasons_has_each_one_once():
 
 
 def _page(name):
-    return (DOCS / name).read_text(encoding="utf-8")
+    return (REFERENCE / name).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Each message of docs/troubleshooting.md is one that a program writes today."""
+"""Each message of docs/guides/troubleshooting.md is one that a program writes today."""
 
 import ast
 import re
@@ -8,7 +8,9 @@ from docs.pages import ROOT
 
 def test_the_page_quotes_only_messages_of_the_programs():
     """The texts between placeholders of a quoted line are in one string of the sources, in this order or in parts."""
-    quoted = re.findall(r"^> (.*)$", (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE)
+    quoted = re.findall(
+        r"^> (.*)$", (ROOT / "docs" / "guides" / "troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
     trees = (ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "src" / "llmkube").rglob("*.py"))
     strings = {
         node.value

@@ -244,7 +244,7 @@ def listens_at(port):
 async def test_unreadable_settings_are_a_finding(tmp_path):
     settings(tmp_path, up={**FREE, "gateway_prot": 1})
     found = await doctor(tmp_path, code=1)
-    check(found, "settings", "fail", "gateway_prot", "docs/config.md")
+    check(found, "settings", "fail", "gateway_prot", "docs/reference/config.md")
 
 
 async def test_a_piped_report_is_whole_and_plain(tmp_path):

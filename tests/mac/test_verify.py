@@ -24,8 +24,8 @@ prompt eval time =      70.00 ms /    14 tokens (    5.00 ms per token,   200.00
 
 
 def test_the_page_explains_each_promise_and_no_other():
-    """docs/verify-on-a-mac.md has a row for each line of the report, in its order."""
-    page = (ROOT / "docs" / "verify-on-a-mac.md").read_text("utf-8")
+    """docs/guides/verify-on-a-mac.md has a row for each line of the report, in its order."""
+    page = (ROOT / "docs" / "guides" / "verify-on-a-mac.md").read_text("utf-8")
     rows = [line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if line.startswith("| ")]
     assert rows[1:] == [step["promise"] for step in STEPS.values()]
 

@@ -16,7 +16,7 @@ from node.running_node import Node
 from node.wiring import NETWORK
 
 VALUES = ("--set", f"workloads.allowPrivateSources={{{NETWORK}}}")
-"""Values for a cluster with a web server of its own for weights (docs/models.md)."""
+"""Values for a cluster with a web server of its own for weights (docs/guides/models.md)."""
 
 
 @attrs.frozen

@@ -1,4 +1,4 @@
-"""Faults that only a Mac has (docs/promises.md and `mac/`): drawn where the hosts of a timeline are Macs."""
+"""Faults that only a Mac has (docs/reference/promises.md and `mac/`): drawn where the hosts of a timeline are Macs."""
 
 import attrs
 import trio

@@ -1,7 +1,7 @@
 """Actions of a host's owner: `llmkube agent cordon`, with `--for` or without, combined with other faults.
 
-Rows O1 and O2 test promise 11 (`docs/promises.md`). A cordon without an end stays after the faults where another host
-can serve; one with an end expires by itself.
+Rows O1 and O2 test promise 11 (`docs/reference/promises.md`). A cordon without an end stays after the faults where
+another host can serve; one with an end expires by itself.
 """
 
 import trio

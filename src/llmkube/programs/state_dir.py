@@ -29,7 +29,7 @@ _KNOWN: Final = "loads-on-request"
 
 _LOADING_NOTE: Final = (
     "New: models are loaded when a request needs them, and make room for others when no request uses them. "
-    "To keep each one loaded, as before: --activation Always (docs/memory.md)."
+    "To keep each one loaded, as before: --activation Always (docs/explanations/memory.md)."
 )
 
 _TEMPORARY: Final = "llmkube-ephemeral-"

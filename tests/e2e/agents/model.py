@@ -87,6 +87,6 @@ def write_model(path: Path) -> None:
 def common_words() -> list[str]:
     """Return the most common words of the documentation, with and without a space before."""
     docs = Path(__file__).parents[3] / "docs"
-    text = "".join(page.read_text() for page in sorted(docs.glob("*.md")))
+    text = "".join(page.read_text() for page in sorted(docs.rglob("*.md")))
     counts = Counter(re.findall(r" ?[A-Za-z]{2,}|\n +", text))
     return [word for word, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:4000] if word != ANSWER]

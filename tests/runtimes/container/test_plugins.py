@@ -50,8 +50,13 @@ def test_the_example_plans_its_own_manifest(tmp_path):
 
 
 def test_the_guides_own_runtime_plans(monkeypatch):
-    """The first code of docs/adding-a-runtime.md is a complete runtime, as it stands."""
-    code = (EXAMPLE.parents[1] / "docs" / "adding-a-runtime.md").read_text().split("```python\n")[1].split("```")[0]
+    """The first code of docs/guides/adding-a-runtime.md is a complete runtime, as it stands."""
+    code = (
+        (EXAMPLE.parents[1] / "docs" / "guides" / "adding-a-runtime.md")
+        .read_text()
+        .split("```python\n")[1]
+        .split("```")[0]
+    )
     names = {}
     exec(code, names)  # as the guide recommends
     monkeypatch.setattr("llmkube.runtimes.container.plugins.load", lambda _: names["RUNTIME"])

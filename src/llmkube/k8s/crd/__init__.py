@@ -1,4 +1,4 @@
-"""Our kinds as attrs classes: the only source of the CRD YAML, of docs/crds.md and of decoding. Pure.
+"""Our kinds as attrs classes: the only source of the CRD YAML, of docs/reference/crds.md and of decoding. Pure.
 
 inferenceservice, model, modelrouter, sharing the kinds
 router_policy                                part of ModelRouter

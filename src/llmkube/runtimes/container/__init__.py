@@ -3,5 +3,5 @@
 builder                      the class of a runtime, and the builder that all runtimes use
 container_plan               the plan of a container
 gpu, images                  resources, image names
-plugins                      runtimes of other packages (docs/adding-a-runtime.md)
+plugins                      runtimes of other packages (docs/guides/adding-a-runtime.md)
 """

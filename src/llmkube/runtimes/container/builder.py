@@ -2,7 +2,7 @@
 
 A runtime is a pure function from a `ContainerBuilder` to a `ContainerPlan`, with a name and options. The builder does
 what all runtimes have in common: port, image, probes, environment, token, sources. Built-in runtimes and plug-ins use
-the same builder; `docs/adding-a-runtime.md` is the guide.
+the same builder; `docs/guides/adding-a-runtime.md` is the guide.
 """
 
 from collections.abc import Callable, Mapping

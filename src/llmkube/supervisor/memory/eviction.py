@@ -12,7 +12,7 @@
 After each eviction the release is measured before the next service is chosen. There is no cheaper step: over HTTP,
 llama-server releases nothing that it has allocated. Erasing a slot only empties its cache. `--sleep-idle-seconds` does
 free memory, but it is a timer inside the engine that cannot be triggered, and the next request allocates the memory
-again without admission (docs/memory.md has measurements).
+again without admission (docs/explanations/memory.md has measurements).
 """
 
 import enum

@@ -59,7 +59,7 @@ NO_ENGINE = FailedStarts("boot", 5, "no engine")
     [
         (check_settings(installation(FOLDER)), "pass", "no LLMKube program on /state"),
         (check_settings(installation(FOLDER, program="agent", pid=7)), "pass", "llmkube agent (pid 7)"),
-        (check_settings(installation(FOLDER, pid=7, problem="port = x")), "fail", "docs/config.md"),
+        (check_settings(installation(FOLDER, pid=7, problem="port = x")), "fail", "docs/reference/config.md"),
         (assess_engine("/e", "6900", None), "pass", "/e, 6900"),
         (assess_engine("/e", "6900", ("Apple M3", "M4")), "pass", "/e, 6900; Apple M3, M4"),
         (assess_engine("/e", "6900", ()), "warn", "`/e --list-devices`"),

@@ -8,11 +8,11 @@ from llmkube.cli.commands.tools.crds import honoured_on_hosts, reference
 from llmkube.cli.main import cli
 from llmkube.k8s.crd.definitions import all_crds
 
-PAGE = Path(__file__).parents[4] / "docs" / "crds.md"
+PAGE = Path(__file__).parents[4] / "docs" / "reference" / "crds.md"
 
 
 def test_the_page_matches_the_classes():
-    """docs/crds.md is the output of `make manifests`: run it if this fails."""
+    """docs/reference/crds.md is the output of `make manifests`: run it if this fails."""
     assert PAGE.read_text(encoding="utf-8") == reference()
 
 

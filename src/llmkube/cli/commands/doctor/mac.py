@@ -1,7 +1,7 @@
 """Checks of a Mac, by its kernel and the configuration programs of macOS.
 
-The formats of their output are from third parties' records (docs/doctor.md states what was verified where). Output that
-cannot be parsed is reported as unknown, never as a pass.
+The formats of their output are from third parties' records (docs/guides/doctor.md states what was verified
+where). Output that cannot be parsed is reported as unknown, never as a pass.
 """
 
 import json

@@ -46,7 +46,7 @@ def check_settings(here: Installation) -> Finding:
         return failed(
             here.problem,
             why=f"LLMKube does not start with these settings ({here.folder})",
-            fix="correct the setting; docs/config.md lists all settings",
+            fix="correct the setting; docs/reference/config.md lists all settings",
             name="settings",
         )
     if here.pid is not None:

@@ -2,7 +2,7 @@
 
 migrate  `migrate`: check objects of the Go implementation; `convert`: convert manifests and other files
 other_programs, llama_command  read llama-swap's YAML, llama-server's presets and an Ollama for `convert`
-crds     the CRDs, and docs/crds.md from the same classes
+crds     the CRDs, and docs/reference/crds.md from the same classes
 rbac     roles and policies
 files    read manifests from files
 man      manual pages made from --help, and shell completion

@@ -1,4 +1,4 @@
-"""`llmkube crds`: print the CRDs, or their reference docs/crds.md."""
+"""`llmkube crds`: print the CRDs, or their reference docs/reference/crds.md."""
 
 import inspect
 import typing
@@ -57,7 +57,7 @@ All fields of the kinds of `inference.llmkube.dev/v1alpha1`. `make manifests` ge
   sets another field there, its condition `SpecHonoured=False` names the field.
 * Rules are checked by the API server, including the embedded one, when an object is applied.
 """
-_ROUTED: Final = "See [routing.md](routing.md) for how it routes requests, and for what is not implemented."
+_ROUTED: Final = "See [routing.md](../explanations/routing.md) for how it routes, and for what is not implemented."
 _TYPE_NAMES: Final[Mapping[Any, str]] = {
     str: "text",
     bool: "true or false",

@@ -83,7 +83,7 @@ def migrate(*, check: bool, names: tuple[str, ...], where: ClusterFlags) -> None
     (context, slots, names, image, priority), and how to keep the previous behaviour. Exits with 1 if something is
     refused.
 
-    To migrate, install the chart and the agents in place of the previous ones: see docs/from-llmkube-go.md.
+    To migrate, install the chart and the agents in place of the previous ones: see docs/guides/from-llmkube-go.md.
     """
     if not check:
         raise click.UsageError("--check is required: to migrate, install the chart and the agents")
