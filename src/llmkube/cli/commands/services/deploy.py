@@ -430,4 +430,4 @@ def next_step(service: InferenceService) -> str:
     mode = service.status.mode or service.spec.mode or "chat"
     if mode == "chat":
         return f"Talk to it: {typed_command('chat', service.key)}"
-    return f"It serves {mode} through the OpenAI API: see docs/guides/gateway.md"
+    return f"It serves {mode} through the OpenAI API: see docs/guides/clients.md"
