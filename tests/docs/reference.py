@@ -39,7 +39,7 @@ from llmkube.supervisor.values.host_credential import HostCredential
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
-ENGINES = ROOT / "docs" / "explanations" / "engines.md"
+ENGINES = REFERENCE / "engines.md"
 _WIDTH = 100
 _ENGINES = re.compile(r"(?<=\| keys \|\n\|---\|---\|---\|---\|---\|\n)(?:\|.*\n)+")
 
