@@ -1,4 +1,4 @@
-"""The InferencePool in docs/explanations/cluster.md selects the pods of a service, at the ports of its table."""
+"""The InferencePool in docs/guides/cluster.md selects the pods of a service, at the ports of its table."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ from llmkube.controller.render.storage import Storage, Weights, serving_storage
 from llmkube.k8s.wire.names import SERVICE_LABEL
 from llmkube.runtimes.registry import container_plan_for
 
-PAGE = (Path(__file__).parents[3] / "docs" / "explanations" / "cluster.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "guides" / "cluster.md").read_text(encoding="utf-8")
 REPOSITORY = {"source": "org/repo", "format": "safetensors"}
 ENGINES = {
     "vLLM": ("vllm", REPOSITORY, {"resources": {"gpu": 1}}),
