@@ -129,7 +129,7 @@ async def test_second_turns_of_each_agent_are_cached(tmp_path, agents, capsys):
 
 async def test_a_full_context_is_compacted_by_the_agent(tmp_path, agents):
     """Claude Code summarizes a conversation that has become too long, and answers; only that request is refused."""
-    pages = (Path(__file__).parents[2] / "docs" / "explanations" / "routing.md").read_text().split()
+    pages = (Path(__file__).parents[2] / "docs" / "reference" / "routing.md").read_text().split() * 2
     async with open_lab(tmp_path, agents, small=SMALL) as (lab, urls):
         for url in urls.values():
             lab.asked.clear()

@@ -16,7 +16,7 @@ from router.proxy import router_lab as rl
 from router.proxy.test_continuations import ASKED, TWINS, dying, engine, place_of
 
 PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-DOCS = Path(__file__).parents[3] / "docs" / "explanations" / "routing.md"
+DOCS = Path(__file__).parents[3] / "docs" / "reference" / "routing.md"
 
 
 class Collector:

@@ -57,7 +57,6 @@ All fields of the kinds of `inference.llmkube.dev/v1alpha1`. `make manifests` ge
   sets another field there, its condition `SpecHonoured=False` names the field.
 * Rules are checked by the API server, including the embedded one, when an object is applied.
 """
-_ROUTED: Final = "See [routing.md](../explanations/routing.md) for how it routes, and for what is not implemented."
 _TYPE_NAMES: Final[Mapping[Any, str]] = {
     str: "text",
     bool: "true or false",
@@ -102,7 +101,8 @@ def _kind(kind: Any) -> Iterator[str]:
     parts = {slot.key: slot.type for slot in wire_fields(kind)}
     planned = kind in {Model, InferenceService}
     if not planned:
-        yield f"{_ROUTED}\n"
+        page = "routing.md" if resource.kind == "ModelRouter" else "../guides/cluster.md"
+        yield f"[Behaviour and limits]({page})\n"
     prefix = "Model.spec" if kind is Model else "spec"
     yield from _table(parts["spec"], "spec", prefix if planned else "")
     rules = list(_rules(parts["spec"], "spec"))
