@@ -52,7 +52,7 @@ class Reason(enum.StrEnum):
         member.meaning = meaning
         return member
 
-    # Loaded, for an engine on a host (docs/explanations/architecture.md has the states)
+    # Loaded, for an engine on a host
     PENDING = "Pending", Meaning.WAITING
     WAITING_FOR_MODEL = "WaitingForModel", Meaning.WAITING
     INSUFFICIENT_MEMORY = "InsufficientMemory", Meaning.RECOVERING
