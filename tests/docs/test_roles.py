@@ -1,4 +1,4 @@
-"""The table of roles in docs/explanations/security.md agrees with the rights that the programs declare."""
+"""The table of roles in docs/reference/security.md agrees with the rights that the programs declare."""
 
 import re
 
@@ -32,7 +32,7 @@ WITHOUT = {"no", "mounted ones"}
 
 
 def table():
-    text = (ROOT / "docs" / "explanations" / "security.md").read_text()
+    text = (ROOT / "docs" / "reference" / "security.md").read_text()
     lines = re.findall(
         r"^\|(.*)\|$", text[text.index("| action | administrator |") :].partition("\n\n")[0], re.MULTILINE
     )

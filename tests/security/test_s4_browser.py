@@ -147,7 +147,7 @@ async def test_s4_only_pages_of_this_machine_reach_a_model(tmp_path, chromium):
             rebound, tokens = await visit(f"{moved}/attack", rules, (moved, engine))
             assert tokens == 0
             assert {rebound[f"POST {moved}{path}"] for path in GENERATE} <= {403, 404}
-            # docs/explanations/security.md: it can read the list of models
+            # docs/reference/security.md: it can read the list of models
             assert rebound[f"GET {moved}/v1/models"] == 200
             assert {rebound[f"GET {moved}{path}"] for path in READ[1:]} == {403}
             nursery.cancel_scope.cancel()

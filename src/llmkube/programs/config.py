@@ -127,7 +127,7 @@ class HostConfig(EgressConfig):
     allow_from: tuple[str, ...] = setting(
         (),
         help="Network (CIDR) from which requests to published engines need no key, in addition to the networks that "
-        "an agent always admits (docs/explanations/security.md); repeatable. All other requests without a key get 401.",
+        "an agent always admits (docs/reference/security.md); repeatable. All other requests without a key get 401.",
     )
     s3_env_auth: bool = setting(
         False, help="Use the AWS keys in this program's environment for s3:// sources of Models that name no Secret."
