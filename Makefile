@@ -7,6 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE  # tests start programs some hundred times: non
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test soak check docs newcomer envtest node bench manifests reference generate chart dist pins lock clean
+.PHONY: tagged site push sign publish publish-site
 .PHONY: install-metal-agent uninstall-metal-agent install-powermetrics-sudo uninstall-powermetrics-sudo
 
 help:  ## list the targets
@@ -85,6 +86,7 @@ check: $(STAMP)  ## linters, formatting, types and import contracts
 	$(BIN)/mypy
 	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin  # code for macOS only; a cache is for one platform
 	$(BIN)/lint-imports
+	"$$($(BIN)/python tests/charts/chart_tools.py actionlint)" -shellcheck= -pyflakes=  # not by whichever version is on PATH
 
 docs: $(STAMP)  ## check the pages: links, paths, commands; run their consoles
 	$(BIN)/python -m pytest -q tests/docs
@@ -117,6 +119,60 @@ chart: $(STAMP)  ## package the Helm chart with IMAGE and CPU_ENGINE=REPOSITORY@
 
 dist: $(STAMP)  ## build the files of a release from the last commit: wheel, sdist, lock, SBOM, checksums: dist; URL=https://… adds a formula
 	@$(BIN)/python tests/supply/dist.py dist $(if $(URL),--url $(URL))
+
+# The steps of .github/workflows/release.yml (docs/guides/release.md).
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+SITE := $(VENV)/site
+SITE_OPTIONS := project=LLMKube root_doc=README extensions=myst_parser myst_heading_anchors=6 html_theme=alabaster \
+	exclude_patterns=.*,dist,build suppress_warnings=toc.not_included,misc.highlighting_failure
+UV := $(VENV)/uv
+PLATFORMS ?= linux/amd64,linux/arm64
+BUILDAH ?= buildah
+export REGISTRY BASE
+
+tagged:  ## check that the tag in GITHUB_REF_NAME is the version of pyproject.toml
+	@test "$$GITHUB_REF_NAME" = "v$(VERSION)" || { echo "the tag $$GITHUB_REF_NAME is not v$(VERSION), the version of pyproject.toml" >&2; exit 1; }
+
+site: $(SITE)  ## write the pages as HTML, search included: dist/site; fails on a link that leads nowhere
+	rm -rf dist/site
+	$(SITE)/bin/sphinx-build -q -W --keep-going -d $(SITE)/doctrees -C $(addprefix -D ,$(SITE_OPTIONS)) . dist/site
+	cp dist/site/README.html dist/site/index.html
+
+# an environment with the packages of one lock
+$(SITE) $(UV):
+	$(PYTHON) -m venv $@
+	$@/bin/python -m pip install --quiet --disable-pip-version-check $(PINNED) --requirement requirements/$(patsubst uv,lock,$(@F)).txt || { rm -rf $@; exit 1; }
+
+# $(1) is the name of the image, $(2) what the Dockerfile needs besides BASE
+define pushed
+$(BUILDAH) build --platform $(PLATFORMS) --manifest "$$registry/$(1)" --build-arg BASE="$$base" --timestamp "$$time" $(2) .; \
+$(BUILDAH) manifest push --all --rm --digestfile dist/digest "$$registry/$(1)" "docker://$$registry/$(1):$(VERSION)"; \
+echo "$$registry/$(1)@$$(cat dist/digest)" >> dist/PUSHED
+endef
+
+push: $(STAMP)  ## build the images for PLATFORMS on BASE=IMAGE@sha256:…, and push them and the chart to REGISTRY; digests: dist/PUSHED
+	@set -eu; mkdir -p dist; rm -f dist/PUSHED; registry=$$(echo "$$REGISTRY" | tr A-Z a-z); time=$$(git log -1 --format=%ct); \
+	python=docker.io/library/python; base=$${BASE:-$$python@$$(skopeo inspect --format '{{.Digest}}' docker://$$python:3.13-slim)}; \
+	set -x; \
+	$(call pushed,llmkube); \
+	$(call pushed,llmkube-llama,--build-arg EXTRAS=llama --target llama-server); \
+	$(MAKE) --no-print-directory chart IMAGE="$$(sed -n 1p dist/PUSHED)" CPU_ENGINE="$$(sed -n 2p dist/PUSHED)"; \
+	helm=$$($(BIN)/python tests/charts/chart_tools.py helm); \
+	"$$helm" push $(HELM_FLAGS) dist/charts/llmkube-$(VERSION).tgz "oci://$$registry/charts" 2>&1 | tee dist/digest; \
+	sed -n "s|^Digest: |$$registry/charts/llmkube@|p" dist/digest >> dist/PUSHED; rm dist/digest; test $$(wc -l < dist/PUSHED) = 3
+
+sign:  ## sign what `make dist` and `make push` have made, with cosign; SIGN="--key …" uses a key instead of the workflow's identity
+	@set -eux; cosign=$$($(PYTHON) tests/charts/chart_tools.py cosign); \
+	xargs -n 1 "$$cosign" sign --yes $(SIGN) < dist/PUSHED; \
+	"$$cosign" sign-blob --yes $(SIGN) --bundle dist/SHA256SUMS.sigstore.json dist/SHA256SUMS
+
+publish: $(UV)  ## upload wheel and sources of `make dist` to the package index; PUBLISH=--dry-run only checks them
+	$(UV)/bin/uv publish $(PUBLISH) dist/llmkube-$(VERSION)-py3-none-any.whl dist/llmkube-$(VERSION).tar.gz
+
+publish-site:  ## push what `make site` has made to the branch gh-pages of PAGES=https://…, without its history
+	touch dist/site/.nojekyll && git -C dist/site init --quiet --initial-branch gh-pages && git -C dist/site add --all
+	git -C dist/site -c user.name=release -c user.email=release@localhost commit --quiet --message "$(VERSION)"
+	git -C dist/site push --force "$(PAGES)" gh-pages
 
 pins: $(STAMP)  ## list the pinned packages with their files, and the default images of engines
 	@$(BIN)/python tests/supply/pins.py

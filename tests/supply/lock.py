@@ -33,6 +33,7 @@ LOCKS: Mapping[str, tuple[str, ...]] = {
     "release": ("--group", "release"),
     "clients": ("--group", "clients"),
     "lock": ("--group", "lock"),
+    "site": ("--group", "site"),
 }
 """Files, by what of pyproject.toml uv resolves for them.
 

@@ -35,6 +35,7 @@ ASKS = {
     "release": list(group("release")),
     "clients": list(group("clients")),
     "lock": list(group("lock")),
+    "site": list(group("site")),
 }
 
 
@@ -129,14 +130,15 @@ def test_the_build_s_own_requirements_are_locked():
 
 
 def test_s11_the_makefile_installs_nothing_that_is_not_pinned():
-    """Both ways, uv's and pip's, take the lock with its digests, and this tree without dependencies."""
+    """Both ways, uv's and pip's, take the lock with its digests, and this tree without dependencies; so do the tools."""
     text = (ROOT / "Makefile").read_text()
     assert "PINNED := --require-hashes --only-binary :all:\n" in text
     assert "$(call installed,--requirement requirements/dev.txt," in text
     assert "THIS := --no-deps --no-build-isolation --editable .\n" in text
     installs = re.findall(r"pip install .*", text)
-    assert len(installs) == 4
-    assert [("$(PINNED)" in each, "$(THIS)" in each) for each in installs] == [(True, False), (False, True)] * 2
+    pinned, this = (True, False), (False, True)
+    found = [("$(PINNED)" in each, "$(THIS)" in each) for each in installs]
+    assert found == [pinned, this, pinned, this, pinned]
     assert "$(STAMP): pyproject.toml requirements/dev.txt\n" in text
 
 
