@@ -167,6 +167,7 @@ sign:  ## sign what `make dist` and `make push` have made, with cosign; SIGN="--
 	"$$cosign" sign-blob --yes $(SIGN) --bundle dist/SHA256SUMS.sigstore.json dist/SHA256SUMS
 
 publish: $(UV)  ## upload wheel and sources of `make dist` to the package index; PUBLISH=--dry-run only checks them
+	test -n "$$UV_PUBLISH_TOKEN" || unset UV_PUBLISH_TOKEN; \
 	$(UV)/bin/uv publish $(PUBLISH) dist/llmkube-$(VERSION)-py3-none-any.whl dist/llmkube-$(VERSION).tar.gz
 
 publish-site:  ## push what `make site` has made to the branch gh-pages of PAGES=https://…, without its history

@@ -24,8 +24,8 @@ if __package__ is None or not __package__:  # run as a script: tests/ is where b
 from debian_packages import PackageError, unpack
 from go_programs import BuildError, Log, cache_root, find_go, run
 
-TOOLS = ("helm", "promtool", "actionlint")
-"""Tools that tests need; `cosign` is built only if it is named."""
+TOOLS = ("helm", "promtool")
+"""Tools that tests need; the others are built only if they are named."""
 HELM_VERSION = "v3.22.0"
 MODULES = {
     "helm": f"helm.sh/helm/v3/cmd/helm@{HELM_VERSION}",
@@ -114,15 +114,15 @@ def _unpack(scratch: Path, environ: Mapping[str, str]) -> Path:
 
 def main() -> int:
     """Get what was asked for; what is printed on stdout is one path per tool, everything else goes to stderr."""
-    known = (*TOOLS, "cosign")
+    known = {*TOOLS, *MODULES}
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "tools", nargs="*", metavar="tool", help=f"of {', '.join(known)}; by default {', '.join(TOOLS)}"
+        "tools", nargs="*", metavar="tool", help=f"of {', '.join(sorted(known))}; by default {', '.join(TOOLS)}"
     )
     arguments = parser.parse_args()
-    unknown = sorted(set(arguments.tools) - set(known))
+    unknown = sorted(set(arguments.tools) - known)
     if unknown:
-        parser.error(f"no tool {', '.join(unknown)}; there are {', '.join(known)}")
+        parser.error(f"no tool {', '.join(unknown)}; there are {', '.join(sorted(known))}")
     os.nice(10)  # the linker is not urgent
     wanted = arguments.tools or TOOLS
     try:

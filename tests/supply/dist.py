@@ -9,7 +9,7 @@
     dist/SHA256SUMS                           their digests, as `sha256sum --check` reads them
 
 Nothing is written before the wheel has been installed with exactly the pinned packages, and has run. Nothing is
-signed: the publisher does that (docs/guides/secure.md).
+signed: `make sign` does that.
 """
 
 import argparse

@@ -130,7 +130,7 @@ def test_the_build_s_own_requirements_are_locked():
 
 
 def test_s11_the_makefile_installs_nothing_that_is_not_pinned():
-    """Both ways, uv's and pip's, take the lock with its digests, and this tree without dependencies; so do the tools."""
+    """Every way, uv's and pip's, takes a lock with its digests, and this tree without dependencies."""
     text = (ROOT / "Makefile").read_text()
     assert "PINNED := --require-hashes --only-binary :all:\n" in text
     assert "$(call installed,--requirement requirements/dev.txt," in text
