@@ -7,7 +7,7 @@ import pytest
 import structlog
 
 from llmkube.base.errors import UserError
-from llmkube.base.log import REDACTED, configure_logging, parse_level
+from llmkube.base.log import RECENT_CHARS, REDACTED, RecentLog, configure_logging, parse_level
 
 
 @pytest.fixture(autouse=True)
@@ -182,3 +182,25 @@ def test_a_json_line_is_written_as_guides_quote_it(capsys):
     configure_logging("info")
     structlog.get_logger().info("started inference service", name="phi", pid=7)
     assert '"msg":"started inference service","name":"phi","pid":7}' in capsys.readouterr().err
+
+
+def test_recent_lines_are_kept_below_the_level_of_the_stream_too():
+    """A viewer gets what it has not seen; only the last characters are kept."""
+    stream, recent = io.StringIO(), RecentLog()
+    configure_logging("warning", style="console", stream=stream, recent=recent)
+    log = structlog.get_logger()
+    log.debug("hidden")
+    log.info("engine started", token="x" * 9)
+    log.warning("engine stopped")
+    text, number = recent.after(0)
+    assert ("INFO    engine started  token=[redacted]" in text, "engine stopped" in text, "hidden" in text) == (
+        True,
+        True,
+        False,
+    )
+    assert ("engine started" in stream.getvalue(), "engine stopped" in stream.getvalue()) == (False, True)
+    assert recent.after(number) == ("", number)
+    for _ in range(3):
+        recent.write("y" * RECENT_CHARS)
+    text, _ = recent.after(number)
+    assert (len(text), "x" in text) == (RECENT_CHARS, False)

@@ -76,6 +76,11 @@ def see_views(browser, task, found):
                 ask(page, task["question"])
             if view == "models":
                 page.wait_for_selector(".tag.failing")
+                page.click("summary:has-text('Deploy a model')")
+                page.fill("[name=service]", "demo")
+                page.fill("[name=source]", "builtin://demo")
+                page.keyboard.press("Enter")
+                page.wait_for_selector("form .ready")
                 if task["shots"]:
                     page.wait_for_selector(".plot")
             for width in widths:
@@ -116,6 +121,44 @@ def use(browser, task, found):
     found["logs without token"] = other.inner_text("main")
 
 
+def deploy(browser, task, found):
+    """Deploy from the page after its fit was shown, in spite of errors; keep the bodies of a request, and drop them."""
+    page = browser.new_page()
+    page.goto(f"{task['url']}/#token={task['token']}")
+    wait_live(page)
+    page.click("nav a[href='#models']")
+    page.click("summary:has-text('Deploy a model')")
+    page.wait_for_selector("optgroup option", state="attached")
+    for name, source in (("Bad Name", "builtin://demo"), ("second", "/missing.gguf"), ("second", "builtin://demo")):
+        page.fill("[name=service]", name)
+        page.fill("[name=source]", source)
+        page.keyboard.press("Enter")
+        result = page.wait_for_selector("form .failing, form .ready")
+        found["fits"].append(result.inner_text())
+    page.click("form button.main")
+    page.wait_for_selector("article:has-text('second') .tag.ready")
+    page.click("nav a[href='#requests']")
+    page.click("[data-minutes='60']")
+    page.wait_for_selector("text=for 60 more min")
+    page.click("nav a[href='#chat']")
+    page.select_option("select", "second")
+    ask(page, SECRET)
+    page.click("nav a[href='#requests']")
+    page.click(".request summary")
+    page.wait_for_selector(".request pre")
+    found["bodies"] = page.eval_on_selector_all(".request pre", "all => all.map(each => each.textContent)")
+    page.click("[data-minutes='0']")
+    page.wait_for_selector("text=Bodies are not kept.")
+    page.click("nav a[href='#logs']")
+    page.select_option("select", "")
+    page.wait_for_selector(".log:has-text('page action carried out')")
+    found["log"] = page.inner_text(".log")
+    page.click("nav a[href='#requests']")
+    page.click(".request summary")
+    found["dropped"] = page.inner_text(".request details p")
+
+
+SECRET = "My key is sk-0123456789abcdefghij. What is LLMKube?"
 HOSTILE = "<img src=x onerror='document.title=1'><script>document.title=2</script>\u202e</pre></article>"
 
 
@@ -142,6 +185,7 @@ def show_hostile_text(browser, task, found):
         "detail",
     ]
     service = dict.fromkeys(texts, HOSTILE) | {"aliases": [HOSTILE], "givenUp": [HOSTILE], "rates": [1, 2]}
+    service |= {"message": f"{HOSTILE} 45 %", "state": "waiting", "used": 7, "context": 9, "slots": 1}
     state = {"host": HOSTILE, "memory": memory, "services": {HOSTILE: service}}
     event = f"event: state\nid: x-1\ndata: {json.dumps(state)}\n\n"
     chat = json.dumps(
@@ -152,9 +196,13 @@ def show_hostile_text(browser, task, found):
     )
     stream = {"Content-Type": "text/event-stream"}
     row = dict.fromkeys(("path", "model", "error", "id", "rule"), HOSTILE) | {"at": 1, "ms": 9, "failed": True}
-    row |= {"status": HOSTILE, "parts": [[HOSTILE, 1, 2, False]]}
+    row |= {"status": HOSTILE, "parts": [[HOSTILE, 1, 2, False]], "body": 1}
+    answers = {"request": HOSTILE, "answer": HOSTILE, "models": [{"name": HOSTILE, "title": HOSTILE, "sizeBytes": 1}]}
+    answers |= dict.fromkeys(("totalBytes", "freeBytes", "budgetBytes", "context"), 5) | {"fits": True}
+    answers |= {"lines": [HOSTILE], "largestContext": HOSTILE, "message": HOSTILE}
     batch = f"id: x-1\ndata: {json.dumps([row])}\n\n"
     page.route("**/page/requests", lambda route: route.fulfill(body=batch, headers=stream))
+    page.route("**/page/actions", lambda route: route.fulfill(json=answers))
     page.route("**/page/events", lambda route: route.fulfill(body=event, headers=stream))
     page.route(
         re.compile(r"/page/logs\?"),
@@ -167,6 +215,15 @@ def show_hostile_text(browser, task, found):
         page.wait_for_selector(part, state="attached")
         if view == "chat":
             ask(page, HOSTILE)
+        if view == "models":
+            page.click("summary:has-text('Deploy a model')")
+            page.fill("[name=service]", HOSTILE)
+            page.fill("[name=source]", HOSTILE)
+            page.keyboard.press("Enter")
+            page.wait_for_selector("form pre", state="attached")
+        if view == "requests":
+            page.click(".request summary")
+            page.wait_for_selector(".request pre", state="attached")
         found["elements"] += page.evaluate("document.querySelectorAll('main img, main script').length")
         found["problems"] |= {f"hostile {view}": problem for problem in [page.evaluate(OVERFLOW)] if problem}
         found["title"] = page.title()
@@ -182,9 +239,14 @@ def attack(browser, task, found):
             try { return (await (await fetch(url + path, options)).text()).slice(0, 40) } catch { return 'blocked' }
           }
           const headers = {'X-LLMKube-Page-Token': token}, body = '{"action": "stop", "service": "default/demo"}'
+          const deploy = '{"action": "deploy", "service": "evil", "source": "builtin://demo"}'
+          const capture = '{"action": "capture", "service": "", "minutes": 60}'
           return [await attempt('/page/events', {}), await attempt('/page/events', {mode: 'no-cors'}),
             await attempt('/page/actions', {method: 'POST', headers, body}),
-            await attempt('/page/actions', {method: 'POST', mode: 'no-cors', body})]
+            await attempt('/page/actions', {method: 'POST', headers, body: deploy}),
+            await attempt('/page/actions', {method: 'POST', headers, body: capture}),
+            await attempt('/page/actions', {method: 'POST', mode: 'no-cors', body}),
+            await attempt('/page/actions', {method: 'POST', mode: 'no-cors', body: deploy})]
         }""",
         [task["url"], task["token"]],
     )
@@ -199,7 +261,7 @@ def attack(browser, task, found):
 def main():
     """Carry out the task on the command line."""
     task = json.loads(sys.argv[1])
-    found = {"elements": 0, "console": [], "problems": {}, "states": [], "urls": []}
+    found = {"elements": 0, "console": [], "problems": {}, "states": [], "urls": [], "fits": []}
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "chromium")
         program.write_text(f'#!/bin/sh\nexec {" ".join(task["chromium"])} "$@"\n')

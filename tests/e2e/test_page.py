@@ -70,6 +70,23 @@ async def test_the_owner_chats_and_changes_models_and_others_only_look(tmp_path,
 
 
 @pytest.mark.ci
+async def test_the_owner_deploys_and_sees_bodies(tmp_path, browser):
+    """The fit or the command's error is shown first; bodies are kept on demand, without keys, until that is ended."""
+    async with open_machine(tmp_path) as (_, run):
+        _, found = await drive(tmp_path, browser, run, "deploy")
+        code, listed, _ = await run("list")
+    bad, missing, fits = found["fits"]
+    assert bad == '"Bad Name" is not a valid name; use lower-case letters, digits, - and ., such as bad-name'
+    assert missing == "there is no file /missing.gguf"
+    assert fits.startswith("Fits now: it needs ")
+    assert (code, listed.count("Ready")) == (0, 2)
+    asked, answered = found["bodies"]
+    assert ("My key is [redacted]. What is LLMKube?" in asked, answered.startswith("data: {")) == (True, True)
+    assert "longer kept" in found["dropped"]
+    assert re.findall(r"carried out +action=(\w+)", found["log"]) == ["deploy", "capture", "capture"]
+
+
+@pytest.mark.ci
 async def test_other_pages_and_hostile_texts_get_nowhere(tmp_path, browser):
     """A foreign page, a frame and a rebound name read and change nothing; markup in any text stays text."""
 
@@ -83,9 +100,17 @@ async def test_other_pages_and_hostile_texts_get_nowhere(tmp_path, browser):
         addresses = {"foreign": evil(port), "rebound": evil(gateway.rpartition(":")[2])}
         _, found = await drive(tmp_path, browser, run, "attack", "show_hostile_text", **addresses)
         code, listed, _ = await run("list")
-        assert (code, "Ready" in listed) == (0, True)
+        assert (code, "Ready" in listed, "evil" in listed) == (0, True, False)
         nursery.cancel_scope.cancel()
-    assert found["foreign"] == ["blocked", "", "blocked", ""]  # "": an opaque answer, which it cannot read
+    assert found["foreign"] == [
+        "blocked",
+        "",
+        "blocked",
+        "blocked",
+        "blocked",
+        "",
+        "",
+    ]  # "": an opaque answer, which it cannot read
     assert (found["frame"], found["rebound"]) == (False, 403)
     assert (found["elements"], found["problems"]) == (0, {})
     assert found["title"] == "Logs · LLMKube"

@@ -8,8 +8,10 @@ import contextlib
 import logging
 import re
 import sys
+import threading
 from collections.abc import Mapping, MutableMapping
-from typing import Any, Literal, TextIO
+from functools import partial
+from typing import Any, Final, Literal, TextIO
 
 from llmkube.base.errors import UserError
 from llmkube.base.messages import escape_controls
@@ -37,6 +39,27 @@ _SECRET_TEXTS = (
 )
 _MAX_DEPTH = 6  # levels of nesting; no log line of ours is deeper
 
+RECENT_CHARS: Final = 64 * 1024
+
+
+class RecentLog:
+    """The last lines of the log, from `info` up, whatever is written to the stream. Any thread may write."""
+
+    def __init__(self) -> None:
+        self._text, self._written, self._lock = "", 0, threading.Lock()
+
+    def write(self, line: str) -> None:
+        """Append a line."""
+        with self._lock:
+            self._text = f"{self._text}{line}\n"[-RECENT_CHARS:]
+            self._written += len(line) + 1
+
+    def after(self, number: int) -> tuple[str, int]:
+        """Return the text after the first `number` characters, as far as it is kept, and the number of all."""
+        with self._lock:
+            missing = self._written - number
+            return (self._text[-missing:] if missing else ""), self._written
+
 
 def parse_level(text: str) -> int:
     """Return the standard library's number for `debug`, `info`, `warning` or `error`, in any case.
@@ -51,13 +74,16 @@ def parse_level(text: str) -> int:
     return logging.getLevelNamesMapping()[name.upper()]
 
 
-def configure_logging(level: str = "info", *, style: Style = "json", stream: TextIO | None = None) -> None:
+def configure_logging(
+    level: str = "info", *, style: Style = "json", stream: TextIO | None = None, recent: RecentLog | None = None
+) -> None:
     """Write all logs of this process, from `level` up, to one stream.
 
     Args:
         level: `debug`, `info`, `warning` or `error`.
         style: `json` is one object per line with `ts`, `level`, `msg`; `console` is one short line, a stack below it.
         stream: By default the current `sys.stderr` at each write (a live display may replace it).
+        recent: Gets the lines as on a console, those of level `info` too.
 
     Raises:
         UserError: The level is unknown.
@@ -72,10 +98,14 @@ def configure_logging(level: str = "info", *, style: Style = "json", stream: Tex
         structlog.processors.format_exc_info,
         redact_secrets,
     ]
-    final: Processor = _render_json() if style == "json" else render_console
+    final: list[Processor] = [_ordered, _render_json() if style == "json" else render_console]
+    if recent is not None:
+        final.insert(1, partial(_keep, recent, threshold))
     structlog.configure(
-        processors=[*shared, _ordered, final],
-        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        processors=[*shared, *final],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            threshold if recent is None else min(threshold, logging.INFO)
+        ),
         logger_factory=structlog.PrintLoggerFactory(file=target),  # type: ignore[arg-type]  # it only calls write and flush
         cache_logger_on_first_use=False,  # tests and `llmkube up` configure more than once
     )
@@ -83,13 +113,21 @@ def configure_logging(level: str = "info", *, style: Style = "json", stream: Tex
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[structlog.stdlib.ExtraAdder(), *shared],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, _ordered, final],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *final],
         )
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
     # Other packages log only warnings and errors, unless the level is debug: httpx logs every request at info.
     root.setLevel(max(threshold, logging.WARNING) if threshold > logging.DEBUG else logging.INFO)
+
+
+def _keep(recent: RecentLog, threshold: int, logger: Any, method: str, event: EventDict) -> EventDict:
+    """Keep an event, and drop it unless it has the level of the stream."""
+    recent.write(render_console(logger, method, event))
+    if logging.getLevelNamesMapping()[event["level"].upper()] < threshold:
+        raise structlog.DropEvent
+    return event
 
 
 def redact_secrets(_logger: Any, _method: str, event: EventDict) -> EventDict:

@@ -41,7 +41,7 @@ from llmkube.programs.host_settings import default_source_folders, host_settings
 from llmkube.programs.informer import ObjectCaches, open_object_caches
 from llmkube.programs.lan_gateway import LanGateway, ListenSettings, open_lan_gateway, run_lan_listener
 from llmkube.programs.ollama_library import local_ollama
-from llmkube.programs.page.machine import Describe, Machine, open_pages
+from llmkube.programs.page.machine import Commands, Machine, open_pages
 from llmkube.programs.page.requests import RecentRequests
 from llmkube.programs.page.state import Rates
 from llmkube.programs.program import (
@@ -216,7 +216,7 @@ async def run_up(
     prepare: Prepare[T],
     report: Callable[[str], None],
     show_once: Callable[[str], None],
-    describe: Describe,
+    commands: Commands,
 ) -> T | None:
     """Start all programs, run the function that `prepare` returns, and stop all programs in order.
 
@@ -225,12 +225,12 @@ async def run_up(
         prepare: Returns the function to run once all programs are up.
         report: Prints a line about the run.
         show_once: Prints a key that was just generated.
-        describe: Returns the figures of a service for the page.
+        commands: Commands that the page carries out.
 
     Returns:
         The result of that function; None if a signal came first.
     """
-    return await run_until_signal(_Up(plan, prepare, report, show_once, describe).serve, report)
+    return await run_until_signal(_Up(plan, prepare, report, show_once, commands).serve, report)
 
 
 @attrs.define(eq=False)
@@ -239,7 +239,7 @@ class _Up(Generic[T]):
     prepare: Prepare[T]
     report: Callable[[str], None]
     show_once: Callable[[str], None]
-    describe: Describe
+    commands: Commands
     rng: random.Random = attrs.field(factory=random.Random)
     started_at: float = attrs.field(factory=lambda: trio.current_time() - process_age_seconds())
 
@@ -320,8 +320,8 @@ class _Up(Generic[T]):
                     default = refuse_models
                     if not addresses.routers_only:
                         default = await support.start(run_default_route, services, http, routers.models)
-                    machine = Machine(view, caches, server.client, settings, ports, self.describe)
-                    with_page = await open_pages(machine, requests, self.plan.state_dir, gateway.url, support)
+                    machine = Machine(view, caches, server.client, settings, ports, self.commands, requests)
+                    with_page = await open_pages(machine, self.plan.state_dir, gateway.url, support)
                     handler = routers_handler(routers.find, default)
                     stamp = partial(cors_lines, https_proxy_pages=config.https_proxy_pages)
                     limits = Limits(max_connections_per_peer=CONNECTIONS_PER_PEER)

@@ -9,6 +9,7 @@ import trio.testing
 
 from http_lab import converse
 from llmkube.base.errors import LLMKubeError
+from llmkube.base.log import RecentLog
 from llmkube.programs.page.feed import MAX_VIEWERS, Feed
 from llmkube.programs.page.handler import Control, Page, is_public, load_files
 from llmkube.programs.page.requests import RecentRequests
@@ -30,14 +31,15 @@ async def state(_rates):
 
 
 def page(log=None, done=()):
-    async def stop(service):
+    async def stop(wanted):
         await trio.lowlevel.checkpoint()
+        service = wanted["service"]
         if service != "default/chat":
             raise LLMKubeError(f"there is no InferenceService {service}")
         done.append(service)
-        return "stopped"
+        return {"message": "stopped"}
 
-    control = Control(TOKEN, {"stop": stop}, {"default/chat": log}.get)
+    control = Control(TOKEN, {"stop": stop}, {"default/chat": log}.get, RecentLog())
     return Page(Feed(state, "a1"), load_files(), nothing, RecentRequests(lambda: None, Rates()), control)
 
 
@@ -70,6 +72,8 @@ async def ask(shown, path, lines="", *, method="GET", body="", models=(), host="
         ("/page/actions", {"lines": WITH_TOKEN, "method": "POST", "body": ACTION[:9]}, 400, "invalid_body"),
         ("/page/actions", {"lines": WITH_TOKEN, "method": "POST", "body": ACTION.replace("stop", "rm")}, 400, "stop"),
         ("/page/actions", {"lines": WITH_TOKEN, "method": "POST", "body": ACTION.replace("chat", "x")}, 409, "no Infe"),
+        ("/page/actions", {"method": "POST", "body": '{"action": "deploy", "service": "x"}'}, 403, "token_required"),
+        ("/page/actions", {"method": "POST", "body": '{"action": "capture", "service": ""}'}, 403, "token_required"),
         ("/page/nothing", {}, 404, "not_found"),
         ("/page/%2e%2e/handler.py", {}, 404, "not_found"),
     ],

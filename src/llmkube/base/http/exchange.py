@@ -68,6 +68,7 @@ class StreamExchange:
         client: Identity of the client, set by a handler that has authenticated it; None if none has.
         about: Name of the model or object that the request is about, set by a handler for logs.
         status: Status of the response; 0 before it begins.
+        observer: Gets the bytes of the response before they are sent; None if nothing observes it.
     """
 
     head: RequestHead
@@ -82,6 +83,7 @@ class StreamExchange:
     client: object = attrs.field(default=None, init=False)
     about: str = attrs.field(default="", init=False)
     status: int = attrs.field(default=0, init=False)
+    observer: Callable[[bytes], None] | None = attrs.field(default=None, init=False)
     begun: bool = attrs.field(default=False, init=False)
     complete: bool = attrs.field(default=False, init=False)
     arrived_at: float = attrs.field(factory=trio.current_time, init=False)
@@ -171,6 +173,8 @@ class StreamExchange:
         Raises:
             ClientGoneError: The client is gone, and this task is shielded: without a shield it is cancelled instead.
         """
+        if self.observer is not None:
+            self.observer(data)
         if self._hub_stream is not None:
             try:
                 sent = self._hub_stream.send_nowait(data)

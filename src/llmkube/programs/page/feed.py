@@ -35,11 +35,13 @@ class Feed:
         collect: Returns the current state.
         name: Identifies this process in the ids of updates, so that none is resumed in another one.
         rates: Tokens per second, from the requests.
+        on_point: Called once for each point of the plots.
     """
 
     collect: Collect
     name: str
     rates: Rates = attrs.field(factory=Rates)
+    on_point: Callable[[], None] = lambda: None
     viewers: int = 0
     _state: State = attrs.field(factory=dict)
     _updates: deque[tuple[int, bytes]] = attrs.field(factory=lambda: deque(maxlen=KEPT_UPDATES))
@@ -101,6 +103,7 @@ class Feed:
         while True:
             await wait_tick(RATE_SECONDS)
             self.rates.end_point()
+            self.on_point()
 
     def _event(self, kind: str, number: int, data: bytes) -> bytes:
         return b"event: %b\nid: %b-%d\ndata: %b\n\n" % (kind.encode(), self.name.encode(), number, data)

@@ -29,6 +29,7 @@ from llmkube.base.http.connection import StreamHandler
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Headers, Response
+from llmkube.base.log import RecentLog
 from llmkube.programs.page.feed import KEEP_ALIVE_SECONDS, MAX_VIEWERS, UPDATE_SECONDS, Feed
 from llmkube.programs.page.requests import RecentRequests
 from llmkube.programs.page.tail import POLL_SECONDS, open_log
@@ -68,8 +69,10 @@ SECURITY: Final = (
 """Headers of the page and its files: they load nothing from elsewhere, and no other page can frame or read them."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
-Action = Callable[[str], Awaitable[str]]
-"""Carries out an action for a service, named by namespace and name, and returns a sentence about the result."""
+Action = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+"""Carries out an action, described by the members of the request, and returns the members of the answer."""
+QUERIES: Final = frozenset({"body", "catalog", "fit"})
+"""Actions that change nothing."""
 
 
 @attrs.frozen
@@ -79,12 +82,14 @@ class Control:
     Attributes:
         token: The token.
         actions: The actions by name.
-        log_path: Returns the log of a service's engine, or with "" that of the program; None if there is none.
+        log_path: Returns the log of a service's engine; None if there is none.
+        recent: The log of the program.
     """
 
     token: str = attrs.field(repr=False)
     actions: Mapping[str, Action]
     log_path: Callable[[str], Path | None]
+    recent: RecentLog
 
 
 @attrs.frozen(eq=False)
@@ -111,6 +116,7 @@ class Page:
         """Answer one request."""
         head = exchange.head
         if not is_page(head):
+            self.requests.captures.watch(exchange)
             await self.other(exchange)
             return
         try:
@@ -175,9 +181,12 @@ class Page:
     async def _send_log(self, exchange: StreamExchange, control: Control) -> None:
         """Send the last lines of a log, and then what is appended, as the data of events."""
         service = parse_qs(urlsplit(exchange.head.target).query).get("service", [""])[-1]
+        if not service:
+            await self._send_recent(exchange, control.recent)
+            return
         path = control.log_path(service)
         if path is None:
-            raise refused(404, f"there is no log of {service or 'this program'}", "not_found")
+            raise refused(404, f"there is no log of {service}", "not_found")
         try:
             async with open_log(path, LOG_LINES) as file, exchange.stream(200, _EVENTS) as send:
                 while True:
@@ -190,6 +199,17 @@ class Page:
             if not exchange.begun:
                 raise refused(404, f"no log yet ({exc.strerror or exc})", "not_found") from exc
             raise
+
+    async def _send_recent(self, exchange: StreamExchange, recent: RecentLog) -> None:
+        """Send the last lines of the program's log, and then new ones."""
+        number = 0
+        async with exchange.stream(200, _EVENTS) as send:
+            while True:
+                text, number = recent.after(number)
+                if text:
+                    await send(b"data: %b\n\n" % orjson.dumps(text))
+                else:
+                    await trio.sleep(POLL_SECONDS)
 
 
 def is_page(head: RequestHead) -> bool:
@@ -228,11 +248,12 @@ async def _act(control: Control, body: bytes) -> Response:
     if action is None or not isinstance(service, str):
         raise refused(400, f"no such action; there are {', '.join(sorted(control.actions))}", "invalid_action")
     try:
-        message = await action(service)
+        answer = await action(wanted)
     except LLMKubeError as exc:
         raise refused(409, str(exc), "action_failed") from exc
-    log.info("page action carried out", action=name, service=service)
-    return Response.json(200, {"message": message})
+    if name not in QUERIES:
+        log.info("page action carried out", action=name, service=service)
+    return Response.json(200, dict(answer))
 
 
 def load_files() -> Mapping[str, Response]:

@@ -1,7 +1,4 @@
-"""The last requests that went through the gateway, each with the parts of its time, from their spans.
-
-Bodies are not kept.
-"""
+"""The last requests that went through the gateway, each with the parts of its time, from their spans."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +9,7 @@ import attrs
 import trio
 
 from llmkube.base.mailbox import Mailbox
+from llmkube.programs.page.captures import Captures
 from llmkube.programs.page.state import Rates, State
 from llmkube.router.traces import Span, Trace, Traces
 
@@ -39,6 +37,7 @@ class RecentRequests:
         utcnow: Wall clock.
         rates: Gets the tokens of each answer.
         traces: Exports traces; None if they are off.
+        captures: Bodies, if the owner wants them.
         rows: The requests with their numbers, the oldest first.
         changes: Its version is the number of the newest.
     """
@@ -46,6 +45,7 @@ class RecentRequests:
     utcnow: Callable[[], datetime]
     rates: Rates
     traces: Traces | None = None
+    captures: Captures = attrs.field(factory=Captures)
     rows: deque[tuple[int, State]] = attrs.field(factory=lambda: deque(maxlen=KEPT_REQUESTS))
     changes: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None))
 
@@ -66,8 +66,11 @@ class RecentRequests:
             self.traces.offer_nowait(trace, found)
         row = row_of(found, self.utcnow().timestamp() - (trio.current_time() - found[0].began_at))
         if row["answer"] and row["backend"]:
-            self.rates.record(row["backend"], row["answer"])
-        self.rows.append((self.changes.version + 1, row))
+            self.rates.record(row["backend"], row["answer"], row["prompt"] or 0)
+        number = self.changes.version + 1
+        if self.captures.keep(number):
+            row["body"] = number
+        self.rows.append((number, row))
         self.changes.put_nowait(None)
 
     def after(self, number: int) -> list[State]:

@@ -89,14 +89,16 @@ def engine_state(view: ServiceView | None) -> State:
 
 @attrs.define(eq=False)
 class Rates:
-    """Tokens per second of services over the last hour, one point for each `RATE_SECONDS`."""
+    """Tokens per second of services over the last hour, one point for each `RATE_SECONDS`, and the context in use."""
 
+    _contexts: dict[str, int] = attrs.field(factory=dict)
     _made: Counter[str] = attrs.field(factory=Counter)
     _points: dict[str, deque[float]] = attrs.field(factory=dict)
 
-    def record(self, service: str, tokens: int) -> None:
-        """Add the tokens of an answer that has ended to the current point."""
+    def record(self, service: str, tokens: int, prompt: int = 0) -> None:
+        """Add the tokens of an answer that has ended to the current point; its prompt is in the context too."""
         self._made[service] += tokens
+        self._contexts[service] = prompt + tokens
 
     def end_point(self) -> None:
         """End the current point; call it every `RATE_SECONDS`."""
@@ -110,6 +112,11 @@ class Rates:
     def of(self, service: str) -> list[float]:
         """Return the points of a service, the oldest first; none if it generated nothing in the last hour."""
         return list(self._points.get(service, ()))
+
+    def state_of(self, service: str) -> State:
+        """Return the members of a service's state from its answers; `used` are the tokens of the last one."""
+        points, used = self.of(service), self._contexts.get(service)
+        return ({"rates": points} if points else {}) | ({"used": used} if used else {})
 
 
 def changed_members(before: State, after: State) -> State:

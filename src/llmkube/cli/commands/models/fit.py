@@ -8,13 +8,15 @@ from typing import Any, Final
 
 import attrs
 import click
+import trio
 
 from llmkube.base.errors import UserError
 from llmkube.base.units import format_bytes, parse_bytes
-from llmkube.cli.commands.models.inspect import read_facts
+from llmkube.cli.commands.models.inspect import local_facts, remote_facts
 from llmkube.cli.commands.services.deploy import absolute_source
 from llmkube.cli.options import output_option
 from llmkube.cli.view import formats, output
+from llmkube.programs.config import AgentConfig, load
 from llmkube.programs.options import command
 from llmkube.runtimes.llama_fields import DEFAULT_CONTEXT
 from llmkube.supervisor.host.this_machine import sample_here
@@ -25,7 +27,8 @@ from llmkube.weights.estimate.mlx import is_mlx_folder, read_folder
 from llmkube.weights.estimate.sizing import default_cache_ram_bytes, estimate, largest_context
 from llmkube.weights.formats.gguf import require_model
 from llmkube.weights.formats.projector import read_projector
-from llmkube.weights.formats.shape import Shape
+from llmkube.weights.formats.shape import GGUFFacts, Shape
+from llmkube.weights.source import RemoteFile
 
 CACHE_TYPES: Final = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 SMALLER: Final = ("q8_0", "q4_0")
@@ -188,11 +191,25 @@ def _context_line(verdict: Verdict) -> str:
 
 
 def _read(model: str, hf_token_file: Path | None) -> tuple[str, Shape]:
-    if is_mlx_folder(folder := Path(model)):
-        shape = read_folder(folder)
+    found = read_local(model, Path.cwd())
+    if isinstance(found, tuple):
+        return found
+    facts = trio.run(remote_facts, found, load("agent", AgentConfig, {"hf_token_file": hf_token_file}))
+    return titled_shape(model, facts)
+
+
+def read_local(model: str, folder: Path) -> tuple[str, Shape] | RemoteFile:
+    """Return title and shape of a local model, or the parsed source of a remote file. Blocks."""
+    if is_mlx_folder(path := folder / model):
+        shape = read_folder(path)
         kind = shape.architecture.removeprefix("mlx:")
-        return f"{folder.resolve().name}: {kind}, MLX, {format_bytes(shape.size_bytes)}", shape
-    facts = read_facts(absolute_source(model, Path.cwd()), hf_token_file)
+        return f"{path.resolve().name}: {kind}, MLX, {format_bytes(shape.size_bytes)}", shape
+    found = local_facts(absolute_source(model, folder))
+    return titled_shape(model, found) if isinstance(found, GGUFFacts) else found
+
+
+def titled_shape(model: str, facts: GGUFFacts) -> tuple[str, Shape]:
+    """Return title and shape of a model from the header of its file."""
     require_model(facts, model)
     if facts.shape is None:
         raise UserError(

@@ -17,7 +17,7 @@ from llmkube.cli.options import output_option
 from llmkube.cli.view import formats
 from llmkube.cli.view.output import printable, shown_source
 from llmkube.k8s.fields import camel
-from llmkube.programs.config import AgentConfig, load
+from llmkube.programs.config import AgentConfig, HostConfig, load
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.options import command
 from llmkube.supervisor.credentials import read_token_file
@@ -114,6 +114,14 @@ def _type_names(numbers: tuple[int, ...]) -> list[str]:
 
 def read_facts(source: str, hf_token_file: Path | None) -> GGUFFacts:
     """Read the header of a local file, a remote file or a built-in model."""
+    found = local_facts(source)
+    if isinstance(found, GGUFFacts):
+        return found
+    return trio.run(remote_facts, found, load("agent", AgentConfig, {"hf_token_file": hf_token_file}))
+
+
+def local_facts(source: str) -> GGUFFacts | RemoteFile:
+    """Read the header of a local file or a built-in model; return the parsed source of a remote file. Blocks."""
     if "://" not in source and (path := Path(source)).is_absolute():
         return _local(path)
     try:
@@ -131,7 +139,7 @@ def read_facts(source: str, hf_token_file: Path | None) -> GGUFFacts:
     if isinstance(parsed, VolumeSource | ImageSource | OllamaModel):
         message = "cannot be inspected from here; name a file, or an https://, hf:// or s3:// URL"
         raise CommandError(f"{parsed.redacted} {message}")
-    return trio.run(_remote, parsed, load("agent", AgentConfig, {"hf_token_file": hf_token_file}))
+    return parsed
 
 
 def _local(path: Path) -> GGUFFacts:
@@ -140,7 +148,8 @@ def _local(path: Path) -> GGUFFacts:
     return read_header(path)
 
 
-async def _remote(source: RemoteFile, config: AgentConfig) -> GGUFFacts:
+async def remote_facts(source: RemoteFile, config: HostConfig) -> GGUFFacts:
+    """Read the header of a remote file."""
     token = None if config.hf_token_file is None else read_token_file(config.hf_token_file)
     with trio.move_on_after(REMOTE_SECONDS):
         return await read_remote_header(

@@ -2,8 +2,9 @@
 
 import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,7 +12,7 @@ import trio
 from rich.text import Text
 
 from llmkube.base.errors import UserError
-from llmkube.base.log import configure_logging
+from llmkube.base.log import RecentLog, configure_logging
 from llmkube.cli.commands.programs.up_session import next_steps, prepare_session
 from llmkube.cli.commands.tools.files import demo_manifests, demo_model, load_manifests
 from llmkube.cli.lazy_group import Entry, LazyGroup
@@ -19,6 +20,7 @@ from llmkube.cli.options import manifests_option
 from llmkube.cli.view import output
 from llmkube.cli.view.page_facts import page_facts
 from llmkube.cli.view.progress_line import open_console
+from llmkube.k8s.client import Client
 from llmkube.programs.config import UpConfig, load
 from llmkube.programs.failures import CommandError
 from llmkube.programs.host_name import check_own_address
@@ -26,10 +28,12 @@ from llmkube.programs.host_settings import accelerators_of, detect_devices, find
 from llmkube.programs.lan_gateway import listen_settings
 from llmkube.programs.one_machine import UpPlan, run_up
 from llmkube.programs.options import HELP, NumberRange, guarded, settings_options
+from llmkube.programs.page.machine import Commands
 from llmkube.programs.program import raise_descriptor_limit, use_one_heap
 from llmkube.programs.router_host.router_paths import ROUTERS, SETTING
 from llmkube.programs.state_dir import hold_state_dir, loading_note, temporary_state_dir
 from llmkube.programs.state_location import ENGINES_LOCK, SERVER_LOCK
+from llmkube.supervisor.memory.budget import Budget
 from llmkube.supervisor.network import own_addresses
 
 COMMANDS: Mapping[str, Entry] = {
@@ -82,7 +86,8 @@ def up(
     listen = listen_settings(config, own_addresses)
     manifests = (*(demo_manifests() if demo else ()), *load_manifests(files, sys.stdin.read))
     llama_server = find_llama_server(config.llama_server)
-    configure_logging(config.log_level, style="console")
+    recent = RecentLog()
+    configure_logging(config.log_level, style="console", recent=recent)
     devices = detect_devices(config, llama_server)
     raise_descriptor_limit()
     use_one_heap()
@@ -107,8 +112,29 @@ def up(
                 console.print(Text(output.printable(line)), soft_wrap=True)
 
         plan = UpPlan(config, manifests, llama_server, state_dir, listen, devices)
-        answered = trio.run(run_up, plan, prepare, print_progress, output.echo, page_facts)
+        answered = trio.run(run_up, plan, prepare, print_progress, output.echo, page_commands(config, recent))
     if question is not None and not answered:
         raise CommandError("stopped before the model answered")
     if demo and question is not None:
         output.echo(f"\n{next_steps(*demo_model(), question)}")
+
+
+def page_commands(config: UpConfig, recent: RecentLog) -> Commands:
+    """Return the commands that the page carries out; what they need is imported when they are used."""
+
+    def catalog() -> Sequence[dict[str, Any]]:
+        from llmkube.cli.commands.programs.up_page import list_models  # noqa: PLC0415 - see above
+
+        return list_models()
+
+    async def fit(wanted: Mapping[str, Any], budget: Budget) -> dict[str, Any]:
+        from llmkube.cli.commands.programs import up_page  # noqa: PLC0415 - see above
+
+        return await up_page.fit(wanted, budget, config)
+
+    async def deploy(wanted: Mapping[str, Any], client: Client, state_dir: Path) -> str:
+        from llmkube.cli.commands.programs.up_page import deploy_model  # noqa: PLC0415 - see above
+
+        return await deploy_model(wanted, client, state_dir)
+
+    return Commands(page_facts, catalog, fit, deploy, recent)

@@ -103,25 +103,19 @@ def deploy(*, name: str, wait: bool, timeout: float, dry_run: bool, where: Clust
     --context-size.
     """
     where, flags["context_size"] = split_context(where, flags["context_size"])
-    request = _read(name, flags)
+    request = read_request(name, flags, Path.cwd())
 
     if request.quantization:
         click.echo(wrapped(f"{name}: {request.source} ({CHECKS[_catalog_entry(name).checked]})", err=True), err=True)
 
     async def action(cluster: Cluster) -> None:
         with answer_deadline():
-            hosts = await find_hosts(cluster, utcnow()) if request.accelerator is None and request.source else None
-        served = {each for host in hosts or () for each in host.accelerators}
-        manifests = request.manifests(cluster.namespace, served)
+            manifests = await manifests_of(cluster, request)
         if dry_run:
             click.echo("\n---\n".join(formats.dump(each, "yaml") for each in manifests))
             return
         with answer_deadline():
-            for path in (each["spec"].get(field, "") for each in manifests for field in ("source", "mmproj")):
-                allow_folder(cluster, path)
-            for kind, each in zip(request.kinds, manifests, strict=True):
-                await _dry_run_apply(cluster, kind, each)  # a rejected service must not leave its Model behind
-            applied = [await _apply(cluster, kind, each) for kind, each in zip(request.kinds, manifests, strict=True)]
+            applied = await apply_all(cluster, request, manifests)
         for done in applied:
             click.echo(f"{done.kind} {done.key} {done.change}", err=wait)
         if wait:
@@ -281,7 +275,27 @@ class ApplyResult:
     change: str
 
 
-def _read(name: str, flags: Mapping[str, Any]) -> DeployRequest:
+async def manifests_of(cluster: Cluster, request: DeployRequest) -> list[dict[str, Any]]:
+    """Return the objects to apply, for an accelerator that a live host serves."""
+    hosts = await find_hosts(cluster, utcnow()) if request.accelerator is None and request.source else None
+    return request.manifests(cluster.namespace, {each for host in hosts or () for each in host.accelerators})
+
+
+async def apply_all(cluster: Cluster, request: DeployRequest, manifests: Sequence[dict[str, Any]]) -> list[ApplyResult]:
+    """Apply the objects of a deployment, and let this user's `llmkube up` serve the files that they name."""
+    for path in (each["spec"].get(field, "") for each in manifests for field in ("source", "mmproj")):
+        allow_folder(cluster, path)
+    for kind, each in zip(request.kinds, manifests, strict=True):
+        await _dry_run_apply(cluster, kind, each)  # a rejected service must not leave its Model behind
+    return [await _apply(cluster, kind, each) for kind, each in zip(request.kinds, manifests, strict=True)]
+
+
+def read_request(name: str, flags: Mapping[str, Any], folder: Path) -> DeployRequest:
+    """Return a deployment from the options of the command line; `folder` is that of relative paths.
+
+    Raises:
+        click.ClickException: The options are invalid.
+    """
     source, model_name = flags["source"], flags["model_name"]
     check_new_name(name)
     if source and model_name:
@@ -293,7 +307,7 @@ def _read(name: str, flags: Mapping[str, Any]) -> DeployRequest:
         source, quantization = entry.source, entry.quantization
         fields = _catalog_fields(entry) | fields
     if source:
-        source = absolute_source(source, Path.cwd())
+        source = absolute_source(source, folder)
         try:
             parse_source(source)
         except UserError as exc:
@@ -308,14 +322,14 @@ def _read(name: str, flags: Mapping[str, Any]) -> DeployRequest:
         raise click.UsageError("--gpu and --accelerator cpu exclude each other; leave one out")
     for field in fields:
         if field.path == "spec.mmproj":
-            fields[field] = absolute_source(fields[field], Path.cwd())
+            fields[field] = absolute_source(fields[field], folder)
     env = tuple(_variable(text) for text in flags["env"])
     api_keys = _secret_key(flags["api_key_secret"])
     request = DeployRequest(
         name, source or "", model_name or "", flags["accelerator"], flags["gpu"], quantization, env, api_keys, fields
     )
-    draft = absolute_source(flags["draft"] or "", Path.cwd())
-    return attrs.evolve(request, adapters=tuple(map(_adapter, flags["lora"])), draft=draft)
+    draft = absolute_source(flags["draft"] or "", folder)
+    return attrs.evolve(request, adapters=tuple(_adapter(each, folder) for each in flags["lora"]), draft=draft)
 
 
 def _catalog_entry(name: str) -> Entry:
@@ -341,11 +355,11 @@ def _catalog_fields(entry: Entry) -> dict[FieldFlag, Any]:
 _LORA: Final = re.compile(r"(?:(?P<name>[A-Za-z0-9][A-Za-z0-9._@+-]*)=)?(?P<source>.*?)(?::(?P<scale>\d+(?:\.\d+)?))?")
 
 
-def _adapter(text: str) -> tuple[str, Mapping[str, str]]:
+def _adapter(text: str, folder: Path) -> tuple[str, Mapping[str, str]]:
     """Return the source of an adapter, and the other fields of the service's entry for it."""
     found = _LORA.fullmatch(text)
     assert found is not None, "it also matches the empty string"
-    source = absolute_source(found["source"], Path.cwd())
+    source = absolute_source(found["source"], folder)
     try:
         parse_source(source)
     except UserError as exc:

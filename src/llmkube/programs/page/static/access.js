@@ -61,8 +61,9 @@ export async function eachEvent(answer, take) {
   }
 }
 
-export async function act(action, service) {
-  const body = JSON.stringify({ action, service });
+// Carry out an action and return the server's answer; most have a `message`.
+export async function act(action, service, fields = {}) {
+  const body = JSON.stringify({ action, service, ...fields });
   const answer = await request("/page/actions", { method: "POST", body, headers: { "Content-Type": "application/json" } });
-  return (await answer.json()).message;
+  return answer.json();
 }

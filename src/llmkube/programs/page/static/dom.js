@@ -40,15 +40,31 @@ export function notify(text) {
   hide = setTimeout(() => { box.hidden = true; }, 8000);
 }
 
-// Keep one element for each item: an item that has not changed is not drawn again.
+// A bar that is filled up to `part` of 1; `label` says the same in words.
+export function share(label, part, kind = "f0") {
+  return h("svg", { class: "share", viewBox: "0 0 1000 8", preserveAspectRatio: "none", role: "img", "aria-label": label },
+    h("rect", { x: 0, y: 0, width: 1000 * Math.min(1, Math.max(0, part)), height: 8, class: kind }));
+}
+
+// A text with the command that opens this page with its token.
+export const ownerOnly = (text) => h("p", { class: "soft" }, "Only the owner of this machine can ", text, ": run ",
+  h("code", {}, "llmkube page"), " in a terminal, which opens this page with that right.");
+
+const SLICE = 6; // milliseconds of drawing, after which the browser may react to the user
+
+// Keep one element for each item: an item that has not changed is not drawn again. Many are drawn in slices.
 export class Keyed {
-  constructor(parent, draw) {
+  constructor(parent, draw, drawn = () => {}) {
     this.parent = parent;
     this.draw = draw;
+    this.drawn = drawn;
     this.shown = new Map();
+    this.later = 0;
   }
 
   update(items) {
+    clearTimeout(this.later);
+    const until = performance.now() + SLICE;
     const names = new Set(items.map(([name]) => name));
     for (const [name, [, element]] of this.shown) {
       if (!names.has(name)) { element.remove(); this.shown.delete(name); }
@@ -57,6 +73,10 @@ export class Keyed {
     for (const [name, item] of items) {
       let [before, element] = this.shown.get(name) ?? [null, null];
       if (before !== item) {
+        if (performance.now() > until) {
+          this.later = setTimeout(() => { if (this.parent.isConnected) this.update(items); });
+          break;
+        }
         const fresh = this.draw(item, name);
         const focused = element?.contains(document.activeElement) ? document.activeElement.dataset.action : null;
         if (element) { if (place === element) place = fresh; element.replaceWith(fresh); }
@@ -67,5 +87,6 @@ export class Keyed {
       if (place === element) place = place.nextElementSibling;
       else this.parent.insertBefore(element, place);
     }
+    this.drawn();
   }
 }

@@ -1,7 +1,7 @@
 // Logs of engines, live.
 
 import { eachEvent, hasToken, request } from "./access.js";
-import { h } from "./dom.js";
+import { h, ownerOnly } from "./dom.js";
 import { onChange, state } from "./feed.js";
 
 const MAX_CHARS = 400_000; // the oldest lines are dropped
@@ -11,8 +11,7 @@ export function showLogs(main, chosen) {
   const text = h("pre", { class: "log mono", tabindex: "0", role: "log", "aria-label": "Log" });
   main.append(h("h2", {}, "Logs"));
   if (!hasToken()) {
-    main.append(h("p", {}, "Logs may contain what users have typed. Run ", h("code", {}, "llmkube page"),
-      " in a terminal: it opens this page with the right to read them."));
+    main.append(ownerOnly("read logs, which may contain prompts"));
     return undefined;
   }
   main.append(h("p", { class: "row" }, picker), text);
@@ -41,7 +40,7 @@ export function showLogs(main, chosen) {
     if (names.join() === [...picker.options].map((each) => each.value).join()) return;
     const isFirst = picker.options.length === 0;
     const before = isFirst ? chosen || names[1] : picker.value; // an engine first, if there is one
-    picker.replaceChildren(...names.map((each) => h("option", { value: each }, each || "llmkube up")));
+    picker.replaceChildren(...names.map((each) => h("option", { value: each }, each ? `engine of ${each.replace(/^default\//, "")}` : "llmkube up")));
     picker.value = names.includes(before) ? before : "";
     if (isFirst || picker.value !== before) read(picker.value);
   };

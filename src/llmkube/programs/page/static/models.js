@@ -1,7 +1,8 @@
 // Models: state, reason and next step, tokens per second over the last hour, and actions.
 
 import { act, hasToken } from "./access.js";
-import { h, Keyed, notify } from "./dom.js";
+import { deployForm } from "./deploy.js";
+import { h, Keyed, notify, ownerOnly, share } from "./dom.js";
 import { onChange, state } from "./feed.js";
 
 function plot(points) {
@@ -21,7 +22,7 @@ function button(label, action, service, enabled = true) {
     onclick: async (event) => {
       if (!hasToken()) { notify("Run `llmkube page` in a terminal: it opens this page with the right to change things."); return; }
       event.target.disabled = true;
-      try { notify(await act(action, service)); } catch (error) { notify(error.message); }
+      try { notify((await act(action, service)).message); } catch (error) { notify(error.message); }
       event.target.disabled = !enabled;
     },
   }, label);
@@ -39,12 +40,26 @@ function actions(model, key) {
 
 function figures(model) {
   return h("dl", { class: "figures" }, [
-    ["Model", model.model], ["Size", model.size], ["Runs on", model.runsOn], ["Engine", model.engine],
+    ["Model", model.model === model.name ? "" : model.model], ["Size", model.size], ["Runs on", model.runsOn], ["Engine", model.engine],
     ["Context", model.context ? `${model.context} tokens, ${model.slots} slot${model.slots === 1 ? "" : "s"}` : ""],
     ["Priority", model.priority], ["Restarts", model.restarts ? String(model.restarts) : ""],
     ["Also called", (model.aliases ?? []).join(", ")], ["Sees pictures", model.vision ? "yes" : ""],
     ["Last load", model.loadSeconds ? `${model.loadSeconds} s` : ""],
   ].filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+}
+
+// What has been downloaded or loaded, if the message has it as a percentage.
+function progress(model) {
+  const percent = model.state === "waiting" && /(\d+) %/.exec(model.message ?? "")?.[1];
+  return percent ? share(`${percent} % done`, percent / 100) : null;
+}
+
+// The tokens of the last answer and its prompt, of the context of one request.
+function contextUse(model) {
+  if (!model.used || !model.context) return null;
+  const most = Math.floor(model.context / (model.slots || 1));
+  const label = `Context: ${model.used} of ${most} tokens in the last answer`;
+  return h("figure", {}, share(label, model.used / most, model.used > 0.9 * most ? "t-failed" : "f0"), h("figcaption", { class: "soft" }, label));
 }
 
 function draw(model, key) {
@@ -53,27 +68,39 @@ function draw(model, key) {
   const why = [model.reason, (model.message || "").split("\n")[0]].filter(Boolean).join(": ");
   return h("article", { class: "card", id: key, "aria-label": name },
     h("div", { class: "row spread" }, h("h3", {}, name), h("span", { class: `tag ${model.state}` }, word)),
-    why ? h("p", { class: `why ${model.state}` }, why) : h("p", { class: "soft why" }, model.detail ?? ""),
+    why ? h("p", { class: `why ${model.state}` }, why) : model.loaded ? null : h("p", { class: "soft why" }, model.detail ?? ""),
+    progress(model),
     model.advice ? h("p", { class: "why" }, `Next step: ${model.advice}`) : null,
     (model.givenUp ?? []).map((each) => h("p", { class: "why waiting" }, `Not in effect: ${each}`)),
     figures(model),
     model.rates ? plot(model.rates) : null,
+    contextUse(model),
     h("p", { class: "row" }, actions(model, key),
       h("a", { href: `#chat/${encodeURIComponent(name)}` }, "Chat"), h("a", { href: `#logs/${encodeURIComponent(key)}` }, "Log")));
 }
 
 export function showModels(main, chosen) {
   const list = h("div", { class: "models" });
-  const empty = h("p", { class: "soft" }, "No models yet. Deploy one: ", h("code", {}, "llmkube catalog list"), ", then ",
-    h("code", {}, "llmkube deploy NAME"), ".");
-  const keyed = new Keyed(list, draw);
-  main.append(h("h2", {}, "Models"), empty, list);
+  const empty = h("p", { class: "soft" }, "No models yet.");
+  const filter = h("input", { type: "search", placeholder: "Name, model, state or reason", "aria-label": "Filter" });
+  const count = h("span", { class: "soft", role: "status" });
+  const keyed = new Keyed(list, draw, () => {
+    const found = chosen && document.getElementById(chosen);
+    if (found) { chosen = ""; found.scrollIntoView(); }
+  });
+  const owner = hasToken() ? deployForm() : ownerOnly("deploy, load and stop models");
+  main.append(h("h2", {}, "Models"), owner, h("p", { class: "row" }, filter, count), empty, list);
   const update = () => {
-    const items = Object.entries(state.services).sort(([a], [b]) => (a < b ? -1 : 1));
-    empty.hidden = items.length > 0;
+    const text = filter.value.toLowerCase();
+    const all = Object.entries(state.services);
+    const items = all.filter(([key, each]) => !text || `${key} ${each.model} ${each.state} ${each.phase} ${each.reason}`.toLowerCase().includes(text))
+      .sort(([a], [b]) => (a < b ? -1 : 1));
+    filter.hidden = all.length < 5;
+    count.textContent = text ? `${items.length} of ${all.length}` : "";
+    empty.hidden = all.length > 0;
     keyed.update(items);
   };
+  filter.addEventListener("input", update);
   update();
-  if (chosen) document.getElementById(chosen)?.scrollIntoView();
   return onChange(update);
 }

@@ -1,7 +1,8 @@
 // Requests: the last 2,000 with the parts of their time; errors first, and why one was slow in one line.
 
-import { eachEvent, hasToken, request } from "./access.js";
-import { h } from "./dom.js";
+import { act, eachEvent, hasToken, request } from "./access.js";
+import { h, Keyed, notify, ownerOnly } from "./dom.js";
+import { onChange, state } from "./feed.js";
 
 const KEPT = 2000;
 const SHOWN = 200;
@@ -9,9 +10,14 @@ const WORDS = {
   hold: "waiting until the model was loaded", queue: "waiting for a free slot", prefill: "reading the prompt",
   decode: "writing the answer", attempt: "at an engine that did not answer", continuation: "continued by another engine",
 };
+const SHORT = {
+  hold: "loading the model", queue: "waiting for a slot", prefill: "reading the prompt", decode: "writing the answer",
+  attempt: "at the engine", continuation: "continued by another engine", failed: "failed attempt",
+};
 
 const rows = []; // the newest first
 let lastId = "";
+let received = 0;
 
 function ms(value) {
   return value < 1000 ? `${Math.round(value)} ms` : `${(value / 1000).toFixed(1)} s`;
@@ -36,12 +42,43 @@ export function why(row) {
 
 function timeline(row) {
   const total = Math.max(row.ms, 1);
-  const text = parts(row).map(([name, , length]) => `${name} ${ms(length)}`).join(", ") || ms(row.ms);
+  const text = parts(row).map(([name, , length]) => `${SHORT[name] ?? name} ${ms(length)}`).join(", ") || ms(row.ms);
   return h("svg", { class: "time", viewBox: "0 0 1000 12", preserveAspectRatio: "none", role: "img", "aria-label": text },
     parts(row).map(([name, begin, length, failed]) => h("rect", {
       x: (1000 * begin) / total, y: 0, width: Math.max(2, (1000 * length) / total), height: 12,
       class: failed ? "t-failed" : `t-${name}`,
-    }, h("title", {}, `${name}: ${ms(length)}`))));
+    }, h("title", {}, `${SHORT[name] ?? name}: ${ms(length)}`))));
+}
+
+// The bodies of a request, fetched when they are opened.
+function bodies(row) {
+  const content = h("div", {});
+  return h("details", {
+    ontoggle: async (event) => {
+      if (!event.target.open || content.childElementCount) return;
+      try {
+        const found = await act("body", row.backend ?? "", { number: row.body });
+        content.append(h("h4", {}, "Request"), h("pre", { tabindex: "0" }, found.request), h("h4", {}, "Answer"), h("pre", { tabindex: "0" }, found.answer));
+      } catch (error) { content.append(h("p", { class: "soft" }, error.message)); }
+    },
+  }, h("summary", {}, "Bodies"), content);
+}
+
+// Whether bodies are kept, and the buttons that change it.
+function captures() {
+  const text = h("span", { class: "soft" });
+  const buttons = [["Keep bodies for 10 min", 10], ["for 1 hour", 60], ["Stop, and delete them", 0]].map(([label, minutes]) => h("button", {
+    type: "button", "data-minutes": minutes,
+    onclick: async () => { try { notify((await act("capture", "", { minutes })).message); } catch (error) { notify(error.message); } },
+  }, label));
+  const update = () => {
+    const left = state.captureMinutes ?? 0;
+    text.textContent = left ? `Bodies are kept in memory for ${left} more min, and then deleted.` : "Bodies are not kept.";
+    buttons[0].hidden = buttons[1].hidden = left > 0;
+    buttons[2].hidden = left === 0;
+  };
+  update();
+  return [h("p", { class: "row" }, text, buttons), onChange(update)];
 }
 
 function draw(row) {
@@ -53,13 +90,14 @@ function draw(row) {
       h("span", { class: `tag ${row.failed ? "failing" : "ready"}` }, String(row.status || "left"))),
     timeline(row),
     h("p", { class: row.failed ? "failing why" : "soft why" }, why(row)),
-    row.id ? h("p", { class: "soft mono why" }, `request ${row.id}`) : null);
+    row.id ? h("p", { class: "soft mono why" }, `request ${row.id}`) : null,
+    row.body ? bodies(row) : null);
 }
 
 export function showRequests(main) {
   main.append(h("h2", {}, "Requests"));
   if (!hasToken()) {
-    main.append(h("p", {}, "Run ", h("code", {}, "llmkube page"), " in a terminal: it opens this page with the right to see requests."));
+    main.append(ownerOnly("see requests"));
     return undefined;
   }
   const only = h("select", { "aria-label": "Order" }, h("option", { value: "errors" }, "Errors first"),
@@ -67,9 +105,11 @@ export function showRequests(main) {
   const model = h("input", { type: "search", placeholder: "Model, path or request", "aria-label": "Filter" });
   const count = h("p", { class: "soft" });
   const list = h("ol", { class: "requests" });
-  const key = h("ul", { class: "row key" }, Object.keys(WORDS).map((name) => h("li", {},
-    h("span", { class: `swatch t-${name}` }), ` ${name}`)));
-  main.append(h("p", { class: "row" }, only, model), key, count, list);
+  const keyed = new Keyed(list, draw);
+  const [keeping, forget] = captures();
+  const key = h("ul", { class: "row key" }, Object.entries(SHORT).map(([name, words]) => h("li", {},
+    h("span", { class: `swatch t-${name}` }), ` ${words}`)));
+  main.append(h("p", { class: "row" }, only, model), keeping, key, count, list);
   let queued = 0;
   const show = () => {
     queued = 0;
@@ -78,7 +118,7 @@ export function showRequests(main) {
     if (only.value === "errors") found.sort((a, b) => Number(b.failed) - Number(a.failed)); // stable: newest first
     if (only.value === "slow") found.sort((a, b) => b.ms - a.ms);
     count.textContent = rows.length ? `${found.length} of the last ${rows.length} requests` : "No requests yet.";
-    list.replaceChildren(...found.slice(0, SHOWN).map(draw));
+    keyed.update(found.slice(0, SHOWN).map((row) => [row.key, row]));
   };
   const later = () => { queued = queued || setTimeout(show, 250); };
   only.addEventListener("change", show);
@@ -91,7 +131,9 @@ export function showRequests(main) {
         await eachEvent(await request("/page/requests", options), (_, data, id) => {
           if (!lastId || lastId.split("-")[0] !== id.split("-")[0]) rows.length = 0; // another process
           lastId = id;
-          rows.unshift(...JSON.parse(data).reverse());
+          const fresh = JSON.parse(data).reverse();
+          for (let at = fresh.length - 1; at >= 0; at -= 1) fresh[at].key = (received += 1);
+          rows.unshift(...fresh);
           rows.length = Math.min(rows.length, KEPT);
           later();
         });
@@ -103,5 +145,5 @@ export function showRequests(main) {
   };
   show();
   follow();
-  return () => { reading.abort(); clearTimeout(queued); };
+  return () => { forget(); reading.abort(); clearTimeout(queued); };
 }
