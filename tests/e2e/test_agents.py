@@ -8,6 +8,8 @@ import base64
 import contextlib
 import json
 import os
+import re
+import shlex
 import sys
 from functools import partial
 from pathlib import Path
@@ -196,3 +198,20 @@ async def test_launch_starts_a_client(tmp_path, agents):
         assert {name: (lab.folder / name).read_text() for name in own} == own
         printed = await lab.execute([sys.executable, "-m", "llmkube", "launch"], variables)
         assert f"model {engine.SCRIPTED}" in printed
+
+
+async def test_the_settings_that_the_page_shows(tmp_path, agents):
+    """Claude Code and Codex, configured as docs/guides/clients.md shows, use the model."""
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "clients.md").read_text()
+    exports = re.search(r"```bash\n((?:export .*\n)+)```", page)[1]
+    config = re.search(r"```toml\n(.*?)```", page, re.DOTALL)[1]
+    async with open_lab(tmp_path, agents, scripted=CONTEXT) as (lab, urls):
+        served = {"http://127.0.0.1:8080": urls["gateway"], "coder": engine.SCRIPTED}
+        for shown, meant in served.items():
+            exports, config = exports.replace(shown, meant), config.replace(shown, meant)
+        (lab.folder / ".codex").mkdir()
+        (lab.folder / ".codex" / "config.toml").write_text(config)
+        variables = dict(word.split("=", 1) for word in shlex.split(exports) if word != "export")
+        for name in ("claude", "codex"):
+            command = [str(lab.program(name)), *FIRST[name], "Print the canary"]
+            assert "canary-42" in await lab.execute(command, variables), name
