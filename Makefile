@@ -47,14 +47,17 @@ $(STAMP): pyproject.toml requirements/dev.txt
 $(SERVING): pyproject.toml requirements/llama.txt requirements/build.txt
 	$(checked_python)
 	@echo "Installing the packages for serving into $(VENV), once: $$(grep -c '^[a-z].*==' requirements/llama.txt) packages."
-	$(call installed,$(SERVES),)
+	$(call installed,$(SERVES),--quiet)
 	@touch $@
 
-demo:  ## serve the built-in model through Kubernetes objects and ask it a question
-	@begin=$$(date +%s); \
-	$(MAKE) --no-print-directory $(SERVING) && \
-	$(BIN)/llmkube up --demo --ask "What is LLMKube?" && \
-	echo "make demo took $$(($$(date +%s) - begin)) s in all."
+demo: $(SERVING)  ## serve the built-in model in the background and ask it a question; ARGS="--gateway-port 8081"
+	@found=$$($(BIN)/llmkube up start $(ARGS)) || { \
+		echo 'Flags of `llmkube up` are passed on: make demo ARGS="--gateway-port 8081"' >&2; exit 1; }; \
+	echo "$$found" | grep -E '^(llmkube up is|page) '; \
+	steps=$$(mktemp); trap 'rm -f "$$steps"' EXIT; \
+	$(BIN)/llmkube deploy demo --source builtin://demo >"$$steps" 2>&1 || { cat "$$steps" >&2; exit 1; }; \
+	$(BIN)/llmkube chat demo "What is LLMKube?"
+	@echo "stop        $(BIN)/llmkube up stop"
 
 test: $(STAMP)  ## run the test suite on every core: a sample of the tests of .ci/run (tests/lengths.py)
 	-@$(BIN)/python tests/charts/chart_tools.py  # the tests that need a missing tool name it

@@ -50,7 +50,7 @@ async def test_the_commands_of_a_page_succeed(page, tmp_path):
     shutil.copy(ROOT / "src/llmkube/weights/builtin/demo.gguf", tmp_path / "models" / "my-model.gguf")
     async with open_up(tmp_path, "--state-dir", str(state), *FREE_PORTS) as up:
         _, gateway, _ = await up.urls()
-        await up.wait_for("out", "Nothing is served yet")
+        await up.wait_for("out", "models +none yet")
         script = settle(script_of(page), gateway, state, Path(sys.executable).parent)
         env = environment(tmp_path) | {"KUBECONFIG": str(state / "kubeconfig")}
         env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"

@@ -137,7 +137,7 @@ async def on_a_terminal(folder, *args):
         env = environment(folder) | {"TERM": "dumb", "COLUMNS": "300"}
         process = await trio.lowlevel.open_process(command, env=env, **streams)
         os.close(follower)
-        await until(lambda: b"Ctrl-C stops everything" in drawn or process.poll() is not None)
+        await until(lambda: b"Ctrl-C, or" in drawn or process.poll() is not None)
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 0, drawn.decode()
     return drawn.decode()
@@ -160,7 +160,7 @@ async def test_own_keys_are_taken_from_a_file(tmp_path, address):
     args = ("--state-dir", str(tmp_path / "state"), *FREE_PORTS, "--listen", netloc((address, 0)))
     async with open_up(tmp_path, *args, "--listen-key-file", str(file)) as up:
         await up.urls()
-        await up.wait_for("out", "Ctrl-C stops")
+        await up.wait_for("out", "Ctrl-C, or")
         url = network_url(up)
         assert key_file(up) == str(file)
         for key in ("first-of-mine", "second-of-mine"):
@@ -184,7 +184,7 @@ async def test_a_lost_address_is_served_again_once_restored(tmp_path):
     args = ("--state-dir", str(tmp_path / "state"), *FREE_PORTS, "--listen", AWAY)
     async with open_up(tmp_path, *args, prefix=OWN_NETWORK) as up:
         _, gateway, _ = await up.urls()
-        await up.wait_for("out", "Ctrl-C stops")
+        await up.wait_for("out", "Ctrl-C, or")
         inside = ("nsenter", "--target", str(up.process.pid), "--net")
 
         async def run(*words):

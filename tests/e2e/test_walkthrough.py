@@ -25,7 +25,7 @@ async def test_apply_ask_scale_edit_and_delete(tmp_path, kubectl_program):
     state = tmp_path / "state"
     async with open_up(tmp_path, "--state-dir", str(state), *FREE_PORTS, "--log-level", "info") as up:
         _, gateway, _ = await up.urls()
-        await up.wait_for("out", "Nothing is served yet")
+        await up.wait_for("out", "models +none yet")
         kubectl = Kubectl(kubectl_program, state / "kubeconfig", tmp_path)
         starts = partial(re.findall, "starting inference service")
 

@@ -62,7 +62,8 @@ class Program:
 
     async def urls(self) -> tuple[str, str, str]:
         """Return the addresses of the Kubernetes API, the gateway and the probes."""
-        found = await self.wait_for("err", r"Kubernetes +(\S+)\ngateway +(\S+)\nprobes +(\S+)\n")
+        pattern = r"API server +(\S+)\nkubeconfig .*\npage .*\ngateway +(http://[^/\s]+)\S*\nprobes +(\S+)\n"
+        found = await self.wait_for("err", pattern)
         return found[1], found[2], found[3]
 
 

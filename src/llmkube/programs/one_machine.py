@@ -26,6 +26,7 @@ from llmkube.base.http.hub import open_sockets
 from llmkube.base.http.limits import CONNECTIONS_PER_PEER, Limits
 from llmkube.base.http.server import run_server
 from llmkube.base.loop_watchdog import open_loop_watchdog
+from llmkube.base.private_files import write_private
 from llmkube.base.probes import run_probes
 from llmkube.base.times import utcnow
 from llmkube.controller.operator import run_controller
@@ -59,6 +60,7 @@ from llmkube.programs.program import (
 from llmkube.programs.router_host.router_host import RouterHost
 from llmkube.programs.router_host.router_paths import ROUTERS, refuse_models, routers_handler
 from llmkube.programs.server_side_apply import Applier, ApplyResult, Manifest
+from llmkube.programs.state_location import ADDRESSES_FILE
 from llmkube.router.backends import Found, UnavailableModel
 from llmkube.router.dialects.inbound import in_dialect, unread_refusal
 from llmkube.router.model_ids import model_ids
@@ -68,6 +70,7 @@ from llmkube.router.traces import open_traces
 from llmkube.runtimes.devices import NO_DEVICES, Devices, preferred
 from llmkube.supervisor.agent import run_agent
 from llmkube.supervisor.local import open_local_ports
+from llmkube.supervisor.memory.capacity import MemoryView
 from llmkube.supervisor.metrics import agent_registry
 from llmkube.supervisor.network import own_addresses
 from llmkube.supervisor.values.lifecycle import ServiceView
@@ -183,7 +186,9 @@ class Addresses:
     @property
     def lines(self) -> str:
         """The addresses, one per line, so that no address is broken across lines."""
-        named = {"Kubernetes": self.server_url, "gateway": self.gateway_url, "probes": self.probes_url}
+        router = "/routers/NAMESPACE/NAME" if self.routers_only else ""
+        named = {"API server": self.server_url, "kubeconfig": self.kubeconfig, "page": f"{self.gateway_url}/"}
+        named |= {"gateway": f"{self.gateway_url}{router}/v1", "probes": self.probes_url}
         named |= {"network": self.network_url, "its key": self.key_file}
         return "\n".join(f"{name:<12}{where}" for name, where in named.items() if where)
 
@@ -207,7 +212,7 @@ class UpSession:
     started_at: float
 
 
-Prepare = Callable[[UpSession, tuple[ApplyResult, ...]], Awaitable[Callable[[], Awaitable[T]]]]
+Prepare = Callable[[UpSession, tuple[ApplyResult, ...]], Awaitable[Callable[[MemoryView | None], Awaitable[T]]]]
 """Called before the agent starts, while objects still have an earlier run's status; its result runs once all is up."""
 
 
@@ -344,7 +349,8 @@ class _Up(Generic[T]):
                     await support.start(run_probes, view.ready, registry, probes.listeners)
                     freeze_heap()
                     trim_heap()
-                    outcome = await user_task()
+                    await trio.to_thread.run_sync(write_private, self.plan.state_dir / ADDRESSES_FILE, addresses.lines)
+                    outcome = await user_task(view.memory())
         return outcome
 
     def _report_access(self, lan: LanGateway | None) -> None:

@@ -31,6 +31,9 @@ ENGINES_LOCK: Final = "lock"
 SERVER_LOCK: Final = "apiserver.lock"
 """Held by the program that runs the API server: `llmkube apiserver`, or `llmkube up`."""
 
+ADDRESSES_FILE: Final = "addresses"
+"""The addresses of the newest `llmkube up`, for people."""
+
 
 @attrs.frozen
 class StateDirSetting:

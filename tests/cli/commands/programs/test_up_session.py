@@ -1,5 +1,6 @@
 import io
 import json
+import re
 import shlex
 from functools import partial
 
@@ -8,20 +9,26 @@ import pytest
 import trio
 from rich.console import Console
 
+from cli.cli_objects import service
 from cli.memory_cluster import NOW, open_demo, write_status
 from llmkube.base.http.message import Response
-from llmkube.cli.commands.programs.up_session import FirstSteps, next_steps, prepare_session, times, usage
+from llmkube.cli.commands.programs.up_session import FirstSteps, next_steps, prepare_session, summary, times
 from llmkube.cli.view.progress import Stopwatch
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.programs.failures import CommandError, ExitCode, errors_as_messages
 from llmkube.programs.one_machine import Addresses, UpSession
+from llmkube.supervisor.host.sample import Level, Sample
+from llmkube.supervisor.memory.budget import Budget
+from llmkube.supervisor.memory.capacity import MemoryView
 
+GIB = 1 << 30
 PLACE = Addresses(
     "https://127.0.0.1:7443", "/home/ann/my state/kubeconfig", "http://127.0.0.1:8080", "http://127.0.0.1:9090"
 )
 DEMO = Key("default", "demo")
+FIRST_LINES = "models      demo\nstop        Ctrl-C, or `llmkube up stop`\n"
 ACCEPTED = ("Accepted", "True", "Accepted", "")
 
 
@@ -132,10 +139,10 @@ async def test_a_deleted_service_ends_the_wait(autojump_clock, world):
 
 
 async def test_staying_reports_every_change_of_phase(autojump_clock, world, capsys):
-    """Without a question the usage is printed, then one line per change until the session ends."""
+    """Without a question models and how to stop are printed, then one line per change until the session ends."""
     with trio.move_on_after(10):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(world.session.report_changes, {})
+            nursery.start_soon(world.session.report_changes, {}, None)
             await trio.sleep(1)
             await world.report(InferenceService, ("Available", "False", "Fetching", "copying"), phase="Pending")
             await trio.sleep(1)
@@ -143,8 +150,8 @@ async def test_staying_reports_every_change_of_phase(autojump_clock, world, caps
             await trio.sleep(1)
             await world.client.delete(InferenceService, DEMO)
     out = capsys.readouterr().out
-    assert out.startswith(usage(PLACE, "demo"))
-    lines = [line[10:] for line in out.removeprefix(usage(PLACE, "demo")).splitlines() if line]
+    assert out.startswith(FIRST_LINES)
+    lines = [line[10:] for line in out.removeprefix(FIRST_LINES).splitlines() if line]
     assert lines == [
         "default/demo: New",
         "default/demo: Pending (Fetching): copying",
@@ -161,7 +168,7 @@ async def test_what_an_earlier_run_reported_is_not_repeated(autojump_clock, worl
     )
     with trio.move_on_after(10):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(stay)
+            nursery.start_soon(stay, None)
             await trio.sleep(1)
             assert "Ready" not in capsys.readouterr().out
             await world.report(InferenceService, ("Available", "False", "Loading", "it loads"), phase="Creating")
@@ -169,17 +176,25 @@ async def test_what_an_earlier_run_reported_is_not_repeated(autojump_clock, worl
     assert "default/demo: Ready" in capsys.readouterr().out
 
 
-def test_the_usage_can_be_pasted():
-    """Every line is a valid shell command, whatever the paths contain."""
-    text = usage(PLACE, "demo")
-    assert "Nothing is served" not in text
-    assert "Nothing is served yet" in usage(PLACE, None)
-    assert "  export KUBECONFIG='/home/ann/my state/kubeconfig'\n" in text
-    (body,) = (line.partition(" -d ")[2] for line in text.splitlines() if "curl" in line)
-    assert json.loads(body.strip("'"))["model"] == "demo"
-    assert "curl http://127.0.0.1:8080/v1/chat/completions " in text
-    closed = usage(attrs.evolve(PLACE, routers_only=True), "demo")
-    assert "curl http://127.0.0.1:8080/routers/NAMESPACE/NAME/v1/chat/completions " in closed
+def test_each_thing_has_a_line():
+    """The addresses can be copied into a client, the path into a shell; many models are shortened."""
+    assert [line.split(maxsplit=1) for line in PLACE.lines.replace("API server", "API").splitlines()] == [
+        ["API", "https://127.0.0.1:7443"],
+        ["kubeconfig", "/home/ann/my state/kubeconfig"],
+        ["page", "http://127.0.0.1:8080/"],
+        ["gateway", "http://127.0.0.1:8080/v1"],
+        ["probes", "http://127.0.0.1:9090"],
+    ]
+    closed = attrs.evolve(PLACE, routers_only=True)
+    assert "\ngateway     http://127.0.0.1:8080/routers/NAMESPACE/NAME/v1\n" in closed.lines
+    assert summary((), None).startswith("models      none yet; deploy one with `llmkube run")
+    sample = Sample(64 * GIB, 40 * GIB, Level.NORMAL)
+    memory = MemoryView(Level.NORMAL, sample, Budget(64 * GIB, 48 * GIB), 30 * GIB, (), (), {}, {})
+    many = [service(name=f"model-{number:02}") for number in range(99)]
+    models, free, _ = summary(many, memory).splitlines()
+    assert re.fullmatch(r"models +model-00, model-01, .* …", models)
+    assert len(models) < 80
+    assert free == "memory      30.0 GiB free of 48.0 GiB for models"
 
 
 def test_the_times_add_up():

@@ -5,7 +5,8 @@ It reads state through the API and sends requests through the gateway, as any ot
 
 import json
 import shlex
-from collections.abc import Awaitable, Callable, Collection
+import textwrap
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
 from typing import Never
 
@@ -15,7 +16,7 @@ from rich.console import Console
 
 from llmkube.base.http.client import HttpClient
 from llmkube.base.http.message import Headers
-from llmkube.base.units import format_duration
+from llmkube.base.units import format_bytes, format_duration
 from llmkube.cli.commands.inference.conversation import error_text
 from llmkube.cli.view import output
 from llmkube.cli.view.advice import explain
@@ -30,11 +31,10 @@ from llmkube.k8s.wire.reasons import Reason
 from llmkube.k8s.wire.service_health import Health, State, service_health
 from llmkube.programs.failures import CommandError, ExitCode, program_name
 from llmkube.programs.informer import ObjectCaches
-from llmkube.programs.one_machine import Addresses, UpSession
+from llmkube.programs.one_machine import UpSession
 from llmkube.programs.program import open_service_nursery
 from llmkube.programs.server_side_apply import ApplyResult
-
-_EXAMPLE_QUESTION = "What is LLMKube?"
+from llmkube.supervisor.memory.capacity import MemoryView
 
 _NOT_READY = frozenset({404, 502, 503})  # model not known yet, engine lost, model loading
 _PAUSE_SECONDS = 0.25
@@ -82,9 +82,9 @@ class FirstSteps:
                 display.done("answer", "", timer.laps["answer"])
         output.echo(f"\n> {output.printable(question)}\n{output.wrapped(text)}\n\n{self.tables()}\n\n{times(timer)}")
 
-    async def report_changes(self, before: Phases) -> Never:
-        """Print the usage, then a line whenever the phase of a service differs from the one before, until cancelled."""
-        output.echo(usage(self.session.addresses, self._first_model_id()))
+    async def report_changes(self, before: Phases, memory: MemoryView | None) -> Never:
+        """Print models and memory, then a line whenever the phase of a service changes, until cancelled."""
+        output.echo(summary(self.session.caches.services.values(), memory))
         while True:
             version = self.session.caches.changed.version
             after = phases_of(self.session.caches.services.values())
@@ -134,10 +134,6 @@ class FirstSteps:
         message = not_served_here(accelerator, self.accelerators)
         return Health(State.FAILING, 0, Reason.NO_HOST, message, faulty_kind=Model.RESOURCE.kind)
 
-    def _first_model_id(self) -> str | None:
-        keys = sorted(service.key for service in self.session.caches.services.values())
-        return keys[0].name if keys else None
-
 
 async def _find_target(applied: tuple[ApplyResult, ...], caches: ObjectCaches) -> Key | CommandError:
     """Return the service to ask: the first one in the manifests, else the first one that exists."""
@@ -164,7 +160,7 @@ async def prepare_session(
     accelerators: Collection[str],
     question: str | None,
     timeout_seconds: float,
-) -> Callable[[], Awaitable[bool]]:
+) -> Callable[[MemoryView | None], Awaitable[bool]]:
     """Record the status of the objects before the agent starts, because it describes an earlier run.
 
     Returns:
@@ -176,11 +172,11 @@ async def prepare_session(
     phases = phases_of(session.caches.services.values())
     outdated = {key: phase for key, phase in phases.items() if phase.name == "Ready"}  # nothing runs yet
 
-    async def ask_or_report() -> bool:
+    async def ask_or_report(memory: MemoryView | None) -> bool:
         if isinstance(target, CommandError):
             raise target
         if target is None or question is None:
-            await first.report_changes(outdated)
+            await first.report_changes(outdated, memory)
         with trio.move_on_after(timeout_seconds):
             await first.answer(target, question, before=before)
             return True
@@ -197,23 +193,15 @@ def _may_be_stale(before: Health | None, health: Health) -> bool:
     return before is not None and (before.reason, before.message) == (health.reason, health.message)
 
 
-def usage(addresses: Addresses, model_id: str | None) -> str:
-    """Return commands to try next; without a model, these include the one that deploys a model."""
-    router = "/routers/NAMESPACE/NAME" if addresses.routers_only else ""
-    url = f"{addresses.gateway_url}{router}/v1/chat/completions"
-    body = f'{{"model": "{model_id or "demo"}", "messages": [{{"role": "user", "content": "{_EXAMPLE_QUESTION}"}}]}}'
-    return "\n".join(
-        (
-            "" if model_id else "\nNothing is served yet. Deploy a model, here or with kubectl:\n",
-            f"  export KUBECONFIG={shlex.quote(addresses.kubeconfig)}",
-            *(() if model_id else ("  llmkube deploy demo --source builtin://demo",)),
-            "  kubectl get isvc -A",
-            f"  curl {url} -H 'Content-Type: application/json' -d {shlex.quote(body)}",
-            "",
-            "Ctrl-C stops everything.",
-            "",
-        )
-    )
+def summary(services: Iterable[InferenceService], memory: MemoryView | None) -> str:
+    """Return the deployed models, the memory for them, and how to stop, one per line."""
+    names = textwrap.shorten(", ".join(sorted(each.key.name for each in services)), 60, placeholder=" …")
+    lines = {"models": names or "none yet; deploy one with `llmkube run NAME|FILE`"}
+    if memory is not None:
+        free, budget = format_bytes(memory.free_bytes), format_bytes(memory.budget.limit_bytes)
+        lines["memory"] = f"{free} free of {budget} for models"
+    lines["stop"] = "Ctrl-C, or `llmkube up stop`"
+    return "\n".join(f"{name:<12}{text}" for name, text in lines.items()) + "\n"
 
 
 def next_steps(name: str, source: str, question: str) -> str:

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from llmkube.cli.commands.programs.background.up_commands import UP_LOG, addresses_in, command_line
+from llmkube.cli.commands.programs.background.up_commands import UP_LOG, addresses_of, command_line
 from llmkube.cli.main import cli
 from llmkube.programs.state_dir import hold_state_dir
-from llmkube.programs.state_location import ENGINES_LOCK, SERVER_LOCK
+from llmkube.programs.state_location import ADDRESSES_FILE, ENGINES_LOCK, SERVER_LOCK
 
-ADDRESSES = "Kubernetes  https://127.0.0.1:1\ngateway     http://127.0.0.1:2\nprobes      http://127.0.0.1:3"
+ADDRESSES = "API server  https://127.0.0.1:1\npage        http://127.0.0.1:2/\nprobes      http://127.0.0.1:3"
 
 
 def invoke(*args, state):
@@ -24,7 +24,7 @@ def test_what_runs_is_reported_with_its_addresses(tmp_path):
     """`status` prints pid and addresses; `start` prints them too and starts no second process."""
     state = tmp_path / "st ate"
     with hold_state_dir(state, ENGINES_LOCK, SERVER_LOCK):
-        (state / UP_LOG).write_text(f"old\n{ADDRESSES.replace('127.0.0.1', '127.0.0.9')}\nx\n{ADDRESSES}\nmore\n")
+        (state / ADDRESSES_FILE).write_text(ADDRESSES)
         shown = invoke("status", state=state)
         assert shown.exit_code == 0
         line = f"llmkube up is running (pid {os.getpid()}) with the state directory {state}"
@@ -84,9 +84,8 @@ def test_flags_are_passed_on(tmp_path):
     }
 
 
-@pytest.mark.parametrize("text", ["", "Kubernetes x\n", "no"])
-def test_without_addresses_nothing_is_reported(tmp_path, text):
-    """A program that is still starting has no addresses."""
-    (tmp_path / UP_LOG).write_text(text)
-    assert addresses_in(tmp_path / UP_LOG) == ""
-    assert addresses_in(tmp_path / "nowhere") == ""
+def test_without_addresses_nothing_is_reported(tmp_path):
+    """A program that is still starting has no addresses; control characters in them do not reach the terminal."""
+    assert addresses_of(tmp_path) == ""
+    (tmp_path / ADDRESSES_FILE).write_text("one\x1b[2J\ntwo")
+    assert addresses_of(tmp_path) == "one\ufffd[2J\ntwo"

@@ -28,11 +28,10 @@ from llmkube.programs.options import NumberRange, command, settings_options
 from llmkube.programs.page.machine import OPENER_FILE, UP_LOG
 from llmkube.programs.page.tail import POLL_SECONDS
 from llmkube.programs.state_dir import hold_state_dir, loading_note
-from llmkube.programs.state_location import running_up_pid, wait_for_exit
+from llmkube.programs.state_location import ADDRESSES_FILE, running_up_pid, wait_for_exit
 from llmkube.weights.store.blobs import open_store
 from llmkube.weights.store.cache import incomplete_bytes
 
-_ADDRESSES: Final = re.compile(r"^Kubernetes +\S+\ngateway +\S+\nprobes +\S+$", re.MULTILINE)
 _TAIL_LINES: Final = 10
 _INSTALL_LOCK: Final = "install.lock"
 
@@ -45,12 +44,12 @@ def start(*, timeout: float, **flags: Any) -> None:
     config = load("up", UpConfig, flags)
     folder = chosen_folder(config.state_dir)
     if (pid := running_up_pid(folder)) is not None:
-        click.echo(f"llmkube up is already running (pid {pid})\n{addresses_in(folder / UP_LOG)}".rstrip())
+        click.echo(f"llmkube up is already running (pid {pid})\n{addresses_of(folder)}".rstrip())
         return
     with hold_state_dir(folder):  # creates it, and checks that it is private and not in use
         _print_loading_note(folder, config)
-    log = folder / UP_LOG
-    with log.open("ab") as file:
+    (folder / ADDRESSES_FILE).unlink(missing_ok=True)
+    with (folder / UP_LOG).open("ab") as file:
         offset = file.tell()
         child = subprocess.Popen(  # noqa: S603 - this program
             command_line(flags, folder),
@@ -60,7 +59,7 @@ def start(*, timeout: float, **flags: Any) -> None:
             start_new_session=True,
         )
     trio.run(_wait_started, child, folder, offset, timeout)
-    click.echo(f"llmkube up is running in the background (pid {child.pid})\n{addresses_in(log, offset)}")
+    click.echo(f"llmkube up is running in the background (pid {child.pid})\n{addresses_of(folder)}")
 
 
 @command("stop")
@@ -91,7 +90,7 @@ def up_status(state_dir: Path | None) -> None:
     pid = running_up_pid(folder)
     state = "is not running" if pid is None else f"is running (pid {pid})"
     click.echo(f"llmkube up {state} with the state directory {folder}")
-    if pid is not None and (addresses := addresses_in(folder / UP_LOG)):
+    if pid is not None and (addresses := addresses_of(folder)):
         click.echo(addresses)
     at_login = _login_job_file()
     click.echo(f"at login    {at_login if at_login.exists() else 'no; enable it with `llmkube up install`'}")
@@ -207,16 +206,10 @@ def command_line(flags: Mapping[str, Any], folder: Path) -> list[str]:
     return words
 
 
-def addresses_in(log: Path, offset: int = 0) -> str:
-    """Return the addresses that the newest run has logged; "" if it has not logged them yet."""
-    try:
-        with log.open("rb") as file:
-            file.seek(offset)
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
-    found = _ADDRESSES.findall(text)
-    return printable(found[-1]) if found else ""
+def addresses_of(folder: Path) -> str:
+    """Return the addresses of the `llmkube up` on a state directory; "" while it starts."""
+    file = folder / ADDRESSES_FILE
+    return "\n".join(map(printable, file.read_text("utf-8").splitlines())) if file.exists() else ""
 
 
 def _absolute(kind: type[Any], text: str) -> str:
@@ -224,13 +217,12 @@ def _absolute(kind: type[Any], text: str) -> str:
 
 
 async def _wait_started(child: "subprocess.Popen[bytes]", folder: Path, offset: int, seconds: float) -> None:
-    log = folder / UP_LOG
     with trio.move_on_after(seconds):
         while child.poll() is None:
-            if running_up_pid(folder) == child.pid and addresses_in(log, offset):
+            if running_up_pid(folder) == child.pid and addresses_of(folder):
                 return
             await trio.sleep(POLL_SECONDS)
-        raise CommandError(f"llmkube up exited: {last_lines(log, offset, _TAIL_LINES)}")
+        raise CommandError(f"llmkube up exited: {last_lines(folder / UP_LOG, offset, _TAIL_LINES)}")
     raise CommandError(
         f"llmkube up (pid {child.pid}) has not started after {seconds:g} s; see `llmkube up logs`", ExitCode.TIMED_OUT
     )
