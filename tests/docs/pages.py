@@ -13,7 +13,7 @@ _NOT_IN_ANCHORS = re.compile(r"[^\w\- ]")
 
 def pages() -> list[Path]:
     """Return every Markdown page of the repository that is written by hand."""
-    folders = ("", "docs/*/", "examples/*/", "tests/", "launchd/", "deployment/*/")
+    folders = ("", "docs/", "docs/*/", "examples/*/", "tests/", "launchd/", "deployment/*/")
     return sorted(page for folder in folders for page in ROOT.glob(f"{folder}*.md"))
 
 

@@ -44,14 +44,14 @@ RUNNABLE = [page for page in pages() if script_of(page)]
 )
 async def test_the_commands_of_a_page_succeed(page, tmp_path):
     needs_kubectl()
-    state = tmp_path / "state"
+    state = tmp_path / ".local" / "share" / "llmkube"
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "models").mkdir()  # below the home of `up`
     shutil.copy(ROOT / "src/llmkube/weights/builtin/demo.gguf", tmp_path / "models" / "my-model.gguf")
-    async with open_up(tmp_path, "--state-dir", str(state), *FREE_PORTS) as up:
+    async with open_up(tmp_path, *FREE_PORTS) as up:  # `up start` of a page then finds it running
         _, gateway, _ = await up.urls()
         await up.wait_for("out", "models +none yet")
-        script = settle(script_of(page), gateway, state, Path(sys.executable).parent)
+        script = settle(script_of(page), gateway, Path(sys.executable).parent)
         env = environment(tmp_path) | {"KUBECONFIG": str(state / "kubeconfig")}
         env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
         with trio.fail_after(DEADLINE_SECONDS):
@@ -64,6 +64,7 @@ async def test_the_commands_of_a_page_succeed(page, tmp_path):
                 check=False,
             )
         assert done.returncode == 0, f"{name(page)}:\n{done.stdout.decode()}\n{done.stderr.decode()}\n{up.err}"
-        up.process.terminate()
-        await up.process.wait()
+        if up.process.poll() is None:
+            up.process.terminate()
+            await up.process.wait()
     assert not engines_in(state)

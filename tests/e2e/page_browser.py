@@ -96,6 +96,15 @@ def see_views(browser, task, found):
         page.close()
 
 
+def first_answer(browser, task, found):
+    """Chat as someone who only has the address."""
+    page = browser.new_page()
+    page.goto(task["url"])
+    page.click("nav a[href='#chat']")
+    page.wait_for_selector("option", state="attached")
+    found["answer"] = ask(page, task["question"])
+
+
 def use(browser, task, found):
     """Chat, stop an answer, unload and load a model by keyboard, and try an action without the token."""
     page = browser.new_page()

@@ -34,7 +34,7 @@ async def make_demo(home, *args, **variables):
 
 
 async def test_the_demo_keeps_running_and_prints_how_to_go_on_and_stop_it(tmp_path):
-    """After the installation: pid, page, answer, stop, on five lines of 80 columns. A second run uses the same program."""
+    """After the installation: pid, page, answer, stop, on five lines. A second run uses the same program."""
     code, out, err = await make_demo(tmp_path)
     assert (code, err) == (0, "")
     try:
