@@ -153,7 +153,7 @@ async def measure(
         client = await stack.enter_async_context(open_client(load_config(up.kubeconfig, None)))
         await create(client, reports, "first")  # not counted: all that is done only once
         for attack in attacks:
-            ports = (str(up.port("gateway")), str(up.port("Kubernetes")))
+            ports = (str(up.port("gateway")), str(up.port("API server")))
             script = [sys.executable, str(HERE / "attacks.py"), attack, *ports, str(up.kubeconfig)]
             await launch(stack, script, prints_port=False)
         ends_at = trio.current_time() + seconds

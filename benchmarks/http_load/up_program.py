@@ -23,7 +23,7 @@ PLAIN, STREAMS = "plain", "streams"
 """The service that answers at once, by nginx, and the one that streams tokens."""
 
 _HERE: Final = Path(__file__).parent
-_URLS: Final = ("Kubernetes", "gateway", "probes")
+_URLS: Final = ("API server", "gateway", "probes")
 
 
 @attrs.frozen
@@ -79,7 +79,7 @@ async def open_up(folder: Path, nginx: Sequence[str], *names: str, reports: Path
     engine = str(write_engines(folder, nginx, reports))
     running = await start(folder / "up", "up", *ports, "-f", str(folder / "models.yaml"), "--llama-server", engine)
     try:
-        urls = {name: re.findall(r"https?://\S+", await running.line_with(name))[0] for name in _URLS}
+        urls = {name: re.findall(r"https?://[^/\s]+", await running.line_with(name))[0] for name in _URLS}
         up = Up(psutil.Process(running.process.pid), folder / "up" / "kubeconfig", urls)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(running.drain)

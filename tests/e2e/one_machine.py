@@ -54,7 +54,7 @@ async def open_up_with(tmp_path, *args, documents=(), prefix=()):
     file.write_text("\n---\n".join([DEMO.read_text(), *documents]))
     async with open_up(tmp_path, "--state-dir", str(state), *FREE_PORTS, "-f", str(file), *args, prefix=prefix) as up:
         _, gateway, probes = await up.urls()
-        await up.wait_for("out", "export KUBECONFIG")
+        await up.wait_for("out", "stop +Ctrl-C")
         async with open_client(load_config(state / "kubeconfig", None)) as client:
             yield Up(client, gateway, state, probes)
 

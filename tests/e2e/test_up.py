@@ -61,7 +61,7 @@ async def test_state_survives_and_a_signal_stops_in_order(tmp_path):
             up.process.send_signal(signal.SIGTERM)
             assert await up.process.wait() == 0, up.err
         assert "SIGTERM: stopping" in up.err
-        assert f"export KUBECONFIG={state}/kubeconfig" in up.out
+        assert f"kubeconfig  {state}/kubeconfig\n" in up.err
         assert not any(map(is_open, (api, gateway, probes)))
         assert not processes_in(state)
     assert stat.S_IMODE(state.stat().st_mode) == 0o700

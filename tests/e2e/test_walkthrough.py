@@ -79,7 +79,7 @@ async def test_mistakes_are_refused_with_the_field(tmp_path, kubectl_program):
     good = EXAMPLE.read_text()
     async with open_up(tmp_path, "--ephemeral", *FREE_PORTS) as up:
         await up.urls()
-        kubeconfig = Path((await up.wait_for("out", r"export KUBECONFIG=(\S+)\n"))[1])
+        kubeconfig = Path((await up.wait_for("err", r"kubeconfig +(\S+)\n"))[1])
         kubectl = Kubectl(kubectl_program, kubeconfig, tmp_path)
         for kind, right, wrong, words in (
             ("mdl", "builtin://demo", "gopher://demo", 'The Model "demo" is invalid: spec.source'),

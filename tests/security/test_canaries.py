@@ -68,7 +68,7 @@ async def test_secrets_are_where_they_belong_and_nowhere_else(tmp_path):
         host = web.url.removeprefix("http://")
         async with open_up(tmp_path, *args, "--hub-endpoint", web.url, prefix=environment) as program:
             _, gateway, probes = await program.urls()
-            await program.wait_for("out", "export KUBECONFIG")
+            await program.wait_for("out", "stop +Ctrl-C")
             config = load_config(state / "kubeconfig", None)
             async with open_client(config) as client:
                 up = Up(client, gateway, state, probes)
