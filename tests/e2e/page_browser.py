@@ -168,6 +168,42 @@ def deploy(browser, task, found):
 
 
 SECRET = "My key is sk-0123456789abcdefghij. What is LLMKube?"
+WATCH = """window.long = [];
+new PerformanceObserver(list => window.long.push(...list.getEntries().map(each => Math.round(each.duration))))
+  .observe({type: 'longtask', buffered: true})"""
+COSTS = ("ScriptDuration", "LayoutDuration", "RecalcStyleDuration")
+
+
+def measure(browser, task, found):
+    """Look at each view for some seconds while requests come; note long tasks, and script and layout per second.
+
+    An update comes each second. Costs are those of the page's thread, without the time that other processes take.
+    """
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    page.add_init_script(WATCH)
+    page.goto(f"{task['url']}/#token={task['token']}")
+    wait_live(page)
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def cost():
+        named = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
+        return 1000 * sum(named[each] for each in COSTS)
+
+    for view, part in VIEWS.items():
+        page.click(f"nav a[href='#{view}']")
+        page.wait_for_selector(part, state="attached")
+        page.wait_for_timeout(2000)  # the first drawing is not an update
+        found["first"][view] = page.evaluate("window.long.splice(0)")
+        costs = []
+        for _ in range(task["seconds"]):
+            before = cost()
+            page.wait_for_timeout(1000)
+            costs.append(round(cost() - before, 2))
+        found["costs"][view] = sorted(costs)
+        found["long"][view] = page.evaluate("window.long.splice(0)")
+
+
 HOSTILE = "<img src=x onerror='document.title=1'><script>document.title=2</script>\u202e</pre></article>"
 
 
@@ -271,6 +307,7 @@ def main():
     """Carry out the task on the command line."""
     task = json.loads(sys.argv[1])
     found = {"elements": 0, "console": [], "problems": {}, "states": [], "urls": [], "fits": []}
+    found |= {"costs": {}, "long": {}, "first": {}}
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "chromium")
         program.write_text(f'#!/bin/sh\nexec {" ".join(task["chromium"])} "$@"\n')

@@ -170,6 +170,36 @@ async def test_a_service_is_served_by_its_name(tmp_path, patient_clock):
         assert b"chat" in (await stage.send("GET", "/api/tags")).body
 
 
+async def test_the_page_shows_models_to_clients_with_a_key(tmp_path, patient_clock):
+    """Its files are public, its figures need a key; there is nothing to change."""
+    (tmp_path / "keys" / "teams").mkdir(parents=True)
+    (tmp_path / "keys" / "teams" / "red").write_text("key-of-red-0123456789")
+    key = {"authorization": "Bearer key-of-red-0123456789"}
+    async with open_stage(tmp_path, anonymous=False) as stage:
+        await stage.engine("10.0.0.1")
+        await stage.service("chat", "10.0.0.1")
+        page = await stage.send("GET", "/", accept="text/html")
+        assert (page.status, b"<nav" in page.body) == (200, True)
+        assert (await stage.send("GET", "/page/events")).status == 401
+        for path in ("requests", "logs?service=ml/chat"):
+            assert error_of(await stage.send("GET", f"/page/{path}", **key))[1]["code"] == "read_only"
+        assert (
+            await stage.send("POST", "/page/actions", {"action": "stop", "service": "ml/chat"}, **key)
+        ).status == 403
+        async with open_http_client(stage.front.connect) as client:
+            answer = await client.start(
+                ("gw", 80),
+                "GET",
+                b"GET /page/events HTTP/1.1\r\nHost: gw.example.com\r\nAuthorization: Bearer "
+                b"key-of-red-0123456789\r\nContent-Length: 0\r\n\r\n",
+                b"",
+            )
+            event = (await answer.receive_some()).decode()
+            await trio.aclose_forcefully(answer.stream)
+        state = json.loads(event.partition("data: ")[2])
+        assert (state["readOnly"], state["services"]["ml/chat"]["loaded"]) == (True, True)
+
+
 async def test_a_name_of_two_services_is_refused_with_the_ids_to_use(tmp_path, patient_clock):
     """Namespaces may have services of one name; an unknown name is an error that clients know."""
     async with open_stage(tmp_path) as stage:

@@ -30,8 +30,10 @@ from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.client import Client
 from llmkube.k8s.leases.scale_up_requests import ScaleUpRequests
 from llmkube.programs.gateway.engines import ClusterDirectory, ServedService
+from llmkube.programs.gateway.page import add_page
 from llmkube.programs.gateway.routes import gateway_config
 from llmkube.programs.informer import open_object_caches
+from llmkube.programs.page.machine import Describe
 from llmkube.router.auth.key_files import Stamp
 from llmkube.router.config.compile_backend import ResolvedService
 from llmkube.router.config.routing_config import RoutingConfig
@@ -66,6 +68,7 @@ class GatewaySettings:
         egress: Proxies and additional certificates for providers.
         budgets_folder: Folder where budgets are stored.
         https_proxy_pages: Whether web pages behind an https proxy may use it.
+        describe: Returns the figures of a service for the page.
     """
 
     namespaces: Sequence[str] = ()
@@ -76,6 +79,7 @@ class GatewaySettings:
     egress: Egress
     budgets_folder: Path | None = None
     https_proxy_pages: bool = True
+    describe: Describe
 
 
 @attrs.define(eq=False)
@@ -175,6 +179,7 @@ async def open_gateway(
             for each in caches:
                 nursery.start_soon(_follow, each.changed, directory, router)
             await nursery.start(scale_up.run)
+            await add_page(router, directory, settings.describe, nursery)
             yield router
             nursery.cancel_scope.cancel(reason="the front door closes")
 

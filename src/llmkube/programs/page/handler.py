@@ -103,6 +103,7 @@ class Page:
         requests: The last requests.
         places: One for each viewer of this listener.
         control: Actions and logs; None for a page that only shows.
+        needs_key: Whether requests have a client's key, which a page at a rebound name has not: any name is allowed.
     """
 
     feed: Feed
@@ -110,6 +111,7 @@ class Page:
     other: StreamHandler
     requests: RecentRequests
     control: Control | None = None
+    needs_key: Callable[[], bool] = lambda: False
     places: trio.Semaphore = attrs.field(factory=lambda: trio.Semaphore(MAX_VIEWERS))
 
     async def __call__(self, exchange: StreamExchange) -> None:
@@ -126,7 +128,7 @@ class Page:
 
     async def _answer(self, exchange: StreamExchange, name: str) -> None:
         head = exchange.head
-        require_own_page(head)
+        require_own_page(head, any_name=self.needs_key())
         if (file := self.files.get(name)) is not None and head.method in {"GET", "HEAD"}:
             is_known = head.lines.get("if-none-match") == file.headers.get("etag")
             await exchange.respond(attrs.evolve(file, status=304, body=b"") if is_known else file)
@@ -223,13 +225,13 @@ def is_public(head: RequestHead) -> bool:
     return is_page(head) and is_read_only(head) and (head.path == "/" or head.path.endswith(tuple(_TYPES)))
 
 
-def require_own_page(head: RequestHead) -> None:
-    """Refuse a request under a foreign name, or of a page at another address.
+def require_own_page(head: RequestHead, *, any_name: bool = False) -> None:
+    """Refuse a request under a foreign name unless any is allowed, or of a page at another address.
 
     Raises:
         RefusedError: The reason.
     """
-    if not names_near_host(head):
+    if not any_name and not names_near_host(head):
         message = f"the page is not available at the name {head.lines.get('host')}; use an address of this machine"
         raise refused(403, message, "host_refused")
     origin = head.lines.get("origin")

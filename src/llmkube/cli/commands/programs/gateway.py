@@ -15,6 +15,7 @@ from llmkube.base.log import configure_logging
 from llmkube.cli.commands.router.routing_file import load_routing
 from llmkube.cli.commands.router.serve import BUDGETS, serve_routes
 from llmkube.cli.target_cluster import find_config
+from llmkube.cli.view.page_facts import page_facts
 from llmkube.k8s.client import open_client
 from llmkube.programs.config import GatewayConfig, load
 from llmkube.programs.gateway.gateway import GatewaySettings, ResolvePolicy, open_gateway
@@ -76,5 +77,6 @@ def settings_of(config: GatewayConfig) -> GatewaySettings:
         egress=config.egress(),
         budgets_folder=config.state_dir / BUDGETS,
         https_proxy_pages=config.https_proxy_pages,
+        describe=page_facts,
         **further,
     )

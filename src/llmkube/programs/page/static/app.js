@@ -8,13 +8,14 @@ import { showMemory } from "./memory.js";
 import { showModels } from "./models.js";
 import { showRequests } from "./requests.js";
 
+const SHARED = ["models", "chat"]; // the views of a page that only shows the models of a cluster
 const VIEWS = { memory: showMemory, models: showModels, requests: showRequests, chat: showChat, logs: showLogs };
 const main = document.getElementById("main");
 let close = () => {};
 
 function show() {
   const name = location.hash.slice(1).split("/")[0];
-  const view = VIEWS[name] ? name : "memory";
+  const view = VIEWS[name] ? name : state.readOnly ? "models" : "memory";
   close();
   main.replaceChildren();
   close = VIEWS[view](main, decodeURIComponent(location.hash.split("/").slice(1).join("/"))) ?? (() => {});
@@ -30,4 +31,11 @@ show();
 follow((text) => {
   document.getElementById("connection").textContent = text === "Live" && state.host ? `Live: ${state.host}` : text;
 });
-onChange(() => { document.getElementById("connection").textContent = `Live: ${state.host}`; });
+let isShared = false;
+onChange(() => {
+  document.getElementById("connection").textContent = `Live: ${state.host}`;
+  if (isShared === Boolean(state.readOnly)) return;
+  isShared = Boolean(state.readOnly);
+  for (const link of document.querySelectorAll("nav a")) link.hidden = isShared && !SHARED.includes(link.hash.slice(1));
+  if (!location.hash) show();
+});

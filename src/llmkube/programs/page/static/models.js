@@ -29,6 +29,7 @@ function button(label, action, service, enabled = true) {
 }
 
 function actions(model, key) {
+  if (state.readOnly) return [];
   if (model.stopped) return [button("Start", "start", key)];
   const list = [];
   if (model.onRequest) {
@@ -42,7 +43,7 @@ function figures(model) {
   return h("dl", { class: "figures" }, [
     ["Model", model.model === model.name ? "" : model.model], ["Size", model.size], ["Runs on", model.runsOn], ["Engine", model.engine],
     ["Context", model.context ? `${model.context} tokens, ${model.slots} slot${model.slots === 1 ? "" : "s"}` : ""],
-    ["Priority", model.priority], ["Restarts", model.restarts ? String(model.restarts) : ""],
+    ["Pods", model.pods ? String(model.pods) : ""], ["Priority", model.priority], ["Restarts", model.restarts ? String(model.restarts) : ""],
     ["Also called", (model.aliases ?? []).join(", ")], ["Sees pictures", model.vision ? "yes" : ""],
     ["Last load", model.loadSeconds ? `${model.loadSeconds} s` : ""],
   ].filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
@@ -76,7 +77,7 @@ function draw(model, key) {
     model.rates ? plot(model.rates) : null,
     contextUse(model),
     h("p", { class: "row" }, actions(model, key),
-      h("a", { href: `#chat/${encodeURIComponent(name)}` }, "Chat"), h("a", { href: `#logs/${encodeURIComponent(key)}` }, "Log")));
+      h("a", { href: `#chat/${encodeURIComponent(name)}` }, "Chat"), state.readOnly ? null : h("a", { href: `#logs/${encodeURIComponent(key)}` }, "Log")));
 }
 
 export function showModels(main, chosen) {
@@ -96,6 +97,7 @@ export function showModels(main, chosen) {
     const items = all.filter(([key, each]) => !text || `${key} ${each.model} ${each.state} ${each.phase} ${each.reason}`.toLowerCase().includes(text))
       .sort(([a], [b]) => (a < b ? -1 : 1));
     filter.hidden = all.length < 5;
+    owner.hidden = Boolean(state.readOnly);
     count.textContent = text ? `${items.length} of ${all.length}` : "";
     empty.hidden = all.length > 0;
     keyed.update(items);
