@@ -9,8 +9,7 @@ import attrs
 import trio
 
 from llmkube.programs.daemon_engine import omlx_program
-from llmkube.programs.daemon_engine.omlx_program import OmlxDependencies, open_model, parse
-from llmkube.programs.daemon_engine.omlx_server import link_name
+from llmkube.programs.daemon_engine.omlx_program import OmlxDependencies, link_name, open_model, parse
 from llmkube.runtimes.process import omlx
 from programs.daemon_engine.fake_omlx import GIB, FakeOmlx
 from sim.daemon import LOAD_SECONDS, LoadedModel

@@ -10,13 +10,12 @@ import pytest
 import yaml
 
 from llmkube.k8s.codec import decode, encode
-from llmkube.k8s.crd.definitions import KINDS, all_crds, crd_manifest, crds_yaml, object_schema
+from llmkube.k8s.crd.definitions import KINDS, all_crds, crd_manifest, crds_yaml, object_schema, pod_parts
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceStatus
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.crd.placement import Autoscaling, EnvVar
-from llmkube.k8s.crd.podparts import part_schema, pod_parts
 from llmkube.k8s.crd.serving import SpeculativeDecoding
 from llmkube.k8s.fields import IntOrString, Rule, SchemaFacts, Wired, field, wire_fields
 
@@ -226,7 +225,7 @@ def test_facts_reach_the_schema() -> None:
     rules = [{"rule": "self != 'x'", "message": "not x", "fieldPath": ".y"}]
     assert tags["maxItems"] == 3
     assert tags["items"] == {"type": "string", "maxLength": 5, "x-kubernetes-validations": rules}
-    assert probe == {**part_schema("Probe"), "description": "A part of a pod."}
+    assert probe == {**pod_parts()["Probe"], "description": "A part of a pod."}
 
 
 def test_a_type_without_a_schema_is_a_bug() -> None:
@@ -255,9 +254,9 @@ def test_pod_parts_are_spelled_out() -> None:
     free = [path for path, node in NODES if node.get("x-kubernetes-preserve-unknown-fields")]
     assert free == []
     spec = ROOTS[1]["properties"]["spec"]["properties"]
-    probe = part_schema("Probe")
+    probe = pod_parts()["Probe"]
     assert [inner["properties"] for inner in spec["probeOverrides"]["properties"].values()] == [probe["properties"]] * 3
-    assert spec["tolerations"]["items"] == part_schema("Toleration")
+    assert spec["tolerations"]["items"] == pod_parts()["Toleration"]
     assert object_schema(EnvVar)["properties"]["valueFrom"]["properties"].keys() >= {"secretKeyRef", "fieldRef"}
 
 

@@ -9,18 +9,21 @@ import trio
 
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Response
-from llmkube.programs.daemon_engine import omlx_server
+from llmkube.programs.daemon_engine import omlx_program
 from llmkube.programs.daemon_engine.omlx_api import OmlxApi
 from llmkube.programs.daemon_engine.omlx_program import (
+    PREFIX,
     OmlxDependencies,
+    OmlxProgram,
     OwnerServer,
     choose,
+    create_own_folder,
     parse,
     probe_owner,
     read_key,
+    remove_abandoned,
     serve,
 )
-from llmkube.programs.daemon_engine.omlx_server import PREFIX, OmlxProgram, create_own_folder, remove_abandoned
 from llmkube.programs.daemon_engine.server import NoDaemonError
 from llmkube.programs.program import Stop
 from programs.daemon_engine.fake_omlx import NAME, URL, FakeOmlx, client_of
@@ -143,7 +146,7 @@ async def test_a_missing_omlx_is_reported(tmp_path):
 )
 def test_a_models_id_has_the_word_of_its_purpose(folder, embeds, name):
     """OMLX derives from words in the id what a model is for."""
-    assert omlx_server.link_name(Path("/m") / folder, embeds=embeds) == name
+    assert omlx_program.link_name(Path("/m") / folder, embeds=embeds) == name
 
 
 def test_our_own_omlx_writes_below_a_folder_of_its_own(tmp_path, monkeypatch):
@@ -304,7 +307,7 @@ def test_another_users_folder_is_not_removed(parent):
 
 def test_a_folder_removed_before_it_was_locked_is_created_again(parent, monkeypatch):
     """Between its creation and its lock another front may take it for abandoned."""
-    real, calls = omlx_server._lock_folder, []
+    real, calls = omlx_program._lock_folder, []
 
     def held(path):
         calls.append(path)
@@ -312,7 +315,7 @@ def test_a_folder_removed_before_it_was_locked_is_created_again(parent, monkeypa
             path.rmdir()
         return real(path)
 
-    monkeypatch.setattr(omlx_server, "_lock_folder", held)
+    monkeypatch.setattr(omlx_program, "_lock_folder", held)
     made = create_own_folder()
     assert len(calls) == 2
     assert made.path.is_dir()
@@ -321,6 +324,6 @@ def test_a_folder_removed_before_it_was_locked_is_created_again(parent, monkeypa
 
 def test_a_disk_without_locks_is_reported(parent, monkeypatch):
     """It is not retried for ever."""
-    monkeypatch.setattr(omlx_server, "_lock_folder", lambda path: None)
+    monkeypatch.setattr(omlx_program, "_lock_folder", lambda path: None)
     with pytest.raises(OSError, match="set TMPDIR to another disk"):
         create_own_folder()

@@ -19,7 +19,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.conditions import find_condition
-from llmkube.programs.router_host import hosted_router
+from llmkube.programs.router_host import router_host
 from llmkube.programs.router_host.router_host import RouterHost
 from llmkube.programs.router_host.router_paths import routers_handler
 from llmkube.router.backends import Backend
@@ -339,7 +339,7 @@ async def test_an_edit_while_a_router_opens_its_budgets_does_not_open_them_too(p
         yield
 
     monkeypatch.setattr(BudgetFile, "check", lambda file: checked.append(file.path))
-    monkeypatch.setattr(hosted_router, "open_router", never_open)
+    monkeypatch.setattr(router_host, "open_router", never_open)
     async with open_host(tmp_path) as host:
         await host.apply(**BUDGETED)
         await trio.sleep(SEEN)

@@ -7,7 +7,7 @@ import attrs
 import pytest
 import trio
 
-from llmkube.router.budget_store import redis_budgets, redis_scripts
+from llmkube.router.budget_store import redis_budgets
 from llmkube.router.config.routing_config import Budget, RedisStore
 from redis_program import PASSWORD, open_redis
 from router.proxy.router_lab import ANSWER, ASKED, DONE, answer, config_of, error, local, open_lab, piece, stream
@@ -230,7 +230,7 @@ MUTANTS = {
 async def test_a_deliberate_bug_is_caught(name, server, tmp_path, monkeypatch):
     """Each bug admits more than the limit in `test_never_more_is_admitted_than_the_limit`."""
     script, old, new = MUTANTS[name]
-    text = getattr(redis_scripts, script)
+    text = getattr(redis_budgets, script)
     assert old in text
     monkeypatch.setattr(redis_budgets, script, text.replace(old, new))
     with pytest.raises(AssertionError):

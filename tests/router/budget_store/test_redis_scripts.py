@@ -1,6 +1,6 @@
 """Arguments of the Redis scripts for budgets, and their results."""
 
-from llmkube.router.budget_store.redis_scripts import (
+from llmkube.router.budget_store.redis_budgets import (
     FullAccount,
     Settlement,
     hash_key,

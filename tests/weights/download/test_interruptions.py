@@ -9,8 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from llmkube.weights.download.downloader import STALE_SECONDS
-from llmkube.weights.download.single_flight import LINGER_SECONDS
+from llmkube.weights.download.downloader import LINGER_SECONDS, STALE_SECONDS
 from llmkube.weights.errors import DigestMismatchError, FetchError, NoSpaceError
 from llmkube.weights.source import parse_source
 from llmkube.weights.store import partial as partial_module

@@ -2,8 +2,8 @@ import pytest
 import trio
 import trio.testing
 
+from llmkube.weights.download.downloader import LINGER_SECONDS, open_single_flight
 from llmkube.weights.download.progress import Progress
-from llmkube.weights.download.single_flight import LINGER_SECONDS, open_single_flight
 
 
 class Work:

@@ -2,7 +2,7 @@
 
 inferenceservice, model, modelrouter, sharing the kinds
 router_policy                                part of ModelRouter
-placement, serving, podparts, meta           parts of their specs
+placement, serving, meta                     parts of their specs
 pairing                                      compatibility of runtimes, formats and hardware
 definitions                                  CustomResourceDefinitions from the classes
 first_api                                    conversion of objects of the first API

@@ -7,21 +7,35 @@ the class supplies the same values.
 """
 
 import collections.abc
+import functools
 import inspect
 import typing
 from collections.abc import Iterable, Mapping
+from importlib import resources
 from typing import Any, Final
 
 import attrs
 import yaml
 
+from llmkube.base import json_text
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
-from llmkube.k8s.crd.podparts import part_schema
 from llmkube.k8s.crd.sharing import GPUQuota, ModelPool
 from llmkube.k8s.fields import REQUIRED, Column, IntOrString, Rule, SchemaFacts, WireField, wire_fields
 from llmkube.k8s.resource import Object, Resource
+
+
+@functools.cache
+def _text() -> bytes:
+    return resources.files(__package__).joinpath("podparts.json").read_bytes()
+
+
+def pod_parts() -> dict[str, dict[str, Any]]:
+    """Return the structural schema of each part, new on each call: YAML would write a shared node as an alias."""
+    parts: dict[str, dict[str, Any]] = json_text.loads(_text())
+    return parts
+
 
 KINDS: Final[tuple[type[Object], ...]] = (Model, InferenceService, ModelRouter, ModelPool, GPUQuota)
 """All custom kinds of the project, in the order in which to create them."""
@@ -140,7 +154,7 @@ def _type_schema(annotation: Any, facts: SchemaFacts) -> dict[str, Any]:
     if origin is tuple:
         return {"type": "array", "items": _item_schema(arguments[0], facts)}
     if origin is collections.abc.Mapping and facts.pod_part:
-        return part_schema(facts.pod_part)
+        return pod_parts()[facts.pod_part]
     if origin is collections.abc.Mapping and arguments[1] is Any:
         return {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     if origin is collections.abc.Mapping:

@@ -1,10 +1,9 @@
 """Serve one model of a shared daemon as an engine: a process that the agent supervises like llama-server.
 
-ollama_program, omlx_program   the programs: command line, choice of the server
+ollama_program, omlx_program   the programs: command line, choice of the server, our own server
 omlx_model                     an oMLX model, as the keeper's adapter
 ollama_api, omlx_api           the servers' HTTP APIs
 ollama_weights                 imports a model into Ollama's store
-omlx_server                    our own `omlx serve`, and its folder
 serving                        what both programs share: options, the front, the stop
 front                          the HTTP API for clients and the agent: model name, `/metrics`, `/slots`
 keeper                         samples, decides, acts
