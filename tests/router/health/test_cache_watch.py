@@ -6,8 +6,8 @@ import attrs
 import pytest
 import trio
 
-from llmkube.router.health import cache_watch
-from llmkube.router.health.cache_watch import CacheWatch
+from llmkube.router.health import engine_watch
+from llmkube.router.health.engine_watch import CacheWatch
 from llmkube.router.health.health_state import CacheUse
 from router.health.test_health_state import BUSY, IDLE
 from router.proxy.router_lab import WHOLE_STREAM, Player, answer, cloud, config_of, local, open_lab, saying, stream
@@ -122,10 +122,10 @@ def _retains_stale_uses(patch):
 
 
 MUTANTS = {
-    "an idle slot counts": (cache_watch, "cache_use", lambda body, splits: CacheUse(1024, 1024)),
-    "an idle engine is asked for its slots": (cache_watch, "HEALTH_PATH", "/slots"),
-    "no engine is asked": (cache_watch, "_has_single_engine", lambda backend: False),
-    "what it calls itself is not read": (cache_watch, "LLAMA_SERVER", ""),
+    "an idle slot counts": (engine_watch, "cache_use", lambda body, splits: CacheUse(1024, 1024)),
+    "an idle engine is asked for its slots": (engine_watch, "HEALTH_PATH", "/slots"),
+    "no engine is asked": (engine_watch, "_has_single_engine", lambda backend: False),
+    "what it calls itself is not read": (engine_watch, "LLAMA_SERVER", ""),
 }
 
 

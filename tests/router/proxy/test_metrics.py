@@ -22,8 +22,7 @@ from llmkube.router.dispatch.relay import Ending
 from llmkube.router.dispatch.verdicts import Cause, Failure
 from llmkube.router.policy.request_facts import Principal
 from llmkube.router.proxy import handler, metrics
-from llmkube.router.proxy.genai_metrics import GenAiMetrics, provider_of
-from llmkube.router.proxy.metrics import bounded_outcome
+from llmkube.router.proxy.metrics import GenAiMetrics, bounded_outcome, provider_of
 
 ROOT = Path(router.__file__).parent
 ROOMS = ("dispatch", "proxy", "responses")

@@ -2,6 +2,5 @@
 
 health_state  decides from probe results, unanswered checks and /slots; pure
 probes        one task for each backend with a healthCheck
-cache_watch   polls the use of KV caches while requests are under way
-engine_watch  checks an engine while requests wait for it, and ends their wait if it is frozen
+engine_watch  checks an engine while requests wait for it, and ends their wait if it is frozen; polls KV cache use
 """

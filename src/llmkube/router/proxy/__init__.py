@@ -5,7 +5,7 @@ live_config      config that is reloaded while the router runs
 default_route    route of `llmkube up`: every service is a backend, without a policy
 handler          serves clients: `router.policy` decides where a request goes, `router.dispatch` sends it
 shadows          copies of requests to shadow backends
-metrics, genai_metrics, audit_log  output for the operator
+metrics, audit_log  output for the operator
 series           counters and histograms
 admin            port for the operator
 """

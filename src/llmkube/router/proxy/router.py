@@ -52,8 +52,7 @@ from llmkube.router.dispatch.holds import Holds
 from llmkube.router.dispatch.suspects import Suspects
 from llmkube.router.dispatch.transport import open_transport
 from llmkube.router.front_door import FrontDoor, Passage
-from llmkube.router.health.cache_watch import CacheWatch
-from llmkube.router.health.engine_watch import EngineWatch
+from llmkube.router.health.engine_watch import CacheWatch, EngineWatch
 from llmkube.router.health.probes import Probes
 from llmkube.router.model_list import ModelList
 from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
