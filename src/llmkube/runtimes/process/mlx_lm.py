@@ -13,12 +13,11 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.allowances import Allowances
 from llmkube.runtimes.arguments import flag_words
-from llmkube.runtimes.llama_fields import mode_of
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
 from llmkube.runtimes.process.environment import plan_environment
 from llmkube.runtimes.process.exits import rules_of
 from llmkube.runtimes.process.host_runtime import EngineQueries, HostRuntime, LogReader, Program, ProgramError
-from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInputs
+from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInputs, refuse_beyond_chat
 from llmkube.weights.estimate.demand import ALL_LAYERS, Demand
 
 NAME: Final = "mlx-lm"
@@ -36,18 +35,10 @@ def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
     Raises:
         PlanError: The invalid field, with a fix.
     """
-    spec = isvc.spec
-    if (mode := mode_of(spec)) != "chat":
-        raise PlanError(
-            f"mlx-lm serves chat and completions, not {mode}; use llamacpp with weights in gguf", field="spec.mode"
-        )
-    if spec.extra_args:
-        raise PlanError("extra arguments are not supported with mlx-lm; remove them", field="spec.extraArgs")
-    if spec.speculative_decoding is not None:
-        raise PlanError("a draft model is not supported with mlx-lm; remove it", field="spec.speculativeDecoding")
-    if spec.aliases:
+    refuse_beyond_chat(isvc.spec, NAME)
+    if isvc.spec.aliases:
         raise PlanError("aliases are not supported with mlx-lm; remove them", field="spec.aliases")
-    plan_environment(spec.env, allowances)
+    plan_environment(isvc.spec.env, allowances)
 
 
 def plan(inputs: PlanInputs) -> LaunchPlan:

@@ -146,6 +146,27 @@ def refuse_unsupported(spec: InferenceServiceSpec, runtime: str, daemon: str, in
         raise PlanError(message, field="spec.env")
 
 
+def refuse_beyond_chat(spec: InferenceServiceSpec, runtime: str, place: str = "") -> None:
+    """Reject what an engine does not support that serves only chats and completions, with fixed arguments.
+
+    Args:
+        spec: Spec of the service.
+        runtime: Its runtime.
+        place: Restricts the statement about modes, such as " here".
+
+    Raises:
+        PlanError: The invalid field, with a fix.
+    """
+    if (mode := mode_of(spec)) != "chat":
+        problem = f"{runtime} serves chat and completions{place}, not {mode}"
+        raise PlanError(f"{problem}; use llamacpp with weights in gguf", field="spec.mode")
+    if spec.extra_args:
+        raise PlanError(f"extra arguments are not supported with {runtime}; remove them", field="spec.extraArgs")
+    if spec.speculative_decoding is not None:
+        message = f"a draft model is not supported with {runtime}; remove it"
+        raise PlanError(message, field="spec.speculativeDecoding")
+
+
 def front_arguments(inputs: PlanInputs, runtime: str, program_flag: str, model: str = Placeholder.MODEL) -> list[str]:
     """Return the command line of a service's front process, without the flags that only one daemon's front has.
 

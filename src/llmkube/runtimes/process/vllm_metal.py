@@ -13,12 +13,11 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.allowances import Allowances
 from llmkube.runtimes.arguments import flag_words
-from llmkube.runtimes.llama_fields import mode_of
-from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
+from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder
 from llmkube.runtimes.process.environment import plan_environment
 from llmkube.runtimes.process.exits import rules_of
 from llmkube.runtimes.process.host_runtime import EngineQueries, HostRuntime, LogReader, Program, ProgramError
-from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInputs
+from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInputs, refuse_beyond_chat
 from llmkube.weights.estimate.demand import ALL_LAYERS, Demand
 from llmkube.weights.estimate.mlx import cache_size
 
@@ -35,17 +34,8 @@ def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
     Raises:
         PlanError: The invalid field, with a fix.
     """
-    spec = isvc.spec
-    if (mode := mode_of(spec)) != "chat":
-        raise PlanError(
-            f"vllm-metal serves chat and completions here, not {mode}; use llamacpp with weights in gguf",
-            field="spec.mode",
-        )
-    if spec.extra_args:
-        raise PlanError("extra arguments are not supported with vllm-metal; remove them", field="spec.extraArgs")
-    if spec.speculative_decoding is not None:
-        raise PlanError("a draft model is not supported with vllm-metal; remove it", field="spec.speculativeDecoding")
-    plan_environment(spec.env, allowances)
+    refuse_beyond_chat(isvc.spec, NAME, " here")
+    plan_environment(isvc.spec.env, allowances)
 
 
 def plan(inputs: PlanInputs) -> LaunchPlan:
