@@ -66,7 +66,7 @@ class SchemaFacts:
         exclusive_minimum: The value must be above `minimum`.
         items: The properties of each item of a list.
         rendered: The field takes effect in objects that the controller creates, not in the engine's container.
-        pod_part: The part of a pod (`crd.podparts`) that a free-form map holds, whose schema is inserted.
+        pod_part: The part of a pod (`crd/podparts.json`) that a free-form map holds, whose schema is inserted.
     """
 
     name: str = ""
