@@ -8,6 +8,7 @@ import yaml
 from charts.helm_runs import CHART, OPENSHIFT, OUR_IMAGE, VARIANTS, named, render, run
 from charts.test_chart import printed
 from llmkube.cli.commands.programs.gateway import gateway, settings_of
+from llmkube.controller.informers import FRONT_DOOR_LABEL
 from llmkube.controller.render.router_objects import DRAINED
 from llmkube.k8s.wire.names import SERVICE_LABEL
 from llmkube.programs.config import GatewayConfig
@@ -125,9 +126,25 @@ def test_one_set_of_labels_selects_its_pods():
 
 
 def test_the_network_policy_lets_it_reach_engines():
-    """Out: names, the API server, the pods of services, and what the operator adds."""
+    """Out: names, the API server, the pods of services, the collector of traces, and what the operator adds."""
     spec = named(render(*VARIANTS["gateway"]), "NetworkPolicy")["llmkube-gateway"]["spec"]
-    *_, engines, added = spec["egress"]
+    *_, engines, collector, added = spec["egress"]
+    assert collector["to"][0]["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "monitoring"}
+    outside = "traces.OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=https://[2001:db8::1]:9000/v1/traces"
+    *_, collector, _ = named(render(*VARIANTS["gateway"], "--set", outside), "NetworkPolicy")["llmkube-gateway"][
+        "spec"
+    ]["egress"]
+    assert collector == {"ports": [{"port": 9000, "protocol": "TCP"}]}
     assert engines["to"][0]["podSelector"]["matchExpressions"][0]["key"] == SERVICE_LABEL
     assert added == {"to": [{"ipBlock": {"cidr": "192.168.1.0/24"}}]}
     assert [rule["ports"][0]["port"] for rule in spec["ingress"]] == ["http", "metrics"]
+
+
+def test_its_pods_are_the_endpoints_of_services_at_zero():
+    """The label by which the controller finds them; a front door of a few namespaces could not serve all of these."""
+    value = "gateway.endpointsAtZero=true,gateway.enabled=true,gateway.allowAnonymous=true"
+    service = named(render("--set", value), "Service")["llmkube-gateway"]
+    assert service["metadata"]["labels"][FRONT_DOOR_LABEL] == "true"
+    assert FRONT_DOOR_LABEL not in service["spec"]["selector"]
+    some = ("--set", f"{value},gateway.namespaces={{ml}}")
+    assert "gateway.namespaces to be empty" in run("helm", "template", "llmkube", str(CHART), *OUR_IMAGE, *some, code=1)

@@ -11,11 +11,12 @@ from controller.podcluster import Hands, open_pods
 from controller.podobjects import SETTINGS
 from controller.reconcile.test_routers import apply_router
 from k8s.api_calls import undeclared, unused
+from llmkube.controller.informers import FRONT_DOOR_LABEL
 from llmkube.controller.reconcile.models import FINALIZER
 from llmkube.controller.render.labels import MANAGED_BY
 from llmkube.controller.rights import PROGRAM
 from llmkube.controller.writes.owned_kinds import INSTALL_POLL_SECONDS
-from llmkube.k8s.builtins import ConfigMap, Namespace, Service
+from llmkube.k8s.builtins import ConfigMap, EndpointSlice, Namespace, Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.sharing import GPUQuota, ModelPool
@@ -34,9 +35,17 @@ from llmkube.k8s.workloads import (
 
 ROUTERS = (ConfigMap, NetworkPolicy)
 CHILDREN = (
-    Deployment, LeaderWorkerSet, Service, HorizontalPodAutoscaler, PodDisruptionBudget,
+    Deployment, LeaderWorkerSet, Service, EndpointSlice, HorizontalPodAutoscaler, PodDisruptionBudget,
     PodMonitor, ServiceLevelObjective, HTTPRoute,
 )  # fmt: skip
+
+
+FRONT_DOOR = {
+    "metadata": {"labels": {FRONT_DOOR_LABEL: "true"}},
+    "addressType": "IPv4",
+    "endpoints": [{"addresses": ["10.9.0.1"]}],
+    "ports": [{"name": "http", "port": 8080}],
+}
 
 
 async def with_pods(hands: Hands) -> None:
@@ -48,6 +57,7 @@ async def with_pods(hands: Hands) -> None:
     await hands.cluster.apply_object(GPUQuota, "team", {"spec": limit}, manager="admin")
     pool = {"members": [{"inferenceServiceRef": {"name": "none"}}]}
     await hands.cluster.apply_object(ModelPool, "pool", {"spec": pool}, manager="admin")
+    await hands.cluster.apply_object(EndpointSlice, "x", FRONT_DOOR, namespace="llmkube-system")
     await hands.start()
     await take_labels_off(hands, Job)  # while it runs: a finished one is not queried
     await hands.bring_up(replicas=2, autoscaling={"maxReplicas": 3}, slo={"objective": "99"}, endpoint=gateway)
@@ -57,6 +67,7 @@ async def with_pods(hands: Hands) -> None:
     group = {"members": [{"node": "one"}, {"node": "two"}]}
     await hands.apply("large", modelRef="large", runtime="vllm", multiNode=group)
     await hands.client.patch(Model, Key("ml", "other"), {"metadata": {"finalizers": [FINALIZER]}})
+    await hands.apply("lazy", activation={"mode": "OnRequest"})
     await take_labels_off(hands, *CHILDREN)
     await hands.create_model(hardware={"accelerator": "metal"})
     await hands.create_model("large", source="org/large", format="safetensors", hardware={"accelerator": "metal"})

@@ -12,12 +12,14 @@ from controller.podcluster import Hands, open_pods
 from controller.podobjects import SETTINGS
 from lengths import SIM_SEEDS
 from llmkube.base.mailbox import Mailbox
+from llmkube.controller.informers import FRONT_DOOR_LABEL
 from llmkube.controller.reconcile import pod_polling
 from llmkube.controller.settings import ControllerSettings
-from llmkube.k8s.builtins import Lease
+from llmkube.k8s.builtins import EndpointSlice, Lease, Service
 from llmkube.k8s.leases.scale_up_requests import INTERVAL_SECONDS, LINGER_SECONDS, ScaleUpRequests
 from llmkube.k8s.leases.wanted_services import DURATION_SECONDS, LEASE_NAME, RECORD_PREFIX
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import SERVICE_NAME_LABEL
 from llmkube.k8s.workloads import Deployment, HorizontalPodAutoscaler, Pod
 
 CHAT = Key("ml", "chat")
@@ -230,6 +232,114 @@ async def test_an_engine_whose_metrics_cannot_be_read_is_not_idle(autojump_clock
         await hands.apply(**ON_REQUEST)
         await trio.sleep(20 * IDLE)
         assert await replicas(hands) == 1
+
+
+DOORS = ("10.9.0.1", "10.9.0.2")
+
+
+@attrs.define(eq=False)
+class PlainService:
+    """The EndpointSlices of a Service: that of its pods, as Kubernetes writes it a little late, and those of others."""
+
+    hands: Hands
+    kubelet: Kubelet
+    empty: int = 0
+
+    async def front_doors(self, *addresses: str, ready: bool = True) -> None:
+        metadata = {"labels": {FRONT_DOOR_LABEL: "true"}}
+        body = slice_body(*addresses, ready=ready, port=8099)
+        await self.hands.cluster.apply_object(
+            EndpointSlice, "gateway-x", {"metadata": metadata, **body}, namespace="llmkube-system"
+        )
+        await trio.sleep(SETTLED)
+
+    async def follow_pods(self) -> None:
+        version = -1
+        while True:
+            await self.kubelet.endpoints.wait_newer(version)
+            version = self.kubelet.endpoints.version
+            await trio.sleep(0.4)
+            labels = (await self.hands.json(Service))["metadata"]["labels"] | {SERVICE_NAME_LABEL: "chat"}
+            addresses = [f"10.0.0.{each.name.removeprefix('chat-')}" for each in self.kubelet.endpoints.value]
+            manifest = {"metadata": {"labels": labels}, **slice_body(*addresses)}
+            await self.hands.cluster.apply_object(EndpointSlice, "chat-x", manifest)
+
+    async def addresses(self) -> list[tuple[str, int]]:
+        """The ready addresses of the Service, with their ports, as a proxy has them."""
+        slices = (await self.hands.client.list(EndpointSlice, namespace="ml")).items
+        return sorted(
+            (one.addresses[0], each.ports[0].port or 0)
+            for each in slices
+            if each.metadata.labels[SERVICE_NAME_LABEL] == "chat"
+            for one in each.endpoints
+            if one.conditions.ready is not False
+        )
+
+    async def watch(self) -> None:
+        while True:
+            self.empty += not await self.addresses()
+            await trio.sleep(0.05)
+
+
+def slice_body(*addresses: str, ready: bool = True, port: int = 8080) -> dict[str, Any]:
+    endpoints = [{"addresses": [one], "conditions": {"ready": ready}} for one in addresses]
+    return {"addressType": "IPv4", "endpoints": endpoints, "ports": [{"name": "http", "port": port}]}
+
+
+async def test_the_front_door_is_the_endpoints_of_a_service_at_zero(autojump_clock, monkeypatch):
+    """At every moment the Service has an address that answers: from zero to a pod that is ready, and back."""
+    async with open_pods() as hands, trio.open_nursery() as nursery:
+        kubelet = Kubelet(hands, random.Random(1))
+        monkeypatch.setattr(pod_polling, "read_text", kubelet.read_text)
+        plain, at_door = PlainService(hands, kubelet), [(each, 8099) for each in DOORS]
+        await plain.front_doors(*DOORS)
+        await hands.create_model()
+        await hands.apply(**ON_REQUEST)
+        await hands.end_job()
+        assert await plain.addresses() == at_door
+        for task in (kubelet.run, plain.follow_pods, plain.watch):
+            nursery.start_soon(task)
+        door = front_door(hands, kubelet, "one")
+        await nursery.start(door.run)
+        for number in (1, 2, 3):
+            await door.ask(1.0)
+            await trio.sleep(SETTLED)
+            assert await plain.addresses() == [(f"10.0.0.{number}", 8080)]
+            await trio.sleep(LINGER_SECONDS + 3 * IDLE)
+            assert await replicas(hands) == 0
+            assert await plain.addresses() == at_door
+        assert plain.empty == 0
+        await plain.front_doors(*DOORS[:1])
+        assert await plain.addresses() == at_door[:1]
+        await plain.front_doors(*DOORS, ready=False)
+        assert await plain.addresses() == []
+        await plain.front_doors(*DOORS)
+        await hands.apply(activation={"mode": "Always"})
+        await trio.sleep(LOAD_SECONDS)
+        assert await plain.addresses() == [("10.0.0.4", 8080)]
+        nursery.cancel_scope.cancel()
+
+
+async def test_endpoints_of_a_scale_down_come_before_the_scaling(autojump_clock, monkeypatch):
+    """The last pod stays while the slice of the front door cannot be written."""
+    async with open_pods() as hands, trio.open_nursery() as nursery:
+        kubelet = Kubelet(hands, random.Random(1))
+        monkeypatch.setattr(pod_polling, "read_text", kubelet.read_text)
+        plain = PlainService(hands, kubelet)
+        await plain.front_doors(*DOORS)
+        await hands.bring_up(**ON_REQUEST | {"activation": {"mode": "Always"}})
+        nursery.start_soon(kubelet.run)
+        nursery.start_soon(plain.follow_pods)
+        await trio.sleep(2 * LOAD_SECONDS)
+        hands.cluster.faults.refusals["endpointslices"] = "not now"
+        await hands.apply(**ON_REQUEST)
+        await trio.sleep(20 * IDLE)
+        assert await replicas(hands) == 1
+        del hands.cluster.faults.refusals["endpointslices"]
+        await trio.sleep(120)
+        assert await replicas(hands) == 0
+        assert [each for each, _ in await plain.addresses()] == [*DOORS]
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_flood_of_requests_is_a_trickle_of_writes(autojump_clock):

@@ -238,6 +238,20 @@ async def test_t11_no_object_of_others(client, crds, namespace, real_kubeconfig)
         await thief.refused("nothing but endpoints", thief.patch("EndpointSlice", "chat.mac", {"ports": []}))
         await thief.refused("agents have published", thief.patch("EndpointSlice", "theirs", {"endpoints": ready}))
 
+        of_chat = {"kubernetes.io/service-name": "chat", "endpointslice.kubernetes.io/managed-by": "llmkube-controller"}
+        own = {**OURS, "labels": {**OURS["labels"], **of_chat}}
+        await thief.create(one("EndpointSlice", "chat.own", metadata=own, **slice_))
+        await thief.patch("EndpointSlice", "chat.own", {"endpoints": stolen})
+        moved = {"metadata": {"labels": {"kubernetes.io/service-name": "bank"}}}
+        to_bank = {**own, "labels": own["labels"] | moved["metadata"]["labels"]}
+        belongs = "belongs to an InferenceService"
+        await thief.refused(belongs, thief.create(one("EndpointSlice", metadata=to_bank, **slice_)))
+        await thief.refused(belongs, thief.patch("EndpointSlice", "chat.own", moved))
+        orphan = {"labels": own["labels"]}
+        await thief.refused(belongs, thief.create(one("EndpointSlice", metadata=orphan, **slice_)))
+        foreign = {**OURS, "labels": OURS["labels"] | {"kubernetes.io/service-name": "chat"}}
+        await thief.refused("of others", thief.create(one("EndpointSlice", metadata=foreign, **slice_)))
+
         ports = {"ports": [{"port": 80}]}
         selects = {SLICE: "chat"}
         scaled = {"scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "bank"}, "maxReplicas": 2}

@@ -35,15 +35,19 @@ DOOR = "deployment/llmkube-gateway"
 
 
 @asynccontextmanager
-async def front_door(node: Node, release: Release, replicas: int = 2) -> AsyncIterator[None]:
+async def front_door(
+    node: Node, release: Release, replicas: int = 2, *, endpoints_at_zero: bool = False
+) -> AsyncIterator[None]:
     """Have the chart run the front door while the block runs."""
     upgrade = ("upgrade", "llmkube", "llmkube/llmkube", "-n", NAMESPACE, "--reuse-values", "--wait", "--set")
-    await release.in_thread(*upgrade, f"gateway.enabled=true,gateway.allowAnonymous=true,gateway.replicas={replicas}")
+    values = f"gateway.allowAnonymous=true,gateway.replicas={replicas}"
+    values += f",gateway.endpointsAtZero={str(endpoints_at_zero).lower()}"
+    await release.in_thread(*upgrade, f"gateway.enabled=true,{values}")
     try:
         yield
     finally:
         with trio.CancelScope(deadline=trio.current_time() + 60, shield=True):
-            await release.in_thread(*upgrade, "gateway.enabled=false")
+            await release.in_thread(*upgrade, "gateway.enabled=false,gateway.endpointsAtZero=false")
 
 
 async def at_zero(node: Node, namespace: str, *names: str, **spec: Any) -> None:
@@ -55,9 +59,9 @@ async def at_zero(node: Node, namespace: str, *names: str, **spec: Any) -> None:
         await wait(node, namespace, f"isvc/{name}", "jsonpath={.status.phase}=Idle")
 
 
-async def ask(node: Node, namespace: str, names: str, *words: object) -> dict[str, Any]:
+async def ask(node: Node, namespace: str, names: str, *words: object, url: str = URL) -> dict[str, Any]:
     """Run clients in a pod, and return what became of their requests."""
-    outcome = await node.execute(namespace, "client", "python3", "-c", CLIENTS, URL, names, *map(str, words))
+    outcome = await node.execute(namespace, "client", "python3", "-c", CLIENTS, url, names, *map(str, words))
     found: dict[str, Any] = json.loads(outcome)
     print(f"{names}: {found}")  # noqa: T201
     return found
@@ -128,6 +132,29 @@ async def test_no_arrival_is_lost_to_a_scale_down(node: Node, release: Release, 
         print(f"scaled to zero {stopped} times")  # noqa: T201
         assert (outcome["answered"], outcome["lost"]) == (each * TOGETHER, [])
         assert stopped >= each * TOGETHER // 3
+
+
+async def test_clients_of_a_plain_service_start_its_pods(node: Node, release: Release, namespace: str):
+    """Around the end of the last pod no connection to http://NAME:8080 is refused, whatever model a request names."""
+    async with front_door(node, release, endpoints_at_zero=True):
+        await at_zero(node, namespace, "tiny")
+        count = max(3, ZERO_RACES // 10)
+        outcome = await ask(node, namespace, "any-model", "race", count, url="http://tiny:8080")
+        stopped = await scaled_to_zero(node, namespace)
+        print(f"scaled to zero {stopped} times")  # noqa: T201
+        assert (outcome["answered"], outcome["repeated"], outcome["lost"]) == (count, 0, [])
+        assert stopped
+        await wait(node, namespace, "isvc/tiny", "jsonpath={.status.phase}=Idle")
+        slices = (await read(node, namespace, "endpointslices -l kubernetes.io/service-name=tiny"))["items"]
+        doors = (await read(node, NAMESPACE, "pods -l app.kubernetes.io/component=gateway"))["items"]
+        addresses = {one["addresses"][0] for each in slices for one in each["endpoints"] or ()}
+        assert addresses == {each["status"]["podIP"] for each in doors}
+    with trio.fail_after(60):  # without a front door there are no endpoints
+        while True:
+            slices = (await read(node, namespace, "endpointslices -l kubernetes.io/service-name=tiny"))["items"]
+            if not [one for each in slices for one in each["endpoints"] or ()]:
+                break
+            await trio.sleep(0.5)
 
 
 @pytest.mark.soak

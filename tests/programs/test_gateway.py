@@ -30,7 +30,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.exchange import TransportSender
 from llmkube.k8s.leases.wanted_services import LEASE_NAME, decode_record
 from llmkube.k8s.resource import Key
-from llmkube.k8s.wire.names import SERVICE_LABEL, SERVICE_NAME_LABEL
+from llmkube.k8s.wire.names import SERVICE_LABEL, SERVICE_NAME_LABEL, service_name
 from llmkube.programs.config import GatewayConfig
 from llmkube.programs.gateway.gateway import open_gateway
 from llmkube.programs.gateway.rights import PROGRAM
@@ -92,8 +92,8 @@ class Stage:
         await self.apply(InferenceService, namespace, name, {"modelRef": "phi", **spec})
         await self.slice(name, *addresses, namespace=namespace)
 
-    async def slice(self, name, *addresses, namespace="ml", terminating=()):
-        labels = {SERVICE_LABEL: name, SERVICE_NAME_LABEL: name}
+    async def slice(self, name, *addresses, namespace="ml", terminating=(), labels=None):
+        labels = labels or {SERVICE_LABEL: name, SERVICE_NAME_LABEL: name}
         endpoints = [{"addresses": [one], "targetRef": {"kind": "Pod", "name": f"pod-{one}"}} for one in addresses]
         endpoints += [{"addresses": [one], "conditions": {"ready": False}} for one in terminating]
         ports = [{"name": "http", "port": 8080, "protocol": "TCP"}]
@@ -121,10 +121,10 @@ class Stage:
         body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 100}
         return await self.send("POST", "/v1/chat/completions", body, **headers)
 
-    async def send(self, method, path, body=None, **headers):
+    async def send(self, method, path, body=None, host="gw", **headers):
         content = b"" if body is None else json.dumps(body).encode()
         async with open_http_client(self.front.connect) as client:
-            return await client.request(method, f"http://gw{path}", headers=Headers.of(headers), body=content)
+            return await client.request(method, f"http://{host}{path}", headers=Headers.of(headers), body=content)
 
     async def models(self, **headers):
         answer = json.loads((await self.send("GET", "/v1/models", **headers)).body)
@@ -359,6 +359,40 @@ async def test_a_policy_applies_to_every_service(tmp_path, patient_clock):
 
 
 ON_REQUEST = {"activation": {"mode": "OnRequest", "maxHold": "40s"}}
+
+
+async def test_a_request_to_a_service_at_zero_reaches_its_model(tmp_path, patient_clock):
+    """The Service's name decides, as its engine would serve any model; clients need a key of the front door."""
+    (tmp_path / "keys/teams").mkdir(parents=True)
+    (tmp_path / "keys/teams/red").write_text("sk-red-key\n")
+    async with open_stage(tmp_path, anonymous=False) as stage:
+        for number, (namespace, name) in enumerate((("ml", "chat"), ("other", "chat"), ("ml", "mail.v2")), 1):
+            await stage.engine(f"10.0.0.{number}")
+            spec = {"aliases": ["gpt-4o"]} if name == "mail.v2" else {}
+            await stage.service(name, namespace=namespace, **ON_REQUEST, **spec)
+            labels = {SERVICE_LABEL: name, SERVICE_NAME_LABEL: service_name(name)}
+            await stage.slice(name, f"10.0.0.{number}", namespace=namespace, labels=labels)
+
+        async def ask(host, **body):
+            stage.asked.clear()
+            messages = {"messages": [{"role": "user", "content": "hi"}]}
+            answer = await stage.send(
+                "POST", "/v1/chat/completions", messages | body, host=host, authorization="Bearer sk-red-key"
+            )
+            return stage.asked[0][0] if stage.asked else answer.status
+
+        mail = service_name("mail.v2")
+        assert await ask("chat.ml:8080", model="llama") == "10.0.0.1"
+        assert await ask("chat.other.svc.cluster.local:8080") == "10.0.0.2"
+        assert await ask("CHAT.other.svc", model="ml/chat") == "10.0.0.2"
+        assert await ask(mail, model="chat") == "10.0.0.3"
+        assert await ask(mail, model="gpt-4o") == "10.0.0.3"
+        assert await ask(mail, model=5) == 400
+        for host in ("chat", "chat.third", "chat.ml.example.com", "10.0.0.9"):
+            assert await ask(host, model="gpt-4o") == "10.0.0.3"
+            assert await ask(host) == 400
+        without_key = await stage.send("POST", "/v1/chat/completions", {"messages": []}, host="chat.ml:8080")
+        assert without_key.status == 401
 
 
 async def test_a_request_waits_for_the_first_pod_of_its_service(tmp_path, patient_clock):

@@ -10,6 +10,8 @@
 | a GPUQuota, the labels of a namespace | the quotas, and the services whose permission to use GPUs changes |
 | the set of live hosts | everything |
 | the Lease of the front doors of a namespace | the services that it names, or has named |
+| the EndpointSlices of a front door | all services |
+| an EndpointSlice of the pods of a service | the service |
 | a Deployment, Service, autoscaler, budget, PodMonitor, objective, HTTPRoute | the service that owns it |
 | an InferenceService, its slices | the routers that send requests to it |
 | a ConfigMap, Deployment, Service, NetworkPolicy, budget, pod of a router | the router |
@@ -174,6 +176,12 @@ class PodEventHandlers:
         """Reconcile the services that front doors need, or need no longer."""
         wanted = self.context.wanted.observe(event.key, event.now, trio.current_time())
         self.context.queues.services.add_all(wanted)
+
+    def on_endpoints(self, event: Event[EndpointSlice]) -> None:
+        """Reconcile the service of a slice of Kubernetes or of ours, unless the change is our own write."""
+        self.on_owned(self.context.owned.endpoints, event)
+        for label in self.context.pods.endpoints_by_service.values(event):
+            self.context.queues.services.add_all(self.context.informers.services_by_label.keys(label))
 
     def on_volume_claim(self, event: Event[PersistentVolumeClaim]) -> None:
         """Reconcile the service that owns a volume claim for weights, or else the Models of the claim's namespace."""

@@ -64,17 +64,24 @@ JOB_LABEL: Final = "batch.kubernetes.io/job-name"
 AGENTS: Final = f"{MANAGED_BY_LABEL}={AGENT_MANAGER}"
 """Label selector of objects that agents publish."""
 
+FRONT_DOOR_LABEL: Final = "inference.llmkube.dev/endpoints-at-zero"
+"""Label on the Service of a front door whose pods are the endpoints of services at zero; Kubernetes copies it to the
+EndpointSlices of the Service."""
+
 OPTIONAL_KINDS: Final = (LeaderWorkerSet, PodMonitor, ServiceLevelObjective, HTTPRoute)
 """Kinds of LeaderWorkerSet, the Prometheus operator, Pyrra and the Gateway API, which a cluster may lack."""
 
 PERMISSIONS: Final = (
     *(Permission(kind, LIST_AND_WATCH | {"get"}) for kind in (Model, InferenceService)),
-    # Endpoints of a host that is gone are marked not ready; nothing else in a slice is ever written.
-    Permission(EndpointSlice, LIST_AND_WATCH | {"patch"}),
+    # Slices of the front door's pods, for services at zero. Of a host that is gone, endpoints are marked not ready.
     *(
         Permission(kind, LIST_AND_WATCH | APPLY | {"get", "delete"})
-        for kind in (Deployment, Service, HorizontalPodAutoscaler, PodDisruptionBudget, Job, *OPTIONAL_KINDS)
+        for kind in (
+            *(Deployment, Service, EndpointSlice, HorizontalPodAutoscaler, PodDisruptionBudget, Job),
+            *OPTIONAL_KINDS,
+        )
     ),
+    Permission(EndpointSlice, LIST_AND_WATCH, "system"),  # of the front door
     # Objects of routers; the garbage collector deletes them.
     *(Permission(kind, LIST_AND_WATCH | APPLY | {"get"}) for kind in (ConfigMap, NetworkPolicy)),
     Permission(Pod, LIST_AND_WATCH),
@@ -84,6 +91,8 @@ PERMISSIONS: Final = (
     Permission(Namespace, LIST_AND_WATCH),  # for the selectors of GPUQuotas
     Permission(PriorityClass, LIST_AND_WATCH),  # unless --priority-class-prefix is given
 )
+
+FRONT_DOOR_LEAVES: Final = "the endpoints of services at zero are not updated"
 
 Label = tuple[str, str]  # a namespace, and a value of SERVICE_LABEL in it
 
@@ -170,6 +179,9 @@ class PodInformers:
     network_policies: Informer[NetworkPolicy] = _informer(NetworkPolicy, OURS)
     routes: Informer[HTTPRoute] = _informer(HTTPRoute, OURS)
     gateway_leases: Informer[Lease] = _informer(Lease, GATEWAY_LABEL)
+    endpoints: Informer[EndpointSlice] = _informer(EndpointSlice, OURS)  # Kubernetes copies the labels of a Service
+    front_doors: Informer[EndpointSlice] = _informer(EndpointSlice, FRONT_DOOR_LABEL)
+    endpoints_by_service: Index[EndpointSlice, Label] = attrs.field(init=False)
     pods_by_service: Index[Pod, Label] = attrs.field(init=False)
     pods_by_job: Index[Pod, Key] = attrs.field(init=False)
     pods_by_router: Index[Pod, Label] = attrs.field(init=False)
@@ -178,6 +190,7 @@ class PodInformers:
 
     def __attrs_post_init__(self) -> None:
         self.pods_by_service = self.pods.add_index(_labelled(SERVICE_LABEL))
+        self.endpoints_by_service = self.endpoints.add_index(_labelled(SERVICE_LABEL))
         self.pods_by_job = self.pods.add_index(_job_label)
         self.pods_by_router = self.pods.add_index(_labelled(ROUTER_LABEL))
         self.jobs_by_model = self.jobs.add_index(partial(owners_of, Model))
@@ -186,6 +199,11 @@ class PodInformers:
     def pods_of_service(self, service: Key) -> tuple[Pod, ...]:
         """Return the pods of a service, sorted by name."""
         return self.pods.pick(self.pods_by_service.keys(label_of(service)))
+
+    def has_ready_endpoint(self, service: Key) -> bool:
+        """Return whether a pod of a service gets the requests at its Service."""
+        slices = self.endpoints.pick(self.endpoints_by_service.keys(label_of(service)))
+        return any(endpoint.conditions.ready is not False for each in slices for endpoint in each.endpoints)
 
     def pods_of_job(self, job: Job | None) -> tuple[Pod, ...]:
         """Return the pods that a Job owns: not of an earlier Job of that name, nor those that only have its label."""
@@ -210,6 +228,8 @@ class PodInformers:
             WatchedKind("HorizontalPodAutoscalers", "spec.autoscaling has no effect", self.autoscalers.cache),
             WatchedKind("PodDisruptionBudgets", "spec.disruption has no effect", self.budgets.cache),
             WatchedKind("Leases of front doors", "pods do not follow requests", self.gateway_leases.cache),
+            WatchedKind("EndpointSlices of services in pods", FRONT_DOOR_LEAVES, self.endpoints.cache),
+            WatchedKind("EndpointSlices of front doors", FRONT_DOOR_LEAVES, self.front_doors.cache),
             WatchedKind("ConfigMaps of routers", ROUTERS_WAIT, self.config_maps.cache),
             WatchedKind("NetworkPolicies of routers", ROUTERS_WAIT, self.network_policies.cache),
         )

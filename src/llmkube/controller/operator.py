@@ -77,6 +77,9 @@ def _informer_tasks(context: Context) -> Iterator[Task]:
     yield _run(context, pods.jobs, pod_handlers.on_job)
     yield _run(context, pods.pods, pod_handlers.on_pod)
     yield _run(context, pods.gateway_leases, pod_handlers.on_gateway_lease)
+    yield _run(context, pods.endpoints, pod_handlers.on_endpoints)
+    own = context.settings.lease_namespace
+    yield _run(context, pods.front_doors, lambda _: context.enqueue_services(), namespace=own)
     yield _run(context, pods.volume_claims, pod_handlers.on_volume_claim)
     if context.settings.namespace is None:
         yield _run(context, pods.namespaces, pod_handlers.on_namespace)

@@ -22,7 +22,14 @@ from llmkube.controller.reconcile.pod_polling import IDLE_POLL_SECONDS, seconds_
 from llmkube.controller.reconcile.rollout_gate import current_manifests, deployment_of, waits_for_idle
 from llmkube.controller.reconcile.workload_plans import has_to_fetch, plan_workload, priority_obstacle
 from llmkube.controller.render.labels import PATCHED
-from llmkube.controller.render.manifests import group_name, objective_name, objective_obstacle, without_endpoints
+from llmkube.controller.render.manifests import (
+    front_door_names,
+    front_door_slice,
+    group_name,
+    objective_name,
+    objective_obstacle,
+    without_endpoints,
+)
 from llmkube.controller.render.storage import Weights, names_own_cache
 from llmkube.controller.status.model_pool import Turn
 from llmkube.controller.status.pod_service_status import ServiceFacts, assess_pods, derive_pod_status, wanted_gpus
@@ -214,6 +221,7 @@ class PodServices:
         wanted = self.pools.needs_pods(key)
         replicas = next_replicas(service, live.spec.replicas, wanted=wanted, idle_seconds=idle_seconds)
         replicas = 0 if leaves else replicas
+        await self._place_front_door(service, is_at_zero=not live.spec.replicas or not replicas)
         if live.spec.replicas == replicas or (replicas > live.spec.replicas and not may_grow):
             return
         log.info("service scaled", service=str(key), before=live.spec.replicas, after=replicas, wanted=wanted)
@@ -221,6 +229,20 @@ class PodServices:
             await self.context.owned.groups.scale(live, replicas)
         else:
             await self.context.owned.deployments.scale(live, replicas)
+
+    async def _place_front_door(self, service: InferenceService, *, is_at_zero: bool) -> None:
+        """Make the front door the endpoints of a service before its last pod ends, and until one of its pods is.
+
+        Proxies get the changes of slices in their order: a connection finds either the front door or a pod.
+        """
+        pods, endpoints = self.context.pods, self.context.owned.endpoints
+        if not (pods.endpoints.is_known and pods.front_doors.is_known):
+            return
+        answers = goes_to_zero(service) and (is_at_zero or not pods.has_ready_endpoint(service.key))
+        doors = pods.front_doors.values() if answers else ()
+        for family, name in front_door_names(service.key.name).items():
+            key, manifest = Key(service.key.namespace, name), front_door_slice(service, doors, family)
+            await endpoints.ensure_or_remove(manifest, key, service.metadata.uid)
 
     def _ignored_fields(self, service: InferenceService, plan: ContainerPlan | None) -> tuple[str, ...]:
         """Return the fields that have no effect because the cluster or the engine lacks what they need."""
@@ -263,6 +285,7 @@ class PodServices:
             *((owned.objectives, one.name) for one in self.context.pods.objectives_by_service.keys(key)),
             (owned.groups, group_name(key.name)),
             (owned.kubernetes_services, service_name(key.name)),
+            *((owned.endpoints, name) for name in front_door_names(key.name).values()),
         )
 
     def _update_gpu_queue(self, service: InferenceService, facts: ServiceFacts, *, waits: bool) -> None:

@@ -5,7 +5,7 @@ LeaderWorkerSet: one pod that serves requests, and one on each further node.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -17,12 +17,14 @@ from llmkube.controller.render.labels import (
     DRAIN_SECONDS,
     MODEL_LABEL,
     OUR_IMAGE,
+    OUR_LABELS,
     PATCHED,
     RESTARTED,
     RUNTIME_LABEL,
     TEMPLATE,
     answering_selector,
     digest,
+    owned_manifest,
     pod_selector,
     queue_labels,
     service_manifest,
@@ -31,11 +33,20 @@ from llmkube.controller.render.labels import (
 from llmkube.controller.render.pod import pod_template
 from llmkube.controller.render.storage import Weights, draft_storage
 from llmkube.controller.settings import WorkloadSettings
-from llmkube.k8s.builtins import Service
+from llmkube.k8s.builtins import EndpointSlice, Service
+from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.placement import Disruption, MultiNode, ScalingMetric
 from llmkube.k8s.wire.conditions import find_condition
-from llmkube.k8s.wire.names import SERVICE_LABEL, label_value, service_name, with_digest
+from llmkube.k8s.wire.names import (
+    CONTROLLER_FIELD_MANAGER,
+    MANAGED_BY_LABEL,
+    SERVICE_LABEL,
+    SERVICE_NAME_LABEL,
+    label_value,
+    service_name,
+    with_digest,
+)
 from llmkube.k8s.workloads import (
     Deployment,
     HorizontalPodAutoscaler,
@@ -371,6 +382,29 @@ def without_endpoints(manifest: Mapping[str, Any]) -> dict[str, Any]:
     closed = {**spec, "selector": {**spec["selector"], "inference.llmkube.dev/closed": "true"}}
     annotations = {**metadata["annotations"], DIGEST: digest(closed)}
     return {**manifest, "metadata": {**metadata, "annotations": annotations}, "spec": closed}
+
+
+def front_door_names(service: str) -> dict[str, str]:
+    """Return the names of the slices of a front door by address family; no slice of a host has such a name."""
+    return {each: f"{service_name(service)}.{CONTROLLER_FIELD_MANAGER}.{each.lower()}" for each in ("IPv4", "IPv6")}
+
+
+def front_door_slice(
+    service: InferenceService, front_doors: Iterable[EndpointSlice], family: str
+) -> dict[str, Any] | None:
+    """Return the slice by which ready pods of front doors are the endpoints of a service; None if there are none."""
+    slices = [each for each in front_doors if each.address_type == family]
+    endpoints = [one for each in slices for one in each.endpoints if one.conditions.ready is not False]
+    if not endpoints:
+        return None
+    name = service_name(service.key.name)
+    labels = {**OUR_LABELS, SERVICE_NAME_LABEL: name, MANAGED_BY_LABEL: CONTROLLER_FIELD_MANAGER}
+    body = {
+        "addressType": family,
+        "endpoints": [{"addresses": list(one.addresses), "conditions": {"ready": True}} for one in endpoints],
+        "ports": [encode(port) for port in slices[0].ports],
+    }
+    return owned_manifest(EndpointSlice.RESOURCE, service, front_door_names(service.key.name)[family], labels, body)
 
 
 _DEFAULT_TARGET: Final = "2"

@@ -65,7 +65,8 @@ from llmkube.runtimes.container.container_plan import ContainerPlan
 ROLLOUT_DEFERRED: Final = "RolloutDeferred"
 
 _IDLE: Final = (
-    "no pod runs until a request needs one: requests at the front door wait for it, those at the Service are refused"
+    "no pod runs until a request needs one: requests at the front door wait for it, those at the Service are refused "
+    "unless the chart's gateway.endpointsAtZero makes the front door its endpoints"
 )
 _SCHEDULING: Final = frozenset(
     {

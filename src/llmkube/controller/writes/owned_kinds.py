@@ -36,6 +36,7 @@ class OwnedKinds:
         self.routes = OwnedObjects(client, informers.routes)
         self.jobs = OwnedObjects(client, informers.jobs)
         self.config_maps = OwnedObjects(client, informers.config_maps)
+        self.endpoints = OwnedObjects(client, informers.endpoints)
         self.network_policies = OwnedObjects(client, informers.network_policies)
 
 

@@ -4,11 +4,13 @@ A policy is a compiled ModelRouter: its rules come first, and its backends have 
 service that it does not name gets a backend with the name `NAMESPACE/NAME`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
 from llmkube.base.http.message import netloc
+from llmkube.controller.status.scale import goes_to_zero
+from llmkube.k8s.wire.names import service_name
 from llmkube.programs.gateway.engines import ServedService, engine_id
 from llmkube.router.config.compile_backend import slots_of
 from llmkube.router.config.routing_config import Backend, RoutingConfig
@@ -16,7 +18,7 @@ from llmkube.router.model_ids import ModelIds
 
 
 def gateway_config(
-    policy: RoutingConfig, services: Iterable[ServedService], ids: ModelIds, keys_folder: str
+    policy: RoutingConfig, services: Sequence[ServedService], ids: ModelIds, keys_folder: str
 ) -> RoutingConfig:
     """Return the config in which every id of a service leads to its engines, unless a rule of the policy matches."""
     backends = dict(policy.backends)
@@ -37,7 +39,18 @@ def gateway_config(
             if parts:
                 engines[backend.name] = tuple(parts)
     by_id = {model_id: owners[str(key)][0].name for model_id, key in ids.services.items()}
-    return attrs.evolve(policy, backends=backends, engines=engines, ids=by_id, ambiguous=ids.ambiguous)
+    hosts = _hosts(services, ids)
+    return attrs.evolve(policy, backends=backends, engines=engines, ids=by_id, ambiguous=ids.ambiguous, hosts=hosts)
+
+
+def _hosts(services: Iterable[ServedService], ids: ModelIds) -> dict[str, str]:
+    """Return the ids of services that requests start, by the names of their Services with and without namespace."""
+    found: dict[str, list[str]] = {}
+    for key in (each.service.key for each in services if goes_to_zero(each.service)):
+        name = service_name(key.name)
+        for host in (name, f"{name}.{key.namespace}"):
+            found.setdefault(host, []).append(key.name if key.name in ids.names else str(key))
+    return {host: model_ids[0] for host, model_ids in found.items() if len(model_ids) == 1}
 
 
 def _engines(backend: Backend, served: ServedService) -> Iterator[Backend]:

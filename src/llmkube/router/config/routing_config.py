@@ -424,6 +424,7 @@ class RoutingConfig:
         engines: For a backend that several engines serve, the backends that are one engine each and get its requests.
         ids: Backends of requests that no rule matches, by model id; None if only rules and the default backend route.
         ambiguous: Model ids that several services have, and the ids to use instead.
+        hosts: Model ids by the names of the Services whose endpoints the router is, without a domain.
         capabilities: Tags that at least one backend has.
     """
 
@@ -443,6 +444,7 @@ class RoutingConfig:
     engines: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict, metadata=UNWRITTEN)
     ids: Mapping[str, str] | None = attrs.field(default=None, metadata=UNWRITTEN)
     ambiguous: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict, metadata=UNWRITTEN)
+    hosts: Mapping[str, str] = attrs.field(factory=dict, metadata=UNWRITTEN)
     capabilities: frozenset[str] = attrs.field(init=False, eq=False, repr=False)
 
     def candidates(self, model: str) -> Iterable[Backend]:
@@ -461,6 +463,12 @@ class RoutingConfig:
             return ""
         preset = (one.name for one in self.backends.values() if any(each.name == model for each in one.presets))
         return next((one.name for one in self.backends.values() if one.model_id == model), next(preset, ""))
+
+    def model_at(self, host: str) -> str:
+        """Return the model of a Service by a `Host` header; "" if the router is not the endpoints of that Service."""
+        service, *domain = host.partition(":")[0].lower().split(".", 2)
+        is_in_cluster = not domain[1:] or domain[1].split(".")[0] == "svc"
+        return self.hosts.get(".".join((service, *domain[:1])), "") if is_in_cluster else ""
 
     @cached_property
     def _in_rules(self) -> Mapping[str, None]:

@@ -96,12 +96,13 @@ def check_types(body: Mapping[str, Any]) -> None:
         raise DialectError(f"stop is {stop!r:.80}; write a string or a list of strings, or omit it")
 
 
-def parse_body(body: bytes, other_name: str = "") -> dict[str, Any]:
+def parse_body(body: bytes, other_name: str = "", default: str = "") -> dict[str, Any]:
     """Parse a body in any dialect.
 
     Args:
         body: The body.
         other_name: Field that is read as `model` if that is missing.
+        default: Model of a body that names none.
 
     Raises:
         BodyError: It is not a JSON object with a `model`, or `stream` is invalid.
@@ -115,6 +116,8 @@ def parse_body(body: bytes, other_name: str = "") -> dict[str, Any]:
     model = parsed.get("model")
     if not model and other_name and other_name in parsed:
         model = parsed["model"] = parsed[other_name]
+    if model is None and default:
+        model = parsed["model"] = default
     if not isinstance(model, str) or not model:
         raise BodyError('"model" must be a string; GET /v1/models lists the models', "invalid_model")
     if len(model) > MAX_NAME_BYTES:

@@ -303,7 +303,10 @@ class ListedFields:
         head, config, decided = exchange.head, routing.config, record.decided
         principal, size = decided.principal, len(exchange.body)
         try:
-            body = parse_body(exchange.body, MODEL_NAME if path.startswith(OLLAMA) else "")
+            at_host = config.model_at(head.lines.get("host") or "") if config.hosts else ""
+            body = parse_body(exchange.body, MODEL_NAME if path.startswith(OLLAMA) else "", at_host)
+            if at_host and config.backend_named(body["model"]) != config.backend_named(at_host):
+                body["model"] = at_host  # its engine serves requests under any name
             translated = translated_request(path, body)
             if path not in DIALECTS:  # the fields that are left are walked
                 known, others = known_fields(translated.path, translated.body)
