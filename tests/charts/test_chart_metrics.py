@@ -258,7 +258,9 @@ def test_the_real_llama_cpp_exports_what_we_read(tmp_path, runtime):
     exported = {name: float(value) for name, value in re.findall(r"^(llamacpp:\w+) (\S+)", text, re.MULTILINE)}
     assert exported.keys() >= LLAMACPP
     known = SimpleNamespace(get=lambda _: None, values=lambda: [pod_service("s", runtime=runtime, contextSize=256)])
-    fleet = FleetCollector(SimpleNamespace(get=known.get, values=list), known, SimpleNamespace(values=list), {})
+    fleet = FleetCollector(
+        SimpleNamespace(get=known.get, values=list), known, *[SimpleNamespace(values=list)] * 2, {}, {}
+    )
     slots = {
         f'{one.name}{{namespace="n", inferenceservice="s"}}': one.value
         for family in fleet.collect()

@@ -31,7 +31,7 @@ def in_phase(obj, phase):
 
 def series(models, services, **queues):
     registry = CollectorRegistry()
-    registry.register(FleetCollector(Known.of(*models), Known.of(*services), Known(), queues))
+    registry.register(FleetCollector(Known.of(*models), Known.of(*services), Known(), Known(), {}, queues))
     return {
         (sample.name, *sample.labels.values()): sample.value
         for family in registry.collect()

@@ -265,7 +265,7 @@ def families() -> Iterator[tuple[Any, str]]:
             yield family, "agent on a Mac" if "_apple_" in family.name else by
     for family in list(power_families(lambda: PowerView(source="rapl")))[:2]:
         yield family, "agent on Linux"
-    yield from ((family, controller) for family in FleetCollector(nothing, nothing, nothing, {}).collect())
+    yield from ((family, controller) for family in FleetCollector(nothing, nothing, nothing, nothing, {}, {}).collect())
     work, durations, watchdog = ReconcileMetrics(registry), Durations(registry), LoopWatchdog()
     for metric in (work.total, work.duration_seconds, durations.download_seconds, durations.ready_seconds):
         yield metric, controller

@@ -218,7 +218,9 @@ async def test_t11_no_object_of_others(client, crds, namespace, real_kubeconfig)
         "ports": [{"name": "http", "port": 8080}],
     }
     published = {"labels": {SLICE: "chat", "endpointslice.kubernetes.io/managed-by": "llmkube-agent"}}
-    for name, metadata in (("theirs", {}), ("chat.mac", published)):
+    of_chat = {"kubernetes.io/service-name": "chat", "endpointslice.kubernetes.io/managed-by": "llmkube-controller"}
+    own = {**OURS, "labels": {**OURS["labels"], **of_chat}}
+    for name, metadata in (("theirs", {}), ("chat.mac", published), ("chat.own", own)):
         body = one("EndpointSlice", name, metadata=metadata, **slice_)
         await client.request_json("POST", PATHS["EndpointSlice"].format(namespace), body=body)
     async with open_thief(client, real_kubeconfig, namespace) as thief:
@@ -238,9 +240,7 @@ async def test_t11_no_object_of_others(client, crds, namespace, real_kubeconfig)
         await thief.refused("nothing but endpoints", thief.patch("EndpointSlice", "chat.mac", {"ports": []}))
         await thief.refused("agents have published", thief.patch("EndpointSlice", "theirs", {"endpoints": ready}))
 
-        of_chat = {"kubernetes.io/service-name": "chat", "endpointslice.kubernetes.io/managed-by": "llmkube-controller"}
-        own = {**OURS, "labels": {**OURS["labels"], **of_chat}}
-        await thief.create(one("EndpointSlice", "chat.own", metadata=own, **slice_))
+        await thief.create(one("EndpointSlice", metadata=own, **slice_))
         await thief.patch("EndpointSlice", "chat.own", {"endpoints": stolen})
         moved = {"metadata": {"labels": {"kubernetes.io/service-name": "bank"}}}
         to_bank = {**own, "labels": own["labels"] | moved["metadata"]["labels"]}

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from llmkube.controller.informer import Informer
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.crd.sharing import GPUQuota
+from llmkube.k8s.crd.sharing import GPUQuota, ModelPool
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.conditions import PROGRESSING, find_condition
 from llmkube.k8s.wire.times import parse_timestamp
@@ -103,12 +103,15 @@ class FleetCollector:
     An object thus has exactly one phase, that of its status, and no series once it is gone.
 
     Attributes:
+        pool_starts: Number of starts of members of each ModelPool, and the seconds for which requests waited for these.
         queues: Keys that wait for a worker, by controller.
     """
 
     models: Informer[Model]
     services: Informer[InferenceService]
     quotas: Informer[GPUQuota]
+    pools: Informer[ModelPool]
+    pool_starts: Mapping[Key, tuple[int, float]]
     queues: Mapping[str, Sized]
 
     def describe(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
@@ -133,6 +136,16 @@ class FleetCollector:
             families["gpuquota_used_vram_bytes"].add_metric(name, status.used_vram_bytes or 0)
             families["gpuquota_vram_bytes_limit"].add_metric(name, spec.vram_bytes)
             families["gpuquota_admission_denials"].add_metric(name, status.admission_denials or 0)
+        for pool in self.pools.values():
+            name, status = [pool.key.name, pool.key.namespace], pool.status
+            resident, pending = sum(bool(one.resident) for one in status.members), int(bool(status.pending_member))
+            pending = min(pending, len(pool.members) - resident)  # a resident member that starts is pending too
+            counts = {"resident": resident, "pending": pending, "resting": len(pool.members) - resident - pending}
+            for state, count in counts.items():
+                families["modelpool_members"].add_metric([*name, state], count)
+            starts, seconds = self.pool_starts.get(pool.key, (0, 0.0))
+            families["modelpool_starts"].add_metric(name, starts)
+            families["modelpool_wait_seconds"].add_metric(name, seconds)
         for controller, queue in self.queues.items():
             families["reconcile_queue_depth"].add_metric([controller], len(queue))
         yield from families.values()
@@ -161,7 +174,8 @@ class FleetCollector:
 
 
 def _families() -> Families:
-    model, service, quota = (("model", "namespace"), ("inferenceservice", "namespace"), ("gpuquota", "namespace"))
+    kinds = ("model", "inferenceservice", "gpuquota", "modelpool")
+    model, service, quota, pool = ((kind, "namespace") for kind in kinds)
     table = (
         ("model_status", "1 for the current phase of a Model.", (*model, "phase")),
         ("model_info", "Information about a Model.", (*model, "accelerator", "format", "quantization")),
@@ -174,10 +188,13 @@ def _families() -> Families:
         ("gpuquota_used_vram_bytes", "Declared bytes of these GPUs.", quota),
         ("gpuquota_vram_bytes_limit", "Maximum bytes of these GPUs; 0 means no limit.", quota),
         ("gpuquota_admission_denials", "Number of times that a service began to wait for a GPUQuota.", quota),
+        ("modelpool_members", "Members of a ModelPool that have GPUs, wait for them, or need none.", (*pool, "state")),
+        ("modelpool_starts", "Number of times that a member of a ModelPool got its GPUs.", pool),
+        ("modelpool_wait_seconds", "Time for which requests waited until these members got GPUs.", pool),
         ("gpu_queue_depth", "Services that wait for a GPU.", ("namespace",)),
         ("reconcile_queue_depth", "Objects that wait to be reconciled.", ("controller",)),
     )
-    counted = frozenset({"gpuquota_admission_denials"})
+    counted = frozenset({"gpuquota_admission_denials", "modelpool_starts", "modelpool_wait_seconds"})
     return {
         name: (CounterMetricFamily if name in counted else GaugeMetricFamily)(f"llmkube_{name}", about, labels=labels)
         for name, about, labels in table

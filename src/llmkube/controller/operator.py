@@ -190,7 +190,8 @@ async def run_controller(
         context = Context(*shared) if settings.workloads is None else PodContext(*shared, settings.workloads)
         reconcilers = _reconcilers(context, routers, metrics)
         queues = {each.name: each.queue for each in reconcilers}
-        fleet = FleetCollector(context.informers.models, context.informers.services, context.informers.quotas, queues)
+        known = context.informers
+        fleet = FleetCollector(known.models, known.services, known.quotas, known.pools, context.pool_starts, queues)
         registry.register(fleet)
         health.kinds = tuple(_watched_kinds(context))
         try:

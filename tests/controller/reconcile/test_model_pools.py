@@ -10,7 +10,7 @@ from controller.cluster import SETTLED
 from controller.podcluster import Hands, open_pods
 from llmkube.controller.reconcile import pod_polling
 from llmkube.k8s.builtins import Lease, Service
-from llmkube.k8s.crd.sharing import ModelPool
+from llmkube.k8s.crd.sharing import GPUQuota, ModelPool
 from llmkube.k8s.leases.wanted_services import GATEWAY_LABEL, LEASE_NAME, RECORD_PREFIX, encode_record
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import Deployment, Pod
@@ -118,6 +118,13 @@ async def test_members_take_turns(autojump_clock, monkeypatch):
         await trio.sleep(60)
         assert await stage.replicas() == [1, 0]
         assert {len(one) for one in stage.history} == {0, 1}
+        labels, value = {"modelpool": "slot", "namespace": "ml"}, hands.cluster.registry.get_sample_value
+        members = [value("llmkube_modelpool_members", labels | {"state": each}) for each in ("resident", "pending")]
+        assert members == [1, 0]
+        assert value("llmkube_modelpool_starts_total", labels) == 3
+        waited = value("llmkube_modelpool_wait_seconds_total", labels)
+        assert waited is not None
+        assert 30 < waited < 120
         nursery.cancel_scope.cancel()
 
 
@@ -174,4 +181,30 @@ async def test_unfit_members_are_named(autojump_clock, monkeypatch):
         assert "gone: there is no such InferenceService" in conditions["MembersValid"][2]
         assert "b: it is a member of ModelPool slot already" in conditions["MembersValid"][2]
         assert await stage.replicas() == [0, 0]  # no default, and no requests
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_member_that_a_quota_denies_gives_its_turn_to_another(autojump_clock, monkeypatch):
+    """The other one runs meanwhile; once the quota has room, the first one takes the next turn."""
+    async with open_pods() as hands, trio.open_nursery() as nursery:
+        stage = await set_up(hands, monkeypatch, nursery)
+        limit = {"gpuCount": 1, "namespaceRef": "ml", "minPriority": "high"}
+        await hands.cluster.apply_object(GPUQuota, "team", {"spec": limit}, manager="admin")
+        await hands.create_service("b", resources={"gpu": 1}, activation={"idleTimeout": "30s"}, priority="high")
+        stage.wanted = {"a"}
+        await trio.sleep(20)
+        assert await hands.where("a") == "Failed/QuotaRefused"
+        stage.wanted = {"a", "b"}
+        await trio.sleep(20)
+        assert await stage.replicas() == [0, 1]
+        assert await hands.where("a") == "Failed/QuotaRefused"
+        await trio.sleep(600)
+        assert stage.history[-1] == {"b"}
+        assert len(stage.history) == 2
+        await hands.cluster.apply_object(GPUQuota, "team", {"spec": limit | {"minPriority": "low"}}, manager="admin")
+        await trio.sleep(20)
+        assert await hands.where("a") == "Pending/WaitingForPool"
+        stage.wanted = {"a"}
+        await trio.sleep(60)
+        assert await stage.replicas() == [1, 0]
         nursery.cancel_scope.cancel()

@@ -153,6 +153,7 @@ class Context:
         rng: Jitter of pauses.
         phase_changes: Notified of every new phase.
         hosts: Tracks which hosts are alive.
+        pool_starts: Number of starts of members of each ModelPool, and the seconds for which requests waited for these.
     """
 
     client: Client
@@ -168,6 +169,7 @@ class Context:
     routers: StatusWriter[ModelRouter] = attrs.field(init=False)
     quotas: StatusWriter[GPUQuota] = attrs.field(init=False)
     pool_statuses: StatusWriter[ModelPool] = attrs.field(init=False)
+    pool_starts: dict[Key, tuple[int, float]] = attrs.field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.queues = Queues(self.rng)

@@ -108,7 +108,7 @@ class QuotaBook:
         group = service.spec.multi_node
         per_pod = live_gpus(live, besides=group.rdma_resource if group is not None else None)
         pods = _live_pods(live, context.owned.autoscalers.get(key))
-        wanted, present = (self.pools.needs_pods(key), live.spec.replicas if live is not None else None)
+        wanted, present = (self.pools.asks_for_gpus(key), live.spec.replicas if live is not None else None)
         held, desired = per_pod * pods, next_replicas(service, present, wanted=wanted, idle_seconds=0.0)
         if workload.weights is None and live is None:
             desired = 0  # it cannot start yet
@@ -121,7 +121,9 @@ class QuotaBook:
             return None
         size = declared_gpu_bytes(service, model) if model is not None else None
         since = service.metadata.creation_timestamp or ""
-        return Demand(key, weight_of(service), since, asked, held, size, is_counted)
+        pool = self.pools.pool_of(service)
+        of_pool = pool.key if pool is not None else None
+        return Demand(key, weight_of(service), since, asked, held, size, is_counted, of_pool)
 
 
 def live_gpus(live: Workload | None, *, besides: str | None = None) -> int:

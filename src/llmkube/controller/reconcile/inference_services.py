@@ -126,6 +126,7 @@ class PodServices:
     async def _ensure_pods(self, service: InferenceService, workload: WorkloadPlan) -> ServiceFacts:
         """Apply the objects of a service, if its plan allows; return the facts, with the obstacle if there was one."""
         facts = attrs.evolve(workload.facts, denial=self.quotas.admit(service))
+        self.pools.note_denial(service.key, is_denied=facts.denial is not None)
         if facts.denial is not None and goes_to_zero(service):  # once nothing needs it, it asks for no GPUs
             self.context.queues.services.add_after(service.key, IDLE_POLL_SECONDS)
         try:

@@ -48,6 +48,7 @@ class PoolBook:
     context: PodContext
     _members: dict[Key, Member] = attrs.field(factory=dict, init=False)
     _granted: set[Key] = attrs.field(factory=set, init=False)
+    _denied: set[Key] = attrs.field(factory=set, init=False)
     _decisions: dict[Key, Decision] = attrs.field(factory=dict, init=False)
 
     def pool_of(self, service: InferenceService) -> ModelPool | None:
@@ -67,12 +68,25 @@ class PoolBook:
 
     def needs_pods(self, service: Key) -> bool:
         """Return whether requests, or its place as the default member, need a service, and it may have pods now."""
-        turn, wanted = self.turn(service), self.context.wanted.wants(service, trio.current_time())
+        turn = self.turn(service)
         if turn is None:
-            return wanted
+            return self.context.wanted.wants(service, trio.current_time())
+        return service in self._granted or (turn in {Turn.STARTS, Turn.STAYS} and self._is_requested(service))
+
+    def asks_for_gpus(self, service: Key) -> bool:
+        """Return whether a service needs pods, or would have the next turn if no GPUQuota denied it."""
+        return self.needs_pods(service) or (service in self._denied and self._is_requested(service))
+
+    def note_denial(self, service: Key, *, is_denied: bool) -> None:
+        """Note whether a GPUQuota denies a member its GPUs; until it does no longer, others have its turn."""
         pool = _first_pool(self.context, service)
-        stays = wanted or (pool is not None and service.name == pool.spec.default)
-        return service in self._granted or (turn in {Turn.STARTS, Turn.STAYS} and stays)
+        if pool is not None and is_denied != (service in self._denied):
+            (self._denied.add if is_denied else self._denied.discard)(service)
+            self.decide(pool)
+
+    def _is_requested(self, service: Key) -> bool:
+        pool, is_wanted = _first_pool(self.context, service), self.context.wanted.wants(service, trio.current_time())
+        return is_wanted or (pool is not None and service.name == pool.spec.default)
 
     def denial(self, service: Key) -> Denial | None:
         """Return why a member that requests need has no pods; None if it may have some, or needs none."""
@@ -121,8 +135,11 @@ class PoolBook:
             turn = decision.turns[one.key]
             closed_at = None if turn is not Turn.CLOSES else now if one.closed_at is None else one.closed_at
             self._members[one.key] = attrs.evolve(one, closed_at=closed_at)
-            if turn is Turn.STARTS:
+            if turn is Turn.STARTS and one.key not in self._granted:
                 self._granted.add(one.key)
+                starts, seconds = self.context.pool_starts.get(pool.key, (0, 0.0))
+                waited = now - (now if one.wanted_since is None else one.wanted_since)
+                self.context.pool_starts[pool.key] = starts + 1, seconds + waited
         turns = {*before.turns.items()} ^ {*decision.turns.items()}
         self.context.queues.services.add_all({key for key, _ in turns})
         if turns:
@@ -143,6 +160,8 @@ class PoolBook:
         for key in self._decisions.pop(pool, Decision()).turns:
             self._members.pop(key, None)
             self._granted.discard(key)
+            self._denied.discard(key)
+        self.context.pool_starts.pop(pool, None)
 
     def unfit(self, pool: ModelPool) -> dict[str, str]:
         """Return why members of a pool take no turns, by name."""
@@ -161,7 +180,10 @@ class PoolBook:
             gpus=gpus * most,
             weight=weight_of(service),
             has_pods=bool(self.context.pods.pods_of_service(key)),
-            can_start=workload.weights is not None and not spec.suspend and spec.replicas > 0,
+            can_start=workload.weights is not None
+            and not spec.suspend
+            and spec.replicas > 0
+            and key not in self._denied,
             is_pinned=spec.activation.pin,
         )
         if replicas or not (one.can_start and (wanted or is_default(pool, one))):

@@ -40,6 +40,7 @@ class Demand:
         held: GPUs that it has.
         gpu_bytes: Declared memory of one GPU; None if it is unknown.
         is_counted: Whether the number of its GPUs is known.
+        pool: ModelPool in which it takes turns: it gets its GPUs when the other members have returned theirs.
     """
 
     key: Key
@@ -49,6 +50,7 @@ class Demand:
     held: int
     gpu_bytes: int | None = None
     is_counted: bool = True
+    pool: Key | None = None
 
 
 @attrs.frozen
@@ -103,7 +105,12 @@ def decide(
     for one in sorted(demands, key=lambda each: (-each.weight, each.since, each.key)):
         mine = scopes[one.key.namespace]
         wants_more = one.asked > one.held or not one.is_counted
-        found = [denial for quota in mine if wants_more and (denial := _denial(quota, one, usages[quota.key]))]
+        returned = [each for each in demands if one.pool is not None and each.pool == one.pool and each is not one]
+        found = [
+            denial
+            for quota in mine
+            if wants_more and (denial := _denial(quota, one, _without(usages[quota.key], returned)))
+        ]
         if found:
             denials[one.key] = first = min(found, key=lambda each: each.reason != Reason.QUOTA_REFUSED)
             for each in found if first.reason == Reason.QUOTA_EXCEEDED else ():
@@ -112,6 +119,11 @@ def decide(
         elif wants_more:
             use(one, one.asked - one.held)
     return Decision(denials, usages)
+
+
+def _without(usage: Usage, demands: Sequence[Demand]) -> Usage:
+    gpus, size = sum(each.held for each in demands), sum(each.held * (each.gpu_bytes or 0) for each in demands)
+    return attrs.evolve(usage, gpus=usage.gpus - gpus, bytes=usage.bytes - size)
 
 
 def applies(quota: GPUQuota, namespace: str, labels: Mapping[str, str] | None) -> bool:

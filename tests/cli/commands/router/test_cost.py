@@ -85,6 +85,17 @@ def test_the_totals_of_programs_are_added_up(serve):
     }
 
 
+def test_energy_has_a_price(serve):
+    """Dollars of measured joules are added to those that were charged; without joules nothing changes."""
+    url, _ = serve
+    done = run("--metrics", f"{url}/metrics", "--gateway", url, "--price-per-kwh", "300000", "-o", "json")
+    assert {one["model"]: one["dollars"] for one in json.loads(done.stdout)} == {
+        "router n/r: gpt": 0.25,
+        "team-a/chat": pytest.approx(1.0),
+    }
+    assert run("--price-per-kwh", "-1").exit_code == 2
+
+
 def test_a_period_is_asked_of_prometheus(serve):
     """The table shows whole tokens, and nothing for what is unknown."""
     url, queries = serve

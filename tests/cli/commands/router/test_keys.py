@@ -9,6 +9,7 @@ from cli.memory_cluster import NOW
 from llmkube.base.errors import UserError
 from llmkube.cli.commands.router.keys import expiry_of
 from llmkube.k8s.builtins import Secret
+from llmkube.k8s.client import Client
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.resource import Key
 from llmkube.programs.router_host.secret_files import key_texts
@@ -90,6 +91,37 @@ def test_what_is_refused(on, args, message):
     assert done.exit_code != 0
     assert entries in ({}, before)  # {}: the command has not connected
     assert message in " ".join(done.stderr.split())
+
+
+def test_an_expired_key_is_replaced(on):
+    """Its holder gets another one, also in another team, without revoking it first."""
+    before = {"red": f"k\nsha256:{DIGEST} for=bob until=2020-01-01T00:00:00Z\n"}
+    done, entries = on(before, "issue", "--for", "bob", "--team", "blue")
+    assert (done.exit_code, entries["red"]) == (0, "k\n")
+    assert parse_key_line(entries["blue"].strip()).digest == digest_of_key(done.stdout.strip())
+
+
+@pytest.mark.parametrize("before", [{}, {"red": "k"}])
+def test_another_write_meanwhile_is_kept(on, before, monkeypatch):
+    """The Secret is read again, whether the other writer has changed or created it."""
+    name = "patch" if before else "create"
+    write, others = getattr(Client, name), [{"blue": "b3RoZXI="}]
+
+    async def write_second(self, *args, **more):
+        if others:
+            data = {"data": others.pop()}
+            if before:
+                await write(self, Secret, PLACE, data)
+            else:
+                path = "/api/v1/namespaces/default/secrets"
+                await self.request_json("POST", path, body={"metadata": {"name": PLACE.name}, **data})
+        return await write(self, *args, **more)
+
+    monkeypatch.setattr(Client, name, write_second)
+    done, entries = on(before, "issue", "--for", "alice")
+    assert done.exit_code == 0
+    assert entries.keys() == {"blue", "clients", *before}
+    assert not others
 
 
 def test_keys_are_listed_with_their_state(on):

@@ -16,6 +16,7 @@ from llmkube.programs.failures import CommandError
 from llmkube.programs.options import command
 
 COLUMNS: Final = ("prompt", "completion", "cached", "joules", "dollars")
+JOULES_PER_KWH: Final = 3.6e6
 SECONDS: Final = 10.0
 """Timeout of a request."""
 
@@ -29,13 +30,23 @@ Sample = tuple[str, Mapping[str, str], float]
 @click.option("--since", default="30d", show_default=True, metavar="DURATION", help="Period, with --prometheus.")
 @click.option("--metrics", metavar="URL", default=("http://127.0.0.1:9090/metrics",), multiple=True, show_default=True)
 @click.option("--gateway", metavar="URL", default="http://127.0.0.1:8080", show_default=True, help="For its engines.")
+@click.option("--price-per-kwh", "price", type=click.FloatRange(min=0), metavar="USD", help="Price of measured energy.")
 @output_option("json", "yaml")
-def cost(*, axis: str, prometheus: str | None, since: str, metrics: tuple[str, ...], gateway: str, form: str) -> None:
+def cost(
+    *,
+    axis: str,
+    prometheus: str | None,
+    since: str,
+    metrics: tuple[str, ...],
+    gateway: str,
+    price: float | None,
+    form: str,
+) -> None:
     """Show tokens, joules and dollars by team, model or host; what no program has counted is empty.
 
     Without --prometheus, the figures are totals since the start of each program: of those at --metrics (`llmkube up`,
     agents, routers) and of the engines behind the gateway of `llmkube up`. Dollars are charged at the prices of
-    ModelRouters.
+    ModelRouters, and for energy at --price-per-kwh.
     """
     period = f"[{parse_duration(since, field='--since'):.0f}s]"
     rows: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
@@ -48,6 +59,9 @@ def cost(*, axis: str, prometheus: str | None, since: str, metrics: tuple[str, .
             for _, names, value in samples:
                 for column in one["columns"]:
                     rows[one["row"].format_map(defaultdict(str, names)).lstrip("/")][column.format_map(names)] += value
+    for one in rows.values() if price is not None else ():
+        if "joules" in one:
+            one["dollars"] += one["joules"] / JOULES_PER_KWH * price
     table = [{axis: name, **{each: one.get(each) for each in COLUMNS}} for name, one in sorted(rows.items())]
     if form:
         click.echo(formats.dump(table, form))

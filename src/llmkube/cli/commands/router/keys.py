@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import click
+import trio
 
 from llmkube.base.errors import UserError
 from llmkube.base.times import utcnow
@@ -21,6 +22,7 @@ from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, ClusterFlags, ru
 from llmkube.cli.view import formats, output
 from llmkube.k8s.builtins import Secret
 from llmkube.k8s.crd.meta import ObjectMeta
+from llmkube.k8s.errors import AlreadyExistsError, ConflictError
 from llmkube.k8s.resource import Key
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.options import HELP, command
@@ -29,6 +31,8 @@ from llmkube.router.auth.client_key import digest_of_key
 from llmkube.router.auth.issued_keys import ISSUED_IN, NAME, IssuedKey, parse_key_file, parse_key_line, shown_time
 
 FIELD_MANAGER: Final = "llmkube-keys"
+RETRY_SECONDS: Final = 0.1
+"""Pause after a conflict with another writer of the Secret."""
 
 Texts = dict[str, str]
 """Content of each team's entry."""
@@ -70,8 +74,9 @@ def issue(*, name: str, team: str, models: str | None, until: str | None, secret
         raise UserError(f"--{exc}") from None
 
     def add(texts: Texts) -> None:
-        if any(one.name == name for _, one in _keys_in(texts)):
+        if any(one.name == name and utcnow().timestamp() < one.until for _, one in _keys_in(texts)):
             raise CommandError(f"{name} has a key; revoke it first, or issue one for another name, such as {name}-2")
+        _remove(texts, name)  # an expired one
         texts[team] = f"{texts.get(team, '').rstrip()}\n{record.line}\n".lstrip()
 
     run_against(where, lambda cluster: _edit(cluster, secret, add), changes=True, seconds=ANSWER_SECONDS)
@@ -114,11 +119,8 @@ def revoke(*, name: str, secret: str, where: ClusterFlags) -> None:
     """
 
     def remove(texts: Texts) -> None:
-        held = {team: text for team, text in texts.items() if f"for={name}" in text.split()}
-        if not held:
+        if not _remove(texts, name):
             raise CommandError(f"{name} has no key in Secret {secret}; see `llmkube keys list`", ExitCode.NOT_FOUND)
-        for team, text in held.items():
-            texts[team] = "".join(one for one in text.splitlines(keepends=True) if f"for={name}" not in one.split())
 
     run_against(where, lambda cluster: _edit(cluster, secret, remove), changes=True, seconds=ANSWER_SECONDS)
     click.echo(f"The key for {name} is revoked.")
@@ -145,8 +147,24 @@ def expiry_of(text: str, now: datetime.datetime) -> float:
 _MAX_TIME: Final = 253370764800  # the start of the year 9999
 
 
+def _remove(texts: Texts, name: str) -> bool:
+    """Remove the keys of a holder; return whether there was one."""
+    held = {team: text for team, text in texts.items() if f"for={name}" in text.split()}
+    for team, text in held.items():
+        texts[team] = "".join(one for one in text.splitlines(keepends=True) if f"for={name}" not in one.split())
+    return bool(held)
+
+
 async def _edit(cluster: Cluster, name: str, change: Callable[[Texts], None]) -> None:
-    """Change the entries of a Secret; fails, without a change, if it was changed meanwhile."""
+    """Change the entries of a Secret, again if it was changed meanwhile, until the caller's deadline."""
+    while True:
+        try:
+            return await _edit_once(cluster, name, change)
+        except (ConflictError, AlreadyExistsError):
+            await trio.sleep(RETRY_SECONDS)
+
+
+async def _edit_once(cluster: Cluster, name: str, change: Callable[[Texts], None]) -> None:
     secret = await find(cluster.client, Secret, Key(cluster.namespace, name))
     before, texts = key_texts(secret), key_texts(secret)
     change(texts)
