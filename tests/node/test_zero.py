@@ -134,9 +134,16 @@ async def test_no_arrival_is_lost_to_a_scale_down(node: Node, release: Release, 
         assert stopped >= each * TOGETHER // 3
 
 
+async def ready_addresses(node: Node, namespace: str, name: str) -> set[str]:
+    """The addresses to which proxies send the connections to a Service."""
+    slices = (await read(node, namespace, f"endpointslices -l kubernetes.io/service-name={name}"))["items"]
+    endpoints = [one for each in slices for one in each["endpoints"] or ()]
+    return {one["addresses"][0] for one in endpoints if one["conditions"]["ready"]}
+
+
 async def test_clients_of_a_plain_service_start_its_pods(node: Node, release: Release, namespace: str):
     """Around the end of the last pod no connection to http://NAME:8080 is refused, whatever model a request names."""
-    async with front_door(node, release, endpoints_at_zero=True):
+    async with front_door(node, release, 1, endpoints_at_zero=True):
         await at_zero(node, namespace, "tiny")
         count = max(3, ZERO_RACES // 10)
         outcome = await ask(node, namespace, "any-model", "race", count, url="http://tiny:8080")
@@ -145,15 +152,10 @@ async def test_clients_of_a_plain_service_start_its_pods(node: Node, release: Re
         assert (outcome["answered"], outcome["repeated"], outcome["lost"]) == (count, 0, [])
         assert stopped
         await wait(node, namespace, "isvc/tiny", "jsonpath={.status.phase}=Idle")
-        slices = (await read(node, namespace, "endpointslices -l kubernetes.io/service-name=tiny"))["items"]
-        doors = (await read(node, NAMESPACE, "pods -l app.kubernetes.io/component=gateway"))["items"]
-        addresses = {one["addresses"][0] for each in slices for one in each["endpoints"] or ()}
-        assert addresses == {each["status"]["podIP"] for each in doors}
+        [door] = (await read(node, NAMESPACE, "pods -l app.kubernetes.io/component=gateway"))["items"]
+        assert await ready_addresses(node, namespace, "tiny") == {door["status"]["podIP"]}
     with trio.fail_after(60):  # without a front door there are no endpoints
-        while True:
-            slices = (await read(node, namespace, "endpointslices -l kubernetes.io/service-name=tiny"))["items"]
-            if not [one for each in slices for one in each["endpoints"] or ()]:
-                break
+        while await ready_addresses(node, namespace, "tiny"):
             await trio.sleep(0.5)
 
 

@@ -137,8 +137,9 @@ class FleetCollector:
             families["gpuquota_vram_bytes_limit"].add_metric(name, spec.vram_bytes)
             families["gpuquota_admission_denials"].add_metric(name, status.admission_denials or 0)
         for pool in self.pools.values():
-            name, status = [pool.key.name, pool.key.namespace], pool.status
-            resident, pending = sum(bool(one.resident) for one in status.members), int(bool(status.pending_member))
+            name = [pool.key.name, pool.key.namespace]
+            resident = sum(bool(one.resident) for one in pool.status.members)
+            pending = int(bool(pool.status.pending_member))
             pending = min(pending, len(pool.members) - resident)  # a resident member that starts is pending too
             counts = {"resident": resident, "pending": pending, "resting": len(pool.members) - resident - pending}
             for state, count in counts.items():

@@ -59,8 +59,8 @@ def cost(
             for _, names, value in samples:
                 for column in one["columns"]:
                     rows[one["row"].format_map(defaultdict(str, names)).lstrip("/")][column.format_map(names)] += value
-    for one in rows.values() if price is not None else ():
-        if "joules" in one:
+    for one in rows.values():
+        if price is not None and "joules" in one:
             one["dollars"] += one["joules"] / JOULES_PER_KWH * price
     table = [{axis: name, **{each: one.get(each) for each in COLUMNS}} for name, one in sorted(rows.items())]
     if form:
