@@ -16,7 +16,8 @@ OVERFLOW = """[...document.querySelectorAll('body *')].filter(each => {
   return box.width && box.right > innerWidth + 1 && !each.closest('pre, .skip, svg')
 }).map(each => each.outerHTML.slice(0, 200))"""
 OVERLAP = """(() => {
-  const parts = [...document.querySelectorAll('button, select, textarea, input, nav a, dd, h2, h3')]
+  const names = 'button, select, textarea, input, nav a, dd, h2, h3, .legend span, .legend a'
+  const parts = [...document.querySelectorAll(names)]
     .filter(each => each.checkVisibility()).map(each => [each, each.getBoundingClientRect()])
   const found = []
   for (const [a, p] of parts) for (const [b, q] of parts)
@@ -157,7 +158,7 @@ def deploy(browser, task, found):
     page.wait_for_selector(".request pre")
     found["bodies"] = page.eval_on_selector_all(".request pre", "all => all.map(each => each.textContent)")
     page.click("[data-minutes='0']")
-    page.wait_for_selector("text=Bodies are not kept.")
+    page.wait_for_selector("text=answers are not kept.")
     page.click("nav a[href='#logs']")
     page.select_option("select", "")
     page.wait_for_selector(".log:has-text('page action carried out')")

@@ -15,7 +15,7 @@ from llmkube.base.http.client import open_http_client
 
 pytestmark = [pytest.mark.e2e, pytest.mark.soak]
 
-MODELS, REQUESTS, LOOK_SECONDS, IDLE_SECONDS = 500, 2000, 15, 30
+MODELS, RUNNING, REQUESTS, LOOK_SECONDS, IDLE_SECONDS = 500, 3, 2000, 15, 30
 MODEL = """\
 apiVersion: inference.llmkube.dev/v1alpha1
 kind: Model
@@ -27,7 +27,7 @@ SERVICE = """\
 apiVersion: inference.llmkube.dev/v1alpha1
 kind: InferenceService
 metadata: {name: m%d}
-spec: {modelRef: %s}
+spec: {modelRef: %s, replicas: %d}
 """
 LAG = re.compile(r'^llmkube_event_loop_lag_seconds_(bucket\{le="([^"]+)"\}|count) (\S+)', re.MULTILINE)
 
@@ -46,7 +46,9 @@ async def lags(http, probes):
 async def test_cost_of_the_page(tmp_path, browser):  # noqa: F811 - the fixture
     """Few milliseconds per update, no long task, an event loop on time, and next to nothing while nobody looks."""
     file = tmp_path / "many.yaml"
-    file.write_text(MODEL + "".join(SERVICE % (at, "shared" if at % 20 else "missing") for at in range(MODELS)))
+    file.write_text(
+        MODEL + "".join(SERVICE % (at, "shared" if at % 20 else "missing", at <= RUNNING) for at in range(MODELS))
+    )
     async with open_machine(tmp_path, "-f", str(file)) as (up, run), open_http_client() as http:
         _, gateway, probes = await up.urls()
         process = psutil.Process(up.process.pid)
@@ -60,14 +62,19 @@ async def test_cost_of_the_page(tmp_path, browser):  # noqa: F811 - the fixture
             done = {"asked": 0, 200: 0, 404: 0, 503: 0}
             async with trio.open_nursery() as nursery:
                 for _ in range(4):
-                    nursery.start_soon(work, done, cycle(["m1"] + ["unknown"] * 9))
-        await trio.sleep(15)
+                    nursery.start_soon(work, done, cycle(["m1"] + ["m7"] * 9))
+        with trio.fail_after(900):  # every service is claimed and reported first
+            while True:
+                before = sum(process.cpu_times()[:2])
+                await trio.sleep(5)
+                if sum(process.cpu_times()[:2]) - before < 0.75:
+                    break
         before = sum(process.cpu_times()[:2])
         await trio.sleep(IDLE_SECONDS)
         idle = (sum(process.cpu_times()[:2]) - before) / IDLE_SECONDS
 
         async def keep_asking():
-            for model in cycle(["m1"] * 4 + ["unknown"]):
+            for model in cycle(["m1"] * 4 + ["m7"]):
                 await ask(http, gateway, model)
                 await trio.sleep(0.2)
 

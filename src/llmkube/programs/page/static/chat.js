@@ -15,6 +15,7 @@ function prose(text) {
 function draw(turn) {
   const usage = turn.usage ? h("p", { class: "soft" }, turn.usage) : null;
   return h("div", { class: `turn ${turn.error ? "error" : turn.role}` },
+    h("b", { class: "who" }, turn.role === "user" ? "You" : turn.model || "Answer"),
     turn.image ? h("img", { src: turn.image, alt: "attached picture" }) : null,
     turn.thinking ? h("details", {}, h("summary", {}, "Thinking"), turn.thinking) : null,
     turn.tools ? h("details", { open: true }, h("summary", {}, "Calls of tools"), h("pre", {}, turn.tools)) : null,
@@ -46,7 +47,7 @@ async function copy(text) {
 }
 
 async function answer(signal, changed) {
-  const turn = { role: "assistant", text: "", thinking: "", tools: "" };
+  const turn = { role: "assistant", model, text: "", thinking: "", tools: "" };
   turns.push(turn);
   changed();
   const started = performance.now();
@@ -63,7 +64,7 @@ async function answer(signal, changed) {
       for (const call of delta.tool_calls ?? []) turn.tools += `${call.function?.name ?? ""}${call.function?.arguments ?? ""}`;
       if (part.usage) {
         const time = (performance.now() - started) / 1000;
-        turn.usage = `${part.usage.prompt_tokens} + ${part.usage.completion_tokens} tokens in ${time.toFixed(1)} s`;
+        turn.usage = `${part.usage.prompt_tokens} prompt + ${part.usage.completion_tokens} answer tokens in ${time.toFixed(1)} s`;
       }
       changed();
     });
@@ -78,7 +79,7 @@ export function showChat(main, chosen) {
   const picker = h("select", { "aria-label": "Model", onchange: () => { model = picker.value; } });
   const talk = h("div", { class: "talk", role: "log", "aria-live": "polite", "aria-label": "Conversation" });
   const input = h("textarea", { "aria-label": "Message", placeholder: "Message; Enter sends, Shift+Enter adds a line" });
-  const picture = h("input", { type: "file", accept: "image/*", "aria-label": "Attach a picture" });
+  const picture = h("input", { type: "file", accept: "image/*" });
   const send = h("button", { class: "main", type: "button" }, "Send");
   let running = null;
   if (chosen) model = chosen;
@@ -133,7 +134,7 @@ export function showChat(main, chosen) {
       h("button", { type: "button", onclick: () => copy(asCurl()) }, "Copy as curl"),
       h("button", { type: "button", onclick: () => copy(asPython()) }, "Copy as Python"),
       h("button", { type: "button", onclick: () => { turns.length = 0; redraw(); } }, "New conversation")),
-    talk, input, h("p", { class: "row spread" }, picture, send));
+    talk, input, h("p", { class: "row spread" }, h("label", {}, "Picture ", picture), send));
   models();
   redraw();
   const forget = onChange(models);

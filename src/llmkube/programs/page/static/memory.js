@@ -85,8 +85,9 @@ function draw() {
       h("h3", {}, state.host),
       h("p", { class: "soft" }, text),
       bar(text, memory.total, [...parts, { name: "other programs", reserved: others, held: others, color: "fother" }], memory.budget),
+      h("p", { class: "soft" }, "Full color: in use. Light color: reserved, not in use yet. Gray: other programs. Dashed line: budget for engines."),
       legend(engines, (each) => (each.held === null ? `${bytes(each.reserved)} reserved`
-        : `${bytes(each.held)} of ${bytes(each.reserved)}`)),
+        : `${bytes(each.held)} in use of ${bytes(each.reserved)} reserved`)),
       engines.length ? null : h("p", {}, "No engine runs."),
       h("dl", { class: "figures" }, [
         ["Machine", bytes(memory.total)],

@@ -8,7 +8,7 @@ import { onChange, state } from "./feed.js";
 function plot(points) {
   const most = Math.max(...points);
   const x = (index) => 1000 - (points.length - 1 - index) * (1000 / 359);
-  const path = points.map((each, index) => `${index ? "L" : "M"}${x(index).toFixed(1)} ${(38 - (36 * each) / most).toFixed(1)}`).join("");
+  const path = `M0 38L${x(0).toFixed(1)} 38` + points.map((each, index) => `L${x(index).toFixed(1)} ${(38 - (36 * each) / most).toFixed(1)}`).join("");
   const now = points[points.length - 1];
   const label = `${now} tokens per second now, at most ${most} in the last hour`;
   return h("figure", {},
@@ -80,10 +80,15 @@ function draw(model, key) {
       h("a", { href: `#chat/${encodeURIComponent(name)}` }, "Chat"), state.readOnly ? null : h("a", { href: `#logs/${encodeURIComponent(key)}` }, "Log")));
 }
 
+const SHOWN = 100; // cards; the filter finds the others
+
+const rank = (model) => (model.state === "failing" ? 0 : 1);
+
 export function showModels(main, chosen) {
   const list = h("div", { class: "models" });
   const empty = h("p", { class: "soft" }, "No models yet.");
   const filter = h("input", { type: "search", placeholder: "Name, model, state or reason", "aria-label": "Filter" });
+  if (Object.keys(state.services).length > SHOWN) filter.value = chosen;
   const count = h("span", { class: "soft", role: "status" });
   const keyed = new Keyed(list, draw, () => {
     const found = chosen && document.getElementById(chosen);
@@ -95,12 +100,13 @@ export function showModels(main, chosen) {
     const text = filter.value.toLowerCase();
     const all = Object.entries(state.services);
     const items = all.filter(([key, each]) => !text || `${key} ${each.model} ${each.state} ${each.phase} ${each.reason}`.toLowerCase().includes(text))
-      .sort(([a], [b]) => (a < b ? -1 : 1));
+      .sort(([a, one], [b, other]) => rank(one) - rank(other) || (a < b ? -1 : 1));
     filter.hidden = all.length < 5;
     owner.hidden = Boolean(state.readOnly);
-    count.textContent = text ? `${items.length} of ${all.length}` : "";
+    const note = text || items.length > SHOWN ? `${items.length} of ${all.length}${items.length > SHOWN ? `, the first ${SHOWN} are shown` : ""}` : "";
+    if (count.textContent !== note) count.textContent = note;
     empty.hidden = all.length > 0;
-    keyed.update(items);
+    keyed.update(items.slice(0, SHOWN));
   };
   filter.addEventListener("input", update);
   update();

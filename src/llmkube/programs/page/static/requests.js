@@ -5,7 +5,7 @@ import { h, Keyed, notify, ownerOnly } from "./dom.js";
 import { onChange, state } from "./feed.js";
 
 const KEPT = 2000;
-const SHOWN = 200;
+const SHOWN = 100;
 const WORDS = {
   hold: "waiting until the model was loaded", queue: "waiting for a free slot", prefill: "reading the prompt",
   decode: "writing the answer", attempt: "at an engine that did not answer", continuation: "continued by another engine",
@@ -34,7 +34,7 @@ export function why(row) {
   const sums = new Map();
   for (const [name, , length] of parts(row)) sums.set(name, (sums.get(name) ?? 0) + length);
   const [name, length] = [...sums].sort(([, a], [, b]) => b - a)[0] ?? ["", 0];
-  if (!name || length < row.ms / 3) return ms(row.ms);
+  if (!name || length < row.ms / 3) return `${ms(row.ms)} in all`;
   const more = name === "prefill" && row.prompt ? ` of ${row.prompt} tokens, ${row.cached ?? 0} of them cached`
     : name === "decode" && row.answer ? ` of ${row.answer} tokens, ${((1000 * row.answer) / length).toFixed(1)} per second` : "";
   return `${ms(length)} of ${ms(row.ms)} ${WORDS[name] ?? name}${more}`;
@@ -61,19 +61,19 @@ function bodies(row) {
         content.append(h("h4", {}, "Request"), h("pre", { tabindex: "0" }, found.request), h("h4", {}, "Answer"), h("pre", { tabindex: "0" }, found.answer));
       } catch (error) { content.append(h("p", { class: "soft" }, error.message)); }
     },
-  }, h("summary", {}, "Bodies"), content);
+  }, h("summary", {}, "Prompt and answer"), content);
 }
 
 // Whether bodies are kept, and the buttons that change it.
 function captures() {
   const text = h("span", { class: "soft" });
-  const buttons = [["Keep bodies for 10 min", 10], ["for 1 hour", 60], ["Stop, and delete them", 0]].map(([label, minutes]) => h("button", {
+  const buttons = [["Keep them for 10 min", 10], ["Keep them for 1 hour", 60], ["Stop, and delete them", 0]].map(([label, minutes]) => h("button", {
     type: "button", "data-minutes": minutes,
     onclick: async () => { try { notify((await act("capture", "", { minutes })).message); } catch (error) { notify(error.message); } },
   }, label));
   const update = () => {
     const left = state.captureMinutes ?? 0;
-    text.textContent = left ? `Bodies are kept in memory for ${left} more min, and then deleted.` : "Bodies are not kept.";
+    text.textContent = left ? `Prompts and answers are kept in memory for ${left} more min, and then deleted.` : "Prompts and answers are not kept.";
     buttons[0].hidden = buttons[1].hidden = left > 0;
     buttons[2].hidden = left === 0;
   };
@@ -83,7 +83,7 @@ function captures() {
 
 function draw(row) {
   const time = new Date(1000 * row.at).toLocaleTimeString();
-  const tokens = row.answer ? `${row.prompt ?? 0} + ${row.answer} tokens` : "";
+  const tokens = row.answer ? `${row.prompt ?? 0} prompt + ${row.answer} answer tokens` : "";
   return h("li", { class: "card request" },
     h("div", { class: "row spread" },
       h("span", {}, h("b", {}, row.model || row.path), " ", h("span", { class: "soft" }, `${time} ${row.path} ${tokens}`)),
@@ -114,10 +114,10 @@ export function showRequests(main) {
   const show = () => {
     queued = 0;
     const text = model.value.toLowerCase();
-    const found = rows.filter((row) => !text || `${row.model} ${row.path} ${row.id}`.toLowerCase().includes(text));
-    if (only.value === "errors") found.sort((a, b) => Number(b.failed) - Number(a.failed)); // stable: newest first
+    let found = text ? rows.filter((row) => `${row.model} ${row.path} ${row.id}`.toLowerCase().includes(text)) : [...rows];
+    if (only.value === "errors") found = [...found.filter((row) => row.failed), ...found.filter((row) => !row.failed)];
     if (only.value === "slow") found.sort((a, b) => b.ms - a.ms);
-    count.textContent = rows.length ? `${found.length} of the last ${rows.length} requests` : "No requests yet.";
+    count.textContent = rows.length ? `${found.length} of the last ${rows.length} requests${found.length > SHOWN ? `, the first ${SHOWN} are shown` : ""}` : "No requests yet.";
     keyed.update(found.slice(0, SHOWN).map((row) => [row.key, row]));
   };
   const later = () => { queued = queued || setTimeout(show, 250); };
