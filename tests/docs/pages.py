@@ -8,6 +8,7 @@ import attrs
 
 ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(r"^```(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_COMMAND = re.compile(r"^\$ (.*<<'(\w+)'.*\n(?s:.*?)^\2$|(?:.*\\\n)*.*)$", re.MULTILINE)
 _NOT_IN_ANCHORS = re.compile(r"[^\w\- ]")
 
 
@@ -33,9 +34,11 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """The commands of a console block: each begins with `$ `, and continues while its line ends in a backslash."""
-        joined = self.text.replace("\\\n", "\\\0")
-        return [line[2:].replace("\\\0", "\\\n") for line in joined.splitlines() if line.startswith("$ ")]
+        """The commands of a console block: each begins with `$ `, and continues while its line ends in a backslash.
+
+        A here-document (`<<'END'`) belongs to its command.
+        """
+        return [found[1] for found in _COMMAND.finditer(self.text)]
 
 
 def blocks(page: Path) -> Iterator[Block]:
