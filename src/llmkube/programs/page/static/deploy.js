@@ -14,12 +14,12 @@ function verdict(fit) {
 
 function shown(fit, service) {
   const [kind, text] = verdict(fit);
-  const largest = fit.largestContext ? `Largest context that fits: ${fit.largestContext} tokens.` : "No context fits.";
+  const largest = fit.lines.find((each) => each.startsWith("Largest context")) ?? "No context fits.";
   return [
     h("p", { class: kind }, text),
     share(text, fit.totalBytes / fit.budgetBytes, fit.fits ? "f0" : "t-failed"),
     h("p", { class: "soft" }, `${bytes(fit.totalBytes)} of the budget of ${bytes(fit.budgetBytes)}, with a context of ${fit.context} tokens. ${largest}`),
-    state.services[`default/${service}`] ? h("p", { class: "waiting" }, `default/${service} exists: Deploy changes it.`) : null,
+    state.services[`default/${service}`] ? h("p", { class: "waiting" }, `default/${service} exists: Deploy changes it, and replaces its engine.`) : null,
     h("details", {}, h("summary", {}, "Details"), h("pre", {}, fit.lines.join("\n"))),
   ].filter(Boolean);
 }

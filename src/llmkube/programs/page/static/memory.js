@@ -13,13 +13,14 @@ function color(name) {
 
 const short = (service) => service.replace(/^default\//, "");
 
-// One bar: for each engine what it holds, and lighter what else is reserved for it; a dashed line at the budget.
-function bar(label, total, parts, limit) {
+// One bar: for each engine what it holds, and lighter what else is reserved for it; a dashed line at the budget; other
+// programs at the right end.
+function bar(label, total, parts, limit, others) {
   const svg = h("svg", { class: "bar", viewBox: "0 0 1000 48", preserveAspectRatio: "none", role: "img", "aria-label": label });
   let left = 0;
   const add = (size, kind, text) => {
-    const width = (1000 * size) / total;
-    if (width <= 0) return;
+    if (size <= 0) return;
+    const width = Math.max(2, (1000 * size) / total); // visible, however small
     svg.append(h("rect", { x: left, y: 0, width, height: 48, class: kind }, h("title", {}, text)));
     left += width;
   };
@@ -27,6 +28,10 @@ function bar(label, total, parts, limit) {
     const held = Math.min(part.held ?? part.reserved, Math.max(part.reserved, part.held ?? 0));
     add(held, part.color, `${part.name}: ${bytes(held)} held`);
     add(Math.max(0, part.reserved - held), `${part.color} reserved`, `${part.name}: ${bytes(part.reserved)} reserved`);
+  }
+  if (others) {
+    const width = (1000 * others) / total;
+    svg.append(h("rect", { x: 1000 - width, y: 0, width, height: 48, class: "fother" }, h("title", {}, `other programs: ${bytes(others)}`)));
   }
   if (limit) {
     const x = Math.min(999, (1000 * limit) / total);
@@ -84,8 +89,8 @@ function draw() {
     h("section", { class: "card" },
       h("h3", {}, state.host),
       h("p", { class: "soft" }, text),
-      bar(text, memory.total, [...parts, { name: "other programs", reserved: others, held: others, color: "fother" }], memory.budget),
-      h("p", { class: "soft" }, "Full color: in use. Light color: reserved, not in use yet. Gray: other programs. Dashed line: budget for engines."),
+      bar(text, memory.total, parts, memory.budget, others),
+      h("p", { class: "soft" }, "Full color: in use. Light color: reserved, not in use yet. Dark gray at the right end: other programs. Dashed line: budget for engines."),
       legend(engines, (each) => (each.held === null ? `${bytes(each.reserved)} reserved`
         : `${bytes(each.held)} in use of ${bytes(each.reserved)} reserved`)),
       engines.length ? null : h("p", {}, "No engine runs."),

@@ -10,15 +10,20 @@ function plot(points) {
   const x = (index) => 1000 - (points.length - 1 - index) * (1000 / 359);
   const path = `M0 38L${x(0).toFixed(1)} 38` + points.map((each, index) => `L${x(index).toFixed(1)} ${(38 - (36 * each) / most).toFixed(1)}`).join("");
   const now = points[points.length - 1];
-  const label = `${now} tokens per second now, at most ${most} in the last hour`;
+  const label = `${now} tokens per second over the last 10 s; in the last hour at most ${most}`;
   return h("figure", {},
     h("svg", { class: "plot", viewBox: "0 0 1000 40", preserveAspectRatio: "none", role: "img", "aria-label": label }, h("path", { d: path })),
     h("figcaption", { class: "soft" }, label));
 }
 
+const EFFECTS = {
+  load: "Load it now", unload: "Free its memory; the next request loads it again", pin: "Never unload it for another model",
+  restart: "Replace its engine by a new one", start: "Serve it again", stop: "Serve it no more until it is started",
+};
+
 function button(label, action, service, enabled = true) {
   return h("button", {
-    type: "button", "data-action": action, disabled: !enabled,
+    type: "button", "data-action": action, title: EFFECTS[action], disabled: !enabled,
     onclick: async (event) => {
       if (!hasToken()) { notify("Run `llmkube page` in a terminal: it opens this page with the right to change things."); return; }
       event.target.disabled = true;
@@ -45,7 +50,7 @@ function figures(model) {
     ["Context", model.context ? `${model.context} tokens, ${model.slots} slot${model.slots === 1 ? "" : "s"}` : ""],
     ["Pods", model.pods ? String(model.pods) : ""], ["Priority", model.priority], ["Restarts", model.restarts ? String(model.restarts) : ""],
     ["Also called", (model.aliases ?? []).join(", ")], ["Sees pictures", model.vision ? "yes" : ""],
-    ["Last load", model.loadSeconds ? `${model.loadSeconds} s` : ""],
+    ["Load took", model.loadSeconds ? `${model.loadSeconds} s` : ""],
   ].filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 }
 

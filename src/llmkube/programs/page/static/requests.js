@@ -8,7 +8,7 @@ const KEPT = 2000;
 const SHOWN = 100;
 const WORDS = {
   hold: "waiting until the model was loaded", queue: "waiting for a free slot", prefill: "reading the prompt",
-  decode: "writing the answer", attempt: "at an engine that did not answer", continuation: "continued by another engine",
+  decode: "writing the answer", attempt: "at the engine", continuation: "continued by another engine",
 };
 const SHORT = {
   hold: "loading the model", queue: "waiting for a slot", prefill: "reading the prompt", decode: "writing the answer",
@@ -86,7 +86,7 @@ function draw(row) {
   const tokens = row.answer ? `${row.prompt ?? 0} prompt + ${row.answer} answer tokens` : "";
   return h("li", { class: "card request" },
     h("div", { class: "row spread" },
-      h("span", {}, h("b", {}, row.model || row.path), " ", h("span", { class: "soft" }, `${time} ${row.path} ${tokens}`)),
+      h("span", {}, h("b", {}, row.model || row.path), " ", h("span", { class: "soft" }, [time, row.path, tokens].filter(Boolean).join(" · "))),
       h("span", { class: `tag ${row.failed ? "failing" : "ready"}` }, String(row.status || "left"))),
     timeline(row),
     h("p", { class: row.failed ? "failing why" : "soft why" }, why(row)),
@@ -107,8 +107,15 @@ export function showRequests(main) {
   const list = h("ol", { class: "requests" });
   const keyed = new Keyed(list, draw);
   const [keeping, forget] = captures();
-  const key = h("ul", { class: "row key" }, Object.entries(SHORT).map(([name, words]) => h("li", {},
-    h("span", { class: `swatch t-${name}` }), ` ${words}`)));
+  const key = h("ul", { class: "row key" });
+  let used = "";
+  const explain = (found) => { // the colors that are in use
+    const kinds = new Set(found.flatMap((row) => parts(row).map(([name, , , failed]) => (failed ? "failed" : name))));
+    const names = Object.keys(SHORT).filter((each) => kinds.has(each));
+    if (names.join() === used) return;
+    used = names.join();
+    key.replaceChildren(...names.map((name) => h("li", {}, h("span", { class: `swatch t-${name}` }), ` ${SHORT[name]}`)));
+  };
   main.append(h("p", { class: "row" }, only, model), keeping, key, count, list);
   let queued = 0;
   const show = () => {
@@ -117,7 +124,8 @@ export function showRequests(main) {
     let found = text ? rows.filter((row) => `${row.model} ${row.path} ${row.id}`.toLowerCase().includes(text)) : [...rows];
     if (only.value === "errors") found = [...found.filter((row) => row.failed), ...found.filter((row) => !row.failed)];
     if (only.value === "slow") found.sort((a, b) => b.ms - a.ms);
-    count.textContent = rows.length ? `${found.length} of the last ${rows.length} requests${found.length > SHOWN ? `, the first ${SHOWN} are shown` : ""}` : "No requests yet.";
+    count.textContent = rows.length ? `${found.length === rows.length ? "The" : `${found.length} of the`} last ${rows.length} requests${found.length > SHOWN ? `, the first ${SHOWN} are shown` : ""}` : "No requests yet.";
+    explain(found.slice(0, SHOWN));
     keyed.update(found.slice(0, SHOWN).map((row) => [row.key, row]));
   };
   const later = () => { queued = queued || setTimeout(show, 250); };
