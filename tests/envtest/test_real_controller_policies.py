@@ -23,6 +23,7 @@ from llmkube.controller.render.pod_policy import HOST_PATHS
 from llmkube.controller.render.storage import CACHE_CLAIM, Weights, cache_claim, serving_storage
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.errors import ApiError, ForbiddenError
 from llmkube.k8s.workloads import Deployment, PersistentVolumeClaim
 from llmkube.programs.config import ALLOWANCES
@@ -219,7 +220,10 @@ async def test_t11_no_object_of_others(client, crds, namespace, real_kubeconfig)
     }
     published = {"labels": {SLICE: "chat", "endpointslice.kubernetes.io/managed-by": "llmkube-agent"}}
     of_chat = {"kubernetes.io/service-name": "chat", "endpointslice.kubernetes.io/managed-by": "llmkube-controller"}
-    own = {**OURS, "labels": {**OURS["labels"], **of_chat}}
+    chat = {"metadata": {"name": "chat", "namespace": namespace}, "spec": {"modelRef": "probe"}}
+    served = await client.apply(InferenceService, chat, field_manager="user")
+    owner = {**OWNER, "controller": True, "uid": served.metadata.uid}  # without one the garbage collector deletes it
+    own = {"labels": {**OURS["labels"], **of_chat}, "ownerReferences": [owner]}
     for name, metadata in (("theirs", {}), ("chat.mac", published), ("chat.own", own)):
         body = one("EndpointSlice", name, metadata=metadata, **slice_)
         await client.request_json("POST", PATHS["EndpointSlice"].format(namespace), body=body)
