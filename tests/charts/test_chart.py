@@ -126,7 +126,7 @@ def test_a_series_keeps_the_namespace_that_it_is_about(variant, kind):
     spec = named(rendered(variant), kind)["llmkube-controller"]["spec"]
     (endpoint,) = spec.get("endpoints") or spec["podMetricsEndpoints"]
     assert endpoint["honorLabels"] is True
-    ours = {label for family in FleetCollector({}, {}, {}, {}).describe() for label in family._labelnames}
+    ours = {label for family in FleetCollector({}, {}, {}, {}, {}, {}).describe() for label in family._labelnames}
     assert ours & {"namespace", "pod", "service", "container", "endpoint", "instance", "job"} == {"namespace"}
 
 

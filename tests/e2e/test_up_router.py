@@ -78,7 +78,7 @@ async def test_the_guides_policy_holds_on_one_machine(tmp_path, kubectl_program)
         with trio.fail_after(120):
             async with open_up(tmp_path, *args) as program:
                 _, gateway, probes = await program.urls()
-                config = (await program.wait_for("out", r"KUBECONFIG=(\S+)"))[1]
+                config = (await program.wait_for("err", r"kubeconfig +(\S+)"))[1]
                 kubectl = Kubectl(kubectl_program, config, tmp_path)
                 await kubectl.run("wait", "mr/hybrid", "--for=jsonpath={.status.phase}=Ready", "--timeout=60s")
                 url = (await kubectl.run("get", "mr/hybrid", "-o", "jsonpath={.status.endpoint}")).strip()

@@ -19,7 +19,7 @@ from llmkube.controller.writes.owned_objects import (
     differs_in_status_only,
     is_subset,
 )
-from llmkube.k8s.builtins import ConfigMap, Service
+from llmkube.k8s.builtins import ConfigMap, EndpointSlice, Service
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -346,8 +346,8 @@ async def test_without_a_check_of_the_owner_controller_and_collector_take_turns(
 
 
 CHAT = Key("ml", "chat")
-ELSEWHERE = {ConfigMap, NetworkPolicy, LeaderWorkerSet}
-"""Kinds of routers and groups of pods, by the same class; `test_routers.py` covers a taken name of theirs."""
+ELSEWHERE = {ConfigMap, NetworkPolicy, LeaderWorkerSet, EndpointSlice}
+"""Kinds of routers, groups of pods and services at zero, by the same class; `test_routers.py` covers a taken name."""
 
 MADE = [one.kind for one in PERMISSIONS if "create" in one.verbs and one.kind not in ELSEWHERE]
 EVERYTHING = {

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -79,7 +81,7 @@ def test_the_same_again_changes_nothing(deploy):
     before = []
 
     async def earlier(client):
-        request = deploy_module._read("chat", flags_of(context_size=512))
+        request = deploy_module.read_request("chat", flags_of(context_size=512), Path.cwd())
         for kind, manifest in zip(request.kinds, request.manifests("default", {"cpu"}), strict=True):
             before.append(await client.apply(kind, manifest, field_manager=deploy_module.FIELD_MANAGER))
 
@@ -100,7 +102,7 @@ def test_a_model_that_is_not_loaded_is_loaded_once(deploy, phase, mode):
     """The command would not show the errors of a load that waits for the first request, or for a back-off."""
 
     async def earlier(client):
-        request = deploy_module._read("chat", flags_of())
+        request = deploy_module.read_request("chat", flags_of(), Path.cwd())
         for kind, manifest in zip(request.kinds, request.manifests("default", {"cpu"}), strict=True):
             manifest["metadata"]["annotations"] = {LOAD_REQUESTED_AT: "earlier"}
             await client.apply(kind, manifest, field_manager=deploy_module.FIELD_MANAGER)
@@ -116,7 +118,7 @@ def test_scaled_replicas_are_kept(deploy):
     """Without --replicas the value of `scale` or an autoscaler is kept."""
 
     async def earlier(client):
-        request = deploy_module._read("chat", flags_of())
+        request = deploy_module.read_request("chat", flags_of(), Path.cwd())
         for kind, manifest in zip(request.kinds, request.manifests("default", {"cpu"}), strict=True):
             await client.apply(kind, manifest, field_manager=deploy_module.FIELD_MANAGER)
         await client.patch(InferenceService, CHAT, {"spec": {"replicas": 0}}, field_manager="llmkube-scale")
