@@ -43,7 +43,7 @@ RECENT_CHARS: Final = 64 * 1024
 
 
 class RecentLog:
-    """The last lines of the log, from `info` up, whatever is written to the stream. Any thread may write."""
+    """Buffer of the last lines of the log, from level `info`. Any thread may write."""
 
     def __init__(self) -> None:
         self._text, self._written, self._lock = "", 0, threading.Lock()

@@ -208,3 +208,22 @@ async def test_a_member_that_a_quota_denies_gives_its_turn_to_another(autojump_c
         await trio.sleep(60)
         assert await stage.replicas() == [1, 0]
         nursery.cancel_scope.cancel()
+
+
+async def test_members_that_fit_together_do_not_exceed_a_quota(autojump_clock, monkeypatch):
+    """In a pool of two GPUs nothing is returned for another member: under a quota of one it waits for the first."""
+    async with open_pods() as hands, trio.open_nursery() as nursery:
+        stage = await set_up(hands, monkeypatch, nursery, gpu=2)
+        await hands.cluster.apply_object(
+            GPUQuota, "team", {"spec": {"gpuCount": 1, "namespaceRef": "ml"}}, manager="admin"
+        )
+        stage.wanted = {"a"}
+        await trio.sleep(20)
+        stage.wanted = {"a", "b"}
+        await trio.sleep(40)
+        assert await stage.replicas() == [1, 0]
+        assert (await hands.where("b")).endswith("/QuotaExceeded")
+        stage.wanted = {"b"}
+        await trio.sleep(120)
+        assert await stage.replicas() == [0, 1]
+        nursery.cancel_scope.cancel()

@@ -122,8 +122,8 @@ class QuotaBook:
         size = declared_gpu_bytes(service, model) if model is not None else None
         since = service.metadata.creation_timestamp or ""
         pool = self.pools.pool_of(service)
-        of_pool = pool.key if pool is not None else None
-        return Demand(key, weight_of(service), since, asked, held, size, is_counted, of_pool)
+        turns = (pool.key, max(1, pool.spec.gpu)) if pool is not None else (None, 0)
+        return Demand(key, weight_of(service), since, asked, held, size, is_counted, *turns)
 
 
 def live_gpus(live: Workload | None, *, besides: str | None = None) -> int:

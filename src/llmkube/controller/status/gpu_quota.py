@@ -14,6 +14,7 @@ priority, then of their age: all that they ask for, or nothing yet.
 So a large service is not overtaken forever by small ones, and one that a quota refuses delays no other.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -40,7 +41,8 @@ class Demand:
         held: GPUs that it has.
         gpu_bytes: Declared memory of one GPU; None if it is unknown.
         is_counted: Whether the number of its GPUs is known.
-        pool: ModelPool in which it takes turns: it gets its GPUs when the other members have returned theirs.
+        pool: ModelPool in which it takes turns.
+        pool_gpus: GPUs that all members of this pool may have at the same time.
     """
 
     key: Key
@@ -51,6 +53,7 @@ class Demand:
     gpu_bytes: int | None = None
     is_counted: bool = True
     pool: Key | None = None
+    pool_gpus: int = 0
 
 
 @attrs.frozen
@@ -99,17 +102,20 @@ def decide(
             before, size = usages[quota.key], gpus * (one.gpu_bytes or 0)
             usages[quota.key] = attrs.evolve(before, gpus=before.gpus + gpus, bytes=before.bytes + size)
 
+    pools: defaultdict[Key, list[Demand]] = defaultdict(list)
     for one in demands:
         use(one, one.held)
+        if one.pool is not None:
+            pools[one.pool].append(one)
     denials: dict[Key, Denial] = {}
     for one in sorted(demands, key=lambda each: (-each.weight, each.since, each.key)):
         mine = scopes[one.key.namespace]
         wants_more = one.asked > one.held or not one.is_counted
-        returned = [each for each in demands if one.pool is not None and each.pool == one.pool and each is not one]
+        others = [each for each in pools[one.pool] if each is not one] if one.pool is not None else ()
         found = [
             denial
             for quota in mine
-            if wants_more and (denial := _denial(quota, one, _without(usages[quota.key], returned)))
+            if wants_more and (denial := _denial(quota, one, _after_turn(usages[quota.key], one, others)))
         ]
         if found:
             denials[one.key] = first = min(found, key=lambda each: each.reason != Reason.QUOTA_REFUSED)
@@ -121,9 +127,14 @@ def decide(
     return Decision(denials, usages)
 
 
-def _without(usage: Usage, demands: Sequence[Demand]) -> Usage:
-    gpus, size = sum(each.held for each in demands), sum(each.held * (each.gpu_bytes or 0) for each in demands)
-    return attrs.evolve(usage, gpus=usage.gpus - gpus, bytes=usage.bytes - size)
+def _after_turn(usage: Usage, one: Demand, others: Collection[Demand]) -> Usage:
+    """Return a usage without the GPUs that the other members of a pool return before this one starts."""
+    held = [each for each in others if each.held]
+    if not held:
+        return usage
+    returned = min(sum(each.held for each in held), max(0, sum(each.held for each in held) + one.asked - one.pool_gpus))
+    size = returned * min(each.gpu_bytes or 0 for each in held)  # which of them returns is not decided yet
+    return attrs.evolve(usage, gpus=usage.gpus - returned, bytes=usage.bytes - size)
 
 
 def applies(quota: GPUQuota, namespace: str, labels: Mapping[str, str] | None) -> bool:

@@ -1,4 +1,4 @@
-"""What the page of `llmkube up` does by the commands `catalog list`, `fit` and `deploy`. Imported on first use."""
+"""Commands of the page of `llmkube up`: those of `catalog list`, `fit` and `deploy`. Imported on first use."""
 
 import sys
 from collections.abc import Mapping

@@ -8,7 +8,7 @@ function verdict(fit) {
   const needs = bytes(fit.totalBytes);
   if (!fit.fits) return ["failing", `Does not fit: it needs ${needs}, and the budget for engines is ${bytes(fit.budgetBytes)}.`];
   if (fit.totalBytes <= fit.freeBytes) return ["ready", `Fits now: it needs ${needs}, and ${bytes(fit.freeBytes)} are free.`];
-  return ["waiting", `Fits, but not beside the engines that are loaded: it needs ${needs}, and ${bytes(Math.max(0, fit.freeBytes))} are free.
+  return ["waiting", `Fits, but not together with the loaded engines: it needs ${needs}, and ${bytes(Math.max(0, fit.freeBytes))} are free.
     It waits until idle engines are unloaded.`.replace(/\s+/g, " ")];
 }
 

@@ -54,7 +54,7 @@ function figures(model) {
   ].filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 }
 
-// What has been downloaded or loaded, if the message has it as a percentage.
+// A bar of the percentage that the message reports.
 function progress(model) {
   const percent = model.state === "waiting" && /(\d+) %/.exec(model.message ?? "")?.[1];
   return percent ? share(`${percent} % done`, percent / 100) : null;
