@@ -32,7 +32,7 @@ from llmkube.programs.page.machine import Commands
 from llmkube.programs.program import raise_descriptor_limit, use_one_heap
 from llmkube.programs.router_host.router_paths import ROUTERS, SETTING
 from llmkube.programs.state_dir import hold_state_dir, loading_note, temporary_state_dir
-from llmkube.programs.state_location import ENGINES_LOCK, SERVER_LOCK
+from llmkube.programs.state_location import ADDRESSES_FILE, ENGINES_LOCK, SERVER_LOCK
 from llmkube.supervisor.memory.budget import Budget
 from llmkube.supervisor.network import own_addresses
 
@@ -98,6 +98,7 @@ def up(
             state_dir = stack.enter_context(hold_state_dir(config.state_dir, ENGINES_LOCK, SERVER_LOCK))
             if note := loading_note(state_dir, config.activation):
                 click.echo(output.wrapped(note, err=True), err=True)
+        (state_dir / ADDRESSES_FILE).unlink(missing_ok=True)  # of an earlier run
         console = open_console(stderr=True)
         prepare = partial(
             prepare_session,
