@@ -175,7 +175,7 @@ def main() -> None:
             f"{times:.1f} times, {refused[kind]} refused",
         )
         met = times <= MOST_TIMES and not refused[kind]
-        aims += [] if kind == NONE else [Aim(f"p99 of a quiet tenant beside {kind}", wanted, measured, met)]
+        aims += [] if kind == NONE else [Aim(f"p99 of a quiet tenant during {kind}", wanted, measured, met)]
     columns = ["hostile tenant", "p50 ms", "p99 ms (times)", "refused"]
     samples: dict[str, Any] = {kind: [[*map(str, each)] for each in rounds_of] for kind, rounds_of in found.items()}
     run.finish("Two tenants", __doc__ or "", [Table(columns, rows)], samples, aims=aims)

@@ -1,7 +1,8 @@
 """Setup of the whole suite: number of examples, signals, and what runs in parallel.
 
-Tests are distributed one by one (`--dist loadgroup`), those that start real programs first: they take longest and
-mostly wait, so there is one worker more than there are cores.
+Tests are distributed one by one (`--dist loadgroup`), those that start real programs first, then those marked `ci`:
+they take longest, so that no worker is idle at the end. Real programs mostly wait, so there is one worker more than
+there are cores.
 """
 
 import fcntl
@@ -59,12 +60,12 @@ def pytest_collection_finish(session):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave long tests to `.ci/run` and `make soak`, and put real programs first."""
+    """Leave long tests to `.ci/run` and `make soak`, and put the longest of the others first."""
     for marker in omitted():
         if marker not in config.option.markexpr:
             config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker(marker)])
             items[:] = [item for item in items if not item.get_closest_marker(marker)]
-    items.sort(key=lambda item: item.get_closest_marker("e2e") is None)
+    items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in ("e2e", "ci")])
 
 
 @pytest.fixture(autouse=True)

@@ -40,8 +40,7 @@ EVERY_KIND: Final[tuple[KindInfo, ...]] = (
     *BUILTIN_KINDS,
     *(
         builtin_kind(
-            # without scale
-            attrs.evolve(kind.RESOURCE, subresources=tuple({"status"} & {*kind.RESOURCE.subresources})),
+            kind.RESOURCE,
             f"io.k8s.api.{kind.RESOURCE.group or 'core'}.{kind.RESOURCE.version}",
             shape="" if kind is PriorityClass else "Workload",
             has_generation=True,

@@ -33,10 +33,11 @@ _LAYER = {
 
 @attrs.frozen
 class PaddedModel:
-    """A model: its name, and how many layers of zeros follow those of the demo."""
+    """A model: its name, how many layers of zeros follow those of the demo, and whether it has a letter of its own."""
 
     name: str
     layers: int
+    has_letter: bool = True
 
     @property
     def answer(self) -> str:
@@ -54,7 +55,8 @@ class PaddedModel:
         tokens = keys[b"tokenizer.ggml.tokens"]
         old, new = g.text(_LETTER), g.text(f"<{self.name}>")
         assert tokens.data.count(old) == 1
-        tokens.data = tokens.data.replace(old, new)
+        if self.has_letter:
+            tokens.data = tokens.data.replace(old, new)
         kind = type(draft.tensors[0])
         for number in range(own, own + self.layers):
             for name, sizes in _LAYER.items():

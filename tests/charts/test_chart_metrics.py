@@ -135,9 +135,9 @@ def test_promtool_reads_every_query_of_a_dashboard(path, tmp_path):
     assert f"SUCCESS: {len(rules)} rules found" in run("promtool", "check", "rules", str(script))
 
 
-def kv_cache_of_llama_cpp(tmp_path, series, labels, value, panel="KV cache of llama.cpp A"):
-    """Have promtool hold a query of the panel to its one value, three minutes into constant series."""
-    query = dict(expressions(json.loads((CHART / "files" / "dashboards" / "inference.json").read_text())))[panel]
+def shows(tmp_path, series, labels, value, panel="KV cache of llama.cpp A", *, board="inference"):
+    """Check with promtool that a query of the panel has this one value, three minutes into constant series."""
+    query = dict(expressions(json.loads((CHART / "files" / "dashboards" / f"{board}.json").read_text())))[panel]
     expected = {"expr": query, "eval_time": "3m", "exp_samples": [{"labels": labels, "value": value}]}
     listed = [{"series": name, "values": f"{number}x5"} for name, number in series.items()]
     test = {"interval": "1m", "input_series": listed, "promql_expr_test": [expected]}
@@ -153,7 +153,7 @@ def test_the_kv_cache_of_llama_cpp_is_a_share_of_a_slot(tmp_path):
         'llmkube_inferenceservice_slot_context_tokens{namespace="n", inferenceservice="s"}': 4096,
         'llmkube_inferenceservice_slot_context_tokens{namespace="n", inferenceservice="s2"}': 1,
     }
-    kv_cache_of_llama_cpp(tmp_path, series, '{namespace="n", service="s"}', 0.5)
+    shows(tmp_path, series, '{namespace="n", service="s"}', 0.5)
 
 
 def test_a_router_exports_the_usage_of_llama_cpps_cache(tmp_path):
@@ -161,7 +161,18 @@ def test_a_router_exports_the_usage_of_llama_cpps_cache(tmp_path):
     gauges = router_gauges(CacheUse(used=1, tokens=4))
     [sample] = [one for family in gauges.collect() for one in family.samples if "kv_cache_usage_ratio" in one.name]
     series = {f'{sample.name}{{namespace="n", router="r", backend="b"}}': sample.value}
-    kv_cache_of_llama_cpp(tmp_path, series, '{router="r", backend="b"}', 0.25, "KV cache of llama.cpp B")
+    shows(tmp_path, series, '{router="r", backend="b"}', 0.25, "KV cache of llama.cpp B")
+
+
+def test_a_quota_without_a_limit_of_memory_shows_no_share_of_it(tmp_path):
+    """The other quota's share is that of its own limit."""
+    series = {
+        'llmkube_gpuquota_used_vram_bytes{namespace="n", gpuquota="half"}': 8,
+        'llmkube_gpuquota_vram_bytes_limit{namespace="n", gpuquota="half"}': 16,
+        'llmkube_gpuquota_used_vram_bytes{namespace="n", gpuquota="unlimited"}': 8,
+        'llmkube_gpuquota_vram_bytes_limit{namespace="n", gpuquota="unlimited"}': 0,
+    }
+    shows(tmp_path, series, '{namespace="n", gpuquota="half"}', 0.5, "GPU memory in use A", board="sharing")
 
 
 @pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
@@ -270,4 +281,4 @@ def test_the_real_llama_cpp_exports_what_we_read(tmp_path, runtime):
     engines = {f'{name}{{namespace="n", service="s"}}': value for name, value in exported.items()}
     share = exported["llamacpp:n_tokens_max"] / 256
     assert 0 < share < 1
-    kv_cache_of_llama_cpp(tmp_path, {**engines, **slots}, '{namespace="n", service="s"}', share)
+    shows(tmp_path, {**engines, **slots}, '{namespace="n", service="s"}', share)

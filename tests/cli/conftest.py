@@ -12,22 +12,24 @@ from llmkube.programs.server_side_apply import Applier
 
 
 @pytest.fixture
-def run(monkeypatch):
+def run(monkeypatch, tmp_path):
     """Run a command against a fresh cluster with the demo's objects; `prepare` may change it first.
 
-    `after` is called with the client when the command has finished or failed.
+    `after` is called with the client when the command has finished or failed. The state directory is empty, whatever
+    runs on this machine.
     """
+    monkeypatch.setenv("LLMKUBE_STATE_DIR", str(tmp_path / "no-state"))
 
     def run(*args, prepare=None, after=None, demo=True, **kwargs):
         @asynccontextmanager
-        async def open_cluster(kubeconfig, context):
+        async def open_cluster(where):
             async with open_cluster_client() as client:
                 if demo:
                     await Applier(client).apply_all(demo_manifests(), lambda _: None)
                 if prepare is not None:
                     await prepare(client)
                 try:
-                    yield Cluster(client, "default")
+                    yield Cluster(client, where.namespace or "default")
                 finally:
                     if after is not None:
                         await after(client)  # noqa: ASYNC102 - a test's command is not cancelled

@@ -39,7 +39,7 @@ def test_failures_offer_nothing(monkeypatch, capsys, failure):
     """Completion prints nothing and does not wait when the cluster fails or hangs."""
 
     @asynccontextmanager
-    async def open_cluster(kubeconfig, context):
+    async def open_cluster(where):
         if failure == "error":
             raise UserError("no cluster")
         await trio.sleep_forever()
@@ -60,7 +60,7 @@ def test_contexts_come_from_the_files(tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", ":".join(str(tmp_path / name) for name in "abcde"))
     assert offered(options.contexts) == ["one", "two", "three"]
     assert offered(options.contexts, "tw") == ["two"]
-    assert offered(options.contexts, kubeconfig=str(tmp_path / "b")) == ["two", "three"]
+    assert offered(options.contexts, kubeconfig=tmp_path / "b") == ["two", "three"]
 
 
 def test_commands_are_completed_without_importing_them():

@@ -39,7 +39,7 @@ def test_a_typed_path_allows_its_folder(up_dir, tmp_path, capsys):
 
 def test_only_the_user_of_a_running_up_is_its_owner(up_dir, monkeypatch):
     """The chosen kubeconfig is that of an `up` which this user runs on this machine."""
-    where = ClusterFlags(str(up_dir / "kubeconfig"))
+    where = ClusterFlags(up_dir / "kubeconfig")
     assert own_up_dir(where) is None
     with hold_state_dir(up_dir, ENGINES_LOCK, SERVER_LOCK):
         assert own_up_dir(where) == up_dir

@@ -1,14 +1,18 @@
 """The cluster that a command addresses, and the message that names it."""
 
+import signal
+import weakref
 from contextlib import ExitStack
 
 import pytest
+import trio
+import trio.testing
 from click.testing import CliRunner
 
 from cli.cli_objects import kubeconfig
 from llmkube.base.errors import UserError
 from llmkube.cli.main import cli
-from llmkube.cli.target_cluster import ClusterFlags, Origin, find_config, kubeconfig_files
+from llmkube.cli.target_cluster import ClusterFlags, Origin, find_config, kubeconfig_files, run_or_time_out
 from llmkube.programs.state_dir import hold_state_dir
 from llmkube.programs.state_location import SERVER_LOCK
 
@@ -101,6 +105,12 @@ def test_running_up_wins_over_kubectls_default_file(home):
         assert server(prefer_up=True) == "http://named"
 
 
+def test_an_empty_flag_is_not_given(home):
+    """`--kubeconfig "$FILE"` with an unset variable is no path."""
+    done = CliRunner().invoke(cli, ["scale", "demo", "0", "--kubeconfig", ""])
+    assert 'in context "prod"' in done.stderr
+
+
 @pytest.mark.parametrize(
     "args", [("deploy", "demo", "--source", "builtin://demo"), ("scale", "demo", "0"), ("delete", "demo")]
 )
@@ -124,3 +134,34 @@ def test_a_change_next_to_a_live_up_names_it(home):
         done = CliRunner().invoke(cli, ["delete", "demo"])
     first = done.stderr.splitlines()[0]
     assert first == f"in `llmkube up` on this machine; --context chooses a cluster of {home}/.kube/config"
+
+
+def test_an_interrupt_within_a_callback_ends_the_command():
+    """Python prints and drops a KeyboardInterrupt that is raised in the callback of a weak reference."""
+
+    async def serve():
+        with trio.move_on_after(60):
+            target = {1}
+            watched = weakref.ref(target, lambda _: signal.raise_signal(signal.SIGINT))
+            del target
+            assert watched() is None
+            await trio.sleep_forever()
+
+    with pytest.raises(KeyboardInterrupt):
+        run_or_time_out(serve)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_ignored_interrupt_stays_ignored():
+    """A script's background job ignores SIGINT: Ctrl-C in the terminal is for the script."""
+
+    async def serve():
+        signal.raise_signal(signal.SIGINT)
+        await trio.testing.wait_all_tasks_blocked()
+        return "served"
+
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert run_or_time_out(serve) == "served"
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -12,7 +12,7 @@ import httpx
 import trio
 from prometheus_client import CollectorRegistry
 
-from k8s.api_calls import ApiCall
+from k8s.api_calls import DISCOVERY, ApiCall
 from llmkube.apiserver.app import ApiServer
 from llmkube.apiserver.kinds.kind_info import BUILTIN_KINDS
 from llmkube.apiserver.memory_transport import open_transport
@@ -94,11 +94,9 @@ class Faults(httpx.AsyncBaseTransport):
         await trio.sleep(self.delays.get(request.url.path.rpartition("/")[2], 0))
         if self.down:
             raise httpx.ConnectError("connection refused")
-        if request.url.params.get("fieldManager") == CONTROLLER_FIELD_MANAGER:
-            self.writes.append(request.url.path.rpartition("/status")[0].rpartition("/")[2])
-        self.calls.append(call := ApiCall.of(request))
-        if self.notice is not None:
-            self.notice(call)
+        if DISCOVERY.fullmatch(request.url.path):
+            return await self._inner.handle_async_request(request)
+        call = self._record(request)
         if request.method == "GET" and call.resource in self.unread:
             status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": self.unread_code}
             body = {**status, "metadata": {}, "message": f"{call.resource} is forbidden"}
@@ -120,6 +118,14 @@ class Faults(httpx.AsyncBaseTransport):
             self._streams.append(response.stream)
             response.stream = _Breaking(response.stream, self, call.resource)
         return response
+
+    def _record(self, request: httpx.Request) -> ApiCall:
+        if request.url.params.get("fieldManager") == CONTROLLER_FIELD_MANAGER:
+            self.writes.append(request.url.path.rpartition("/status")[0].rpartition("/")[2])
+        self.calls.append(call := ApiCall.of(request))
+        if self.notice is not None:
+            self.notice(call)
+        return call
 
     async def _change(self, request: httpx.Request) -> httpx.Response:
         """Let a change through, unless it is the one at which something fails."""

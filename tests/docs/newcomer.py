@@ -30,7 +30,7 @@ from e2e.client_packages import find_browser_driver
 from security.chromium import INSTALL_HINT, find_chromium
 
 COLUMNS, ROWS = 80, 24
-STEP_SECONDS = 300.0
+STEP_SECONDS = 900.0
 _END = re.compile(r"\r?\n?@newcomer:(\d+)@ ")
 _PAGE = re.compile(r"^page +(http://\S+)/\r?$", re.MULTILINE)
 _STOP = re.compile(r"^stop +(\S.*?)\r?$", re.MULTILINE)

@@ -25,9 +25,12 @@ from llmkube.k8s.crd.pairing import RUNTIMES
 from llmkube.k8s.wire import reasons
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.programs.config import TABLES
+from llmkube.router.dispatch.circuits import BackendStats
 from llmkube.router.health.health_state import CacheUse
-from llmkube.router.proxy.metrics import BackendGauges, RouterMetrics
+from llmkube.router.proxy.metrics import RouterMetrics
+from llmkube.router.proxy.router import BackendGauges
 from llmkube.router.traces import Traces
+from llmkube.router.turns import Turns
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
 from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.budget import host_budget
@@ -91,13 +94,16 @@ $ llmkube cost --by model                 # without Prometheus: totals since the
 * **By model**: a row for each backend of a router (tokens as reported, dollars at its `costPerMillionTokens`), and
   one for each service (tokens as counted by its engine, from all clients, and the energy that its host's agent has
   measured). A request through a router to a service of ours is in both rows, so do not add them.
-* **By host**: the energy of each agent's host with `--power-enabled` or `--apple-power-enabled`
-  ([power.md](../guides/power.md)); tokens are not counted by host.
+* **By host**: the tokens of the engines on it, and the energy of each agent's host with `--power-enabled` or
+  `--apple-power-enabled` ([power.md](../guides/power.md)). In Prometheus the host of tokens is the label `node`, set by
+  LLMKube's monitors: the node's name for pods, the address for engines of agents. That of energy is `instance`; to have
+  both in one row, give the target of the agent that address as `instance`. Without Prometheus, an engine is assigned to
+  the program in `--metrics` that runs it, otherwise to `unknown`. Tokens of ModelRouters are not counted by host.
+* `per_million`: dollars per million tokens of a row, at the prices of ModelRouters and for energy at `--price-per-kwh`.
 * Without `--prometheus`, `--metrics URL` (repeatable) names the programs to read: by default the probe port of
   `llmkube up`; an agent's or a router's is another. `--gateway` is the address of `llmkube up`'s gateway, whose
-  engines are read.
+  engines are read: one for each service.
 * Cached tokens are part of the prompt. llama.cpp and routers report them; vLLM's, SGLang's and TGI's are not shown.
-  Energy is not converted to dollars.
 
 ## Metrics
 
@@ -236,17 +242,15 @@ class _NothingServed:
 
 def router_gauges(use: CacheUse | None = None) -> BackendGauges:
     """Return the gauges of a router `r` with one backend `b`, whose engine says how full its KV cache is."""
-    config = SimpleNamespace(backends={"b": SimpleNamespace(local=True)}, engines={})
-    return BackendGauges(
-        "r",
-        config=lambda: config,
-        healthy=lambda _: True,
-        in_flight={},
-        waiting=lambda _: 0,
-        cache_use=lambda _: use,
-        config_valid=lambda: True,
+    config = SimpleNamespace(backends={"b": SimpleNamespace(local=True, base_url="", model="")}, engines={})
+    router = SimpleNamespace(
+        live=SimpleNamespace(routing=SimpleNamespace(config=config), problem=""),
+        calls=SimpleNamespace(turns=Turns(), stats=BackendStats()),
+        listed_fields=SimpleNamespace(metrics=SimpleNamespace(router="r")),
+        unavailable_reason=lambda _: "",
         budgets=list,
     )
+    return BackendGauges(router, lambda _: use)
 
 
 def families() -> Iterator[tuple[Any, str]]:

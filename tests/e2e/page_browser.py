@@ -1,5 +1,6 @@
 """Drive the page in Chromium; print what was found as JSON. Runs without LLMKube: `page_browser.py` JSON of `Task`."""
 
+import base64
 import json
 import re
 import stat
@@ -25,6 +26,16 @@ OVERLAP = """(() => {
         && p.top < q.bottom - 1 && q.top < p.bottom - 1) found.push(`${a.outerHTML} ${b.outerHTML}`.slice(0, 300))
   return found
 })()"""
+TO_WEBP = """async png => {
+  const image = new Image(), canvas = document.createElement('canvas')
+  image.src = `data:image/png;base64,${png}`
+  await image.decode();
+  [canvas.width, canvas.height] = [image.width, image.height]
+  canvas.getContext('2d').drawImage(image, 0, 0)
+  return canvas.toDataURL('image/webp', 0.85).split(',')[1]
+}"""
+"""Returns a picture as WebP: a third of its size as PNG."""
+PICTURE_WIDTHS = (390, 1280)
 VIEWS = {
     "chat": "option",
     "memory": ".legend",
@@ -36,15 +47,27 @@ VIEWS = {
 
 
 class Patient:
-    """A browser whose pages wait as long as a slow machine needs."""
+    """A browser whose pages wait as long as a slow machine needs, and get a client's key if they ask for one."""
 
-    def __init__(self, browser):
+    def __init__(self, browser, key):
         self.browser = browser
+        self.key = key
 
     def new_page(self, **options):
         page = self.browser.new_page(**options)
         page.set_default_timeout(300_000)
+        page.on("dialog", lambda each: each.accept(self.key) if self.key else each.dismiss())
         return page
+
+
+def address_of(task):
+    """Return the address of the page, with the token of its owner if the task has one."""
+    return f"{task['url']}/#token={task['token']}" if task["token"] else task["url"]
+
+
+def views_of(task):
+    """Return the views of the page, each with a part of it."""
+    return {view: VIEWS[view] for view in task.get("views", VIEWS)}
 
 
 def wait_live(page):
@@ -67,15 +90,15 @@ def see_views(browser, task, found):
         page.on("console", lambda line: found["console"].append(line.text) if line.type == "error" else None)
         page.on("pageerror", lambda error: found["console"].append(str(error)))
         page.on("request", lambda one: found["urls"].append(one.url))
-        page.goto(f"{task['url']}/#token={task['token']}")
+        page.goto(address_of(task))
         wait_live(page)
         page.evaluate(AXE)
-        for view, part in VIEWS.items():
+        for view, part in views_of(task).items():
             page.click(f"nav a[href='#{view}']")
             page.wait_for_selector(part, state="attached")
             if view == "chat":
                 ask(page, task["question"])
-            if view == "models":
+            if view == "models" and task["token"]:
                 page.wait_for_selector(".tag.failing")
                 page.click("summary:has-text('Deploy a model')")
                 page.fill("[name=service]", "demo")
@@ -92,8 +115,9 @@ def see_views(browser, task, found):
                     problems += [f"{each['id']}: {each['nodes'][0]['html'][:200]}" for each in report["violations"]]
                 if problems:
                     found["problems"][f"{view} {scheme} {width}"] = problems
-                if task["shots"]:
-                    page.screenshot(path=f"{task['shots']}/{view}-{scheme}-{width}.png")
+                if task["shots"] and width in PICTURE_WIDTHS:
+                    webp = page.evaluate(TO_WEBP, base64.b64encode(page.screenshot()).decode())
+                    Path(task["shots"], f"{view}-{scheme}-{width}.webp").write_bytes(base64.b64decode(webp))
         page.close()
 
 
@@ -106,10 +130,31 @@ def first_answer(browser, task, found):
     found["answer"] = ask(page, task["question"])
 
 
+def look(browser, task, found):
+    """Look at a page that only shows, with a client's key and without one; note the views, the buttons, the texts."""
+    page = browser.new_page()
+    page.goto(task["url"])
+    wait_live(page)
+    page.wait_for_selector("nav a:has-text('Memory')", state="hidden")
+    found["views"] = page.eval_on_selector_all("nav a", "all => all.filter(e => e.checkVisibility()).map(e => e.text)")
+    page.wait_for_selector("article .tag.ready")
+    found["models"] = page.inner_text("article")
+    found["buttons"] = page.locator("main button").count()
+    page.goto(f"{task['url']}/#requests")  # a view that this page does not have
+    page.wait_for_selector("article h3")
+    page.click("article a:has-text('Chat')")
+    page.wait_for_selector("option", state="attached")
+    found["answer"] = ask(page, task["question"])
+    stranger = browser.browser.new_page()  # leaves the question for a key without an answer
+    stranger.goto(task["url"])
+    stranger.wait_for_selector("#connection:has-text('key')")
+    found["without key"] = stranger.inner_text("#connection")
+
+
 def use(browser, task, found):
     """Chat, stop an answer, unload and load a model by keyboard, and try an action without the token."""
     page = browser.new_page()
-    page.goto(f"{task['url']}/#token={task['token']}")
+    page.goto(address_of(task))
     wait_live(page)
     found["address"] = page.url
     page.click("nav a[href='#chat']")
@@ -134,7 +179,7 @@ def use(browser, task, found):
 def deploy(browser, task, found):
     """Deploy from the page after its fit was shown, in spite of errors; keep the bodies of a request, and drop them."""
     page = browser.new_page()
-    page.goto(f"{task['url']}/#token={task['token']}")
+    page.goto(address_of(task))
     wait_live(page)
     page.click("nav a[href='#models']")
     page.click("summary:has-text('Deploy a model')")
@@ -182,7 +227,7 @@ def measure(browser, task, found):
     """
     page = browser.new_page(viewport={"width": 1280, "height": 800})
     page.add_init_script(WATCH)
-    page.goto(f"{task['url']}/#token={task['token']}")
+    page.goto(address_of(task))
     wait_live(page)
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
@@ -232,7 +277,7 @@ def show_hostile_text(browser, task, found):
     ]
     service = dict.fromkeys(texts, HOSTILE) | {"aliases": [HOSTILE], "givenUp": [HOSTILE], "rates": [1, 2]}
     service |= {"message": f"{HOSTILE} 45 %", "state": "waiting", "used": 7, "context": 9, "slots": 1}
-    state = {"host": HOSTILE, "memory": memory, "services": {HOSTILE: service}}
+    state = {"host": HOSTILE, "memory": memory, "services": {HOSTILE: service}, "readOnly": not task["token"]}
     event = f"event: state\nid: x-1\ndata: {json.dumps(state)}\n\n"
     chat = json.dumps(
         {
@@ -255,13 +300,13 @@ def show_hostile_text(browser, task, found):
         lambda route: route.fulfill(body=f"data: {json.dumps(HOSTILE)}\n\n", headers=stream),
     )
     page.route("**/v1/chat/completions", lambda route: route.fulfill(body=f"data: {chat}\n\n", headers=stream))
-    page.goto(f"{task['url']}/#token={task['token']}")
-    for view, part in VIEWS.items():
+    page.goto(address_of(task))
+    for view, part in views_of(task).items():
         page.click(f"nav a[href='#{view}']")
         page.wait_for_selector(part, state="attached")
         if view == "chat":
             ask(page, HOSTILE)
-        if view == "models":
+        if view == "models" and task["token"]:
             page.click("summary:has-text('Deploy a model')")
             page.fill("[name=service]", HOSTILE)
             page.fill("[name=source]", HOSTILE)
@@ -317,7 +362,7 @@ def main():
         with sync_playwright() as driver:
             browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu", rules])
             for name in task["parts"]:
-                globals()[name](Patient(browser), task, found)
+                globals()[name](Patient(browser, task.get("key")), task, found)
             browser.close()
     sys.stdout.write(json.dumps(found))
 

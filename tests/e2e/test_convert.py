@@ -1,12 +1,15 @@
-"""Models of llama-swap and Ollama, converted and served by a real `llmkube up`."""
+"""Models of llama-swap, Ollama and KubeAI, converted and served by a real `llmkube up`."""
 
+import json
 import shutil
 
 import pytest
+import yaml
 
 from cli.commands.tools.test_other_programs import write_store
 from e2e.test_presets import post
 from e2e.up_process import open_machine
+from e2e.web import open_web
 from gguf_corpus import DEMO
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ci]
@@ -34,3 +37,36 @@ async def test_converted_models_answer_under_their_old_names(tmp_path):
             status, answer = await post(f"{gateway}/v1/chat/completions", body)
             assert (status, answer.get("usage", {}).get("completion_tokens")) == (200, 4), answer
             assert answer["model"] == name
+
+
+async def test_models_of_kubeai_answer_under_their_names(tmp_path):
+    """A model of a repository is loaded by a request and answers; with `TextEmbedding` it returns vectors."""
+    listing, commit = "api/models/org/small-GGUF/revision/main", "a" * 40
+    asked = {"chat-cpu": ["TextGeneration"], "embed-cpu": ["TextEmbedding"]}
+    models = [
+        {
+            "apiVersion": "kubeai.org/v1",
+            "kind": "Model",
+            "metadata": {"name": name},
+            "spec": {"features": features, "owner": "org", "url": "hf://org/small-GGUF:Q8_0", "engine": "LlamaCpp"}
+            | {"args": ["--ctx-size", "256"], "resourceProfile": "cpu:1", "minReplicas": 0},
+        }
+        for name, features in asked.items()
+    ]
+    file = tmp_path / "kubeai.yaml"
+    file.write_text(yaml.safe_dump_all(models))
+    async with open_web() as web:
+        web.files[listing] = json.dumps({"sha": commit, "siblings": [{"rfilename": "small-Q8_0.gguf"}]}).encode()
+        web.files[f"org/small-GGUF/resolve/{commit}/small-Q8_0.gguf"] = DEMO.read_bytes()
+        async with open_machine(tmp_path, "--hub-endpoint", web.url) as (up, run):
+            _, gateway, _ = await up.urls()
+            code, text, err = await run("convert", "-f", str(file))
+            assert code == 0, err
+            file.write_text(text)
+            code, _, err = await run("apply", "-f", str(file))
+            assert code == 0, err
+            body = {"model": "chat-cpu", "messages": [{"role": "user", "content": "What is LLMKube?"}], "max_tokens": 4}
+            status, answer = await post(f"{gateway}/v1/chat/completions", body)
+            assert (status, answer.get("usage", {}).get("completion_tokens")) == (200, 4), answer
+            status, answer = await post(f"{gateway}/v1/embeddings", {"model": "embed-cpu", "input": "What is LLMKube?"})
+            assert (status, len(answer["data"][0]["embedding"]) > 16) == (200, True), answer

@@ -12,7 +12,7 @@ import trio
 from e2e.client_packages import find_speech_package
 from e2e.one_machine import open_up_with
 from e2e.separate_programs import eventually
-from e2e.up_process import command_line, engines_in
+from e2e.up_process import command_line, engines_in, run_program
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Headers
 
@@ -88,3 +88,17 @@ async def test_speech_becomes_text(tmp_path):
 
         await eventually(restarted, lambda found: found is not None)
         assert await transcribed(up.gateway) == (200, {"text": "go forward ten meters"})
+
+
+@pytest.mark.ci
+async def test_an_engine_is_deployed_without_yaml(tmp_path):
+    """`llmkube deploy --engine` names the engine and a value of its option, and waits until it is Ready."""
+    packages = await trio.to_thread.run_sync(find_speech_package)
+    configure(tmp_path / "state", packages)
+    async with open_up_with(tmp_path, "--allow-local-sources", str(packages)) as up:
+        source = str(packages / "pocketsphinx" / "model" / "en-us")
+        deploy = ("deploy", "asr", "--source", source, "--engine", "speech", "--engine-option", "beam=1e-60")
+        code, out, err = await run_program(tmp_path, *deploy, kubeconfig=up.state / "kubeconfig")
+        assert code == 0, (out, err)
+        assert command_line(speech_engine(up.state))[-2:] == ["--beam", "1e-60"]
+        assert await transcribed(up.gateway, model="asr") == (200, {"text": "go forward ten meters"})

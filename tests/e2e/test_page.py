@@ -4,6 +4,7 @@ import json
 import os
 import re
 import stat
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import trio
 
 from e2e.client_packages import find_browser_driver
 from e2e.router_lab import run_clients, serve
-from e2e.up_process import open_machine
+from e2e.separate_programs import open_cluster
+from e2e.up_process import open_machine, open_program
 from llmkube.base.http.message import Headers, Response
 from security.chromium import INSTALL_HINT, find_chromium
 
@@ -37,9 +39,26 @@ async def drive(tmp_path, browser, run, *parts, **more):
     code, address, err = await run("page", "--print")
     assert code == 0, err
     url, _, token = address.strip().partition("/#token=")
-    task = {"url": url, "token": token, "chromium": browser[0], "parts": parts, "question": "What is LLMKube?", **more}
-    task["shots"] = os.environ.get("LLMKUBE_PAGE_SHOTS", "")
-    return url, await run_clients(tmp_path / "home", browser[1], str(SCRIPT), json.dumps(task))
+    shots = os.environ.get("LLMKUBE_PAGE_SHOTS", "")
+    return url, await script(tmp_path / "home", browser, *parts, url=url, token=token, shots=shots, **more)
+
+
+async def script(folder, browser, *parts, **task):
+    """Run parts of the script in the browser; return what it has found."""
+    task |= {"chromium": browser[0], "parts": parts, "question": "What is LLMKube?"}
+    return await run_clients(folder, browser[1], str(SCRIPT), json.dumps(task))
+
+
+@asynccontextmanager
+async def open_front_door(cluster, *args, **files):
+    """Run `llmkube gateway` on a cluster, with these files of keys; yield its address."""
+    folder = cluster.folder / "door"
+    for team, key in files.items():
+        (folder / "keys" / "teams").mkdir(parents=True, exist_ok=True)
+        (folder / "keys" / "teams" / team).write_text(key)
+    args = (*args, "--port", "0", "--admin-port", "0", "--state-dir", str(folder), "--keys-dir", str(folder / "keys"))
+    async with open_program(folder, "gateway", *args, kubeconfig=cluster.kubeconfig) as door:
+        yield (await door.wait_for("err", r'"api":"(\S+?)"'))[1]
 
 
 @pytest.mark.ci
@@ -114,3 +133,42 @@ async def test_other_pages_and_hostile_texts_get_nowhere(tmp_path, browser):
     assert (found["frame"], found["rebound"]) == (False, 403)
     assert (found["elements"], found["problems"]) == (0, {})
     assert found["title"] == "Logs · LLMKube"
+
+
+SHARED = {"views": ["models", "chat"], "token": "", "shots": ""}
+"""Of a page that only shows: its views; it has no owner."""
+
+
+@pytest.mark.ci
+async def test_a_front_door_of_a_cluster_shows_models_and_chats(tmp_path, browser, address):
+    """With a client's key: models and a chat, at each width; without one the page says what it needs."""
+    key = "key-of-red-0123456789"
+    async with open_cluster(tmp_path) as cluster, cluster.open_agent(address):
+        await cluster.apply_demo()
+        await cluster.wait_ready()
+        async with open_front_door(cluster, red=key) as url:
+            found = await script(tmp_path, browser, "look", "see_views", url=url, key=key, **SHARED)
+    assert found["views"] == ["Models", "Chat"]
+    assert ("Ready engines\n1\n" in found["models"], found["buttons"]) == (True, 0)
+    assert re.search(r"\w.* \+ \d+ answer tokens in ", found["answer"], re.DOTALL)
+    assert found["without key"] == "A key is required; reload the page to enter one"
+    assert (found["problems"], [each for each in found["console"] if "401" not in each]) == ({}, [])
+    assert {each[: len(url)] for each in found["urls"]} == {url}
+
+
+@pytest.mark.ci
+async def test_a_front_door_of_a_cluster_gives_other_pages_nothing(tmp_path, browser):
+    """Without keys, it refuses foreign pages, frames and rebound names as well; markup in names stays text."""
+
+    async def handle(exchange):
+        await exchange.respond(Response(200, Headers.of({"Content-Type": "text/html"}), b"<p>evil"))
+
+    async with open_cluster(tmp_path) as cluster, trio.open_nursery() as nursery:
+        evil = partial("http://evil.example:{}/".format)
+        foreign = evil(await serve(nursery, handle))
+        async with open_front_door(cluster, "--allow-anonymous") as url:
+            addresses = {"url": url, "foreign": foreign, "rebound": evil(url.rpartition(":")[2])}
+            found = await script(tmp_path, browser, "attack", "show_hostile_text", **addresses, **SHARED)
+        nursery.cancel_scope.cancel()
+    assert found["foreign"] == ["blocked", "", *3 * ["blocked"], "", ""]
+    assert (found["frame"], found["rebound"], found["elements"], found["problems"]) == (False, 403, 0, {})

@@ -43,6 +43,16 @@ async def lags(http, probes):
     return {limit or "all": float(count) for _, limit, count in LAG.findall(text)}
 
 
+async def wait_settled(run):
+    """Return once every service is claimed and reported, and no object has changed for a while."""
+    before, now = "", "nothing"
+    while now != before:
+        await trio.sleep(10)
+        before = now
+        code, now, err = await run("get", "inferenceservices", "-o", "json")
+        assert code == 0, err
+
+
 async def test_cost_of_the_page(tmp_path, browser):  # noqa: F811 - the fixture
     """Few milliseconds per update, no long task, an event loop on time, and next to nothing while nobody looks."""
     file = tmp_path / "many.yaml"
@@ -63,12 +73,8 @@ async def test_cost_of_the_page(tmp_path, browser):  # noqa: F811 - the fixture
             async with trio.open_nursery() as nursery:
                 for _ in range(4):
                     nursery.start_soon(work, done, cycle(["m1"] + ["m7"] * 9))
-        with trio.fail_after(900):  # every service is claimed and reported first
-            while True:
-                before = sum(process.cpu_times()[:2])
-                await trio.sleep(5)
-                if sum(process.cpu_times()[:2]) - before < 0.75:
-                    break
+        with trio.fail_after(900):
+            await wait_settled(run)
         before = sum(process.cpu_times()[:2])
         await trio.sleep(IDLE_SECONDS)
         idle = (sum(process.cpu_times()[:2]) - before) / IDLE_SECONDS
@@ -81,7 +87,9 @@ async def test_cost_of_the_page(tmp_path, browser):  # noqa: F811 - the fixture
         lag_before = await lags(http, probes)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(keep_asking)
-            _, found = await drive(tmp_path, browser, run, "measure", seconds=LOOK_SECONDS)
+            chromium, driver = browser  # at low priority: its own rendering does not delay the event loop
+            yielding = ["nice", "-n", "15", *chromium], driver
+            _, found = await drive(tmp_path, yielding, run, "measure", seconds=LOOK_SECONDS)
             nursery.cancel_scope.cancel()
         lag = {limit: count - lag_before[limit] for limit, count in (await lags(http, probes)).items()}
     print(f"requests {done}; idle {idle:.2%} of a core; lag by bucket {lag}")  # noqa: T201 - the figures

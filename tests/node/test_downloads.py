@@ -126,4 +126,4 @@ async def test_weights_on_a_claim_that_waits_for_its_first_pod_are_served(node: 
     )
     await node.apply(namespace, claim("own"), model("tiny", "pvc://own/model.gguf"), service("tiny"))
     await wait(node, namespace, "isvc/tiny", "condition=Available")
-    await node.kubectl("wait", "-n", namespace, "pvc/own", "--for=jsonpath={.status.phase}=Bound", "--timeout=1s")
+    await node.kubectl("wait", "-n", namespace, "pvc/own", "--for=jsonpath={.status.phase}=Bound", "--timeout=60s")

@@ -13,7 +13,9 @@ import pytest
 import trio
 
 from charts.helm_runs import NAMESPACE
+from envtest.build import assets_dir
 from lengths import ZERO_RACES
+from llmkube.k8s.leases.wanted_services import LEASE_NAME, RECORD_PREFIX, decode_record
 from node.metrics_stand_in import metrics_server
 from node.objects import pod
 from node.release import Release
@@ -32,6 +34,7 @@ MADE = 2
 """Generation of a Deployment that has never been scaled: its creation, and the manifest without replicas."""
 
 DOOR = "deployment/llmkube-gateway"
+SCALING_DISABLED = 'jsonpath={.status.conditions[?(@.type=="ScalingActive")].reason}=ScalingDisabled'
 
 
 @asynccontextmanager
@@ -111,11 +114,7 @@ async def test_two_hundred_requests_are_answered_by_the_first_pod(node: Node, re
         assert (found["answered"], found["lost"]) == (200, [])
         pods = (await read(node, namespace, "pods -l app=tiny"))["items"]
         assert len(pods) == 1
-        managers = json.loads(
-            await node.kubectl("get", "deployment/tiny", "-n", namespace, "-o", "json", "--show-managed-fields")
-        )["metadata"]["managedFields"]
-        owners = [each["manager"] for each in managers if "f:replicas" in each["fieldsV1"].get("f:spec", {})]
-        assert owners == ["llmkube-scaler"]
+        assert await writers_of_replicas(node, namespace, "tiny") == ["llmkube-scaler"]
 
 
 async def test_no_arrival_is_lost_to_a_scale_down(node: Node, release: Release, namespace: str):
@@ -159,6 +158,39 @@ async def test_clients_of_a_plain_service_start_its_pods(node: Node, release: Re
             await trio.sleep(0.5)
 
 
+async def written_replicas(node: Node, namespace: str, name: str, numbers: Path) -> None:
+    """Write each number of replicas that a Deployment has had into a file, a line each, until cancelled."""
+    watch = ("get", "-n", namespace, f"deployment/{name}", "--watch", "-o", "jsonpath={.spec.replicas}{'\\n'}")
+    command = (str(assets_dir() / "kubectl"), "--kubeconfig", str(node.kubeconfig), *watch)
+    with numbers.open("wb") as output:
+        await trio.run_process(command, stdout=output)
+
+
+async def keep_busy(node: Node, namespace: str, name: str) -> None:
+    """Ask, one request after the other, until cancelled."""
+    while True:
+        found = await ask(node, namespace, name, "once", 1)
+        assert (found["answered"], found["lost"]) == (1, [])
+
+
+async def writers_of_replicas(node: Node, namespace: str, name: str) -> list[str]:
+    """Return the field managers that own a Deployment's number of replicas."""
+    get = ("get", f"deployment/{name}", "-n", namespace, "-o", "json", "--show-managed-fields")
+    managers = json.loads(await node.kubectl(*get))["metadata"]["managedFields"]
+    return [each["manager"] for each in managers if "f:replicas" in each["fieldsV1"].get("f:spec", {})]
+
+
+async def not_wanted(node: Node, namespace: str) -> None:
+    """Return when the Lease of the front doors names no service."""
+    with trio.fail_after(60):
+        while True:
+            lease = await read(node, namespace, f"lease/{LEASE_NAME}")
+            records = lease["metadata"].get("annotations", {})
+            if not any(decode_record(text) for name, text in records.items() if name.startswith(RECORD_PREFIX)):
+                return
+            await trio.sleep(0.5)
+
+
 @pytest.mark.soak
 async def test_an_autoscaler_works_from_one_up_and_requests_below(
     node: Node, release: Release, namespace: str, tmp_path: Path
@@ -166,19 +198,30 @@ async def test_an_autoscaler_works_from_one_up_and_requests_below(
     """From 0 to 1 for a request, by the autoscaler to 3 and back, and to 0 by idleness: the autoscaler stays away."""
     metric = {"type": "Resource", "name": "cpu", "targetAverageUtilization": 50}
     scaling = {"minReplicas": 0, "maxReplicas": 3, "metrics": [metric]}
-    async with front_door(node, release, 1), metrics_server(node, namespace, tmp_path) as metrics:
-        activation = {"mode": "OnRequest", "idleTimeout": "30s"}  # the autoscaler needs some for its first metrics
-        await at_zero(node, namespace, "tiny", autoscaling=scaling, activation=activation)
-        metrics.cpu = "500m"  # already busy when it starts: it is not stopped meanwhile
-        found = await ask(node, namespace, "tiny", "once", 3)
-        assert (found["answered"], found["lost"]) == (3, [])
-        await reach(node, namespace, "tiny", 3)
-        await trio.sleep(30)
-        assert await replicas(node, namespace, "tiny") == 3  # idle, and the autoscaler's
-        metrics.cpu = "1m"
-        await reach(node, namespace, "tiny", 0)
-        scaler = await read(node, namespace, "hpa/tiny")
-        assert scaler["spec"]["minReplicas"] == 1
-        await trio.sleep(6)  # three rounds of the autoscaler
-        assert await replicas(node, namespace, "tiny") == 0
+    numbers = tmp_path / "replicas"
+    async with (
+        front_door(node, release, 1),
+        metrics_server(node, namespace, tmp_path) as metrics,
+        trio.open_nursery() as nursery,
+    ):
+        await at_zero(node, namespace, "tiny", autoscaling=scaling)
+        nursery.start_soon(written_replicas, node, namespace, "tiny", numbers)
+        metrics.cpu = "500m"
+        async with trio.open_nursery() as clients:
+            clients.start_soon(keep_busy, node, namespace, "tiny")
+            await reach(node, namespace, "tiny", 3, seconds=180)
+            clients.cancel_scope.cancel()
+        await not_wanted(node, namespace)  # longer ago than the idle timeout
+        assert await replicas(node, namespace, "tiny") == 3
+        assert await writers_of_replicas(node, namespace, "tiny") == ["kube-controller-manager"]
+        metrics.cpu = "1m"  # the autoscaler removes pods 5 s later: until then the service is idle, with three
+        await reach(node, namespace, "tiny", 0, seconds=180)
+        await wait(node, namespace, "hpa/tiny", SCALING_DISABLED)  # what an autoscaler says that stays away from 0
+        assert (await read(node, namespace, "hpa/tiny"))["spec"]["minReplicas"] == 1
         await wait(node, namespace, "isvc/tiny", "jsonpath={.status.phase}=Idle")
+        assert await writers_of_replicas(node, namespace, "tiny") == ["llmkube-scaler"]
+        nursery.cancel_scope.cancel()
+    written = [int(number) for number, _ in itertools.groupby(numbers.read_text().split())]
+    print(f"replicas: {written}")  # noqa: T201
+    assert (written[:2], max(written), written[-2:]) == ([0, 1], 3, [1, 0])
+    assert all(written[1:-1])  # the autoscaler's alone

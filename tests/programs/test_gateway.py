@@ -170,6 +170,23 @@ async def test_a_service_is_served_by_its_name(tmp_path, patient_clock):
         assert b"chat" in (await stage.send("GET", "/api/tags")).body
 
 
+async def test_a_deleted_definition_ends_no_service(tmp_path, patient_clock):
+    """Services are served while their kind is not; a deletion of one alone removes it."""
+    async with open_stage(tmp_path) as stage:
+        await stage.engine("10.0.0.1")
+        await stage.service("chat", "10.0.0.1")
+        await stage.service("other", "10.0.0.1")
+        await stage.client.delete(InferenceService, Key("ml", "other"))
+        await trio.sleep(60)
+        assert await stage.models() == ["chat"]
+        for each in all_crds():
+            path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{each['metadata']['name']}"
+            await stage.client.request_json("DELETE", path)
+        await trio.sleep(300)
+        assert await stage.models() == ["chat"]
+        assert (await stage.chat("chat")).status == 200
+
+
 async def test_the_page_shows_models_to_clients_with_a_key(tmp_path, patient_clock):
     """Its files are public, its figures need a key; there is nothing to change."""
     (tmp_path / "keys" / "teams").mkdir(parents=True)
@@ -186,6 +203,7 @@ async def test_the_page_shows_models_to_clients_with_a_key(tmp_path, patient_clo
         assert (
             await stage.send("POST", "/page/actions", {"action": "stop", "service": "ml/chat"}, **key)
         ).status == 403
+        assert (await stage.ask("chat", key)).status == 200
         async with open_http_client(stage.front.connect) as client:
             answer = await client.start(
                 ("gw", 80),
@@ -197,7 +215,8 @@ async def test_the_page_shows_models_to_clients_with_a_key(tmp_path, patient_clo
             event = (await answer.receive_some()).decode()
             await trio.aclose_forcefully(answer.stream)
         state = json.loads(event.partition("data: ")[2])
-        assert (state["readOnly"], state["services"]["ml/chat"]["loaded"]) == (True, True)
+        chat = state["services"]["ml/chat"]
+        assert (state["readOnly"], chat["loaded"], chat["used"]) == (True, True, 401)
 
 
 async def test_a_name_of_two_services_is_refused_with_the_ids_to_use(tmp_path, patient_clock):

@@ -166,9 +166,9 @@ async def test_a_pull_that_would_fill_the_disk_ends_when_its_size_is_known(autoj
         if not refused:
             await models.fetch(TINY, lambda _: None)
             return
-        with pytest.raises(NoSpaceError, match=r"no space in Ollama's models folder: .* needed, .*ollama rm") as caught:
+        sizes = f"{int(sum(layers) * 1.05)} bytes needed, {free} bytes free"
+        with pytest.raises(NoSpaceError, match=rf"no space in Ollama's models folder: .*{sizes}.*ollama rm"):
             await models.fetch(TINY, lambda _: None)
-        assert (caught.value.needed_bytes, caught.value.free_bytes) == (int(sum(layers) * 1.05), free)
         await trio.sleep(60)
         assert fake.fetched_bytes <= sum(layers[:-1]) + layers[-1] // 10
         assert LIBRARY_BLOB not in fake.blobs

@@ -17,6 +17,7 @@ import pytest
 import trio
 
 from e2e.up_process import DEMO, FREE_PORTS, open_up
+from lengths import FLOOD_TIMES
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Headers
 from llmkube.k8s.auth.kubeconfig import load_config
@@ -27,7 +28,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 
 ATTACKER = Path(__file__).parents[2] / "benchmarks" / "http_load" / "attacks.py"
 ASK = json.dumps({"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": "What is LLMKube?"}]})
-TIMES, ANSWER_SECONDS, END_SECONDS = 10, 30.0, 30.0
+TIMES, ANSWER_SECONDS, END_SECONDS = FLOOD_TIMES, 30.0, 30.0
 MEMORY_BYTES = 1 << 30
 """More than the limit of all bodies together, and half of what thirty of them took before the fix."""
 

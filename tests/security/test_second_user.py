@@ -17,6 +17,7 @@ from e2e.addresses import own_address
 from e2e.separate_programs import chat, open_cluster
 from e2e.test_keys import ASK, listeners
 from e2e.up_process import ANSWER, DEMO, FREE_PORTS, engines_in, open_up, proxies_in
+from lengths import FLOOD_TIMES
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import HttpError
 from llmkube.k8s.auth.kubeconfig import load_config
@@ -28,7 +29,7 @@ from waiting import until
 pytestmark = [pytest.mark.e2e, needs_second_user, pytest.mark.ci]
 
 ATTACKER = Path(__file__).parents[2] / "benchmarks" / "http_load" / "attacks.py"
-TIMES, ANSWER_SECONDS, END_SECONDS = 10, 30.0, 30.0
+TIMES, ANSWER_SECONDS, END_SECONDS = FLOOD_TIMES, 30.0, 30.0
 MEMORY_BYTES = 1 << 30
 FIXED_PYTHON = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin")
 """A Python that every user may run; that of the tests may be in a private folder."""

@@ -115,8 +115,8 @@ async def do_nothing(*_, **__):
 def never_yields(original):
     """Return a `ClaimManager.may_run` that lets every running engine continue."""
 
-    def may_run(self, desired, *, running):
-        return original(self, desired, running=running) or running
+    def may_run(self, desired, *, running, has_engine):
+        return original(self, desired, running=running, has_engine=has_engine) or running
 
     return may_run
 

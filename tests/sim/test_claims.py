@@ -401,3 +401,40 @@ async def test_a_client_that_keeps_removing_a_claim_is_not_raced(autojump_clock)
         assert 5 < removed < 15
         await world.until(world.claims, {0: host.name}, seconds=5)
         assert sum(len(one.machine.spawned) for one in world.hosts.values()) == 1
+
+
+async def test_a_host_without_the_engine_leaves_the_service_to_one_that_has_it(autojump_clock):
+    """Although it is better in everything else; and its claim is free as soon as another host has got the engine."""
+    async with two_hosts() as world:
+        mini = await world.add_host("mini")
+        mini.machine.programs.discard("llamacpp")
+        world.machine.programs.discard("llamacpp")
+        await trio.sleep(120)
+        await world.apply()
+        await world.until(world.claims, {0: "mini"})
+        await world.until(world.condition, lambda seen: seen and seen[1] == Reason.ENGINE_NOT_FOUND)
+        await trio.sleep(120)
+        assert await world.claims() == {0: "mini"}, "no host has it, so one reports why"
+        world.machine.programs.add("llamacpp")
+        await world.until(world.live, ["sim"], "chat", seconds=120)
+        await world.until(world.phase, "Ready")
+        assert await world.claims() == {0: "sim"}
+        await world.apply("next", model="next")
+        await world.until(world.phase, "Ready", "next")
+        assert world.live("next") == ["sim"], "the name of mini comes first"
+        mini.machine.programs.add("llamacpp")
+        await trio.sleep(120)
+        assert world.live("chat") == ["sim"]
+        assert len(world.machine.spawned) == 2
+
+
+async def test_an_engine_whose_program_is_gone_keeps_serving(autojump_clock):
+    """A host gives up a service for the lack of its program only while no engine runs."""
+    async with two_hosts() as world:
+        holder, other = await world.serve_on_one_of_two()
+        holder.machine.programs.discard("llamacpp")
+        await trio.sleep(120)
+        assert world.live("chat") == [holder.name]
+        holder.machine.live("chat")[0].end(1)
+        await world.until(world.live, [other.name], "chat", seconds=120)
+        await world.until(world.phase, "Ready")

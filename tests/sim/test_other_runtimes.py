@@ -4,8 +4,7 @@ import attrs
 import pytest
 import trio
 
-from llmkube.runtimes.allowances import Allowances
-from llmkube.runtimes.engine_template import EngineTemplate
+from llmkube.runtimes.allowances import Allowances, EngineTemplate
 from llmkube.runtimes.process import host_runtimes
 from llmkube.runtimes.process.host_runtime import EngineQueries
 from sim import connection

@@ -6,10 +6,9 @@ import trio
 from llmkube.controller.reconcile import inference_services
 from llmkube.k8s import reflector
 from llmkube.supervisor import agent
-from llmkube.supervisor.cluster import claim_manager, claims, drift_repair, host_lease
-from llmkube.supervisor.cluster.applier import Applier
+from llmkube.supervisor.cluster import applier, claim_manager, claims, host_lease
+from llmkube.supervisor.cluster.applier import Applier, DriftRepair
 from llmkube.supervisor.cluster.claim_manager import ClaimLeases, ClaimManager
-from llmkube.supervisor.cluster.drift_repair import DriftRepair
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.values.host_addresses import HostAddress
@@ -118,7 +117,7 @@ MUTANTS = {
         "an overwritten status is not repaired": (DriftRepair, "check_nowait", always(None))
     },
     test_claims.test_two_writers_do_not_overwrite_each_other_forever: {
-        "a correction is repeated at once": (drift_repair, "PAUSE_SECONDS", 0.0)
+        "a correction is repeated at once": (applier, "PAUSE_SECONDS", 0.0)
     },
     test_api_faults.test_a_watch_that_denies_every_service_is_checked_with_a_list_first: {
         "a watch is believed whatever it denies": (reflector, "is_mass_deletion", always(False))

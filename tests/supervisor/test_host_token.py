@@ -10,11 +10,11 @@ import structlog
 import trio
 
 from llmkube.k8s.errors import ServerError, TransportError, UnauthorizedError
-from llmkube.supervisor.credential_monitor import CredentialMonitor
-from llmkube.supervisor.host_token import (
+from llmkube.supervisor.credential_monitor import (
     CHECK_SECONDS,
     RETRY_SECONDS,
     TOKEN_SECONDS,
+    CredentialMonitor,
     HostToken,
     read_token,
     request_token,

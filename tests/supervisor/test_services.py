@@ -50,7 +50,7 @@ class Alone:
 
     synced = True
 
-    def may_run(self, desired, *, running):
+    def may_run(self, desired, *, running, has_engine):
         return True
 
     def reports(self, desired):

@@ -24,7 +24,7 @@ def texts():
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
     for name in filter(None, names):
         path = ROOT / name
-        if path.is_file() and path.suffix not in (".gguf", ".png", ".bin"):
+        if path.is_file() and path.suffix not in (".gguf", ".webp", ".bin"):
             yield name, path.read_text(encoding="utf-8", errors="ignore")
 
 

@@ -6,6 +6,7 @@ half a surrogate pair. One difference from `json` remains: an integer of more th
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any, Final
 
 import orjson
@@ -21,10 +22,15 @@ _ESCAPE: Final = re.compile(
 """An escape; the group is half a surrogate pair."""
 
 
-def loads_well_formed(text: bytes | str) -> Any:
-    """Return the value of a JSON text, with U+FFFD for each half of a surrogate pair.
+def well_formed(text: bytes) -> bytes:
+    """Return a JSON text with U+FFFD for each half of a surrogate pair."""
+    return _ESCAPE.sub(lambda found: b"\\ufffd" if found[1] else found[0], text)
 
-    Programs in JavaScript write such halves if they have cut a string within a character.
+
+def loads_well_formed(text: bytes | str, repair: Callable[[bytes], bytes] = well_formed) -> Any:
+    """Return the value of a JSON text; one that is not valid is repaired first.
+
+    Programs in JavaScript write half a surrogate pair if they have cut a string within a character.
 
     Raises:
         orjson.JSONDecodeError: The text is not valid JSON.
@@ -33,15 +39,10 @@ def loads_well_formed(text: bytes | str) -> Any:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
         raw = text.encode("utf-8", "replace") if isinstance(text, str) else text
-        repaired = well_formed(raw)
+        repaired = repair(raw)
         if repaired == raw:
             raise
         return orjson.loads(repaired)
-
-
-def well_formed(text: bytes) -> bytes:
-    """Return a JSON text with U+FFFD for each half of a surrogate pair."""
-    return _ESCAPE.sub(lambda found: b"\\ufffd" if found[1] else found[0], text)
 
 
 def loads(text: bytes | str) -> Any:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import unicodedata
 from typing import Final
 
@@ -53,3 +54,11 @@ def shorten(message: str, max_bytes: int) -> str:
     if not last:
         return encoded[: max_bytes - len("…".encode())].decode(errors="ignore") + "…"
     return f"{first.decode()}\n…\n{last.decode()}"
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as SIGKILL; `signal 40` for one without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -18,11 +18,15 @@ _MIN_FREE_BYTES: Final = 64 << 10
 """With less free, neither the embedded API server's database nor an engine's journal can be written."""
 
 
-def warn_credential_problem(folders: Iterable[Path]) -> None:
-    """Print, on standard error, the problems that the agents of these state directories have recorded."""
+def warn_of_old_output(folders: Iterable[Path]) -> None:
+    """Print, on standard error, problems that the agents of these state directories have recorded, and full disks."""
     for folder in folders:
         if note := _read_note(folder):
             click.echo(f"the agent on this host: {printable(note)}", err=True)
+        free = free_bytes(folder)
+        if free is not None and free < _MIN_FREE_BYTES:
+            warning = "the output may be out of date: programs on this machine cannot write status"
+            click.echo(f"{warning}, because {full_disk(folder)}", err=True)
 
 
 def _read_note(folder: Path) -> str:
@@ -32,12 +36,3 @@ def _read_note(folder: Path) -> str:
             return file.readline(_MAX_CHARS).strip()
     except (OSError, UserError):
         return ""
-
-
-def warn_full_disk(folders: Iterable[Path]) -> None:
-    """Print, on standard error, which disks of these state directories are full."""
-    for folder in folders:
-        free = free_bytes(folder)
-        if free is not None and free < _MIN_FREE_BYTES:
-            warning = "the output may be out of date: programs on this machine cannot write status"
-            click.echo(f"{warning}, because {full_disk(folder)}", err=True)

@@ -5,6 +5,7 @@ Completion has a short deadline and prints no errors: after a failure it offers 
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -14,7 +15,7 @@ from click.shell_completion import CompletionItem
 from llmkube.base.errors import LLMKubeError
 from llmkube.cli import target_cluster
 from llmkube.cli.object_names import KINDS
-from llmkube.cli.target_cluster import Cluster, ClusterFlags, kubeconfig_files
+from llmkube.cli.target_cluster import ClusterFlags, kubeconfig_files
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.programs.options import Decorator, complete_paths, with_options
@@ -96,12 +97,9 @@ def _names(ctx: click.Context, kind: type[Any]) -> list[str]:
 
     async def connect_and_list() -> list[str]:
         with trio.fail_after(DEADLINE_SECONDS):
-            async with target_cluster.open_cluster(where.kubeconfig_path, where.context) as cluster:
-                return await _list(cluster)
-
-    async def _list(cluster: Cluster) -> list[str]:
-        within = (where.namespace or cluster.namespace) if kind.RESOURCE.namespaced else None
-        return sorted(each.metadata.name for each in (await cluster.client.list(kind, namespace=within)).items)
+            async with target_cluster.open_cluster(where) as cluster:
+                within = cluster.namespace if kind.RESOURCE.namespaced else None
+                return sorted(each.metadata.name for each in (await cluster.client.list(kind, namespace=within)).items)
 
     try:
         return trio.run(connect_and_list)
@@ -116,19 +114,21 @@ def cluster_options(*, all_namespaces: bool = False) -> Decorator:
         @functools.wraps(command)
         def run(
             *args: Any,
-            kubeconfig: str | None,
+            kubeconfig: Path | None,
             context: str | None,
             namespace: str | None,
             all_namespaces: bool = False,
             **kwargs: Any,
         ) -> Any:
-            return command(*args, where=ClusterFlags(kubeconfig, context, namespace, all_namespaces), **kwargs)
+            file = kubeconfig if kubeconfig != Path() else None  # an empty value is that of an unset variable
+            return command(*args, where=ClusterFlags(file, context, namespace, all_namespaces), **kwargs)
 
+        file = click.Path(path_type=Path)
         everywhere = click.option("-A", "--all-namespaces", is_flag=True, help="Use all namespaces.")
         return with_options(
             click.option("-n", "--namespace", shell_complete=namespaces, help="Namespace. Default: the context's."),
             click.option("--context", shell_complete=contexts, help="Context of the kubeconfig."),
-            click.option("--kubeconfig", type=click.Path(), metavar="FILE", help="Path of the kubeconfig."),
+            click.option("--kubeconfig", type=file, metavar="FILE", help="Path of the kubeconfig."),
             *((everywhere,) if all_namespaces else ()),
         )(run)
 

@@ -8,7 +8,9 @@ import enum
 import math
 import os
 import shlex
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,15 +43,10 @@ ANSWER_SECONDS = 30.0
 class ClusterFlags:
     """The flags that choose cluster and namespace."""
 
-    kubeconfig: str | None = None
+    kubeconfig: Path | None = None
     context: str | None = None
     namespace: str | None = None
     all_namespaces: bool = False
-
-    @property
-    def kubeconfig_path(self) -> Path | None:
-        """The file that --kubeconfig names; None without the flag."""
-        return Path(self.kubeconfig) if self.kubeconfig else None
 
 
 @attrs.frozen
@@ -142,11 +139,11 @@ def find_config(
 def kubeconfig_files(where: ClusterFlags, environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
     """Return the files that a command's `find_config` would read, in order; they may not exist."""
     folder = local_state_dir()
-    origin = origin_of(where.kubeconfig_path, where.context, folder, environ, prefer_up=True)
+    origin = origin_of(where.kubeconfig, where.context, folder, environ, prefer_up=True)
     if origin is Origin.UP:
         return (folder / "kubeconfig",)
     if where.kubeconfig:
-        return (Path(where.kubeconfig),)
+        return (where.kubeconfig,)
     if environ.get("KUBECONFIG"):
         return tuple(Path(each) for each in environ["KUBECONFIG"].split(os.pathsep) if each)
     return (home_kubeconfig(environ),) if home_kubeconfig(environ).is_file() else ()
@@ -162,20 +159,18 @@ def state_dirs(where: ClusterFlags, chosen: Path | None = None) -> tuple[Path, .
 
 
 @contextlib.asynccontextmanager
-async def open_cluster(kubeconfig: Path | None, context: str | None) -> AsyncIterator[Cluster]:
+async def open_cluster(where: ClusterFlags) -> AsyncIterator[Cluster]:
     """Connect to the cluster that the flags and the environment choose.
 
     Raises:
         UserError: There is none, or its configuration cannot be used.
         CommandError: It cannot be reached, or rejects the credentials.
     """
-    config, origin = find_config(kubeconfig, context, local_state_dir(), prefer_up=True)
-    where = ClusterFlags(str(kubeconfig) if kubeconfig else None, context)
+    config, origin = find_config(where.kubeconfig, where.context, local_state_dir(), prefer_up=True)
+    namespace = where.namespace or config.namespace or "default"
     async with open_client(config) as client:
         try:
-            yield Cluster(
-                client, config.namespace or "default", config.server, _note(config, origin), own_up_dir(where)
-            )
+            yield Cluster(client, namespace, config.server, _note(config, origin), own_up_dir(where))
         except (TransportError, UnauthorizedError) as exc:
             stopped = _stopped_up(where) if isinstance(exc, TransportError) else None
             message = f"{exc}\n{_hint(exc, config, origin)}" if stopped is None else _not_running(stopped)
@@ -241,10 +236,10 @@ def run_against(
 
     async def main() -> T:
         with trio.fail_after(seconds):
-            async with open_cluster(where.kubeconfig_path, where.context) as cluster:
+            async with open_cluster(where) as cluster:
                 if changes and cluster.note:
                     click.echo(cluster.note, err=True)
-                return await action(attrs.evolve(cluster, namespace=where.namespace or cluster.namespace))
+                return await action(cluster)
 
     return run_or_time_out(main, seconds=seconds)
 
@@ -260,13 +255,44 @@ def run_or_time_out(function: Callable[..., Awaitable[T]], *args: Any, seconds: 
     Raises:
         CommandError: A deadline was missed.
     """
+
+    async def main() -> T:
+        with cancelled_by_interrupt():
+            return await function(*args)
+        raise AssertionError("the block returns or raises")
+
     try:
-        return trio.run(function, *args)
+        return trio.run(main)
     except trio.TooSlowError as exc:
         waited = min(seconds, ANSWER_SECONDS)
         raise CommandError(
             f"the API server did not answer within {waited:g} s; check that it is running", ExitCode.TIMED_OUT
         ) from exc
+
+
+@contextlib.contextmanager
+def cancelled_by_interrupt() -> Iterator[None]:
+    """Cancel the block at the first Ctrl-C; the second one has its usual effect. An ignored SIGINT stays ignored.
+
+    Raises:
+        KeyboardInterrupt: The block was cancelled.
+    """
+    # Trio's own KeyboardInterrupt is dropped in the callback of a weak reference, and may break an HTTP client's state.
+    token, before = trio.lowlevel.current_trio_token(), signal.getsignal(signal.SIGINT)
+    with trio.CancelScope() as scope:
+
+        def cancel(*_: object) -> None:
+            signal.signal(signal.SIGINT, before)
+            token.run_sync_soon(partial(scope.cancel, reason="Ctrl-C"))
+
+        try:
+            if before is not signal.SIG_IGN:  # a background job of a script
+                signal.signal(signal.SIGINT, cancel)
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+    if scope.cancelled_caught:
+        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

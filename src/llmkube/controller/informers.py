@@ -97,9 +97,70 @@ FRONT_DOOR_LEAVES: Final = "the endpoints of services at zero are not updated"
 Label = tuple[str, str]  # a namespace, and a value of SERVICE_LABEL in it
 
 
+def drafts_of(service: InferenceService) -> tuple[str, ...]:
+    """Return the names of the Models that a service refers to besides its own."""
+    speculation = service.spec.speculative_decoding
+    return (speculation.draft_model_ref,) if speculation is not None and speculation.draft_model_ref else ()
+
+
+def models_of(service: InferenceService) -> list[Key]:
+    """Return the Models that a service refers to: its own first, then the draft and the hosts' Model."""
+    part = service.spec.hosts
+    for_hosts = [Key(service.key.namespace, part.model_ref)] if part is not None else []
+    return [*_models_of_pods(service), *for_hosts]
+
+
+def _models_of_pods(service: InferenceService) -> list[Key]:
+    return [Key(service.key.namespace, name) for name in (service.spec.model_ref, *drafts_of(service))]
+
+
+def label_of(service: Key) -> Label:
+    """Return the label of the objects of a service or router; two long names may share one."""
+    return service.namespace, label_value(service.name)
+
+
+def owners_of(kind: type[Object], *objects: Object | None) -> list[Key]:
+    """Return the controllers of these objects that are of a kind, each once; None is skipped."""
+    there = (obj for obj in objects if obj is not None)
+    return list(dict.fromkeys(key for obj in there if (key := controller_key(obj, kind.RESOURCE.kind)) is not None))
+
+
+def services_of(router: ModelRouter) -> list[Key]:
+    """Return the services that a router sends requests to."""
+    named = (one.inference_service_ref for one in router.spec.backends)
+    return [Key(router.key.namespace, reference.name) for reference in named if reference is not None]
+
+
+def claimed_service(claim: Lease) -> list[Key]:
+    """Return the service that a host claims; an annotation that is no key claims nothing."""
+    try:
+        return [Key.parse(claim.metadata.annotations.get(CLAIMED_ANNOTATION, ""))]
+    except ValueError:
+        return []
+
+
+def _labelled(name: str) -> Callable[[Object], list[Label]]:
+    def labels_of(obj: Object) -> list[Label]:
+        label = obj.metadata.labels.get(name)
+        return [(obj.metadata.namespace, label)] if label else []
+
+    return labels_of
+
+
+def _job_label(pod: Pod) -> list[Key]:
+    label = pod.metadata.labels.get(JOB_LABEL)
+    return [Key(pod.metadata.namespace, label)] if label else []
+
+
 def _informer(kind: type[Any], label_selector: str = "") -> Any:
     """Return an attrs field that holds the informer of a kind."""
     return attrs.field(factory=partial(Informer, kind, label_selector), init=False)
+
+
+def _index(informer: str, values_of: Callable[[Any], Any]) -> Any:
+    """Return an attrs field that holds an index of the informer in another field."""
+    make = attrs.Factory(lambda self: getattr(self, informer).add_index(values_of), takes_self=True)
+    return attrs.field(default=make, init=False)
 
 
 @attrs.define(eq=False)
@@ -113,22 +174,13 @@ class Informers:
     pools: Informer[ModelPool] = _informer(ModelPool)
     slices: Informer[EndpointSlice] = _informer(EndpointSlice, AGENTS)
     host_claims: Informer[Lease] = _informer(Lease, CLAIM_LABEL)
-    services_by_model: Index[InferenceService, Key] = attrs.field(init=False)
-    services_by_label: Index[InferenceService, Label] = attrs.field(init=False)
-    slices_by_label: Index[EndpointSlice, Label] = attrs.field(init=False)
-    host_claims_by_service: Index[Lease, Key] = attrs.field(init=False)
-    routers_by_service: Index[ModelRouter, Key] = attrs.field(init=False)
-    pools_by_service: Index[ModelPool, Key] = attrs.field(init=False)
-    routers_by_label: Index[ModelRouter, Label] = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.routers_by_service = self.routers.add_index(services_of)
-        self.pools_by_service = self.pools.add_index(lambda pool: pool.member_keys)
-        self.routers_by_label = self.routers.add_index(lambda router: (label_of(router.key),))
-        self.services_by_model = self.services.add_index(models_of)
-        self.services_by_label = self.services.add_index(lambda service: (label_of(service.key),))
-        self.slices_by_label = self.slices.add_index(_labelled(SERVICE_LABEL))
-        self.host_claims_by_service = self.host_claims.add_index(claimed_service)
+    services_by_model: Index[InferenceService, Key] = _index("services", models_of)
+    services_by_label: Index[InferenceService, Label] = _index("services", lambda service: (label_of(service.key),))
+    slices_by_label: Index[EndpointSlice, Label] = _index("slices", _labelled(SERVICE_LABEL))
+    host_claims_by_service: Index[Lease, Key] = _index("host_claims", claimed_service)
+    routers_by_service: Index[ModelRouter, Key] = _index("routers", services_of)
+    pools_by_service: Index[ModelPool, Key] = _index("pools", lambda pool: pool.member_keys)
+    routers_by_label: Index[ModelRouter, Label] = _index("routers", lambda router: (label_of(router.key),))
 
     def users(self, model: Key) -> list[InferenceService]:
         """Return the services whose pods need a Model, sorted by name."""
@@ -181,20 +233,14 @@ class PodInformers:
     gateway_leases: Informer[Lease] = _informer(Lease, GATEWAY_LABEL)
     endpoints: Informer[EndpointSlice] = _informer(EndpointSlice, OURS)  # Kubernetes copies the labels of a Service
     front_doors: Informer[EndpointSlice] = _informer(EndpointSlice, FRONT_DOOR_LABEL)
-    endpoints_by_service: Index[EndpointSlice, Label] = attrs.field(init=False)
-    pods_by_service: Index[Pod, Label] = attrs.field(init=False)
-    pods_by_job: Index[Pod, Key] = attrs.field(init=False)
-    pods_by_router: Index[Pod, Label] = attrs.field(init=False)
-    jobs_by_model: Index[Job, Key] = attrs.field(init=False)
-    objectives_by_service: Index[ServiceLevelObjective, Key] = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.pods_by_service = self.pods.add_index(_labelled(SERVICE_LABEL))
-        self.endpoints_by_service = self.endpoints.add_index(_labelled(SERVICE_LABEL))
-        self.pods_by_job = self.pods.add_index(_job_label)
-        self.pods_by_router = self.pods.add_index(_labelled(ROUTER_LABEL))
-        self.jobs_by_model = self.jobs.add_index(partial(owners_of, Model))
-        self.objectives_by_service = self.objectives.add_index(partial(owners_of, InferenceService))
+    endpoints_by_service: Index[EndpointSlice, Label] = _index("endpoints", _labelled(SERVICE_LABEL))
+    pods_by_service: Index[Pod, Label] = _index("pods", _labelled(SERVICE_LABEL))
+    pods_by_job: Index[Pod, Key] = _index("pods", _job_label)
+    pods_by_router: Index[Pod, Label] = _index("pods", _labelled(ROUTER_LABEL))
+    jobs_by_model: Index[Job, Key] = _index("jobs", partial(owners_of, Model))
+    objectives_by_service: Index[ServiceLevelObjective, Key] = _index(
+        "objectives", partial(owners_of, InferenceService)
+    )
 
     def pods_of_service(self, service: Key) -> tuple[Pod, ...]:
         """Return the pods of a service, sorted by name."""
@@ -249,61 +295,6 @@ class PodInformers:
     def can_make_models(self) -> bool:
         """Whether all kinds have been listed that decide how weights reach pods."""
         return all(one.is_known for one in (self.pods, self.jobs, self.volume_claims))
-
-
-def drafts_of(service: InferenceService) -> tuple[str, ...]:
-    """Return the names of the Models that a service refers to besides its own."""
-    speculation = service.spec.speculative_decoding
-    return (speculation.draft_model_ref,) if speculation is not None and speculation.draft_model_ref else ()
-
-
-def models_of(service: InferenceService) -> list[Key]:
-    """Return the Models that a service refers to: its own first, then the draft and the hosts' Model."""
-    part = service.spec.hosts
-    for_hosts = [Key(service.key.namespace, part.model_ref)] if part is not None else []
-    return [*_models_of_pods(service), *for_hosts]
-
-
-def _models_of_pods(service: InferenceService) -> list[Key]:
-    return [Key(service.key.namespace, name) for name in (service.spec.model_ref, *drafts_of(service))]
-
-
-def label_of(service: Key) -> Label:
-    """Return the label of the objects of a service or router; two long names may share one."""
-    return service.namespace, label_value(service.name)
-
-
-def owners_of(kind: type[Object], *objects: Object | None) -> list[Key]:
-    """Return the controllers of these objects that are of a kind, each once; None is skipped."""
-    there = (obj for obj in objects if obj is not None)
-    return list(dict.fromkeys(key for obj in there if (key := controller_key(obj, kind.RESOURCE.kind)) is not None))
-
-
-def services_of(router: ModelRouter) -> list[Key]:
-    """Return the services that a router sends requests to."""
-    named = (one.inference_service_ref for one in router.spec.backends)
-    return [Key(router.key.namespace, reference.name) for reference in named if reference is not None]
-
-
-def claimed_service(claim: Lease) -> list[Key]:
-    """Return the service that a host claims; an annotation that is no key claims nothing."""
-    try:
-        return [Key.parse(claim.metadata.annotations.get(CLAIMED_ANNOTATION, ""))]
-    except ValueError:
-        return []
-
-
-def _labelled(name: str) -> Callable[[Object], list[Label]]:
-    def labels_of(obj: Object) -> list[Label]:
-        label = obj.metadata.labels.get(name)
-        return [(obj.metadata.namespace, label)] if label else []
-
-    return labels_of
-
-
-def _job_label(pod: Pod) -> list[Key]:
-    label = pod.metadata.labels.get(JOB_LABEL)
-    return [Key(pod.metadata.namespace, label)] if label else []
 
 
 def _by_name(key: Key) -> str:

@@ -24,7 +24,7 @@ class Namespace(Object):
     """A scope for names."""
 
     RESOURCE: ClassVar[Resource] = Resource(
-        "", "v1", "Namespace", "namespaces", namespaced=False, short_names=("ns",), subresources=("status", "finalize")
+        "", "v1", "Namespace", "namespaces", namespaced=False, short_names=("ns",), subresources=("status",)
     )
     status: Phase = Phase()  # `Active`, or `Terminating` while its objects are deleted
 
@@ -55,9 +55,7 @@ class NodeStatus(Wired):
 class Node(Object):
     """A machine of the cluster."""
 
-    RESOURCE: ClassVar[Resource] = Resource(
-        "", "v1", "Node", "nodes", namespaced=False, short_names=("no",), subresources=("status", "proxy")
-    )
+    RESOURCE: ClassVar[Resource] = Resource("", "v1", "Node", "nodes", namespaced=False, subresources=("status",))
     spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
 
@@ -67,7 +65,7 @@ class PriorityClass(Object):
     """A named priority of pods."""
 
     RESOURCE: ClassVar[Resource] = Resource(
-        "scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", namespaced=False, short_names=("pc",)
+        "scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", namespaced=False
     )
 
 
@@ -138,9 +136,7 @@ class ConfigMap(Object):
 class ServiceAccount(Object):
     """An identity for pods."""
 
-    RESOURCE: ClassVar[Resource] = Resource(
-        "", "v1", "ServiceAccount", "serviceaccounts", short_names=("sa",), subresources=("token",)
-    )
+    RESOURCE: ClassVar[Resource] = Resource("", "v1", "ServiceAccount", "serviceaccounts", short_names=("sa",))
 
 
 @attrs.frozen(kw_only=True)

@@ -266,10 +266,6 @@ def _is_mapping(cls: Any) -> bool:
     return typing.get_origin(cls) is collections.abc.Mapping
 
 
-def _is_free(cls: Any) -> bool:
-    return cls is Any or cls == IntOrString
-
-
 def _make_converter() -> cattrs.Converter:
     converter = cattrs.Converter(detailed_validation=False, forbid_extra_keys=False)
     for applies, structure, unstructure in (
@@ -288,7 +284,7 @@ def _make_converter() -> cattrs.Converter:
         converter.register_structure_hook(kind, hook)
     int_or_string = _scalar("an integer or a string", int, str)
     converter.register_structure_hook_func(lambda cls: cls == IntOrString, int_or_string)
-    converter.register_unstructure_hook_func(_is_free, lambda value: value)
+    converter.register_unstructure_hook_func(lambda cls: cls is Any or cls == IntOrString, lambda value: value)
     return converter
 
 

@@ -192,10 +192,15 @@ def error_from_response(call: str, code: int, body: bytes, *, retry_after: str =
 
 
 def excerpt(body: bytes) -> str:
-    """Return the beginning of an unexpected body, printable and on one line."""
-    text = " ".join(body[: 4 * _EXCERPT_CHARACTERS].decode("utf-8", errors="replace").split())
-    printable = "".join(c if c.isprintable() else "?" for c in text)
-    return repr(printable[:_EXCERPT_CHARACTERS] + ("…" if len(printable) > _EXCERPT_CHARACTERS else ""))
+    """Return the beginning of an unexpected body, printable, on one line and in quotes."""
+    return repr(printable_line(body[: 4 * _EXCERPT_CHARACTERS], _EXCERPT_CHARACTERS))
+
+
+def printable_line(text: bytes, most: int) -> str:
+    """Return the beginning of a text, printable and on one line."""
+    line = " ".join(text.decode("utf-8", errors="replace").split())
+    printable = "".join(c if c.isprintable() else "?" for c in line)
+    return printable[:most] + ("…" if len(printable) > most else "")
 
 
 def root_cause_text(error: BaseException) -> str:

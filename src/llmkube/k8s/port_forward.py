@@ -21,7 +21,7 @@ from llmkube.base.http.errors import HttpError
 from llmkube.base.http.websocket import WebSocket, connect_websocket
 from llmkube.k8s import request as build
 from llmkube.k8s.client import Client
-from llmkube.k8s.errors import TransportError
+from llmkube.k8s.errors import TransportError, printable_line
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import Pod
 
@@ -102,7 +102,7 @@ class PodStream(trio.abc.Stream):
             self._announced.add(channel)
             return b""
         if channel == _ERROR and payload:
-            raise PortForwardError(f"{self._call}: {_error_text(payload)}")
+            raise PortForwardError(f"{self._call}: {printable_line(payload, _ERROR_CHARACTERS)}")
         return payload
 
 
@@ -124,9 +124,3 @@ async def connect_to_pod(client: Client, pod: Key, port: int) -> PodStream:
 
 def _pieces(data: memoryview) -> Iterator[memoryview]:
     return (data[at : at + _PIECE_BYTES] for at in range(0, len(data), _PIECE_BYTES))
-
-
-def _error_text(text: bytes) -> str:
-    line = " ".join(text.decode("utf-8", errors="replace").split())
-    printable = "".join(character if character.isprintable() else "?" for character in line)
-    return printable[:_ERROR_CHARACTERS] + ("…" if len(printable) > _ERROR_CHARACTERS else "")

@@ -10,7 +10,7 @@ Deletions:
 * With `cautious`, the same applies to deletions that a watch sends within a short time: once they remove more than
   half, a list ten seconds later decides. A single deletion is accepted at once.
 * A kind that is no longer served is not a deletion of its objects. The API server deletes the objects of a deleted
-  CustomResourceDefinition, and the watch sends these deletions first: with `served`, none is accepted while the
+  CustomResourceDefinition, and the watch sends these deletions first: with `keep_unserved`, none is accepted while the
   definition is missing or is being deleted.
 
 Staleness:
@@ -233,7 +233,7 @@ async def run_reflector(
     namespace: str | None = None,
     label_selector: str = "",
     cautious: bool = False,
-    served: Callable[[], Awaitable[bool]] | None = None,
+    keep_unserved: bool = False,
     fatal: Collection[int] = (),
     rng: random.Random,
     backoff: Backoff = RECONNECT,
@@ -249,7 +249,7 @@ async def run_reflector(
         namespace: None watches all namespaces.
         label_selector: In kubectl's syntax.
         cautious: Whether deletions of more than half within seconds wait for a list to confirm them.
-        served: Returns whether the kind is served and its definition is not being deleted; raises ApiError.
+        keep_unserved: Whether objects are kept while the definition of their kind is missing or being deleted.
         fatal: HTTP statuses that are raised, for a collection that the program can do without.
         rng: Jitter for the watch durations and the back-off.
         backoff: The delays after consecutive failures.
@@ -258,7 +258,7 @@ async def run_reflector(
         ApiError: One of `fatal`.
     """
     where: dict[str, Any] = {"namespace": namespace, "label_selector": label_selector}
-    check = _DeletionCheck(kind, served)
+    check = _DeletionCheck(client, kind, keep_unserved)
     read = partial(_list, client, kind, where)
     must_list = True
     failures = 0
@@ -317,17 +317,16 @@ async def _list(client: Client, kind: type[T], where: Mapping[str, Any]) -> List
 class _DeletionCheck:
     """Checks that a deletion is not that of the whole kind, at most once a second."""
 
-    def __init__(self, kind: type[Object], served: Callable[[], Awaitable[bool]] | None) -> None:
-        self._kind, self._served, self._checked_at = kind, served, -math.inf
+    def __init__(self, client: Client, kind: type[Object], keep_unserved: bool) -> None:
+        self._client, self._kind, self._is_on, self._checked_at = client, kind, keep_unserved, -math.inf
 
     async def __call__(self) -> None:
         """Raise ApiError unless the kind is served and its definition is not being deleted."""
-        if self._served is None or trio.current_time() < self._checked_at + SERVED_SECONDS:
+        if not self._is_on or trio.current_time() < self._checked_at + SERVED_SECONDS:
             return
-        if not await self._served():
-            raise ApiError(
-                f"{self._kind.RESOURCE.full_name}: its definition is missing or being deleted; its objects are kept"
-            )
+        resource = self._kind.RESOURCE
+        if resource.plural not in await self._client.served_kinds(resource.group, resource.version):
+            raise ApiError(f"{resource.full_name}: its definition is missing or being deleted; its objects are kept")
         self._checked_at = trio.current_time()
 
 

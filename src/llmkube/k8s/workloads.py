@@ -106,9 +106,7 @@ class PodSpec(Wired):
 class Pod(Object):
     """Containers on one node."""
 
-    RESOURCE: ClassVar[Resource] = Resource(
-        "", "v1", "Pod", "pods", short_names=("po",), subresources=("status",), categories=("all",)
-    )
+    RESOURCE: ClassVar[Resource] = Resource("", "v1", "Pod", "pods", subresources=("status",))
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
 
@@ -128,7 +126,7 @@ class PersistentVolumeClaim(Object):
     """A request for storage, bound to a volume."""
 
     RESOURCE: ClassVar[Resource] = Resource(
-        "", "v1", "PersistentVolumeClaim", "persistentvolumeclaims", short_names=("pvc",), subresources=("status",)
+        "", "v1", "PersistentVolumeClaim", "persistentvolumeclaims", subresources=("status",)
     )
     status: Phase = Phase()  # `Pending`, `Bound` or `Lost`
 
@@ -158,15 +156,7 @@ class DeploymentStatus(Wired):
 class Deployment(Object):
     """Pods from one template, replaced by a rollout when it changes."""
 
-    RESOURCE: ClassVar[Resource] = Resource(
-        "apps",
-        "v1",
-        "Deployment",
-        "deployments",
-        short_names=("deploy",),
-        subresources=("status", "scale"),
-        categories=("all",),
-    )
+    RESOURCE: ClassVar[Resource] = Resource("apps", "v1", "Deployment", "deployments", subresources=("status",))
     spec: DeploymentSpec = DeploymentSpec()
     status: DeploymentStatus = DeploymentStatus()
 
@@ -182,7 +172,7 @@ class JobStatus(Wired):
 class Job(Object):
     """Pods that run to completion."""
 
-    RESOURCE: ClassVar[Resource] = Resource("batch", "v1", "Job", "jobs", subresources=("status",), categories=("all",))
+    RESOURCE: ClassVar[Resource] = Resource("batch", "v1", "Job", "jobs", subresources=("status",))
     status: JobStatus = JobStatus()
 
 
@@ -193,33 +183,21 @@ class Job(Object):
 class HorizontalPodAutoscaler(Object):
     """An autoscaler that sets a Deployment's replica count by metrics."""
 
-    RESOURCE: ClassVar[Resource] = Resource(
-        "autoscaling",
-        "v2",
-        "HorizontalPodAutoscaler",
-        "horizontalpodautoscalers",
-        short_names=("hpa",),
-        subresources=("status",),
-        categories=("all",),
-    )
+    RESOURCE: ClassVar[Resource] = Resource("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
 
 
 @attrs.frozen(kw_only=True)
 class PodDisruptionBudget(Object):
     """A limit on the pods that voluntary disruptions may remove at a time."""
 
-    RESOURCE: ClassVar[Resource] = Resource(
-        "policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", short_names=("pdb",), subresources=("status",)
-    )
+    RESOURCE: ClassVar[Resource] = Resource("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
 
 
 @attrs.frozen(kw_only=True)
 class NetworkPolicy(Object):
     """Allowed connections of pods; enforced by the cluster's network plugin."""
 
-    RESOURCE: ClassVar[Resource] = Resource(
-        "networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", short_names=("netpol",)
-    )
+    RESOURCE: ClassVar[Resource] = Resource("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
 
 
 # -- monitoring.coreos.com/v1 -----------------------------------------------------------------------------------------
@@ -229,9 +207,7 @@ class NetworkPolicy(Object):
 class PodMonitor(Object):
     """The pods that a Prometheus operator scrapes; exists only where that operator is installed."""
 
-    RESOURCE: ClassVar[Resource] = Resource(
-        "monitoring.coreos.com", "v1", "PodMonitor", "podmonitors", short_names=("pmon",)
-    )
+    RESOURCE: ClassVar[Resource] = Resource("monitoring.coreos.com", "v1", "PodMonitor", "podmonitors")
 
 
 # -- pyrra.dev/v1alpha1, gateway.networking.k8s.io/v1 ------------------------------------------------------------------
@@ -241,9 +217,7 @@ class PodMonitor(Object):
 class ServiceLevelObjective(Object):
     """A service level objective for Pyrra; exists only where Pyrra is installed."""
 
-    RESOURCE: ClassVar[Resource] = Resource(
-        "pyrra.dev", "v1alpha1", "ServiceLevelObjective", "servicelevelobjectives", short_names=("slo",)
-    )
+    RESOURCE: ClassVar[Resource] = Resource("pyrra.dev", "v1alpha1", "ServiceLevelObjective", "servicelevelobjectives")
 
 
 @attrs.frozen(kw_only=True)
@@ -290,12 +264,7 @@ class LeaderWorkerSet(Object):
     """Groups of pods that serve one model together; exists only where LWS is installed (lws.sigs.k8s.io)."""
 
     RESOURCE: ClassVar[Resource] = Resource(
-        "leaderworkerset.x-k8s.io",
-        "v1",
-        "LeaderWorkerSet",
-        "leaderworkersets",
-        short_names=("lws",),
-        subresources=("status", "scale"),
+        "leaderworkerset.x-k8s.io", "v1", "LeaderWorkerSet", "leaderworkersets", subresources=("status",)
     )
     spec: DeploymentSpec = DeploymentSpec()
     status: LeaderWorkerSetStatus = LeaderWorkerSetStatus()

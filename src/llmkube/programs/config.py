@@ -25,7 +25,7 @@ from llmkube.base.settings import (
 from llmkube.k8s.crd.placement import ACCELERATORS, ACTIVATION_MODES, ALWAYS, ON_REQUEST
 from llmkube.k8s.crd.serving import ENGINE_NAME
 from llmkube.programs.state_location import STATE_DIR, StateDirSetting, check_state_dir, state_dir_of
-from llmkube.runtimes.engine_template import EngineTemplate
+from llmkube.runtimes.allowances import EngineTemplate
 from llmkube.weights.download.hugging_face import ENDPOINT
 
 NAMESPACE = setting(None, help="Serve only this namespace; without it, all namespaces.")

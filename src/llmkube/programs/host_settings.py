@@ -20,9 +20,8 @@ from llmkube.base.trusted_paths import resolve_links
 from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, GENERIC, MLX_RUNTIME, OMLX, mlx_runtime_of
 from llmkube.programs.config import AgentConfig, HostConfig, UpConfig
 from llmkube.programs.daemon_engine.omlx_api import KEY_FILE_VARIABLE, PORT_VARIABLE, START_VARIABLE
-from llmkube.runtimes.allowances import Allowances, parse_allowances
+from llmkube.runtimes.allowances import Allowances, EngineTemplate, parse_allowances
 from llmkube.runtimes.devices import GPUS, NO_DEVICES, Devices
-from llmkube.runtimes.engine_template import EngineTemplate
 from llmkube.runtimes.llama_verdicts import OURS
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
 from llmkube.supervisor.credentials import read_token_file

@@ -15,7 +15,6 @@ from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import SERVICE_LABEL
@@ -28,22 +27,22 @@ _SELECTORS: Final[Mapping[type[Any], str]] = {EndpointSlice: SERVICE_LABEL}
 class ObjectCaches:
     """Local copies of collections; `changed` gets a new version with each change."""
 
-    services: Cache[InferenceService] = attrs.field(factory=Cache)
-    models: Cache[Model] = attrs.field(factory=Cache)
-    routers: Cache[ModelRouter] = attrs.field(factory=Cache)
-    slices: Cache[EndpointSlice] = attrs.field(factory=Cache)
-    further: dict[type[Any], Cache[Any]] = attrs.field(factory=lambda: defaultdict(Cache))
     changed: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None))
+    _caches: dict[type[Any], Cache[Any]] = attrs.field(factory=lambda: defaultdict(Cache))
 
     def of(self, kind: type[Any]) -> Cache[Any]:
         """Return the copy of the objects of a kind."""
-        caches: dict[type[Any], Cache[Any]] = {
-            InferenceService: self.services,
-            Model: self.models,
-            ModelRouter: self.routers,
-            EndpointSlice: self.slices,
-        }
-        return caches[kind] if kind in caches else self.further[kind]
+        return self._caches[kind]
+
+    @property
+    def services(self) -> Cache[InferenceService]:
+        """The InferenceServices."""
+        return self.of(InferenceService)
+
+    @property
+    def models(self) -> Cache[Model]:
+        """The Models."""
+        return self.of(Model)
 
     def model_of(self, service: InferenceService) -> Model | None:
         """Return the Model to which a service refers; None if it does not exist."""
@@ -67,7 +66,7 @@ async def open_object_caches(
     def notify(_key: Key) -> None:
         caches.changed.put_nowait(None)
 
-    reflect = partial(run_reflector, client, namespace=namespace, rng=rng)
+    reflect = partial(run_reflector, client, namespace=namespace, keep_unserved=True, rng=rng)
     async with trio.open_nursery() as nursery:
         watched: set[type[Any]] = {InferenceService, Model, *kinds}
         for kind in watched:

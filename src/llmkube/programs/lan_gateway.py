@@ -86,13 +86,11 @@ class ListenSettings:
         Raises:
             UserError: The file cannot be used.
         """
-        if self.key_file is not None:
-            return _listen_keys(self.key_file, _FILE_FLAG, generated=False)
-        path = state_dir / _KEY_FILE
-        generated = not path.exists()
+        path, field = (state_dir / _KEY_FILE, FLAG) if self.key_file is None else (self.key_file, _FILE_FLAG)
+        generated = self.key_file is None and not path.exists()
         if generated:
             ensure_token(path)
-        return _listen_keys(path, FLAG, generated=generated)
+        return ListenKeys(path, _read_keys(path, field), generated, bool(path.stat().st_mode & stat.S_IROTH))
 
 
 @attrs.frozen
@@ -312,11 +310,6 @@ def parse_listen(text: str, default_port: int, own: Collection[str]) -> tuple[st
 def _address_error(problem: str, own: Collection[str]) -> UserError:
     present = f"give one of {', '.join(sorted(own))}" if own else "it has no address now that others can reach"
     return UserError(f"{problem}; {present}", field=FLAG)
-
-
-def _listen_keys(path: Path, field: str, *, generated: bool) -> ListenKeys:
-    keys = _read_keys(path, field)
-    return ListenKeys(path, keys, generated, is_world_readable=bool(path.stat().st_mode & stat.S_IROTH))
 
 
 def _read_keys(path: Path, field: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import orjson
 import trio
 
 from llmkube.base.http.client import HttpClient
-from llmkube.programs.daemon_engine.ollama_api import DaemonAddressError, OllamaApi, daemon_url, require_local
+from llmkube.programs.daemon_engine.ollama_api import OllamaApi, address_problem, daemon_url
 from llmkube.programs.daemon_engine.ollama_weights import (
     FreeSpace,
     check_capacity,
@@ -49,12 +49,8 @@ def local_ollama(http: HttpClient, allowed: AllowedModels) -> "OllamaLibrary":
         http: HTTP client for Ollama.
         allowed: Ollama models that Models may name.
     """
-    url, problem = daemon_url(os.environ), ""
-    try:
-        require_local(url)
-    except DaemonAddressError as error:
-        problem = str(error)
-    return OllamaLibrary(OllamaApi(http, url), allowed, problem)
+    url = daemon_url(os.environ)
+    return OllamaLibrary(OllamaApi(http, url), allowed, address_problem(url))
 
 
 @attrs.define(eq=False)
@@ -175,13 +171,5 @@ class _PullProgress:
         self._files[text] = (done, total)
         done_bytes, total_bytes = (sum(column) for column in zip(*self._files.values(), strict=True))
         self._rate.add(trio.current_time(), done_bytes)
-        self.progress(
-            Progress(
-                "downloading",
-                done_bytes,
-                total_bytes,
-                self._rate.bytes_per_second,
-                self._rate.seconds_left(total_bytes),
-                note="by Ollama",
-            )
-        )
+        rate, left = self._rate.bytes_per_second, self._rate.seconds_left(total_bytes)
+        self.progress(Progress("downloading", done_bytes, total_bytes, rate, left, note="by Ollama"))

@@ -304,6 +304,7 @@ class _Up(Generic[T]):
                         rng=self.rng,
                         has_open_route=not addresses.routers_only,
                         egress=settings.egress,
+                        version=lambda: (caches.changed.version, view.changed.version),
                         on_error=lambda name: view.record_error(Key.parse(name)),
                         activator=view.activator,
                         traces=requests,

@@ -206,18 +206,23 @@ async def check_ports(numbers: Mapping[str, int]) -> None:
     """
     taken = []
     for flag, number in numbers.items():
-        try:
-            for listener in await open_listeners(LOOPBACK, number):
-                await trio.aclose_forcefully(listener)
-        except PortTakenError:
-            holder = await trio.to_thread.run_sync(holder_of, number, abandon_on_cancel=True)
+        if (holder := await find_holder(number)) is not None:
             taken.append(f"{number} ({flag}) is in use by {holder or 'another program'}")
     if taken:
         raise PortTakenError(f"port {', port '.join(taken)}; stop that program, or choose other ports with these flags")
 
 
-def holder_of(port: int) -> str:
-    """Return the name and pid of the program that listens at a port; "" if only root may see it."""
+async def find_holder(port: int) -> str | None:
+    """Return the name and pid of the program that has a port, "" if only root may see it; None if the port is free."""
+    try:
+        for listener in await open_listeners(LOOPBACK, port):
+            await trio.aclose_forcefully(listener)
+    except PortTakenError:
+        return await trio.to_thread.run_sync(_holder_of, port, abandon_on_cancel=True)
+    return None
+
+
+def _holder_of(port: int) -> str:
     try:
         for each in psutil.net_connections("tcp"):
             if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port and each.pid:

@@ -7,9 +7,9 @@ import contextlib
 import fcntl
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import trio
@@ -42,9 +42,9 @@ class StateDirSetting:
     state_dir: Path | None = STATE_DIR
 
 
-def local_state_dir() -> Path:
-    """Return the state directory without a flag: from the environment, or the default."""
-    return state_dir_of(resolve(StateDirSetting, flags={}, environ=os.environ).state_dir)
+def local_state_dir(flags: Mapping[str, Any] = {}) -> Path:
+    """Return the state directory: from the flags of a program, the environment, or the default."""
+    return state_dir_of(resolve(StateDirSetting, flags=flags, environ=os.environ).state_dir)
 
 
 def check_state_dir(path: Path, *, to_create: bool = False) -> bool:

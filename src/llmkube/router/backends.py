@@ -12,7 +12,7 @@ from llmkube.base.hold import Hold
 from llmkube.base.http.message import Headers
 from llmkube.k8s.wire.reasons import Meaning, Reason
 from llmkube.router.dialects.ollama_models import known_name
-from llmkube.router.refusals import RefusedError, refused
+from llmkube.router.refusals import DO_NOT_RETRY, RefusedError, refused
 
 NOT_READY: Final = "model_not_ready"
 """Error code of the gateway for a model that is not ready; the error also has its `reason`."""
@@ -131,15 +131,12 @@ class ModelDirectory(Protocol):
 
     def model_ids(self) -> Sequence[str]:
         """Return one id per model, in order."""
-        ...
 
     def aliases(self) -> Sequence[str]:
         """Return the additional ids of models, in order."""
-        ...
 
     def lookup(self, model_id: str) -> Found | None:
         """Return the engine of a model or the reason why it is not ready; None if there is no such model."""
-        ...
 
 
 class Waker(Protocol):
@@ -151,11 +148,9 @@ class Waker(Protocol):
         A service whose last load failed is not loaded again before its back-off has ended. The request waits in the
         contexts that the value of this one returns: its engine may be stopped then.
         """
-        ...
 
     async def wait_changed(self, service: str) -> None:
         """Return once the directory's answer for a service may have changed since the call."""
-        ...
 
 
 class Activator(Waker, Protocol):
@@ -167,14 +162,12 @@ class Activator(Waker, Protocol):
 
     def load(self, service: str) -> None:
         """Load a service that is idle, also during the back-off after a failed load."""
-        ...
 
     def unload(self, service: str) -> bool:
         """Unload a service once its requests have ended, and end its pin; return whether it was loaded or loading.
 
         The next request loads it again.
         """
-        ...
 
     def pin(self, service: str, seconds: float | None) -> None:
         """Load a service and keep it loaded, until `unload` or the agent's end.
@@ -184,7 +177,6 @@ class Activator(Waker, Protocol):
             seconds: Time without requests after which it is unloaded, in place of `spec.activation.idleTimeout`; other
                 services may displace it then. None: it is never unloaded, and never displaced.
         """
-        ...
 
 
 def engine_of(directory: ModelDirectory, named: object, path: str) -> Backend:
@@ -253,5 +245,5 @@ def not_ready(model_id: str, state: UnavailableModel, why: str = "is not ready")
     message = f"model {model_id!r} {why} ({state.reason}): {state.message}"
     seconds = state.retry_seconds
     # OpenAI's and Anthropic's clients honor the second header: a retry would fail again.
-    retry_headers = {"Retry-After": str(seconds)} if seconds is not None else {"X-Should-Retry": "false"}
+    retry_headers = {"Retry-After": str(seconds)} if seconds is not None else DO_NOT_RETRY
     return refused(503, message, NOT_READY, retry_headers, reason=state.reason)

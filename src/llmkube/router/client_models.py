@@ -35,12 +35,10 @@ def permitted_model(exchange: StreamExchange, directory: ModelDirectory, named: 
         RefusedError: The client may not use the model, or the model does not exist, or does not serve this path.
     """
     client = client_of(exchange)
-    if client is None or not client.models:
-        exchange.about, found = find_model(directory, named, path)
-        return exchange.about, found
-    ids = [each for each in directory.model_ids() if may_use(exchange, directory, each)]
+    is_limited = client is not None and bool(client.models)
+    ids = [each for each in directory.model_ids() if may_use(exchange, directory, each)] if is_limited else None
     exchange.about, found = find_model(directory, named, path, ids)
-    if not may_use(exchange, directory, exchange.about):
+    if client is not None and not may_use(exchange, directory, exchange.about):
         raise model_refused(client, exchange.about)
     return exchange.about, found
 

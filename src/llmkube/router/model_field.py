@@ -9,6 +9,7 @@ well; file contents are skipped.
 
 import re
 from collections.abc import Iterator
+from email import message_from_bytes
 from email.message import Message
 from typing import Any, Final
 
@@ -97,10 +98,10 @@ def _check_grammar(name: str, body: bytes, end: int) -> None:
 
 @attrs.frozen
 class Span:
-    """Position and value of one `model` member of a body.
+    """Position and value of one `model` member of a body, or of the field of a form.
 
     Attributes:
-        start: Offset of its first byte.
+        start: Offset of its first byte, or the one where a part can be inserted into a form without it.
         end: Offset after its last byte.
         value: The string, None for `null`, 0 for any other type.
     """
@@ -430,21 +431,6 @@ _MAX_HEAD_BYTES: Final = 4096
 _BOUNDARY: Final = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]")  # RFC 2046, 5.1.1
 
 
-@attrs.frozen
-class FormModel:
-    """Position and value of the `model` field of a form.
-
-    Attributes:
-        value: Value as sent; None if the form has no such field.
-        start: Offset of its first byte; without a value, the offset where a part can be inserted.
-        end: Offset after its last byte.
-    """
-
-    value: str | None
-    start: int
-    end: int
-
-
 def boundary_of(content_type: str | None) -> bytes | None:
     """Return the boundary of a multipart form; None if the body is not one.
 
@@ -461,8 +447,8 @@ def boundary_of(content_type: str | None) -> bytes | None:
     return found.encode("ascii")
 
 
-async def read_form_model(body: bytes, boundary: bytes) -> FormModel:
-    """Return the field `model` of a form; the last of several wins, as in JSON.
+async def read_form_model(body: bytes, boundary: bytes) -> Span:
+    """Return the field `model` of a form; the last of several wins, as in JSON. Without one its value is None.
 
     Raises:
         BodyError: The body is not such a form, or has too many parts.
@@ -470,7 +456,7 @@ async def read_form_model(body: bytes, boundary: bytes) -> FormModel:
     mark = b"--" + boundary
     if not body.startswith(mark):
         raise BodyError("the form must begin with its boundary")
-    found, at = FormModel(None, 0, 0), len(mark)
+    found, at = Span(0, 0, None), len(mark)
     for _ in range(MAX_PARTS):
         if body.startswith(b"--", at):
             return found
@@ -482,12 +468,12 @@ async def read_form_model(body: bytes, boundary: bytes) -> FormModel:
         if _name_in(body[at + 2 : head_end]) == "model":
             if end - start > MAX_NAME_BYTES:
                 raise BodyError(f'"model" is longer than {MAX_NAME_BYTES} bytes')
-            found = FormModel(body[start:end].decode("utf-8", "replace"), start, end)
+            found = Span(start, end, body[start:end].decode("utf-8", "replace"))
         at = end + 2 + len(mark)
     raise BodyError(f"the form has more than {MAX_PARTS} parts")
 
 
-def replace_form_model(body: bytes, boundary: bytes, found: FormModel, value: str) -> bytes:
+def replace_form_model(body: bytes, boundary: bytes, found: Span, value: str) -> bytes:
     """Return the form with another `model` and every other byte unchanged."""
     written = value.encode()
     if found.value is None:
@@ -506,12 +492,7 @@ async def _find(body: bytes, mark: bytes, start: int) -> int:
 
 
 def _name_in(head: bytes) -> str | None:
-    message = Message()
-    for line in head.decode("utf-8", "replace").split("\r\n"):
-        name, _, value = line.partition(":")
-        if name.strip().lower() == "content-disposition":
-            message["Content-Disposition"] = value.strip()
-    found = message.get_param("name", header="Content-Disposition")
+    found = message_from_bytes(head).get_param("name", header="Content-Disposition")
     return found if isinstance(found, str) else None
 
 
@@ -534,23 +515,19 @@ class ModelNameRewriter:
         """Return a rewriter from one name to the other, with and without a space after the colon."""
         return cls(tuple(key + orjson.dumps(theirs) for key in _KEYS), _KEYS[0] + orjson.dumps(ours))
 
-    def feed(self, piece: bytes) -> bytes:
-        """Return the bytes to send; a partial match at the end is kept for the next piece: no event ends with one."""
-        data = self._pending + piece
+    def edit(self, piece: bytes) -> bytes:
+        """Return the bytes to send, at the end those that are left: a `BodyEditor`.
+
+        A partial match at the end is kept for the next piece: no event ends with one.
+        """
+        data, self._pending = self._pending + piece, b""
+        if not piece:
+            return data
         for theirs in self._theirs:
             data = data.replace(theirs, self._ours)
         tail = max(_partial_match(theirs, data) for theirs in self._theirs)
         self._pending = data[len(data) - tail :]
         return data[: len(data) - tail]
-
-    def edit(self, piece: bytes) -> bytes:
-        """Return the bytes to send: a `BodyEditor`."""
-        return self.feed(piece) if piece else self.end()
-
-    def end(self) -> bytes:
-        """Return the retained bytes."""
-        pending, self._pending = self._pending, b""
-        return pending
 
 
 def _partial_match(name: bytes, data: bytes) -> int:

@@ -39,6 +39,7 @@ LIST_TIMEOUT_SECONDS: Final = 2.0
 
 _ENGINE_FIELDS: Final = ("meta", "architecture")
 _CAPABILITIES: Final[Mapping[str, str]] = {"chat": "completion", "embedding": "embedding", "rerank": "rerank"}
+_READS_PICTURES: Final = {"input_modalities": ["text", "image"], "output_modalities": ["text"]}
 _NO_FACTS: Final = ModelFacts()
 
 
@@ -108,7 +109,8 @@ def models_in(
             found.append(entry(runs=True, tags={state.mode}, members=fields, engine=state, ask=ask))
         else:
             status: dict[str, Any] = {"value": state.state.value, "reason": state.reason, "message": state.message}
-            fields = {**parent, "status": status | ({"failed": True} if state.failed else {})}
+            inputs = {"architecture": _READS_PICTURES} if "vision" in facts.abilities else {}
+            fields = {**inputs, **parent, "status": status | ({"failed": True} if state.failed else {})}
             found.append(entry(tags={facts.mode}, members=fields, loads=state.wakes or state.failed))
     return found
 

@@ -87,13 +87,9 @@ def is_foreign_origin(headers: Headers, *, https_proxy_pages: bool = True) -> bo
         return True
     if page.scheme not in _WEB_SCHEMES:
         return page.scheme in _OPAQUE_SCHEMES
-    behind_proxy = https_proxy_pages and page.scheme == "https" and is_same
-    return not (behind_proxy and not _could_be_form(headers)) and not is_local(page.hostname or "")
-
-
-def _could_be_form(headers: Headers) -> bool:
-    kind = (headers.get("content-type") or "").partition(";")[0].strip().lower()
-    return kind in _FORM_TYPES
+    could_be_form = (headers.get("content-type") or "").partition(";")[0].strip().lower() in _FORM_TYPES
+    behind_proxy = https_proxy_pages and page.scheme == "https" and is_same and not could_be_form
+    return not behind_proxy and not is_local(page.hostname or "")
 
 
 def refuse_foreign_pages(head: RequestHead, peer: str, *, https_proxy_pages: bool = True) -> Response | None:

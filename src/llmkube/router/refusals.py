@@ -6,6 +6,9 @@ from typing import Final
 from llmkube.base.http.message import Headers, Response
 
 NO_HEADERS: Final[Mapping[str, str]] = {}
+DO_NOT_RETRY: Final[Mapping[str, str]] = {"X-Should-Retry": "false"}
+"""For clients that retry automatically."""
+
 _KINDS: Final[Mapping[int, str]] = {
     401: "authentication_error",
     403: "permission_error",

@@ -91,11 +91,9 @@ class Recorder(Protocol):
             headers: Valid trace headers: the client's, or those of a new trace.
             is_root: Whether they are those of a new trace.
         """
-        ...
 
     def offer_nowait(self, trace: Trace, spans: Iterable[Span]) -> None:
         """Take the spans of a request that has ended, that of the request first."""
-        ...
 
 
 Batch = Sequence[tuple[Trace, Span]]
@@ -171,8 +169,7 @@ class Traces(Collector):
                 while self._waiting:
                     await self._send_batch()
         finally:
-            with trio.move_on_after(FLUSH_SECONDS) as rest:
-                rest.shield = True
+            with trio.move_on_after(FLUSH_SECONDS, shield=True):
                 while self._waiting:
                     await self._send_batch()
             self.counts["dropped"] += len(self._waiting)

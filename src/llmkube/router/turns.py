@@ -36,7 +36,6 @@ class Turn:
         admitted_at: Time of admission; None before.
         is_dropped: Whether it was dropped from a full queue.
         has_siblings: Whether more requests of its tenant waited when it was dropped.
-        answer_tokens: Length of its answer; None while unknown.
     """
 
     tenant: str
@@ -46,7 +45,6 @@ class Turn:
     admitted_at: float | None = None
     is_dropped: bool = False
     has_siblings: bool = False
-    answer_tokens: int | None = None
 
 
 @attrs.define(eq=False)
@@ -79,7 +77,7 @@ class EngineQueue:
 
     def record_answer(self, turn: Turn, tokens: int, answer_tokens: int) -> None:
         """Charge an answer, and update the averages."""
-        turn.charge, turn.answer_tokens = tokens, answer_tokens
+        turn.charge = tokens
         self.answer_tokens += _EWMA_WEIGHT * (answer_tokens - self.answer_tokens)
         if turn.admitted_at is not None:
             self.seconds += _EWMA_WEIGHT * (trio.current_time() - turn.admitted_at - self.seconds)

@@ -9,6 +9,5 @@
     swap                                  which loaded models make room for those that requests wait for
     devices                               GPUs: what the machine has, and what an engine can use
     allowances                            flags, variables and engines that the owner of a host adds
-    engine_template                       an engine of the owner's: its program and its command line
 Nothing is started here: see `supervisor/engine` and `controller/render`.
 """

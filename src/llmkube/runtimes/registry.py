@@ -91,7 +91,9 @@ def plan_for(inputs: PlanInputs) -> LaunchPlan:
     Raises:
         PlanError: As `check`, and when the engine lacks a flag of spec.extraArgs.
     """
-    return host_runtime_of(inputs.isvc, inputs.model, inputs.mlx_runtime).plan(inputs)
+    runtime = host_runtime_of(inputs.isvc, inputs.model, inputs.mlx_runtime)
+    runtime.check(inputs.isvc, inputs.model, inputs.allowances)
+    return runtime.plan(inputs)
 
 
 # -- in a pod ---------------------------------------------------------------------------------------------------------

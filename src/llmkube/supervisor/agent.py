@@ -24,7 +24,6 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.leases.host_monitor import HostMonitor
 from llmkube.k8s.reflector import run_reflector
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.activator import ServiceActivator
 from llmkube.supervisor.cluster.applier import delete_stale_endpoints
 from llmkube.supervisor.cluster.host_lease import HostLease, delete_host_lease
 from llmkube.supervisor.cluster.node_monitor import NodeMonitor
@@ -34,6 +33,7 @@ from llmkube.supervisor.host_cordon import HostCordon
 from llmkube.supervisor.memory.capacity import MemoryView
 from llmkube.supervisor.memory.eviction_manager import EvictionManager
 from llmkube.supervisor.power.meter import EngineUse
+from llmkube.supervisor.service.gate import ServiceActivator
 from llmkube.supervisor.services import SETTLE_SECONDS, Services
 from llmkube.supervisor.values.host_credential import CredentialState
 from llmkube.supervisor.values.lifecycle import ServiceView
@@ -76,6 +76,11 @@ class AgentView:
     def services(self) -> dict[Key, ServiceView]:
         """Return a snapshot of every service that runs on this host."""
         return {key: running.snapshot for key, running in sorted(self._services.running.by_key.items())}
+
+    def service(self, key: Key) -> ServiceView | None:
+        """Return a snapshot of a service; None if it does not run on this host."""
+        running = self._services.running.by_key.get(key)
+        return running.snapshot if running is not None else None
 
     def engines(self) -> dict[Key, EngineUse]:
         """Return the engine of every service, with its token count."""
@@ -184,7 +189,7 @@ async def _start_support(nursery: trio.Nursery, services: Services, credential: 
         services.on_service,
         label_selector=settings.selector.text,
         cautious=True,
-        served=partial(_serves_services, client),
+        keep_unserved=True,
     )
     watch_models = partial(reflect, Model, services.models, services.on_model)
     watch_hosts = partial(hosts.run_reflector, ports.rng)
@@ -246,8 +251,3 @@ def _others(hosts: HostMonitor, host: str) -> frozenset[str]:
 def stop_seconds(settings: AgentSettings) -> float:
     """Return the longest time that a stop may take: endpoints, requests in flight, engines, last writes."""
     return settings.stop_seconds + KILL_SECONDS + settings.withdraw_seconds + STOP_SLACK_SECONDS
-
-
-async def _serves_services(client: Client) -> bool:
-    resource = InferenceService.RESOURCE
-    return resource.plural in await client.served_kinds(resource.group, resource.version)

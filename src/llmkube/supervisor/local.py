@@ -26,10 +26,10 @@ from llmkube.k8s.resource import Key
 from llmkube.runtimes.devices import with_own_memory
 from llmkube.supervisor.credentials import SourceCredentials, client_keys_of
 from llmkube.supervisor.engine.door import door_cookie
-from llmkube.supervisor.engine.key_file import key_path, read_keys, remove_key_files, with_client_keys
+from llmkube.supervisor.engine.key_file import KEYS_FOLDER, key_path, read_keys, remove_private_files, with_client_keys
 from llmkube.supervisor.engine.launcher import LocalEngines
 from llmkube.supervisor.engine.orphans import STUCK_FOLDER, StuckEngines, match_processes, stuck_engine_of
-from llmkube.supervisor.engine.proxy import remove_config_files
+from llmkube.supervisor.engine.proxy import PROXIES_FOLDER, config_path
 from llmkube.supervisor.host.devices import MemoryWithDevices
 from llmkube.supervisor.host.processes import OWNER_VARIABLE, end_all, find_marked
 from llmkube.supervisor.host.this_machine import open_host_memory
@@ -394,8 +394,11 @@ def _clean_up(journal: FileJournal, settings: AgentSettings) -> dict[Key, Entry]
             earlier[key] = with_client_keys(entry, read_keys(key_path(settings.state_dir, record.cookie)))
     journal.clear(entries.keys() - earlier.keys())
     cookies = frozenset(entry.engine.cookie for entry in earlier.values() if entry.engine)
-    remove_key_files(settings.state_dir, cookies)
-    remove_config_files(settings.state_dir, cookies | {door_cookie(settings.state_dir)})
+    proxies = (*cookies, door_cookie(settings.state_dir))
+    remove_private_files(settings.state_dir / KEYS_FOLDER, cookies)
+    remove_private_files(
+        settings.state_dir / PROXIES_FOLDER, {config_path(settings.state_dir, each).name for each in proxies}
+    )
     for process in end_all(orphans, grace_seconds=settings.longest_grace_seconds):
         if (stuck := stuck_engine_of(process)) is not None:
             stuck_engines.record(stuck)

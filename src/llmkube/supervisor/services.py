@@ -25,10 +25,8 @@ from llmkube.k8s.leases.host_monitor import HostMonitor
 from llmkube.k8s.reflector import CONFIRM_SECONDS, Cache
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.supervisor.activator import ServiceActivator
-from llmkube.supervisor.cluster.applier import Applier
+from llmkube.supervisor.cluster.applier import Applier, DriftRepair
 from llmkube.supervisor.cluster.claim_manager import ClaimManager
-from llmkube.supervisor.cluster.drift_repair import DriftRepair
 from llmkube.supervisor.cluster.status import Slot
 from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.host_cordon import HostCordon
@@ -41,7 +39,7 @@ from llmkube.supervisor.service.context import ServiceContext
 from llmkube.supervisor.service.door_link import DoorLink
 from llmkube.supervisor.service.events import Event, displacing_event
 from llmkube.supervisor.service.facts import Facts
-from llmkube.supervisor.service.gate import WOKEN, Gate
+from llmkube.supervisor.service.gate import WOKEN, Gate, ServiceActivator
 from llmkube.supervisor.service.runner import Runner, run_service
 from llmkube.supervisor.service.saved_prompts import PromptStore
 from llmkube.supervisor.service.status_manager import StatusManager
@@ -102,9 +100,13 @@ class RunningService:
             return view
         if gate.is_active and view.reason in REPEATED:
             view = attrs.evolve(view, reason=Reason.RESTARTING)  # at once: before a later attempt it would be idle
-        view = attrs.evolve(view, on_request=True, load_seconds=book.load_seconds(key))
-        hold_seconds, delayed_until = gate.activation.hold_seconds, book.room.delayed.get(key, 0.0)
-        return attrs.evolve(view, hold_seconds=hold_seconds, delayed_until=delayed_until)
+        return attrs.evolve(
+            view,
+            on_request=True,
+            load_seconds=book.load_seconds(key),
+            hold_seconds=gate.activation.hold_seconds,
+            delayed_until=book.room.delayed.get(key, 0.0),
+        )
 
     @property
     def passes_door(self) -> bool:
@@ -243,7 +245,6 @@ DELETION_DOUBTED = (
 )
 
 
-@attrs.define(eq=False)
 class Services:
     """Reconciles services: compares the desired state of each with what runs.
 
@@ -267,30 +268,10 @@ class Services:
         door: The connection to the door; None on a host without one.
     """
 
-    client: Client
-    settings: AgentSettings
-    ports: Ports
-    queue: ServiceQueue = attrs.field(factory=ServiceQueue)
-    services: Cache[InferenceService] = attrs.field(factory=Cache)
-    models: Cache[Model] = attrs.field(factory=Cache)
-    shutdown: Shutdown = attrs.field(factory=Shutdown)
-    changed: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None))
-    running: RunningServices = attrs.field(init=False)
-    host_address: Mailbox[HostAddress] = attrs.field(init=False)
-    cordon: HostCordon = attrs.field(init=False)
-    hosts: HostMonitor = attrs.field(init=False)
-    claims: ClaimManager = attrs.field(init=False)
-    ledger: Ledger = attrs.field(init=False)
-    recorder: EventRecorder = attrs.field(init=False)
-    applier: Applier = attrs.field(init=False)
-    drift_repair: DriftRepair = attrs.field(init=False)
-    activator: ServiceActivator = attrs.field(init=False)
-    prompts: PromptStore = attrs.field(init=False)
-    door: DoorLink | None = attrs.field(init=False, default=None)
-    _earlier: dict[Key, Entry] = attrs.field(init=False)  # of an earlier agent, for services that have not started yet
-
-    def __attrs_post_init__(self) -> None:
-        settings, ports = self.settings, self.ports
+    def __init__(self, client: Client, settings: AgentSettings, ports: Ports) -> None:
+        self.client, self.settings, self.ports = client, settings, ports
+        self.queue, self.shutdown, self.changed = ServiceQueue(), Shutdown(), Mailbox[None](None)
+        self.services, self.models = Cache[InferenceService](), Cache[Model]()
         self.services.expect(ports.earlier)
         self.running = RunningServices(Book(settings.memory_rules, costs=ports.learned.costs))
         self.host_address = Mailbox(
@@ -299,9 +280,9 @@ class Services:
         has_services, reconcile_all = lambda: bool(self.running.by_key), self.queue.add_all
         self.cordon = HostCordon(ports.cordon, ports.utcnow, settings.accelerators, has_services, reconcile_all)
         self.cordon.refresh()  # before anything is started
-        self.hosts = HostMonitor(self.client, settings.lease_namespace, reconcile_all)
+        self.hosts = HostMonitor(client, settings.lease_namespace, reconcile_all)
         self.claims = ClaimManager(
-            self.client,
+            client,
             settings,
             self.hosts,
             ports.utcnow,
@@ -318,10 +299,11 @@ class Services:
         self.drift_repair = DriftRepair(self.applier, self.conditions_of, ports.rng)
         self.activator = ServiceActivator(self._gate_of, self.changed)
         self.prompts = PromptStore.of(settings)
+        self.door: DoorLink | None = None
         if ports.door is not None:
             find = self.claims.find_endpoint
             self.door = DoorLink(ports.door, self._door_entries, self._gate_of, self.changed, self.shutdown, find)
-        self._earlier = dict(ports.earlier)
+        self._earlier = dict(ports.earlier)  # of an earlier agent, for services that have not started yet
 
     def synced(self) -> bool:
         """Whether all objects that determine what runs here have been listed once."""
@@ -460,7 +442,10 @@ class Services:
                 running.scope.cancel(reason="the host is cordoned")
             return
         desired = self.desired_state(key)
-        is_ours = desired is not None and self.claims.may_run(desired, running=running is not None)
+        has_engine = running is not None and running.status_manager.view.pid is not None
+        is_ours = desired is not None and self.claims.may_run(
+            desired, running=running is not None, has_engine=has_engine
+        )
         if running is not None and desired is not None:
             running.status_manager.set_reporting(is_ours and self.claims.reports(desired))
         if running is not None and key in self.services.unconfirmed:

@@ -126,10 +126,11 @@ class AmbiguousSourceError(SourceError):
 class BlockedAddressError(SourceError):
     """A host resolves to an address to which this host must not connect for an object.
 
-    Attributes:
+    Args:
         host: The host in the URL.
         address: Its address.
         rule: The rule of `weights.address_policy` that refuses it.
+        advice: The fix.
     """
 
     reason = "AddressBlocked"
@@ -137,9 +138,6 @@ class BlockedAddressError(SourceError):
     def __init__(self, host: str, address: str, rule: str, *, advice: str) -> None:
         leads = f"{host} resolves to {address}" if host != address else address
         super().__init__(f"{leads}, which is refused ({rule}); {advice}")
-        self.host = host
-        self.address = address
-        self.rule = rule
 
 
 class FileSetError(WeightsError):
@@ -218,9 +216,12 @@ class ThrottledError(FetchError):
 class NoSpaceError(FetchError):
     """The disk of the store is too small for the file.
 
-    Attributes:
+    Args:
+        where: The folder of the store.
         needed_bytes: The bytes still to be written, plus a margin; None if the disk filled up during a write.
         free_bytes: The free bytes that are not reserved for another download.
+        store: Name of the folder in the message.
+        remedy: How to free some space.
     """
 
     reason = "NoSpace"
@@ -240,5 +241,3 @@ class NoSpaceError(FetchError):
             f"no space in {store}: {need}, {format_bytes(free_bytes)} free in {where}{exact}; "
             f"free some space ({remedy}), or move {store} to a larger disk"
         )
-        self.needed_bytes = needed_bytes
-        self.free_bytes = free_bytes

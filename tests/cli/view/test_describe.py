@@ -19,6 +19,7 @@ from llmkube.cli.view.locations import Engine, Host
 from llmkube.cli.view.output import service_wide_cells
 from llmkube.cli.view.progress import detail_of
 from llmkube.k8s.crd.model import GGUFStatus
+from llmkube.k8s.wire.service_health import service_health
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 CRASH = condition(
@@ -67,16 +68,17 @@ def spec(found, **changes):
 )
 def test_pending_step_is_named(scene, words):
     """Each state names the one thing that has to happen next; Ready and failures name none."""
-    assert waits_for(scene) == ([] if words is None else [words])
+    assert waits_for(scene) == (words or "")
 
 
 def test_crash_and_retry_are_shown_apart():
     """The agent's message is split into error, time of the next attempt, and the engine's output."""
     crashing = service("chat", CRASH, phase="Failed")
-    assert last_error(crashing, model()) == ["CrashLoopBackOff: exit code 1"]
-    assert next_retry(crashing, model(), NOW)[0].startswith("in 12.0 s (")
-    assert next_retry(crashing, model(), NOW + datetime.timedelta(minutes=1))[0].startswith("now (")
-    assert next_retry(service("chat", condition("Loaded", True, "Loaded")), model(), NOW) == []
+    health = service_health(crashing, model())
+    assert last_error(crashing, model()) == "CrashLoopBackOff: exit code 1"
+    assert next_retry(health, NOW).startswith("in 12.0 s (")
+    assert next_retry(health, NOW + datetime.timedelta(minutes=1)).startswith("now (")
+    assert not next_retry(service_health(service("chat", condition("Loaded", True, "Loaded")), model()), NOW)
     shown = describe_service(StatusView(crashing, model("chat", FETCHED)), NOW)
     assert "\n\nThe engine's last lines:\n  error: no memory\n\n" in shown
     assert summary(crashing, model("chat", FETCHED)) == "Failed: CrashLoopBackOff: exit code 1"
@@ -105,18 +107,18 @@ def test_verdict_on_an_older_generation_is_ignored():
     refused = condition("Accepted", False, "Invalid", "spec.extraArgs: no") | {"observedGeneration": 1}
     found = service("chat", refused)
     edited = attrs.evolve(found, metadata=attrs.evolve(found.metadata, generation=2))
-    assert last_error(found, model()) == ["Invalid: spec.extraArgs: no"]
-    assert last_error(edited, model()) == []
+    assert last_error(found, model()) == "Invalid: spec.extraArgs: no"
+    assert last_error(edited, model()) == ""
 
 
 def test_a_fetch_shows_its_progress_and_its_error():
     """A download in progress shows no error; a failed one shows the error only."""
     coming = model("chat", FETCHING)
-    assert progress(coming) == ["downloading: 42 % of 4.5 GiB, 12.0 MiB/s, 3m left"]
-    assert last_error(service(), coming) == []
+    assert progress(coming) == "downloading: 42 % of 4.5 GiB, 12.0 MiB/s, 3m left"
+    assert last_error(service(), coming) == ""
     missing = model("chat", condition("Fetched", False, "FileNotFound", "there is no file /m.gguf\nat all"))
-    assert progress(missing) == []
-    assert last_error(service(), missing) == ["FileNotFound: there is no file /m.gguf"]
+    assert progress(missing) == ""
+    assert last_error(service(), missing) == "FileNotFound: there is no file /m.gguf"
     assert "last error   FileNotFound: there is no file /m.gguf\n" in describe_object(missing, NOW)
 
 

@@ -36,7 +36,7 @@ class World:
             key=DEMO,
             assess=service_health,
             display=self.steps,
-            detail=lambda _service, _model, health: health.headline,
+            detail=lambda health: health.headline,
             may_be_stale=lambda health: health.faulty_kind not in fresh,
             changed=changed,
             loads=loads,

@@ -68,7 +68,7 @@ def test_paths_of_kubelet_and_prometheus_are_open(runtime, model):
     opened = {value for flag, value in zip(ours["args"], ours["args"][1:], strict=False) if flag == "--open"}
     probes = (engine[name] for name in ("startupProbe", "livenessProbe", "readinessProbe"))
     asked = {one["httpGet"]["path"] for one in probes if "httpGet" in one}
-    monitor = pod_monitor(service, the_plan)
+    monitor = pod_monitor(service, the_plan, {})
     if monitor is not None:
         [endpoint] = monitor["spec"]["podMetricsEndpoints"]
         assert endpoint["port"] == "http"

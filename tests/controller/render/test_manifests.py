@@ -171,7 +171,7 @@ MANIFESTS = {
     "budget-protected": lambda: disruption_budget(
         pod_service(disruption={"protectAlways": True}), plan(), starting=False
     ),
-    "monitor": lambda: pod_monitor(pod_service(), plan(metrics_port_name="http")),
+    "monitor": lambda: pod_monitor(pod_service(), plan(metrics_port_name="http"), {}),
     "router-config": lambda: router_manifests().config,
     "router-deployment": lambda: router_manifests().deployment,
     "router-service": lambda: router_manifests().kubernetes_service,
@@ -180,6 +180,7 @@ MANIFESTS = {
     "monitor-renamed": lambda: pod_monitor(
         pod_service(),
         plan(metrics_port_name="metrics", hpa_metric=ScalingMetric("tgi:queue_size", exported_as="tgi_queue_size")),
+        {},
     ),
 }
 

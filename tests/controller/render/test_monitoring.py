@@ -26,22 +26,22 @@ VLLM = plan(runtime="vllm", latency_metric="vllm:e2e_request_latency_seconds")
 def test_availability_is_whether_pods_can_be_scraped():
     """Target and window are the user's; the figure is `up` of the series that our PodMonitor brings."""
     service = pod_service(slo={"objective": "99.5", "window": "4w"})
-    made = objective(service, plan())
+    made = objective(service, plan(), {})
     assert made["metadata"]["name"] == "chat-availability"
     assert (made["spec"]["target"], made["spec"]["window"]) == ("99.5", "4w")
     metric = 'up{job="llmkube-inference",namespace="ml",service="chat"}'
     assert made["spec"]["indicator"] == {"bool_gauge": {"metric": metric}}
-    assert objective(pod_service(), plan()) is None
+    assert objective(pod_service(), plan(), {}) is None
 
 
 def test_a_generic_engine_is_scraped_at_its_field():
     """`spec.metricsPath` alone gives any image a PodMonitor; without it there is none to scrape in vain."""
     spec = {"runtime": "generic", "image": "example.org/engine:1", "containerPort": 9000}
     [there, not_there] = [pod_service(**spec, **more) for more in ({"metricsPath": "/stats/prom"}, {})]
-    made = pod_monitor(there, container_plan_for(there, NO_MODEL))
+    made = pod_monitor(there, container_plan_for(there, NO_MODEL), {})
     [endpoint] = made["spec"]["podMetricsEndpoints"]
     assert (endpoint["path"], endpoint["port"]) == ("/stats/prom", "http")
-    assert pod_monitor(not_there, container_plan_for(not_there, NO_MODEL)) is None
+    assert pod_monitor(not_there, container_plan_for(not_there, NO_MODEL), {}) is None
 
 
 def test_a_prometheus_selects_monitors_by_the_operators_labels():
@@ -65,7 +65,7 @@ async def test_the_operators_labels_reach_created_objects(autojump_clock):
 def test_latency_is_the_share_of_answers_in_time():
     """The bucket's bound is written as Prometheus writes it."""
     slo = {"objective": "99", "indicator": "latency", "latencyThreshold": "2", "name": "fast"}
-    made = objective(pod_service(slo=slo), VLLM)
+    made = objective(pod_service(slo=slo), VLLM, {})
     assert made["metadata"]["name"] == "fast"
     place = 'job="llmkube-inference",namespace="ml",service="chat"'
     assert made["spec"]["indicator"]["latency"] == {
@@ -89,7 +89,7 @@ def test_latency_is_the_share_of_answers_in_time():
 def test_an_objective_without_a_metric_is_named(container, slo, says):
     """Nothing is created, and the field names the value to write instead."""
     service = pod_service(slo={"objective": "99", **slo})
-    assert objective(service, container) is None
+    assert objective(service, container, {}) is None
     obstacle = objective_obstacle(service, container)
     scene = ServiceFacts(model=Verdict("Ready", "ModelReady", ""), plan=container, unmet=(obstacle,))
     status = derive_pod_status(service, scene, ControllerSettings(), verdict=assess_pods(service, scene), now=NOW)

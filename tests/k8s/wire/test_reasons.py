@@ -5,7 +5,7 @@ import datetime
 import pytest
 
 from cli.cli_objects import condition, model, service
-from llmkube.cli.view.describe import StatusView, last_error, remedies, summary, waits_for
+from llmkube.cli.view.describe import StatusView, last_error, remedy, summary, waits_for
 from llmkube.cli.view.output import reason_of
 from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.status.service_status import assess_service, count_replicas, derive_service_status
@@ -87,7 +87,7 @@ def readings(found, its_model):
         "controller, phase": verdict.phase == "Failed",
         "controller, Degraded": degraded.status == "True",
         "deploy and up --ask": health.failing,
-        "status, advice": bool(remedies(seen, its_model)),
+        "status, advice": bool(remedy(seen, its_model)),
         "status, no wait": not waits_for(scene) and bool(last_error(seen, its_model)) and health.failing,
         "list": seen.status.phase == "Failed" and bool(reason_of(seen)),
     }

@@ -211,14 +211,14 @@ def test_a_split_answer_has_the_clients_name(cuts, text):
     data = b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
     edges = sorted({0, len(data), *(cut % len(data) for cut in cuts)})
     names = ModelNameRewriter.between(OLLAMAS, OURS)
-    passed = b"".join(names.feed(data[start:end]) for start, end in pairwise(edges))
+    passed = b"".join(names.edit(data[start:end]) for start, end in pairwise(edges))
     assert passed.endswith(b"\n\n")  # an event is never held back
-    assert json.loads((passed + names.end()).removeprefix(b"data: ")) == content | {"model": OURS}
+    assert json.loads((passed + names.edit(b"")).removeprefix(b"data: ")) == content | {"model": OURS}
 
 
 def test_a_partial_name_at_the_end_of_an_answer_is_not_lost():
     names = ModelNameRewriter.between(OLLAMAS, OURS)
-    assert names.feed(b'{"mod') + names.end() == b'{"mod'
+    assert names.edit(b'{"mod') + names.edit(b"") == b'{"mod'
 
 
 def test_keys_are_read_as_llama_server_reads_them(tmp_path):

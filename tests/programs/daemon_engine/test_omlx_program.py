@@ -126,7 +126,7 @@ async def test_no_second_server_is_started_while_one_hangs(tmp_path):
 async def test_a_missing_omlx_is_reported(tmp_path):
     """Its temporary files are removed."""
     async with open_http_client() as client:
-        program = OmlxProgram("/nowhere/omlx", tmp_path, OmlxApi(client, URL), 1, environ={})
+        program = OmlxProgram(options(tmp_path, "--omlx", "/nowhere/omlx"), OmlxApi(client, URL), 1, environ={})
         with pytest.raises(NoDaemonError, match="no oMLX answers, and /nowhere/omlx cannot be started"):
             async with program.started():
                 raise AssertionError("it does not exist")
@@ -152,7 +152,7 @@ def test_a_models_id_has_the_word_of_its_purpose(folder, embeds, name):
 def test_our_own_omlx_writes_below_a_folder_of_its_own(tmp_path, monkeypatch):
     """Not into ~/.omlx; its settings have the service's context; the folder is private."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    program = OmlxProgram("omlx", tmp_path / "tiny", None, 9, context=512)
+    program = OmlxProgram(options(tmp_path / "tiny", "--ctx-size", "512"), None, 9)
     made = program.create_folder().path
     assert (made.parent, made.stat().st_mode & 0o777) == (tmp_path, 0o700)
     assert (made / "models" / "tiny").readlink() == tmp_path / "tiny"
@@ -167,7 +167,7 @@ def test_our_own_omlx_writes_below_a_folder_of_its_own(tmp_path, monkeypatch):
 async def test_a_failure_to_create_its_folder_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
     async with open_http_client() as client:
-        program = OmlxProgram("omlx", tmp_path, OmlxApi(client, URL), 1, environ={})
+        program = OmlxProgram(options(tmp_path), OmlxApi(client, URL), 1, environ={})
         with pytest.raises(NoDaemonError, match="cannot create a folder for LLMKube's own oMLX: No such file"):
             async with program.started():
                 raise AssertionError("it has no folder")

@@ -41,22 +41,22 @@ async def test_named_entries_are_read_and_no_others(folder):
 
 async def test_files_are_private_and_removed_with_their_secret(folder):
     """Mode 0600 in folders of 0700; a key that is no longer needed is removed."""
-    await write_files(folder, {folder / "backends/a": b"sk-1", folder / "backends/b": b"sk-2"}, [folder / "teams"])
+    write_files(folder, {folder / "backends/a": b"sk-1", folder / "backends/b": b"sk-2"}, [folder / "teams"])
     assert stat.S_IMODE((folder / "backends/a").stat().st_mode) == 0o600
     assert stat.S_IMODE((folder / "backends").stat().st_mode) == 0o700
     assert (folder / "teams").is_dir()
-    await write_files(folder, {folder / "backends/a": b"sk-1"}, [])
+    write_files(folder, {folder / "backends/a": b"sk-1"}, [])
     assert not (folder / "backends/b").exists()
-    await remove_files(folder)
+    remove_files(folder)
     assert not folder.exists()
 
 
 async def test_an_unchanged_key_is_not_written_again(folder):
     """A router reads a changed file again: an idle host causes no reads."""
-    await write_files(folder, {folder / "a": b"1"}, [])
+    write_files(folder, {folder / "a": b"1"}, [])
     before = (folder / "a").stat()
     await trio.sleep(0.02)
-    await write_files(folder, {folder / "a": b"1"}, [])
+    write_files(folder, {folder / "a": b"1"}, [])
     assert (folder / "a").stat().st_mtime_ns == before.st_mtime_ns
-    await write_files(folder, {folder / "a": b"2"}, [])
+    write_files(folder, {folder / "a": b"2"}, [])
     assert (folder / "a").read_bytes() == b"2"

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmkube.router.auth.jwk_set import KeySetError, parse_key_set
+from llmkube.router.auth.jwk_set import parse_key_set
+from llmkube.router.auth.token_keys import KeysUnreadableError
 from router.auth.token_lab import integer, jwk, jwks, key_named
 
 RSA = ["PS256", "PS384", "PS512", "RS256", "RS384", "RS512"]
@@ -85,7 +86,7 @@ def test_a_key_that_cannot_be_used_is_left_out_alone(given, why):
 )
 def test_an_invalid_set_is_rejected(data):
     """The whole set is rejected, and the error quotes nothing from it."""
-    with pytest.raises(KeySetError) as caught:
+    with pytest.raises(KeysUnreadableError) as caught:
         parse_key_set(data)
     assert "moved" not in str(caught.value)
 

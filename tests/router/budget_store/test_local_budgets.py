@@ -10,9 +10,9 @@ import trio
 
 from llmkube.base.errors import UserError
 from llmkube.router.budget_store import budget_file, local_budgets
-from llmkube.router.budget_store.budget_file import BudgetFileError, budget_file_of
+from llmkube.router.budget_store.budget_file import budget_file_of
 from llmkube.router.budgets.ledger import Amount
-from llmkube.router.budgets.meter import Reservation, usage_bound
+from llmkube.router.budgets.meter import BudgetStoreError, Reservation, usage_bound
 from llmkube.router.policy.decision import decide
 from llmkube.router.policy.permits import permits_for
 from llmkube.router.policy.request_facts import RequestFacts
@@ -78,7 +78,7 @@ async def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch):
     real = budget_file.BudgetFile.write
 
     def full(self, held, charges, windows, now):
-        raise BudgetFileError("the disk is full")
+        raise BudgetStoreError("the disk is full")
 
     async with lab(tmp_path) as one:
         monkeypatch.setattr(budget_file.BudgetFile, "write", full)
@@ -156,7 +156,7 @@ async def test_what_was_taken_while_the_disk_failed_is_written_afterwards(tmp_pa
     def only_reserves(self, held, charges, windows, now):
         if charges:
             trio.from_thread.run_sync(failed.set)
-            raise BudgetFileError("the disk is full")
+            raise BudgetStoreError("the disk is full")
         real(self, held, charges, windows, now)
 
     async with lab(tmp_path) as one:
@@ -194,7 +194,7 @@ async def test_a_first_budget_by_reload_opens_its_file_by_itself(tmp_path, monke
     async with trio.open_nursery() as nursery:
         await nursery.start(kept.run)
         await kept.reload(limited())
-        with pytest.raises(BudgetFileError, match="another process"):
+        with pytest.raises(BudgetStoreError, match="another process"):
             await ask()
         while kept.problem:  # noqa: ASYNC110 (a state of another task)
             await trio.sleep(1)

@@ -17,6 +17,7 @@ from llmkube.router.budgets.meter import (
     usage_bound,
     with_max_tokens,
 )
+from llmkube.router.budgets.usage import Usage
 from llmkube.router.config.routing_config import Backend, Budget, Match, Prices, RoutingConfig, Rule
 from llmkube.router.policy.decision import decide
 from llmkube.router.policy.permits import permits_for
@@ -63,7 +64,7 @@ def test_a_price_is_exact_and_rounded_up(seed):
             prompt, answer = rng.randint(0, 10**7), rng.randint(0, 10**7)
             exact = (given[0] * prompt + given[1] * answer) * 1000
             prices = Prices(prompt_usd=given[0], completion_usd=given[1])
-            assert Consumption(prompt=prompt, answer=answer, prices=prices).nano_usd == int(
+            assert Consumption(usage=Usage(prompt, answer), prices=prices).nano_usd == int(
                 exact.to_integral_value(ROUND_CEILING)
             )
 
@@ -88,9 +89,8 @@ def test_every_token_of_a_prompt_has_one_price_and_the_reservation_covers_it(see
             )
         )
         prompt = plain + sum(counts)
-        spent = Consumption(
-            prompt=prompt, answer=answer, prices=prices, cached=counts[0], written_5m=counts[1], written_1h=counts[2]
-        )
+        used = Usage(prompt, answer, cached=counts[0], written_5m=counts[1], written_1h=counts[2])
+        spent = Consumption(usage=used, prices=prices)
         assert spent.nano_usd == int(exact.to_integral_value(ROUND_CEILING))
         config = config_of(budget(max_tokens=None, max_usd=Decimal(9)), prices=prices)
         reserved = reserve(Meter(), config, body={"max_tokens": answer or 1}, body_bytes=prompt)
@@ -206,7 +206,7 @@ def test_dollars_are_those_of_the_dearest_backend_until_one_has_answered():
     meter, config = Meter(), config_of(budget(max_tokens=None, max_usd=Decimal("0.01")))
     found = reserve(meter, config)
     assert meter.used(config, 0.0)[0]["usdUsed"] == "0.001100"
-    meter.settle(found, charged_amount(Consumption(prompt=10, answer=10, prices=PRICES), 1), now=1.0)
+    meter.settle(found, charged_amount(Consumption(usage=Usage(10, 10), prices=PRICES), 1), now=1.0)
     assert meter.used(config, 1.0)[0]["usdUsed"] == "0.000110"
 
 

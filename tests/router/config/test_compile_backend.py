@@ -17,9 +17,9 @@ from llmkube.k8s.crd.placement import EnvVar
 from llmkube.router.config.compile_backend import (
     SECRET_KEYS,
     KeyFile,
-    ResolvedService,
     is_replicated,
     model_digest,
+    resolved_service,
     slots_of,
     splits_cache,
 )
@@ -315,7 +315,7 @@ def test_adapters_are_known_while_the_engine_has_the_newest_spec(status, generat
     }
     body = {"metadata": {"name": "s", "generation": 2}, "spec": spec}
     body |= {"status": {"conditions": [condition]}} if status else {}
-    found = ResolvedService.of(decode(InferenceService, body), None, base_url="http://s/v1")
+    found = resolved_service(decode(InferenceService, body), None, base_url="http://s/v1")
     assert found.adapters == ((Adapter("", 0.5), Adapter("poet", 1.0)) if known else ())
     assert {each.name: (each.max_tokens, each.adapters) for each in found.presets} == {
         "both": (None, (Adapter("poet", 2.0),)),

@@ -149,6 +149,7 @@ def test_a_sound_config_is_not_complained_about():
         (with_tokens("ftp://localhost/keys"), "auth.tokens.jwksUri: 'ftp://localhost/keys' is not a URL"),
         (with_tokens("https://me@idp.example/keys"), "auth.tokens.jwksUri: 'https://me@idp.example/keys' is not a URL"),
         (with_tokens("https://idp.example:99999/k"), "auth.tokens.jwksUri: 'https://idp.example:99999/k' is not a URL"),
+        (with_tokens("https://127.1/keys"), "auth.tokens.jwksUri: 'https://127.1/keys' is not a URL"),
         (with_tokens("https://idp.example/a b"), "auth.tokens.jwksUri: 'https://idp.example/a b' is not a URL"),
         (with_tokens(""), "auth.tokens: the issuer's keys need exactly one source; set either jwksUri or jwksFile"),
         (with_tokens(jwks_file="/k"), "auth.tokens: the issuer's keys need exactly one source"),

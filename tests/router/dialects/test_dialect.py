@@ -9,7 +9,6 @@ from llmkube.router.dialects.dialect import (
     message_of,
     object_in,
     objects_in,
-    text_of_block,
 )
 
 
@@ -27,9 +26,8 @@ def test_an_error_for_a_long_prompt_has_needed_and_available_tokens():
 def test_what_has_another_shape_is_named():
     """The error names the field."""
     assert (objects_in(None, "x"), object_in(None, "x")) == ([], {})
-    assert text_of_block({"type": "text", "text": "a"}, "x") == "a"
     assert (arguments_of("", "x"), arguments_of('{"a": 1}', "x")) == ({}, {"a": 1})
-    for read, value in ((objects_in, [1]), (object_in, []), (text_of_block, {"type": "image"}), (arguments_of, "[1]")):
+    for read, value in ((objects_in, [1]), (object_in, []), (arguments_of, "[1]")):
         with pytest.raises(DialectError, match=r"^where"):
             read(value, "where")
 

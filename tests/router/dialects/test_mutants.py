@@ -57,7 +57,7 @@ LIMITED = ANSWER | {
 
 def play():
     """Round-trip one request, and two answers, whole and as streams."""
-    again, dropped = messages_backend.messages_request(messages_client.chat_request(REQUEST))
+    again, dropped = messages_backend.messages_request(messages_client.chat_request(REQUEST, []))
     assert (again, dropped) == (REQUEST, ())
     for answer in (ANSWER, LIMITED):
         complete = messages_backend.chat_of_message(

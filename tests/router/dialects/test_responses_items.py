@@ -6,12 +6,13 @@ import pytest
 
 from llmkube.router.dialects.dialect import DialectError
 from llmkube.router.dialects.responses_items import items_of, turns_of
+from llmkube.router.dialects.responses_tools import ToolNames
 
 PICTURE = "data:image/png;base64,AAAA"
 
 
 def turns(*items, instructions=""):
-    return turns_of(instructions, items_of(list(items), []))
+    return turns_of(instructions, items_of(list(items), []), ToolNames())
 
 
 def item(role, content, **more):
@@ -101,7 +102,7 @@ def test_reasoning_is_taken_and_passed_over():
         "summary": [{"type": "summary_text", "text": "s"}],
         "content": [{"type": "reasoning_text", "text": "t"}],
     }
-    assert turns_of("", found) == [item("user", "a")]
+    assert turns_of("", found, ToolNames()) == [item("user", "a")]
     assert dropped == ["input[0] (reasoning)", "input[1].phase"]
 
 
@@ -122,7 +123,7 @@ def test_history_without_a_counterpart_is_left_out_by_name():
         {"type": "custom_tool_call_output", "call_id": "c1", "output": []},
         item("user", "c"),
     ]
-    found = turns_of("", items_of(items, dropped))
+    found = turns_of("", items_of(items, dropped), ToolNames())
     assert [(turn["role"], turn["content"]) for turn in found] == [
         ("user", "a"),
         ("assistant", "b"),

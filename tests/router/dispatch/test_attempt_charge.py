@@ -10,7 +10,7 @@ from llmkube.router.config.routing_config import Prices
 from llmkube.router.dispatch.attempt_charges import charge_of
 
 PRICES = Prices(prompt_usd=Decimal(1), completion_usd=Decimal(2))
-COUNTED = Consumption(prompt=3, answer=5, prices=PRICES)
+COUNTED = Consumption(usage=Usage(3, 5), prices=PRICES)
 
 
 @pytest.mark.parametrize(

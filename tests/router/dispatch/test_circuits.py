@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmkube.base.backoff import Backoff
-from llmkube.router.dispatch.circuits import Circuit, CircuitPolicy, State
+from llmkube.router.dispatch.circuits import Circuit, State
 
-TERMS = CircuitPolicy(failures=3, backoff=Backoff(base_seconds=15, cap_seconds=100, jitter=0))
+TERMS = Backoff(base_seconds=15, cap_seconds=100, jitter=0)
 RNG = random.Random(1)
 
 

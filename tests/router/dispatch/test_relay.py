@@ -41,7 +41,7 @@ async def test_a_stream_that_cannot_be_translated_ends_like_every_other_broken_o
     async with rl.open_lab(rl.config_of(rl.local("mac"), budgets=(budget,)), mac=parts) as lab:
         status, data, whole = await lab.read(rl.MESSAGE | {"stream": True}, path)
         used = lab.router.budgets()[0]["tokensUsed"]
-        failures = lab.router.listed_fields.dispatcher.circuits.of("mac").failures
+        failures = lab.router.listed_fields.dispatcher.calls.circuits.of("mac").failures
     last = json.loads(data.splitlines()[-1]) if path == "/api/chat" else rl.events_of(data)[-1]
     assert (status, whole, "error" in last) == (200, False, True)
     assert b"message_stop" not in data

@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from llmkube.router.dispatch import suspects
-from llmkube.router.dispatch.circuits import Circuit, CircuitPolicy, Circuits, State
+from llmkube.router.dispatch.circuits import Circuit, Circuits, State, pauses_of
 from llmkube.router.policy.request_facts import Principal
 from llmkube.router.proxy import handler
 from router.proxy import router_lab as rl
@@ -83,7 +83,7 @@ async def test_refused_connections_open_the_circuit_for_all():
 
 def test_a_failure_of_one_tenant_keeps_a_half_open_circuit_half_open():
     """It proves that the backend answers, and is no evidence against it."""
-    circuits = Circuits(CircuitPolicy.of(15), random.Random(1))
+    circuits = Circuits(pauses_of(15), random.Random(1))
     for _ in range(3):
         circuits.failed("a", "one", 0, is_own=False)
     assert circuits.admit("a", "one", 20)
@@ -96,7 +96,7 @@ def test_a_failure_of_one_tenant_keeps_a_half_open_circuit_half_open():
 
 def test_circuits_of_tenants_are_bounded(monkeypatch):
     monkeypatch.setattr("llmkube.router.dispatch.circuits.MAX_OF_TENANTS", 3)
-    circuits = Circuits(CircuitPolicy.of(15), random.Random(1))
+    circuits = Circuits(pauses_of(15), random.Random(1))
     for at in range(9):
         circuits.failed("a", str(at), 0, is_own=True)
     assert [bool(circuits.of("a", str(at)).failures) for at in range(9)] == [False] * 6 + [True] * 3

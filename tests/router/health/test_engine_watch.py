@@ -10,6 +10,8 @@ import trio.testing
 
 from llmkube.router.health import engine_watch
 from llmkube.router.health.engine_watch import FROZEN, WaitingRequest
+from llmkube.router.policy.permits import permits_for
+from llmkube.router.policy.request_facts import RequestFacts
 from router.proxy import router_lab as rl
 
 LLAMA = [b"Server: llama.cpp"]
@@ -401,3 +403,14 @@ async def test_a_request_that_goes_out_to_a_frozen_engine_waits_for_nothing():
         await trio.sleep_forever()
     assert first.cancelled_caught
     assert second.cancelled_caught
+
+
+async def test_a_request_that_outlives_the_watch_is_no_error(autojump_clock):
+    """While a router stops, requests may still begin to wait for an engine."""
+    watch = engine_watch.EngineWatch(send=None, on_change=lambda *_: None)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(watch.run)
+        nursery.cancel_scope.cancel()
+    permit = permits_for(TWO, RequestFacts(model="m")).allowed["a"]
+    with watch.watching(permit, WaitingRequest(extends=False, began_at=0.0)):
+        pass

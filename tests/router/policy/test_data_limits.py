@@ -8,8 +8,9 @@ import pytest
 from lengths import LEAKS
 from llmkube.router.policy import permits, request_facts
 from llmkube.router.policy.request_facts import Principal, RequestFacts
+from llmkube.router.refusals import RefusedError
 from llmkube.router.responses import store
-from llmkube.router.responses.store import DataLimits, NoRegionLeftError
+from llmkube.router.responses.store import DataLimits
 from router.policy import oracle
 from router.policy.drawn_routers import config_of, draw_request, draw_router
 
@@ -40,8 +41,9 @@ def test_a_request_has_the_limits_of_its_history_as_well(asked, history, classes
 @pytest.mark.parametrize("history", [frozenset({"eu"}), frozenset()])
 def test_no_region_in_common_is_nowhere_and_not_everywhere(history):
     """An empty set of regions would admit every backend."""
-    with pytest.raises(NoRegionLeftError, match="this request's to us"):
+    with pytest.raises(RefusedError) as refusal:
         store.apply_limits(facts(regions=["us"]), DataLimits(regions=history))
+    assert "this request's to us" in refusal.value.error["message"]
 
 
 def test_limits_are_those_of_the_facts():
@@ -64,7 +66,7 @@ def reached(config, request, history):
     asked = request_facts.facts_of(config, request["head"], request["body"], Principal(team=request["team"]))
     try:
         both = store.apply_limits(asked, history)
-    except NoRegionLeftError:
+    except RefusedError:
         return None, history
     alone = permits.permits_for(config, asked).allowed
     assert permits.permits_for(config, both).allowed.keys() <= alone.keys()

@@ -4,6 +4,7 @@ import random
 
 from lengths import LEAKS
 from llmkube.router.policy import decision, permits, request_facts
+from llmkube.router.policy.decision import Refusal
 from llmkube.router.policy.request_facts import Principal
 from router.policy import oracle
 from router.policy.drawn_routers import config_of, draw_request, draw_router
@@ -72,7 +73,7 @@ def test_the_dice_reach_each_outcome():
         shadowed += bool(wanted["shadows"])
         closed |= {oracle.forbidden(router, request, name) for name in router["backends"]}
         strategies |= {rule["strategy"] for rule in router["rules"] if rule["name"] == wanted["rule"]}
-    assert outcomes == {"", *decision.REASONS} - {decision.NO_MODEL, decision.AMBIGUOUS}  # without rules by id
+    assert outcomes == {"", *Refusal} - {Refusal.NO_MODEL, Refusal.AMBIGUOUS}  # without rules by id
     assert closed == {"", "class", "region", "capability", "team", "missing"}
     assert strategies == {"primary-fallback", "weighted", "shadow", "least-loaded"}
     assert shadowed > 10

@@ -144,7 +144,8 @@ def test_memory_is_bounded():
     known = Known()
     for at in range(10_000):
         known.record_answer(f"{at:05}" * 120, tenant=f"t{at % 1000}")
-    assert known.prefixes.prompts <= MAX_PROMPTS
+    (cache,) = known.prefixes._caches.values()
+    assert len(cache.prompts) + len(cache.evicted) <= MAX_PROMPTS
 
 
 def test_short_prompts_and_other_requests_are_ignored():

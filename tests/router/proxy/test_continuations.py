@@ -106,7 +106,7 @@ async def test_a_cut_after_any_byte_leaves_no_trace(name, autojump_clock):
     players = {"a": dying("a", *cuts, path=path), "b": engine_at("b", path)}
     async with rl.open_lab(rl.config_of(*TWINS), players) as lab:
         for cut in cuts:
-            lab.router.listed_fields.dispatcher.circuits.keep_only(frozenset())
+            lab.router.listed_fields.dispatcher.calls.circuits.keep_only(frozenset())
             status, data, whole = await lab.read(body, f"/v1{path}")
             # Before the end of the first event nothing was sent: the second engine is asked as if it were the first
             expected = by_a if cut >= len(rl.SSE) + first - 2 else by_b
@@ -160,7 +160,7 @@ async def test_the_next_engine_is_asked_for_the_rest_and_everything_is_written_d
     async with rl.open_lab(rl.config_of(*backends), players) as lab:
         await lab.read(ASKED | {"max_tokens": 50})
         dispatcher = lab.router.listed_fields.dispatcher
-        failures = [dispatcher.circuits.of(name).failures for name in "ab"]
+        failures = [dispatcher.calls.circuits.of(name).failures for name in "ab"]
         running = [dispatcher.calls.turns.queue_of(each).queue.running for each in backends]
         assert lab.router.in_flight() == 0
     prefix = "".join(text for text, _ in PIECES[:4])
@@ -220,7 +220,7 @@ async def test_the_same_engine_is_waited_for(autojump_clock, result):
     async with rl.open_lab(rl.config_of(TWINS[0]), {"a": player}) as lab:
         _, data, whole = await lab.read(ASKED)
         assert trio.current_time() == pytest.approx(13, abs=0.1)
-        assert lab.router.listed_fields.dispatcher.circuits.of("a").failures == 0
+        assert lab.router.listed_fields.dispatcher.calls.circuits.of("a").failures == 0
     assert (text_in(data), whole, data.count(b": the model is loading")) == (TEXT, True, 2)
     assert [each["result"] for each in lab.audit[0]["attempts"]] == ["answered", result, "answered"]
 

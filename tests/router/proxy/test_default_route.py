@@ -361,6 +361,12 @@ async def test_copilot_computes_with_the_context_of_a_request():
             "chat": ("chat", 4096, 4096, True, True),
             "off": ("off", 1024, 1024, False, False),
         }
+        for reads, sees in (("sound", False), ("pictures", True), ("pictures and sound", True)):
+            projector = f"mmproj-pictures.gguf (gemma3: {reads})"
+            world.model = decode(Model, fields | {"status": {"gguf": GGUF, "projector": projector}})
+            assert (await discover(world))["off"][-1] == sees
+            (off,) = [each for each in (await world.answer("/v1/models", method="GET"))["data"] if each["id"] == "off"]
+            assert ("image" in off.get("architecture", {}).get("input_modalities", ())) == sees
         details = (await world.answer("/api/show", {"model": "chat"}))["details"]
         assert (details["family"], details["parameter_size"], details["quantization_level"]) == (
             "qwen2", "1.5B", "Q4_K_M",

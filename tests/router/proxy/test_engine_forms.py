@@ -319,7 +319,7 @@ async def test_prompts_with_another_billing_line_are_the_same_prompt():
     long = {"role": "user", "content": "word " * 200}
     engines = {name: rl.local(name, model="m", slots=2) for name in ("a", "b")}
     async with rl.open_lab(rl.config_of(*engines.values()), a=rl.answer(), b=rl.answer()) as lab:
-        prompts = lab.router.listed_fields.prefixes
+        prompts = lab.router.calls.prefixes
         chats = [
             {"model": "m", "messages": [{"role": "system", "content": f"{BILLING % value}\nyou code"}, long]}
             for value in ("1", "2")

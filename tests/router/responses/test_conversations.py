@@ -14,7 +14,7 @@ from llmkube.router.dialects import responses_answers
 from llmkube.router.dispatch.attempt import MAX_ANSWER_BYTES
 from llmkube.router.responses import conversations
 from llmkube.router.responses.conversations import SWEEP_SECONDS
-from llmkube.router.responses.store import NO_LIMITS, Bounds, ResponseStore
+from llmkube.router.responses.store import Bounds, DataLimits, ResponseStore
 from router.proxy import router_lab as rl
 
 RESPONSES = "/v1/responses"
@@ -120,7 +120,7 @@ MUTANTS = {
     "a history opens what it closes": ("apply_limits", lambda facts, history: facts),
     "kept without classes": forgetting(classes=frozenset()),
     "kept without regions": forgetting(regions=None),
-    "kept without limits": ("limits_of", lambda facts: NO_LIMITS),
+    "kept without limits": ("limits_of", lambda facts: DataLimits()),
 }
 
 
@@ -244,7 +244,7 @@ async def test_a_conversation_by_references_is_stored_once(autojump_clock):
             sizes.append(store.bytes)
         assert len(lab.players["mac"].bodies[-1]["messages"]) == 11
         assert sizes[5] - sizes[2] < 3 * 4000
-        assert len(store) == 2
+        assert len(store._entries) == 2
 
 
 async def test_items_that_a_tenant_does_not_have_are_not_found(tmp_path):
@@ -329,7 +329,7 @@ async def test_what_is_not_to_be_stored_is_not():
         assert (status, response["store"]) == (200, False)
         assert len(lab.players["mac"].bodies[1]["messages"]) == 3
         assert (await ask(lab, previous_response_id=response["id"]))[0] == 404
-        assert len(conversations_of(lab).store) == 1
+        assert len(conversations_of(lab).store._entries) == 1
 
 
 @pytest.mark.parametrize(
@@ -347,10 +347,10 @@ async def test_what_failed_is_not_kept(script, autojump_clock):
         _, data, clean = await lab.read(ASKED | {"stream": True}, RESPONSES)
         events = rl.events_of(data)
         assert ([each["type"] for each in events[-2:]], clean) == (["response.failed", "error"], False)
-        assert len(conversations_of(lab).store) == 0
+        assert len(conversations_of(lab).store._entries) == 0
     async with rl.open_lab(rl.MAC, mac=rl.answer(400, {"error": {"message": "no"}})) as lab:
         assert (await ask(lab))[0] == 400
-        assert len(conversations_of(lab).store) == 0
+        assert len(conversations_of(lab).store._entries) == 0
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -421,9 +421,9 @@ async def test_what_is_not_used_ends(autojump_clock):
         await trio.sleep(190)
         assert (await lab.ask(path=f"{RESPONSES}/{second}", method="GET")).status == 200
         await trio.sleep(190)
-        assert len(store) == 1
+        assert len(store._entries) == 1
         await trio.sleep(10 + SWEEP_SECONDS)
-        assert (len(store), store.bytes) == (0, 0)
+        assert (len(store._entries), store.bytes) == (0, 0)
         status, response = await ask(lab, previous_response_id=second)
         assert (status, "not used for a day" in response["error"]["message"]) == (404, True)
     assert Bounds().idle_seconds == 24 * 3600

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmkube.router.responses import store as response_store
-from llmkube.router.responses.store import NO_LIMITS, OVERHEAD_BYTES, Bounds, ResourceRequest, ResponseStore, Turn
+from llmkube.router.responses.store import OVERHEAD_BYTES, Bounds, DataLimits, ResponseStore, Turn
 
 SMALL = Bounds(
     responses=6,
@@ -27,7 +27,7 @@ def stored(name, owner="a", before=None, size=10):
     turn = Turn(input=b"q" * size, output=b"a" * size, before=before.turn if before else None)
     length = turn.bytes + (before.conversation_bytes if before else 0)
     return response_store.StoredResponse(
-        owner=owner, response_id=name, response=b"r" * size, turn=turn, limits=NO_LIMITS, conversation_bytes=length
+        owner=owner, response_id=name, response=b"r" * size, turn=turn, limits=DataLimits(), conversation_bytes=length
     )
 
 
@@ -46,7 +46,7 @@ def test_a_response_is_its_tenants():
     assert kept.get("a", "r1", 1.0) is one
     assert (kept.get("b", "r1", 1.0), kept.get("a", "r2", 1.0)) == (None, None)
     assert (kept.delete("b", "r1"), kept.delete("a", "r1"), kept.delete("a", "r1")) == (False, True, False)
-    assert (len(kept), kept.bytes, list(kept.owners())) == (0, 0, [])
+    assert (len(kept._entries), kept.bytes, kept._shares) == (0, 0, {})
 
 
 def test_what_was_used_longest_ago_gives_way():
@@ -71,11 +71,11 @@ def test_what_is_idle_for_too_long_is_forgotten():
     kept.put(second, 50.0)
     assert kept.get("a", "r2", 99.0)
     kept.expire(100.0)
-    assert len(kept) == 1
+    assert len(kept._entries) == 1
     found = kept.get("a", "r2", 101.0)
     assert [turn.bytes for turn in response_store.turns_to(found.turn)] == [20, 20]
     kept.expire(201.0)
-    assert (len(kept), kept.bytes) == (0, 0)
+    assert (len(kept._entries), kept.bytes) == (0, 0)
 
 
 def test_a_conversation_is_counted_once():
@@ -98,7 +98,7 @@ def test_what_can_not_fit_is_not_kept_and_nothing_goes_for_it(size):
     kept = ResponseStore(SMALL)
     kept.put(stored("r1"), 0.0)
     assert not kept.put(stored("long", size=size), 1.0)
-    assert (len(kept), kept.get("a", "long", 2.0)) == (1, None)
+    assert (len(kept._entries), kept.get("a", "long", 2.0)) == (1, None)
 
 
 def test_an_evicted_turn_is_counted_again_for_a_running_request():
@@ -148,12 +148,12 @@ def play(steps):
             kept.delete(owner, chosen.response_id)
             assert kept.get(owner, chosen.response_id, now) is None
         there = {name: each for name, each in there.items() if (each.owner, name) in kept._entries}
-        assert len(kept) == len(there) <= SMALL.responses
+        assert len(kept._entries) == len(there) <= SMALL.responses
         assert kept.bytes == counted(kept, list(there.values())) <= SMALL.bytes
-        for tenant, count, size_ in kept.owners():
+        for tenant, share in kept._shares.items():
             own = [each for each in there.values() if each.owner == tenant]
-            assert count == len(own) <= SMALL.responses_of_tenant
-            assert size_ == counted(kept, own) <= SMALL.bytes_of_tenant
+            assert len(share.ids) == len(own) <= SMALL.responses_of_tenant
+            assert share.bytes == counted(kept, own) <= SMALL.bytes_of_tenant
         kept.expire(now)
         assert all(now - each.used_at < SMALL.idle_seconds for each in kept._entries.values())
 
@@ -224,7 +224,7 @@ def test_each_bound_is_one_that_something_meets(field, monkeypatch):
     size = 1 if field.startswith("responses") else 1400
     for at in range(12):
         kept.put(stored(f"r{at}", owner=tenants[at % len(tenants)], size=size), 0.0)
-    most = len(kept) if field.startswith("responses") else kept.bytes
+    most = len(kept._entries) if field.startswith("responses") else kept.bytes
     assert most > getattr(SMALL, field)
 
 
@@ -244,7 +244,7 @@ def kept():
         body = json.dumps(SAID | {"id": name}).encode()
         store.put(
             response_store.StoredResponse(
-                owner="a", response_id=name, response=body, turn=turn, limits=NO_LIMITS, conversation_bytes=99
+                owner="a", response_id=name, response=body, turn=turn, limits=DataLimits(), conversation_bytes=99
             ),
             0.0,
         )
@@ -252,7 +252,7 @@ def kept():
 
 
 def asked_of(store, method="GET", path="/v1/responses/resp_2", query="", owner="a"):
-    found = response_store.handle_request(store, ResourceRequest(method, path, query), owner, 1.0)
+    found = response_store.handle_request(store, method, path, owner, 1.0, query=query)
     return found.status, json.loads(found.body)
 
 
@@ -268,8 +268,8 @@ def test_another_tenants_response_is_answered_as_one_that_is_not_there(method, r
     if method == "DELETE" and rest:
         return
     store = kept()
-    foreign = response_store.handle_request(store, ResourceRequest(method, f"/v1/responses/resp_2{rest}"), "b", 1.0)
-    unknown = response_store.handle_request(store, ResourceRequest(method, f"/v1/responses/resp_9{rest}"), "a", 1.0)
+    foreign = response_store.handle_request(store, method, f"/v1/responses/resp_2{rest}", "b", 1.0)
+    unknown = response_store.handle_request(store, method, f"/v1/responses/resp_9{rest}", "a", 1.0)
     assert foreign.status == unknown.status == 404
     assert foreign.body.replace(b"resp_2", b"resp_9") == unknown.body
     assert b"restarted" in foreign.body
@@ -317,7 +317,7 @@ def test_each_item_has_an_id_whatever_it_is():
     ]
     turn = Turn(input=json.dumps(items).encode(), output=b"[]")
     stored = response_store.StoredResponse(
-        owner="a", response_id="resp_x", response=b"{}", turn=turn, limits=NO_LIMITS, conversation_bytes=9
+        owner="a", response_id="resp_x", response=b"{}", turn=turn, limits=DataLimits(), conversation_bytes=9
     )
     found = [item["id"] for item in response_store.input_items(stored)]
     assert found == ["msg_x_in_0", "msg_x_in_1", "fc_x_in_2", "fco_x_in_3", "rs_x_in_4"]
@@ -345,4 +345,4 @@ def test_what_is_asked_wrongly_is_refused_with_what_would_be_right(method, path,
     store = kept()
     found, body = asked_of(store, method, path, query)
     assert (found, words in body["error"]["message"]) == (status, True), body
-    assert len(store) == 2
+    assert len(store._entries) == 2

@@ -14,8 +14,7 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.fields import wire_fields
-from llmkube.runtimes.allowances import Allowances
-from llmkube.runtimes.engine_template import EngineTemplate
+from llmkube.runtimes.allowances import Allowances, EngineTemplate
 from llmkube.runtimes.plan import EngineInfo, EngineNotConfiguredError, PlanError
 from llmkube.runtimes.process.environment import ALLOWED
 from llmkube.runtimes.process.generic import RUNTIME

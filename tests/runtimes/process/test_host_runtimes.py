@@ -3,7 +3,7 @@
 import pytest
 
 from llmkube.k8s.crd.pairing import HOST_ENGINES
-from llmkube.runtimes.process.host_runtime import NO_LOG_READER, NO_QUERIES
+from llmkube.runtimes.process.host_runtime import EngineQueries, LogReader
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES, log_reader_of, queries_of
 
 # Output of llama-server: a buffer, a phase of its load, a failed GPU, an exit
@@ -41,5 +41,5 @@ def test_the_lines_of_llamacpp_are_its_own(name):
 
 def test_an_engine_of_an_unknown_runtime_gets_no_requests():
     """An engine of a newer agent is watched by the kernel's figures, and by nothing else."""
-    assert queries_of("of-a-newer-agent") is NO_QUERIES
-    assert log_reader_of("of-a-newer-agent") is NO_LOG_READER
+    assert queries_of("of-a-newer-agent") == EngineQueries()
+    assert log_reader_of("of-a-newer-agent") == LogReader()

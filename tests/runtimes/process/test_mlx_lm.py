@@ -10,7 +10,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.plan import EngineInfo, Placeholder, PlanError
 from llmkube.runtimes.process.exits import ExitCause, classify
 from llmkube.runtimes.process.host_runtime import ProgramError
-from llmkube.runtimes.process.mlx_lm import PROMPT_CACHES, RUNTIME, describe, interpreter_of
+from llmkube.runtimes.process.mlx_lm import PROMPT_CACHES, RUNTIME, interpreter_of
 from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.runtimes.registry import check, plan_for
 from llmkube.weights.estimate.mlx import read_folder
@@ -125,9 +125,9 @@ def test_another_program_is_not_run(head):
 
 def test_its_build_is_read():
     """The last word is the version, after any warnings; without one there is no engine."""
-    assert describe("/py", ["warning: x\n0.32.2\n"]).version == "0.32.2"
+    assert RUNTIME.program.describe("/py", ["warning: x\n0.32.2\n"]).version == "0.32.2"
     with pytest.raises(ProgramError, match="reinstall it"):
-        describe("/py", [""])
+        RUNTIME.program.describe("/py", [""])
 
 
 @pytest.mark.parametrize(

@@ -154,13 +154,13 @@ def test_fields_without_effect_are_reported():
 )
 def test_its_version_is_read(output, version):
     """With a server and without."""
-    assert ollama.describe("/o", [output]).version == version
+    assert ollama.RUNTIME.program.describe("/o", [output]).version == version
 
 
 def test_another_program_is_refused():
     """The refusal names it, and the setting of the right one."""
     with pytest.raises(ProgramError, match="--ollama"):
-        ollama.describe("/bin/true", [""])
+        ollama.RUNTIME.program.describe("/bin/true", [""])
 
 
 @pytest.mark.parametrize(

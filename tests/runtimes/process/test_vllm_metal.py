@@ -7,7 +7,7 @@ import pytest
 from llmkube.runtimes.plan import EngineInfo, Placeholder, PlanError
 from llmkube.runtimes.process.host_runtime import ProgramError
 from llmkube.runtimes.process.plan_inputs import PlanInputs
-from llmkube.runtimes.process.vllm_metal import RUNTIME, describe
+from llmkube.runtimes.process.vllm_metal import RUNTIME
 from llmkube.runtimes.registry import check, plan_for
 from llmkube.weights.estimate.mlx import cache_size, read_folder
 from llmkube.weights.formats.shape import FolderFacts
@@ -47,9 +47,9 @@ def test_unsupported_fields_are_refused(spec, field):
 
 def test_its_build_is_read():
     """Warnings of its libraries precede the version."""
-    assert describe("/vllm", ["INFO: platform\n0.11.2+metal.3\n"]).version == "0.11.2+metal.3"
+    assert RUNTIME.program.describe("/vllm", ["INFO: platform\n0.11.2+metal.3\n"]).version == "0.11.2+metal.3"
     with pytest.raises(ProgramError):
-        describe("/vllm", ["Traceback: no module"])
+        RUNTIME.program.describe("/vllm", ["Traceback: no module"])
 
 
 def test_its_metrics():

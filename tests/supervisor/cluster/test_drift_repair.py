@@ -8,7 +8,7 @@ import trio
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.cluster.drift_repair import CHECK_SECONDS, PAUSE_SECONDS, DriftRepair, has_drifted
+from llmkube.supervisor.cluster.applier import CHECK_SECONDS, PAUSE_SECONDS, DriftRepair, has_drifted
 from llmkube.supervisor.cluster.status import Slot
 
 EXPECTED = [CHECK_SECONDS, CHECK_SECONDS + PAUSE_SECONDS]

@@ -2,7 +2,14 @@ import stat
 
 import pytest
 
-from llmkube.supervisor.engine.key_file import key_path, new_key, remove_key_files, removed_after_exit, write_keys
+from llmkube.supervisor.engine.key_file import (
+    KEYS_FOLDER,
+    key_path,
+    new_key,
+    remove_private_files,
+    removed_after_exit,
+    write_keys,
+)
 from llmkube.supervisor.values.ports import Shutdown
 
 
@@ -36,5 +43,5 @@ def test_a_file_is_removed_with_its_engine(tmp_path, keep):
 def test_files_of_engines_that_are_gone_are_removed(tmp_path):
     """Files that a killed agent has left are removed if their engines have exited, and kept otherwise."""
     ended, living = written(tmp_path, "ended"), written(tmp_path, "living")
-    remove_key_files(tmp_path, frozenset({"living"}))
+    remove_private_files(tmp_path / KEYS_FOLDER, {"living"})
     assert (ended.exists(), living.exists()) == (False, True)

@@ -11,8 +11,9 @@ import trio
 from cookies import new_cookie
 from lacking import no_descriptors
 from llmkube.supervisor.engine import proxy
+from llmkube.supervisor.engine.key_file import remove_private_files
 from llmkube.supervisor.engine.process_stats import CookieScan
-from llmkube.supervisor.engine.proxy import EngineProxy, config_path, proxy_cookie, proxy_of, remove_config_files
+from llmkube.supervisor.engine.proxy import PROXIES_FOLDER, EngineProxy, config_path, proxy_cookie, proxy_of
 from llmkube.supervisor.values.journal import EngineRecord
 from llmkube.supervisor.values.ports import Shutdown
 from llmkube.supervisor.values.proxy_config import ProxyConfig
@@ -143,5 +144,5 @@ def test_an_engine_without_a_public_address_has_no_proxy(tmp_path):
         config_path(tmp_path, cookie).parent.mkdir(exist_ok=True)
         config_path(tmp_path, cookie).write_text("{}")
     (tmp_path / "proxies" / ".new-draft").write_text("what an agent was writing when it was killed")
-    remove_config_files(tmp_path, frozenset({"living"}))
+    remove_private_files(tmp_path / PROXIES_FOLDER, {"living.json"})
     assert [path.stem for path in tmp_path.glob("proxies/*")] == ["living"]

@@ -50,7 +50,7 @@ def staged(tmp_path, script):
     plan = LaunchPlan(argv=argv, env=(), runtime="ollama", alias="chat", weights_identity="w")
     manager = SimpleNamespace(key=KEY, log=structlog.get_logger())
     ports = SimpleNamespace(engines=Engines(settings), rng=random.Random(1))
-    context = ServiceContext(manager, ports, settings, Shutdown(), None)
+    context = ServiceContext(manager, ports, settings, Shutdown(), None, None, prompts=None)
     return context, SimpleNamespace(plan=plan, weights=SimpleNamespace(path="/models/one.gguf"))
 
 

@@ -71,7 +71,8 @@ async def test_the_target_is_judged_and_the_proxy_not_asked(tmp_path, autojump_c
     async with behind_proxy(tmp_path, serves(DATA)) as bench:
         with pytest.raises(BlockedAddressError) as refused:
             await bench.get(f"http://{host}/m.gguf")
-        assert (refused.value.rule, bench.network.dialled) == (rule, [])
+        assert f"({rule})" in str(refused.value)
+        assert bench.network.dialled == []
         get = partial(bench.get, f"http://{host}/m.gguf", policy=AddressPolicy(from_operator=True))
         if by_operator:
             assert (await get()).path.read_bytes() == DATA

@@ -176,7 +176,7 @@ class TestPlaces:
         assert part(found, "weights", Location.HOST) == embedding
         assert part(found, "weights") == sum(each.size_bytes for each in shape.tensors)
         assert (part(found, "KV cache", Location.HOST), part(found, "repacked weights")) == (0, 0)
-        assert found.total_bytes == found.device_bytes + found.host_bytes
+        assert found.total_bytes == sum(map(found.bytes_in, Location))
 
     def test_some_layers_on_the_device(self):
         """Of `--n-gpu-layers 11` one is the output and ten are the last blocks, with their caches."""

@@ -119,9 +119,6 @@ def test_what_the_reference_writer_writes_is_read_back(tmp_path):
         embedding_size=2048,
         head_count=8,
         head_count_kv=4,
-        head_count_kv_per_layer=(2, 0, 4),
-        key_length=256,
-        value_length=128,
         pooling_type=1,
     )
 
@@ -135,10 +132,10 @@ def test_what_the_reference_writer_writes_is_read_back(tmp_path):
         ([key("general.file_type", U32, 9999)], "quantization", "F32"),  # newer than our table: the tensors tell
         ([key("qwen.attention.head_count", U32, 1)], "head_count", None),  # another architecture's
         ([key("llama.attention.head_count", U32, 8)], "head_count", 8),
-        ([array("llama.attention.head_count_kv", U32, [8, 2])], "head_count_kv_per_layer", (8, 2)),
+        ([array("llama.attention.head_count_kv", U32, [2, 8])], "head_count_kv", 8),
         ([array("llama.attention.head_count_kv", I32, [8, 2])], "head_count_kv", 8),
-        ([array("llama.attention.head_count_kv", BOOL, [True, False])], "head_count_kv_per_layer", (1, 0)),
-        ([key("llama.attention.head_count_kv", U32, 4)], "head_count_kv_per_layer", ()),
+        ([array("llama.attention.head_count_kv", BOOL, [True, False])], "head_count_kv", 1),
+        ([key("llama.attention.head_count_kv", U32, 4)], "head_count_kv", 4),
         ([key("split.no", U16, 0), key("split.count", U16, 3), key("split.tensors.count", I32, 9)], "split_count", 3),
         ([key("split.no", U16, 1), key("split.count", U16, 1)], "split_count", 1),  # engines ask for nothing more then
         ([key("general.name", STRING, "")], "name", None),

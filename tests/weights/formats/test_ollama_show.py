@@ -50,7 +50,7 @@ def test_numbers_per_layer_stay_apart():
     heads = [4] * info[f"{arch}.block_count"]
     info |= {f"{arch}.attention.head_count_kv": heads, f"{arch}.attention.causal": False, f"{arch}.vocab_size": "many"}
     facts = read_show("demo:latest", reply(model_info=info), 0).facts
-    assert facts.head_count_kv_per_layer == tuple(heads)
+    assert facts.shape.numbers["attention.head_count_kv"] == tuple(heads)
     assert facts.shape.numbers["attention.causal"] == (0,)
     assert "vocab_size" not in facts.shape.numbers
 

@@ -20,26 +20,12 @@ from llmkube.apiserver.schema.structural import JsonObject, Schema
 from llmkube.apiserver.values.json_values import is_object, same
 from llmkube.base.errors import UserError
 
+_SERVER_FIELDS: Final = (
+    *("name", "namespace", "creationTimestamp", "selfLink", "uid"),
+    *("clusterName", "generation", "managedFields", "resourceVersion"),
+)
 _IDENTITY: Final = FieldSet.of(
-    [
-        ("f:apiVersion",),
-        ("f:kind",),
-        ("f:metadata",),
-        *(
-            ("f:metadata", fieldset.field(name))
-            for name in (
-                "name",
-                "namespace",
-                "creationTimestamp",
-                "selfLink",
-                "uid",
-                "clusterName",
-                "generation",
-                "managedFields",
-                "resourceVersion",
-            )
-        ),
-    ]
+    [("f:apiVersion",), ("f:kind",), ("f:metadata",), *(("f:metadata", f"f:{name}") for name in _SERVER_FIELDS)]
 )
 """Fields that no manager owns: the object's identity and metadata that the server maintains."""
 

@@ -18,7 +18,7 @@ from llmkube.apiserver.schema.structural import JsonObject
 from llmkube.apiserver.values.field_errors import (
     FieldError,
     at,
-    at_key,
+    at_item,
     forbidden,
     immutable,
     invalid,
@@ -91,7 +91,7 @@ def _check_secret(obj: Mapping[str, Any], old: Old) -> Iterator[FieldError]:
         yield too_long("data", MAX_DATA_BYTES)
     for name in _REQUIRED_KEYS.get(obj.get("type", ""), ()):
         if name not in data:
-            yield required(at_key("data", name))
+            yield required(at_item("data", name))
     if old is not None:
         if obj.get("type") != old.get("type"):
             yield immutable("type", obj.get("type"))
@@ -103,7 +103,7 @@ def _check_config_map(obj: Mapping[str, Any], old: Old) -> Iterator[FieldError]:
     yield from _check_keys(data, "data")
     yield from _check_keys(binary, "binaryData")
     for name in data.keys() & binary.keys():
-        yield invalid(at_key("data", name), name, "duplicate of key present in binaryData")
+        yield invalid(at_item("data", name), name, "duplicate of key present in binaryData")
     size = sum(len(value.encode()) for value in data.values()) + sum(map(_decoded_size, binary.values()))
     if size > MAX_DATA_BYTES:
         yield too_long("[]", MAX_DATA_BYTES)
@@ -119,15 +119,15 @@ def _check_keys(data: Mapping[str, Any], path: str) -> Iterator[FieldError]:
     for name in data:
         if not _KEY.fullmatch(name):
             yield invalid(
-                at_key(path, name),
+                at_item(path, name),
                 name,
                 "a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  or"
                 " 'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')",
             )
         elif len(name) > 253:
-            yield invalid(at_key(path, name), name, "must be no more than 253 characters")
+            yield invalid(at_item(path, name), name, "must be no more than 253 characters")
         elif name in {".", ".."} or name.startswith(".."):
-            yield invalid(at_key(path, name), name, "must not start with '..'" if name != "." else "must not be '.'")
+            yield invalid(at_item(path, name), name, "must not start with '..'" if name != "." else "must not be '.'")
 
 
 def _check_immutable(obj: Mapping[str, Any], old: Mapping[str, Any], names: tuple[str, ...]) -> Iterator[FieldError]:

@@ -16,8 +16,7 @@ from llmkube.apiserver.values.field_errors import (
     FieldError,
     Verbatim,
     at,
-    at_index,
-    at_key,
+    at_item,
     duplicate,
     forbidden,
     immutable,
@@ -110,9 +109,9 @@ def check(obj: Mapping[str, Any], old: Old) -> Iterator[FieldError]:
     bodies = [(version.get("schema") or {}).get("openAPIV3Schema") for version in versions]
     hoisted = all(same(body, bodies[0]) for body in bodies)
     for index, body in enumerate(bodies[:1] if hoisted else bodies):
-        where = "spec.validation" if hoisted else at(at_index("spec.versions", index), "schema")
+        where = "spec.validation" if hoisted else at(at_item("spec.versions", index), "schema")
         if not isinstance(body, Mapping):
-            yield required(at(at_index("spec.versions", index), "schema.openAPIV3Schema"))
+            yield required(at(at_item("spec.versions", index), "schema.openAPIV3Schema"))
         else:
             yield from check_schema(body, at(where, "openAPIV3Schema"))
             if body.get("type") != "object" and any("status" in (each.get("subresources") or {}) for each in versions):
@@ -170,13 +169,13 @@ def _check_name_fields(names: Mapping[str, Any]) -> Iterator[FieldError]:
     for field in ("shortNames", "categories"):
         for index, text in enumerate(names.get(field) or ()):
             if problem := name_rules.label_1035(text):
-                yield invalid(at_index(at("spec.names", field), index), text, problem)
+                yield invalid(at_item(at("spec.names", field), index), text, problem)
 
 
 def _check_versions(versions: Sequence[Mapping[str, Any]]) -> Iterator[FieldError]:
     seen: set[str] = set()
     for index, version in enumerate(versions):
-        path = at_index("spec.versions", index)
+        path = at_item("spec.versions", index)
         name = version.get("name") or ""
         if problem := name_rules.label_1035(name):
             yield invalid(at(path, "name"), name, problem)
@@ -195,7 +194,7 @@ def _check_versions(versions: Sequence[Mapping[str, Any]]) -> Iterator[FieldErro
 
 def _check_columns(version: Mapping[str, Any], path: str) -> Iterator[FieldError]:
     for index, column in enumerate(version.get("additionalPrinterColumns") or ()):
-        where = at_index(at(path, "additionalPrinterColumns"), index)
+        where = at_item(at(path, "additionalPrinterColumns"), index)
         if column.get("type") not in _COLUMN_TYPES:
             yield invalid(at(where, "type"), column.get("type") or "", f"must be one of {','.join(_COLUMN_TYPES)}")
         if not str(column.get("jsonPath") or "").startswith("."):
@@ -244,14 +243,13 @@ def _check_node(raw: Mapping[str, Any], path: str) -> Iterator[FieldError]:
     yield from _check_branches(raw, path)
     properties = raw.get("properties") or {}
     for name, inner in properties.items():
-        yield from _check_node(inner, at_key(at(path, "properties"), name))
-    if isinstance(raw.get("items"), Mapping):
-        yield from _check_node(raw["items"], at(path, "items"))
-    if isinstance(raw.get("additionalProperties"), Mapping):
-        yield from _check_node(raw["additionalProperties"], at(path, "additionalProperties"))
+        yield from _check_node(inner, at_item(at(path, "properties"), name))
+    for word in ("items", "additionalProperties"):
+        if isinstance(raw.get(word), Mapping):
+            yield from _check_node(raw[word], at(path, word))
     yield from _check_default(raw, path)
     for index, rule in enumerate(raw.get("x-kubernetes-validations") or ()):
-        yield from _check_rule(rule, at_index(at(path, "x-kubernetes-validations"), index))
+        yield from _check_rule(rule, at_item(at(path, "x-kubernetes-validations"), index))
 
 
 def _check_keywords(raw: Mapping[str, Any], path: str) -> Iterator[FieldError]:
@@ -310,10 +308,10 @@ def _check_keyed(item: Mapping[str, Any], keys: Sequence[str], path: str) -> Ite
     declared = item.get("properties") or {}
     for index, name in enumerate(keys):
         if name not in declared:
-            yield invalid(at_index(where, index), name, "must be the name of a property of the items")
+            yield invalid(at_item(where, index), name, "must be the name of a property of the items")
         elif name not in (item.get("required") or ()) and "default" not in declared[name]:
             yield required(
-                at(at_key(at(path, "items.properties"), name), "default"),
+                at(at_item(at(path, "items.properties"), name), "default"),
                 "this property is in x-kubernetes-list-map-keys, so it must have a default or be a required property",
             )
 
@@ -323,7 +321,7 @@ def _check_branches(raw: Mapping[str, Any], path: str) -> Iterator[FieldError]:
         for index, branch in enumerate(raw.get(word) or ()):
             if raw.get("x-kubernetes-int-or-string") and branch in _INT_OR_STRING_BRANCH:
                 continue
-            yield from _check_branch(branch, at_index(at(path, word), index))
+            yield from _check_branch(branch, at_item(at(path, word), index))
     if isinstance(raw.get("not"), Mapping):
         yield from _check_branch(raw["not"], at(path, "not"))
 
@@ -335,7 +333,7 @@ def _check_branch(raw: Mapping[str, Any], path: str) -> Iterator[FieldError]:
             yield forbidden(at(path, word), "must be empty to be structural")
     yield from _check_branches(raw, path)
     for name, inner in (raw.get("properties") or {}).items():
-        yield from _check_branch(inner, at_key(at(path, "properties"), name))
+        yield from _check_branch(inner, at_item(at(path, "properties"), name))
     if isinstance(raw.get("items"), Mapping):
         yield from _check_branch(raw["items"], at(path, "items"))
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from llmkube.apiserver.values.field_errors import (
     FieldError,
     at,
-    at_index,
+    at_item,
     duplicate,
     immutable,
     invalid,
@@ -52,7 +52,7 @@ def check_slice(obj: Mapping[str, Any], old: Old) -> Iterator[FieldError]:
     before = set(map(compact, (old or {}).get("endpoints") or ()))
     for index, endpoint in enumerate(endpoints):
         if compact(endpoint) not in before:  # an unchanged endpoint may stay
-            yield from _check_endpoint(endpoint, kind, at_index("endpoints", index))
+            yield from _check_endpoint(endpoint, kind, at_item("endpoints", index))
     yield from _check_slice_ports(obj.get("ports") or (), "ports")
 
 
@@ -65,7 +65,7 @@ def _check_endpoint(endpoint: Mapping[str, Any], kind: str, path: str) -> Iterat
         yield too_many(where, len(addresses), _MAX_ADDRESSES)
     else:
         for index, address in enumerate(addresses):
-            yield from _check_address(address, kind, where, at_index(where, index))
+            yield from _check_address(address, kind, where, at_item(where, index))
     yield from _check_text(name_rules.label, endpoint.get("hostname") or None, at(path, "hostname"))
     yield from _check_text(name_rules.subdomain, endpoint.get("nodeName"), at(path, "nodeName"))
 
@@ -138,7 +138,7 @@ def _check_slice_ports(ports: Sequence[Mapping[str, Any]], path: str) -> Iterato
         return
     seen: set[str] = set()
     for index, port in enumerate(ports):
-        where = at_index(path, index)
+        where = at_item(path, index)
         name = port.get("name") or ""
         yield from _check_text(name_rules.label, name or None, at(where, "name"))
         if name in seen:
@@ -187,15 +187,15 @@ def _check_ip(address: Mapping[str, Any], path: str) -> Iterator[FieldError]:
 def check_endpoints(obj: Mapping[str, Any], _old: Old) -> Iterator[FieldError]:
     """Validate an Endpoints object."""
     for index, subset in enumerate(obj.get("subsets") or ()):
-        path = at_index("subsets", index)
+        path = at_item("subsets", index)
         if not subset.get("addresses") and not subset.get("notReadyAddresses"):
             yield required(path, "must specify `addresses` or `notReadyAddresses`")
         for group in ("addresses", "notReadyAddresses"):
             for place, address in enumerate(subset.get(group) or ()):
-                yield from _check_ip(address, at_index(at(path, group), place))
+                yield from _check_ip(address, at_item(at(path, group), place))
         ports = subset.get("ports") or ()
         for place, port in enumerate(ports):
-            where = at_index(at(path, "ports"), place)
+            where = at_item(at(path, "ports"), place)
             name = port.get("name") or ""
             if len(ports) > 1 and not name:
                 yield required(at(where, "name"))
@@ -222,7 +222,7 @@ def address_warnings(obj: Mapping[str, Any]) -> list[str]:
     for index, subset in enumerate(obj.get("subsets") or ()):
         for group in ("addresses", "notReadyAddresses"):
             for place, address in enumerate(subset.get(group) or ()):
-                where = at_index(at(at_index("subsets", index), group), place)
+                where = at_item(at(at_item("subsets", index), group), place)
                 messages += spelling_warnings(address.get("ip") or "", at(where, "ip"))
     return messages
 

@@ -6,6 +6,7 @@ Kubernetes' own validation and defaults below `spec` are not repeated here; the 
 kube-apiserver as well.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -62,29 +63,17 @@ def builtin_kind(
     )
 
 
+_REFERENCE: Final = ("kind", "namespace", "name", "uid", "apiVersion", "resourceVersion", "fieldPath")
 _EVENT_FIELDS: Final = (
-    "involvedObject.kind",
-    "involvedObject.namespace",
-    "involvedObject.name",
-    "involvedObject.uid",
-    "involvedObject.apiVersion",
-    "involvedObject.resourceVersion",
-    "involvedObject.fieldPath",
-    "reason",
-    "reportingComponent",
-    "source",
-    "type",
+    *(f"involvedObject.{name}" for name in _REFERENCE),
+    *("reason", "reportingComponent", "source", "type"),
 )
 
 BUILTIN_KINDS: Final[tuple[KindInfo, ...]] = (
-    builtin_kind(
-        attrs.evolve(builtins.Namespace.RESOURCE, subresources=("status",)),
-        selectable_fields=("status.phase",),
-        name_rule=name_rules.label,
-    ),
+    builtin_kind(builtins.Namespace.RESOURCE, selectable_fields=("status.phase",), name_rule=name_rules.label),
     builtin_kind(builtins.ConfigMap.RESOURCE),
     builtin_kind(builtins.Secret.RESOURCE, selectable_fields=("type",)),
-    builtin_kind(attrs.evolve(builtins.ServiceAccount.RESOURCE, subresources=())),
+    builtin_kind(builtins.ServiceAccount.RESOURCE),
     builtin_kind(
         builtins.Service.RESOURCE,
         selectable_fields=("spec.clusterIP", "spec.type"),
@@ -155,18 +144,16 @@ def _deprecation_message(spec: Mapping[str, Any], resource: Resource) -> str:
     return f"{message}; use {resource.group}/{min(better, key=version_rank)} {resource.kind}" if better else message
 
 
+_VERSION: Final = re.compile(r"v([0-9]+)(?:(beta|alpha)([0-9]+))?")
+
+
 def version_rank(version: str) -> tuple[int, int, int, str]:
     """Return a sort key for API versions: v2 before v1 before v1beta2 before v1beta1 before v1alpha1 before others."""
-    stability, major, minor = _parse_version(version)
-    return (stability, -major, -minor, version)
-
-
-def _parse_version(version: str) -> tuple[int, int, int]:
-    for stability, marker in enumerate(("", "beta", "alpha")):
-        head, found, tail = version.removeprefix("v").partition(marker) if marker else (version[1:], "", "")
-        if version.startswith("v") and head.isdigit() and (not marker or (found and tail.isdigit())):
-            return stability, int(head), int(tail or 0)
-    return 3, 0, 0
+    found = _VERSION.fullmatch(version)
+    if found is None:
+        return 3, 0, 0, version
+    major, stability, minor = found.groups()
+    return (None, "beta", "alpha").index(stability), -int(major), -int(minor or 0), version
 
 
 def _with_metadata(raw: Mapping[str, Any]) -> JsonObject:

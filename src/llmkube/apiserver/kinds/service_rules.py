@@ -27,7 +27,7 @@ from llmkube.apiserver.schema.structural import JsonObject
 from llmkube.apiserver.values.field_errors import (
     FieldError,
     at,
-    at_index,
+    at_item,
     duplicate,
     forbidden,
     invalid,
@@ -122,7 +122,7 @@ def check(obj: Mapping[str, Any], old: Old) -> Iterator[FieldError]:
     yield from _check_ports(ports)
     yield from check_labels(spec.get("selector"), "spec.selector")
     for index, address in enumerate(spec.get("externalIPs") or ()):
-        yield from check_reachable(address, at_index("spec.externalIPs", index))
+        yield from check_reachable(address, at_item("spec.externalIPs", index))
     if spec.get("sessionAffinity") not in {"None", "ClientIP"}:
         yield not_supported("spec.sessionAffinity", spec.get("sessionAffinity") or "", ("ClientIP", "None"))
     policy = spec.get("externalTrafficPolicy")
@@ -145,7 +145,7 @@ def _check_ports(ports: Any) -> Iterator[FieldError]:
     seen_names: set[str] = set()
     seen_ports: set[tuple[Any, Any]] = set()
     for index, port in enumerate(ports):
-        path = at_index("spec.ports", index)
+        path = at_item("spec.ports", index)
         name = port.get("name") or ""
         if not name:
             if len(ports) > 1:
@@ -195,7 +195,7 @@ def _check_cluster_ips(spec: Mapping[str, Any]) -> Iterator[FieldError]:
         try:
             ipaddress.ip_address(each)
         except ValueError:
-            where = at_index("spec.clusterIPs", index)
+            where = at_item("spec.clusterIPs", index)
             yield invalid(where, each, "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)")
 
 
@@ -204,7 +204,7 @@ def _check_addresses_unchanged(spec: Mapping[str, Any], before: Mapping[str, Any
     if before.get("type") == "ExternalName" or spec.get("type") == "ExternalName" or not kept:
         return
     if not now or kept[0] != now[0]:
-        yield invalid(at_index("spec.clusterIPs", 0), now, "may not change once set")
+        yield invalid(at_item("spec.clusterIPs", 0), now, "may not change once set")
 
 
 def check_status(obj: Mapping[str, Any]) -> Iterator[FieldError]:
@@ -225,7 +225,7 @@ def warnings(obj: Mapping[str, Any]) -> list[str]:
         if spec.get("sessionAffinity") != "None":
             messages.append("spec.SessionAffinity is ignored for headless services")
     for index, address in enumerate(external_ips):
-        messages += spelling_warnings(address, at_index("spec.externalIPs", index))
+        messages += spelling_warnings(address, at_item("spec.externalIPs", index))
     if is_external_name and external_ips:
         messages.append('spec.externalIPs is ignored when spec.type is "ExternalName"')
     if external_ips and not headless and not is_external_name:
@@ -296,9 +296,9 @@ def _check_families(families: list[str], policy: str | None, *, released: bool) 
         yield not_supported("spec.ipFamilyPolicy", policy, _FAMILY_POLICIES)
     for index, family in enumerate(families):
         if family not in _OTHER_FAMILY:
-            yield not_supported(at_index("spec.ipFamilies", index), family, tuple(_OTHER_FAMILY))
+            yield not_supported(at_item("spec.ipFamilies", index), family, tuple(_OTHER_FAMILY))
         elif family in families[:index]:
-            yield duplicate(at_index("spec.ipFamilies", index), family)
+            yield duplicate(at_item("spec.ipFamilies", index), family)
     if released and policy in _DUAL_STACK:
         yield invalid("spec.ipFamilyPolicy", policy, "must be 'SingleStack' to release the secondary IP family")
     if len(families) > 1 and policy not in _DUAL_STACK:
@@ -316,7 +316,7 @@ def _infer_families(spec: Mapping[str, Any], families: list[str]) -> Iterator[Fi
         if family == _CLUSTER_FAMILY:
             families.append(family)
         else:
-            yield invalid(at_index("spec.clusterIPs", index), listed, f"{family} is not configured on this cluster")
+            yield invalid(at_item("spec.clusterIPs", index), listed, f"{family} is not configured on this cluster")
 
 
 def _not_configured(families: list[str], policy: str | None) -> Iterator[FieldError]:
@@ -324,4 +324,4 @@ def _not_configured(families: list[str], policy: str | None) -> Iterator[FieldEr
         yield invalid("spec.ipFamilyPolicy", policy, "this cluster is not configured for dual-stack services")
     for index, family in enumerate(families):
         if family != _CLUSTER_FAMILY:
-            yield invalid(at_index("spec.ipFamilies", index), family, "not configured on this cluster")
+            yield invalid(at_item("spec.ipFamilies", index), family, "not configured on this cluster")

@@ -16,7 +16,7 @@ from llmkube.apiserver.schema.patterns import FORMATS
 from llmkube.apiserver.schema.structural import Schema
 from llmkube.apiserver.values import json_text
 from llmkube.apiserver.values.api_errors import bad_request, too_large
-from llmkube.apiserver.values.field_errors import at, at_index
+from llmkube.apiserver.values.field_errors import at, at_item
 from llmkube.apiserver.values.json_text import MAX_DEPTH, MAX_VALUES, JsonBoundError, TooDeepError, TooManyValuesError
 from llmkube.apiserver.values.json_values import has_type, is_integer, is_object
 
@@ -138,8 +138,8 @@ def check_types(value: Any, schema: Schema, path: str) -> None:
     elif isinstance(value, list) and schema.items is not None:
         for index, item in enumerate(value):
             if item is None and schema.items.type in {"object", "string"}:
-                raise cannot_unmarshal(at_index(path, index), schema.items.type)
-            check_types(item, schema.items, at_index(path, index))
+                raise cannot_unmarshal(at_item(path, index), schema.items.type)
+            check_types(item, schema.items, at_item(path, index))
 
 
 def _check_format(value: Any, format_name: str, path: str) -> None:
@@ -187,7 +187,7 @@ def _duplicates(value: Any, path: str) -> Iterator[str]:
             yield from _duplicates(item, at(path, name))
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            yield from _duplicates(item, at_index(path, index))
+            yield from _duplicates(item, at_item(path, index))
 
 
 def _yaml(body: bytes) -> tuple[Any, list[str]]:

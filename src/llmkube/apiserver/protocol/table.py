@@ -36,13 +36,8 @@ class Column:
 
     def definition(self) -> JsonObject:
         """Return the entry of the column in `columnDefinitions`."""
-        return {
-            "name": self.name,
-            "type": self.type,
-            "format": self.format,
-            "description": self.description or f"{self.name} of the object.",
-            "priority": self.priority,
-        }
+        facts = attrs.asdict(self, filter=attrs.filters.exclude("cell"))
+        return {**facts, "description": self.description or f"{self.name} of the object."}
 
 
 def columns_of(kind: KindInfo) -> tuple[Column, ...]:

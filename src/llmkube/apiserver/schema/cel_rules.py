@@ -18,7 +18,7 @@ from celpy.evaluation import CELEvalError
 from llmkube.apiserver.schema import cel_evaluator, cel_functions
 from llmkube.apiserver.schema.cel_evaluator import Budget, OutOfBudgetError, Tree
 from llmkube.apiserver.schema.structural import Rule, RuleError, Schema
-from llmkube.apiserver.values.field_errors import ErrorType, FieldError, at, at_index, at_key
+from llmkube.apiserver.values.field_errors import ErrorType, FieldError, at, at_item
 from llmkube.apiserver.values.json_values import ABSENT, is_integer, is_list, is_number, is_object, same
 
 _MISSING: Final = re.compile(r"no such member in mapping: '([^']*)'")
@@ -143,11 +143,11 @@ def _check(value: Any, old: Any, schema: Schema, path: str, budget: Budget) -> I
         for name, item in value.items():
             inner = schema.child(name)
             if inner is not None:
-                below = at(path, name) if name in schema.properties else at_key(path, name)
+                below = at(path, name) if name in schema.properties else at_item(path, name)
                 yield from _check(item, before.get(name), inner, below, budget)
     elif is_list(value) and schema.items is not None:
         for index, (item, previous) in enumerate(zip(value, schema.counterparts(value, old), strict=True)):
-            yield from _check(item, previous, schema.items, at_index(path, index), budget)
+            yield from _check(item, previous, schema.items, at_item(path, index), budget)
 
 
 def _check_value(value: Any, old: Any, schema: Schema, path: str, budget: Budget) -> Iterator[FieldError]:

@@ -11,7 +11,7 @@ import attrs
 
 from llmkube.apiserver.schema.structural import JsonObject, Schema
 from llmkube.apiserver.values.api_errors import too_large
-from llmkube.apiserver.values.field_errors import at, at_index
+from llmkube.apiserver.values.field_errors import at, at_item
 from llmkube.apiserver.values.json_text import MAX_VALUES
 from llmkube.apiserver.values.json_values import ABSENT, SCALARS, copy, is_list, is_object
 
@@ -180,7 +180,7 @@ def _drop_unknown(value: Any, schema: Schema, path: str) -> Iterator[str]:
                 yield below
     elif is_list(value) and schema.items is not None:
         for index, item in enumerate(value):
-            yield from _drop_unknown(item, schema.items, at_index(path, index))
+            yield from _drop_unknown(item, schema.items, at_item(path, index))
 
 
 def unknown_fields(paths: tuple[str, ...]) -> list[str]:

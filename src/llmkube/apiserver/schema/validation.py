@@ -16,8 +16,7 @@ from llmkube.apiserver.values.field_errors import (
     FieldError,
     Verbatim,
     at,
-    at_index,
-    at_key,
+    at_item,
     duplicate,
     invalid,
     not_supported,
@@ -101,7 +100,7 @@ def _validate(value: Any, old: Any, schema: Schema, path: str) -> Iterator[Field
         yield from _field_errors(value, old if is_object(old) else {}, schema, path)
     elif is_list(value) and schema.items is not None:
         for index, (item, before) in enumerate(zip(value, schema.counterparts(value, old), strict=True)):
-            yield from _validate(item, before, schema.items, at_index(path, index))
+            yield from _validate(item, before, schema.items, at_item(path, index))
 
 
 def _type_errors(value: Any, schema: Schema, path: str) -> Iterator[FieldError]:
@@ -247,14 +246,14 @@ def _find_duplicates(value: Any, schema: Schema, path: str) -> Iterator[FieldErr
         for name, item in value.items():
             inner = schema.child(name)
             if inner is not None:
-                below = at(path, name) if name in schema.properties else at_key(path, name)
+                below = at(path, name) if name in schema.properties else at_item(path, name)
                 yield from _find_duplicates(item, inner, below)
     elif is_list(value):
         if schema.list_type != "atomic":
             yield from _duplicate_items(value, schema, path)
         if schema.items is not None:
             for index, item in enumerate(value):
-                yield from _find_duplicates(item, schema.items, at_index(path, index))
+                yield from _find_duplicates(item, schema.items, at_item(path, index))
 
 
 def _duplicate_items(items: Sequence[Any], schema: Schema, path: str) -> Iterator[FieldError]:
@@ -266,7 +265,7 @@ def _duplicate_items(items: Sequence[Any], schema: Schema, path: str) -> Iterato
     by_keys, seen = schema.list_type == "map", Counter[str]()
     for index, item in enumerate(items) if by_keys else ():
         if item is not None and not is_object(item):
-            yield invalid(at_index(path, index), item, "must be an object for an array of list-type map")
+            yield invalid(at_item(path, index), item, "must be an object for an array of list-type map")
             return
     for index, item in enumerate(items):
         key = item
@@ -275,7 +274,7 @@ def _duplicate_items(items: Sequence[Any], schema: Schema, path: str) -> Iterato
         canonical = compact(key)
         seen[canonical] += 1
         if seen[canonical] == 2:
-            yield duplicate(at_index(path, index), key)
+            yield duplicate(at_item(path, index), key)
 
 
 def _plain(number: float) -> str:

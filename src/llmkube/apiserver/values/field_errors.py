@@ -90,13 +90,8 @@ def at(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def at_index(path: str, index: int) -> str:
-    """Return the path of a list's item."""
-    return f"{path}[{index}]"
-
-
-def at_key(path: str, key: str) -> str:
-    """Return the path of a map's value: `metadata.labels[app]`."""
+def at_item(path: str, key: int | str) -> str:
+    """Return the path of a list's item, or of a map's value: `metadata.labels[app]`."""
     return f"{path}[{key}]"
 
 

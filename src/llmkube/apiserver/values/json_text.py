@@ -11,7 +11,7 @@ from typing import Any, Final
 import attrs
 import orjson
 
-from llmkube.base.json_text import well_formed
+from llmkube.base.json_text import loads_well_formed, well_formed
 
 MAX_VALUES: Final = 100_000
 """Values (objects, lists, texts, numbers) in one text; the largest definitions of kinds in use have 60,000."""
@@ -77,13 +77,7 @@ def read(text: bytes | str) -> Any:
     """
     raw = text.encode(errors="replace") if isinstance(text, str) else text
     measure(raw)
-    try:
-        return orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        repaired = repair(raw)
-        if repaired == raw:
-            raise
-        return orjson.loads(repaired)
+    return loads_well_formed(raw, repair)
 
 
 def repair(text: bytes) -> bytes:

@@ -104,6 +104,14 @@ def copy(value: Any) -> Any:
     return value
 
 
+def set_or_drop(obj: dict[str, Any], name: str, value: Any) -> None:
+    """Set a field, or remove it if its value is empty."""
+    if value:
+        obj[name] = value
+    else:
+        obj.pop(name, None)
+
+
 _LARGE: Final = 1e21  # from here on, and below _SMALL, Go prints a float with an exponent
 _SMALL: Final = 1e-4
 

@@ -4,6 +4,7 @@ Steps: `.name` (dots escaped by a backslash), `['name']`, `[n]`, `[*]`, `.*`, `.
 `[?(@.type=="Ready")]` with `== != < <= > >=` against a string, number or boolean. Facts: Kubernetes "JSONPath Support".
 """
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
@@ -115,7 +116,10 @@ def _filter(path: str, operator: str | None, literal: str | None) -> Step:
 
 
 def _holds(value: Any, operator: str, literal: str) -> bool:
-    wanted: Any = literal[1:-1] if literal[0] in "\"'" else _scalar(literal)
+    try:
+        wanted: Any = literal[1:-1] if literal[0] in "\"'" else json.loads(literal)
+    except ValueError:  # a word without quotes
+        wanted = literal
     if operator == "==":
         return bool(value == wanted)
     if operator == "!=":
@@ -123,15 +127,3 @@ def _holds(value: Any, operator: str, literal: str) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float) or not isinstance(wanted, int | float):
         return False
     return {"<": value < wanted, "<=": value <= wanted, ">": value > wanted, ">=": value >= wanted}[operator]
-
-
-def _scalar(literal: str) -> Any:
-    if literal in {"true", "false"}:
-        return literal == "true"
-    try:
-        return int(literal)
-    except ValueError:
-        try:
-            return float(literal)
-        except ValueError:
-            return literal

@@ -171,8 +171,7 @@ class ApplyPlanner:
             return outcome_of(target, old or {}, warnings=warnings)
         if old is None:
             return outcome_of(target, tx.put(target.ref, new), status=201, warnings=warnings)
-        after, _ = stage(tx, target.ref, new)
-        return outcome_of(target, after, warnings=warnings)
+        return outcome_of(target, stage(tx, target.ref, new), warnings=warnings)
 
     def _merged(self, target: Target, old: Object | None, wanted: JsonObject, options: WriteOptions) -> JsonObject:
         endpoint, now = strategy.endpoint(target.kind, target.subresource), self._timestamp()

@@ -5,6 +5,7 @@ from typing import Any, Final, Literal
 
 from llmkube.apiserver.kinds.catalog import CRDS, NAMESPACES
 from llmkube.apiserver.storage.revisions import Object, Ref, Transaction
+from llmkube.apiserver.values.json_values import set_or_drop
 
 Propagation = Literal["", "Background", "Foreground", "Orphan"]
 
@@ -24,7 +25,7 @@ def delete(tx: Transaction, ref: Ref, stored: Object, now: str, propagation: Pro
     if ref.kind == CRDS and "deletionTimestamp" not in metadata and INSTANCES not in finalizers:
         finalizers.append(INSTANCES)
     changed = {**stored, "metadata": metadata}
-    _set_or_drop(metadata, "finalizers", finalizers)
+    set_or_drop(metadata, "finalizers", finalizers)
     if not has_finalizers(ref, changed):
         return tx.remove(ref, stored), True
     if "deletionTimestamp" in metadata:
@@ -43,15 +44,12 @@ def delete(tx: Transaction, ref: Ref, stored: Object, now: str, propagation: Pro
     return tx.put(ref, changed), False
 
 
-def stage(tx: Transaction, ref: Ref, changed: Object) -> tuple[Object, bool]:
-    """Stage an update; an object under deletion without finalizers is removed.
-
-    Returns the object, and whether it was removed.
-    """
+def stage(tx: Transaction, ref: Ref, changed: Object) -> Object:
+    """Stage an update, and return the object; one under deletion without finalizers is removed."""
     if "deletionTimestamp" in changed["metadata"] and not has_finalizers(ref, changed):
         tx.remove(ref, changed)
-        return changed, True  # as written: only the watch event has the revision of the removal
-    return tx.put(ref, changed), False
+        return changed  # as written: only the watch event has the revision of the removal
+    return tx.put(ref, changed)
 
 
 def has_finalizers(ref: Ref, candidate: Mapping[str, Any]) -> bool:
@@ -64,7 +62,7 @@ def has_finalizers(ref: Ref, candidate: Mapping[str, Any]) -> bool:
 def without_finalizer(stored: Object, finalizer: str) -> Object:
     """Return the object without one of its finalizers."""
     metadata = dict(stored["metadata"])
-    _set_or_drop(metadata, "finalizers", [name for name in metadata.get("finalizers") or [] if name != finalizer])
+    set_or_drop(metadata, "finalizers", [name for name in metadata.get("finalizers") or [] if name != finalizer])
     return {**stored, "metadata": metadata}
 
 
@@ -73,13 +71,6 @@ def _with_propagation(finalizers: list[str], propagation: Propagation) -> list[s
         return list(finalizers)
     kept = [name for name in finalizers if name not in {FOREGROUND, ORPHAN}]
     return kept + {"Foreground": [FOREGROUND], "Orphan": [ORPHAN]}.get(propagation, [])
-
-
-def _set_or_drop(metadata: dict[str, Any], name: str, value: list[Any]) -> None:
-    if value:
-        metadata[name] = value
-    else:
-        metadata.pop(name, None)
 
 
 def _terminating(status: Mapping[str, Any], now: str) -> dict[str, Any]:

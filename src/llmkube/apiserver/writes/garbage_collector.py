@@ -20,6 +20,7 @@ from typing import Any, Final
 from llmkube.apiserver.fields.ownership import Endpoint, record_write
 from llmkube.apiserver.kinds.catalog import CRDS, NAMESPACES, Catalog
 from llmkube.apiserver.storage.revisions import Change, Object, Ref, Store, Transaction
+from llmkube.apiserver.values.json_values import set_or_drop
 from llmkube.apiserver.writes.deletion import FOREGROUND, INSTANCES, ORPHAN, delete, stage, without_finalizer
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.times import parse_timestamp
@@ -124,10 +125,7 @@ class GarbageCollector:
                 continue
             metadata = dict(dependent["metadata"])
             kept = [owner for owner in metadata.get("ownerReferences") or () if owner["uid"] != uid]
-            if kept:
-                metadata["ownerReferences"] = kept
-            else:
-                metadata.pop("ownerReferences", None)
+            set_or_drop(metadata, "ownerReferences", kept)
             self._rewrite(tx, dependent_ref, dependent, {**dependent, "metadata": metadata}, now)
         stage(tx, ref, without_finalizer(stored, ORPHAN))
 

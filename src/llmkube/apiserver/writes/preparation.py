@@ -20,6 +20,7 @@ from llmkube.apiserver.schema.defaults import unknown_fields
 from llmkube.apiserver.storage.revisions import Object, Transaction
 from llmkube.apiserver.values.api_errors import invalid
 from llmkube.apiserver.values.field_errors import invalid as field_invalid
+from llmkube.apiserver.values.json_values import set_or_drop
 from llmkube.apiserver.writes import strategy
 from llmkube.apiserver.writes.request_target import Target
 from llmkube.apiserver.writes.write_options import WriteOptions
@@ -89,7 +90,7 @@ class ObjectPreparation:
         meta = stamped["metadata"]
         meta["uid"] = str(uuid.UUID(int=self._rng.getrandbits(128), version=4))
         meta["creationTimestamp"] = self._timestamp()
-        _set_generation(meta, strategy.next_generation(target.kind, stamped, None))
+        set_or_drop(meta, "generation", strategy.next_generation(target.kind, stamped, None))
         if target.ref.kind == SERVICES:
             _init_families(target, stamped, None)
             _allocate_addresses(tx, target, stamped)
@@ -103,8 +104,7 @@ class ObjectPreparation:
         stamped = strategy.prepare(target.kind, owned, old, target.subresource)
         if target.ref.kind == SERVICES and not target.subresource:
             _init_families(target, stamped, old)
-        generation = strategy.next_generation(target.kind, stamped, old)
-        _set_generation(stamped["metadata"], generation)
+        set_or_drop(stamped["metadata"], "generation", strategy.next_generation(target.kind, stamped, old))
         if equal_except_times(old, stamped):
             return None  # it was validated when it was stored
         _check(target, stamped, old)
@@ -147,13 +147,6 @@ def _check(target: Target, stamped: Object, old: Object | None) -> None:
 
 def _without(wanted: Mapping[str, Any], names: frozenset[str]) -> JsonObject:
     return {**wanted, "metadata": {name: value for name, value in wanted["metadata"].items() if name not in names}}
-
-
-def _set_generation(meta: JsonObject, generation: int | None) -> None:
-    if generation is None:
-        meta.pop("generation", None)
-    else:
-        meta["generation"] = generation
 
 
 def _allocate_addresses(tx: Transaction, target: Target, service: JsonObject) -> None:

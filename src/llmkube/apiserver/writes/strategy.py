@@ -29,7 +29,7 @@ from llmkube.apiserver.schema import defaults, validation
 from llmkube.apiserver.schema.structural import JsonObject
 from llmkube.apiserver.values import metadata
 from llmkube.apiserver.values.field_errors import ErrorType, FieldError, forbidden, invalid
-from llmkube.apiserver.values.json_values import copy, go_plain, go_type_name, is_integer, is_object, same
+from llmkube.apiserver.values.json_values import copy, go_plain, go_type_name, is_integer, is_object, same, set_or_drop
 
 Old = Mapping[str, Any] | None
 
@@ -256,8 +256,5 @@ def _status_only(obj: JsonObject, old: Mapping[str, Any]) -> JsonObject:
     kept = {**_without_status(old), "metadata": meta}
     if "status" in obj:
         kept["status"] = obj["status"]
-    if "managedFields" in sent:
-        meta["managedFields"] = sent["managedFields"]
-    else:
-        meta.pop("managedFields", None)
+    set_or_drop(meta, "managedFields", sent.get("managedFields"))
     return kept

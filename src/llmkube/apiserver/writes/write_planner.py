@@ -23,6 +23,7 @@ from llmkube.apiserver.values.api_errors import (
     rejected,
     too_large,
 )
+from llmkube.apiserver.values.json_values import set_or_drop
 from llmkube.apiserver.writes import strategy
 from llmkube.apiserver.writes.deletion import stage
 from llmkube.apiserver.writes.patches import (
@@ -106,10 +107,7 @@ class WritePlanner:
         namespace = target.ref.key.namespace
         if metadata.get("namespace", namespace) != namespace:
             raise wrong_namespace()
-        if namespace:
-            metadata["namespace"] = namespace
-        else:
-            metadata.pop("namespace", None)
+        set_or_drop(metadata, "namespace", namespace)
         if metadata.get("resourceVersion"):
             raise plain_internal("resourceVersion should not be set on objects to be created")
         prefix = metadata.get("generateName")
@@ -237,8 +235,7 @@ class WritePlanner:
             changed = self._preparation.change(target, in_version(target.kind, stored), wanted, options)
         if changed is None:
             return outcome_of(target, stored, warnings=warnings)
-        after, _ = stage(tx, target.ref, changed)
-        return outcome_of(target, after, warnings=warnings)
+        return outcome_of(target, stage(tx, target.ref, changed), warnings=warnings)
 
 
 def _refuse_if_exists(target: Target, refusal: RequestRefusedError, tx: Transaction) -> Outcome:

@@ -149,8 +149,6 @@ class HeadReader:
             position += len(line)
             self._remaining -= len(line)
             self._feed(line)
-            if len(self._collected.lines) > self._limits.max_headers:
-                raise MalformedError(431, f"more than {self._limits.max_headers} headers")
             if self._collected.complete:
                 return data[position:]
         return None
@@ -162,8 +160,6 @@ class HeadReader:
             MalformedError: The head is rejected.
         """
         self._feed(head)
-        if len(self._collected.lines) > self._limits.max_headers:
-            raise MalformedError(431, f"more than {self._limits.max_headers} headers")
         if not self._collected.complete:
             raise MalformedError(400, "malformed head: it does not end at its empty line")
 
@@ -174,6 +170,8 @@ class HeadReader:
             pass  # a request to switch protocols, which a server may ignore (RFC 9110, 7.8)
         except httptools.HttpParserError as exc:
             raise MalformedError(400, f"malformed head: {exc}") from exc
+        if len(self._collected.lines) > self._limits.max_headers:
+            raise MalformedError(431, f"more than {self._limits.max_headers} headers")
 
     def request(self) -> RequestHead:
         """Return the complete head of a request, checked beyond what llhttp checks.

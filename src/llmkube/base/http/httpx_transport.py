@@ -1,7 +1,8 @@
 """Transport for httpx over our own connections, with httpx's timeouts and errors, without httpcore."""
 
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Final
 
 import httpx  # noqa: ASYNC127 (the project's settled choice)
@@ -75,16 +76,8 @@ class HttpxTransport(httpx.AsyncBaseTransport):
         seconds = [timeouts.get(name) for name in ("connect", "read", "write")]
         timeout_seconds = sum(each or 0.0 for each in seconds) if all(each is not None for each in seconds) else None
         switching = "upgrade" in request.headers
-        try:
-            if timeout_seconds is None:
-                answer = await client.start(origin, request.method, head, body, switching=switching)
-            else:
-                with trio.fail_after(timeout_seconds):
-                    answer = await client.start(origin, request.method, head, body, switching=switching)
-        except trio.TooSlowError as error:
-            raise httpx.ReadTimeout(f"no response within {timeout_seconds:g} s", request=request) from error
-        except HttpError as error:
-            raise _to_httpx_error(error, request) from error
+        with _httpx_errors(request, "no response within", timeout_seconds):
+            answer = await client.start(origin, request.method, head, body, switching=switching)
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.head.headers]
         rest = _Body(client, answer, timeouts.get("read"), request)
         if answer.status == 101:
@@ -93,9 +86,8 @@ class HttpxTransport(httpx.AsyncBaseTransport):
         if not answer.has_full_body:
             return httpx.Response(answer.status, headers=headers, stream=rest)
         try:
-            content = answer.take_body()
-        except HttpError as error:
-            raise _to_httpx_error(error, request) from error
+            with _httpx_errors(request):
+                content = answer.take_body()
         finally:
             await rest.aclose()
         buffered = httpx.ByteStream(content)  # as `content=`, httpx would read it again
@@ -124,12 +116,9 @@ class _Body(httpx.AsyncByteStream):
     async def __anext__(self) -> bytes:
         if self._answer is None:
             raise StopAsyncIteration
-        try:
-            piece = await self._receive(self._answer)
-        except trio.TooSlowError as error:
-            raise httpx.ReadTimeout(f"no data for {self._read_seconds:g} s", request=self._request) from error
-        except HttpError as error:
-            raise _to_httpx_error(error, self._request) from error
+        seconds = None if self._answer.early else self._read_seconds
+        with _httpx_errors(self._request, "no data for", seconds):
+            piece = await self._answer.receive_some()
         if not piece:
             raise StopAsyncIteration
         return piece
@@ -139,12 +128,6 @@ class _Body(httpx.AsyncByteStream):
         answer, self._answer = self._answer, None
         if answer is not None and not self._client.release_nowait(answer):
             await trio.aclose_forcefully(answer.stream)
-
-    async def _receive(self, answer: StreamedResponse) -> bytes:
-        if self._read_seconds is None or answer.early:
-            return await answer.receive_some()
-        with trio.fail_after(self._read_seconds):
-            return await answer.receive_some()
 
 
 def _encode_head(request: httpx.Request, length: int) -> bytes:
@@ -166,10 +149,17 @@ def _encode_head(request: httpx.Request, length: int) -> bytes:
     return head
 
 
-def _to_httpx_error(error: Exception, request: httpx.Request) -> httpx.TransportError:
-    """Return httpx's equivalent of an error."""
-    if isinstance(error, ConnectError):
-        return httpx.ConnectError(str(error), request=request)
-    if isinstance(error, ConnectionLostError):
-        return httpx.ReadError(str(error), request=request)
-    return httpx.RemoteProtocolError(str(error), request=request)
+@contextmanager
+def _httpx_errors(request: httpx.Request, delay: str = "", seconds: float | None = None) -> Iterator[None]:
+    """Limit the time of the body, and raise httpx's equivalents of its errors."""
+    try:
+        with nullcontext() if seconds is None else trio.fail_after(seconds):
+            yield
+    except trio.TooSlowError as error:
+        raise httpx.ReadTimeout(f"{delay} {seconds:g} s", request=request) from error
+    except ConnectError as error:
+        raise httpx.ConnectError(str(error), request=request) from error
+    except ConnectionLostError as error:
+        raise httpx.ReadError(str(error), request=request) from error
+    except HttpError as error:
+        raise httpx.RemoteProtocolError(str(error), request=request) from error

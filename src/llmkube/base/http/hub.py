@@ -19,7 +19,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import trio
 from trio.lowlevel import Abort, Task, current_task, reschedule, wait_readable, wait_task_rescheduled, wait_writable
@@ -27,6 +27,8 @@ from trio.lowlevel import Abort, Task, current_task, reschedule, wait_readable, 
 from llmkube.base.http.dial import dial
 from llmkube.base.http.tls import RECEIVE_BYTES, BulkReceiveStream, TlsStream
 from llmkube.base.loop_shares import ClientQueues, current_client
+
+T = TypeVar("T")
 
 BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
 """Errors of a stream whose connection is gone."""
@@ -87,44 +89,34 @@ class HubStream(BulkReceiveStream, trio.abc.HalfCloseableStream):
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Return received data, or b"" at the end of the stream."""
-        self._reads += 1
-        if self._reads >= READS_PER_CHECKPOINT:
-            self._reads = 0
-            await trio.lowlevel.checkpoint()
         limit = RECEIVE_BYTES if max_bytes is None else max_bytes
-        while True:
-            if not self._ready:
-                await self._wait_ready()
-            try:
-                data = self._sock.recv(limit)
-            except BlockingIOError:
-                self._ready = False
-                continue
-            except OSError as error:
-                raise self._broken(error) from error
-            # A short read has emptied the socket, and the kernel reports the next byte, but not an end that came along.
-            self._ready = self.ended or len(data) == limit
-            return data
+        data = await self._read(self._sock.recv, limit)
+        # A short read has emptied the socket, and the kernel reports the next byte, but not an end that came along.
+        self._ready = self.ended or len(data) == limit
+        return data
 
     async def receive_into(self, buffer: memoryview) -> int:
         """Receive data into the beginning of a buffer, and return the number of bytes; 0 at the end of the stream."""
+        buffer = buffer[:MAX_READ_BYTES]
+        count = await self._read(self._sock.recv_into, buffer)
+        self._ready = self.ended or count == len(buffer)  # as in `receive_some`
+        return count
+
+    async def _read(self, read: Callable[[Any], T], argument: Any) -> T:
+        """Call a function of the socket as soon as it returns something."""
         self._reads += 1
         if self._reads >= READS_PER_CHECKPOINT:
             self._reads = 0
             await trio.lowlevel.checkpoint()
-        buffer = buffer[:MAX_READ_BYTES]
         while True:
             if not self._ready:
                 await self._wait_ready()
             try:
-                count = self._sock.recv_into(buffer)
+                return read(argument)
             except BlockingIOError:
                 self._ready = False
-                continue
             except OSError as error:
                 raise self._broken(error) from error
-            self._ready = self.ended or count == len(buffer)  # as in `receive_some`
-            return count
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send everything; returns when the kernel has accepted it."""

@@ -3,7 +3,7 @@
 import datetime
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
@@ -78,34 +78,31 @@ def describe_service(view: StatusView, now: datetime.datetime) -> str:
     wanted = service.spec.replicas if status.desired_replicas is None else status.desired_replicas
     rows = [
         ("phase", f"{status.phase or 'New'}, {status.ready_replicas or 0} of {wanted} ready"),
-        *(("waits for", text) for text in waits_for(view)),
-        *(("progress", text) for text in progress(view.model)),
-        *(("last error", text) for text in last_error(service, view.model)),
-        *(("cause", text) for text in filter(None, [view.cause])),
-        *(("what to do", text) for text in remedies(service, view.model)),
-        *(("next retry", text) for text in next_retry(service, view.model, now)),
-        *(("since", text) for text in since(view.health, now)),
-        *(("note", text) for text in (*ignored_fields(service), *model_notes(view.model))),
-        *(("update", text) for text in update(service) if not last_error(service, view.model)),
+        ("waits for", waits_for(view)),
+        ("progress", progress(view.model)),
+        ("last error", error := last_error(service, view.model)),
+        ("cause", view.cause),
+        ("what to do", remedy(service, view.model)),
+        ("next retry", next_retry(view.health, now)),
+        ("since", since(view.health, now)),
+        ("note", ignored_fields(service)),
+        ("note", model_note(view.model)),
+        ("update", "" if error else update(service)),
         ("model", _model_line(service, view.model)),
-        *(("chosen", text) for text in filter(None, [choice_of(view.model) if view.model is not None else ""])),
-        *(("projector", each.status.projector) for each in [view.model] if each is not None and each.status.projector),
+        ("chosen", choice_of(view.model) if view.model is not None else ""),
+        ("projector", view.model.status.projector if view.model is not None else ""),
         ("runtime", _runtime_line(service, view.model)),
-        *(("engine", f"{engine} serves") for engine in filter(None, [status.engine])),
-        *(("computed on", str(found)) for found in filter(None, [status.acceleration])),
+        ("engine", f"{status.engine} serves" if status.engine else ""),
+        ("computed on", str(status.acceleration or "")),
         *(("host", text) for text in host_lines(view)),
-        *(("memory", text) for text in filter(None, [view.memory])),
-        *(("drafts", text) for text in filter(None, [view.drafts])),
-        *(("also named", text) for text in filter(None, [output.further_names(service)])),
+        ("memory", view.memory),
+        ("drafts", view.drafts),
+        ("also named", output.further_names(service)),
         *(("adapters", f"{a.name or 'always'} ({a.model_ref}, scale {a.scale})") for a in service.spec.adapters),
-        *(("loading", "when a request needs it") for mode in [status.activation] if mode == ON_REQUEST),
+        ("loading", "when a request needs it" if status.activation == ON_REQUEST else ""),
         ("endpoint", status.endpoint or output.NOTHING),
     ]
-    lines = [f"InferenceService {service.key}", *_labelled(rows)]
-    last_lines = engine_output(service)
-    if last_lines:
-        lines += ["", "The engine's last lines:", *(f"  {line}" for line in last_lines)]
-    return "\n".join([*lines, *_conditions(status.conditions, "\n".join(lines))])
+    return _described(service, rows, engine_output(service))
 
 
 def describe_object(model: Model | ModelRouter | GPUQuota | ModelPool, now: datetime.datetime, cause: str = "") -> str:
@@ -120,34 +117,30 @@ def describe_object(model: Model | ModelRouter | GPUQuota | ModelPool, now: date
         return _describe_router(model)
     if isinstance(model, ModelPool):
         states = [("member", f"{one.name}: {one.phase or 'New'}") for one in model.status.members]
-        lines = [f"ModelPool {model.key}", *_labelled([("phase", model.status.phase or "New"), *states])]
-        return "\n".join([*lines, *_conditions(model.status.conditions, "\n".join(lines))])
+        return _described(model, [("phase", model.status.phase or "New"), *states])
     if isinstance(model, GPUQuota):
         return _describe_quota(model)
     facts, health = model.status.gguf, model_health(model)
+    is_stated = model.spec.quantization and (facts is None or not facts.quantization)
+    context = f"{facts.context_length} tokens" if facts is not None and facts.context_length else ""
+    known = (facts.architecture, facts.quantization, context, facts.license) if facts is not None else ()
     rows = [
         ("phase", model.status.phase or "New"),
-        *(("progress", text) for text in progress(model)),
-        *([("last error", f"{health.reason}: {health.headline}")] if health.failing or health.recovering else []),
-        *(("cause", text) for text in filter(None, [cause])),
-        *(("next retry", text) for text in _retry_in(health, now)),
+        ("progress", progress(model)),
+        ("last error", f"{health.reason}: {health.headline}" if health.failing or health.recovering else ""),
+        ("cause", cause),
+        ("next retry", next_retry(health, now)),
         ("source", output.shown_source(model.spec.source)),
         ("accelerator", model.spec.hardware.accelerator),
         ("size", model.status.size or output.NOTHING),
         ("path", model.status.path or output.NOTHING),
+        ("sha256", model.status.sha256),
+        ("quantization", f"{model.spec.quantization} (from the spec)" if is_stated else ""),
+        ("projector", model.status.projector),
+        ("gguf", ", ".join(filter(None, known))),
+        ("note", model_note(model)),
     ]
-    if model.status.sha256:
-        rows.append(("sha256", model.status.sha256))
-    if model.spec.quantization and (facts is None or not facts.quantization):
-        rows.append(("quantization", f"{model.spec.quantization} (from the spec)"))
-    rows += [("projector", text) for text in filter(None, [model.status.projector])]
-    if facts is not None:
-        context = f"{facts.context_length} tokens" if facts.context_length else ""
-        known = (facts.architecture, facts.quantization, context, facts.license)
-        rows.append(("gguf", ", ".join(each for each in known if each)))
-        rows += [("note", text) for text in model_notes(model)]
-    lines = [f"Model {model.key}", *_labelled(rows)]
-    return "\n".join([*lines, *_conditions(model.status.conditions, "\n".join(lines))])
+    return _described(model, rows)
 
 
 def _describe_router(router: ModelRouter) -> str:
@@ -159,8 +152,7 @@ def _describe_router(router: ModelRouter) -> str:
         *(("backends", f"{one.name} ({states[one.healthy]}) {one.message or one.address}") for one in status.backends),
         *(("budgets", f"{one.name}: {one.utilization or 0} of the budget used") for one in status.budget_utilization),
     ]
-    lines = [f"ModelRouter {router.key}", *_labelled(rows)]
-    return "\n".join([*lines, *_conditions(status.conditions, "\n".join(lines))])
+    return _described(router, rows)
 
 
 def _describe_quota(quota: GPUQuota) -> str:
@@ -173,93 +165,85 @@ def _describe_quota(quota: GPUQuota) -> str:
         *(("waiting", name) for name in status.waiting),
         ("last wait began", status.last_denial or output.NOTHING),
     ]
-    lines = [f"GPUQuota {quota.key}", *_labelled(rows)]
-    return "\n".join([*lines, *_conditions(status.conditions, "\n".join(lines))])
+    return _described(quota, rows)
 
 
 def summary(service: InferenceService, model: Model | None) -> str:
     """Return one line: the phase, and the last error, the progress or what the service waits for."""
     view = StatusView(service, model)
-    details = [*last_error(service, model), *progress(model), *waits_for(view)]
-    return ": ".join([service.status.phase or "New", *details[:1]])
+    detail = last_error(service, model) or progress(model) or waits_for(view)
+    return ": ".join(filter(None, [service.status.phase or "New", detail]))
 
 
-def waits_for(view: StatusView) -> list[str]:
+def waits_for(view: StatusView) -> str:
     """Return what has to happen before the service is Ready; empty if it is, or if it failed."""
     service, health = view.service, view.health
     if service.spec.suspend:
-        return ["nothing: spec.suspend is true"]
+        return "nothing: spec.suspend is true"
     if service.spec.replicas == 0:
-        return ["nothing: spec.replicas is 0; `llmkube scale` starts it"]
+        return "nothing: spec.replicas is 0; `llmkube scale` starts it"
     if view.model is None:
-        return [f"a Model named {service.spec.model_ref}"]
+        return f"a Model named {service.spec.model_ref}"
     if health.reason == Reason.NO_HOST:
         others = sorted({each for host in view.hosts or () for each in host.accelerators})
         served = f"; live hosts serve {', '.join(others)}" if others else ""
-        return [f"a host that serves {view.model.spec.hardware.accelerator}{served}"]
+        return f"a host that serves {view.model.spec.hardware.accelerator}{served}"
     if progress(view.model):
-        return ["the Model's file"]
+        return "the Model's file"
     if health.state is not State.WAITING or health.recovering:
-        return []
-    return [health.headline.removeprefix("waiting for ")]
+        return ""
+    return health.headline.removeprefix("waiting for ")
 
 
-def progress(model: Model | None) -> list[str]:
+def progress(model: Model | None) -> str:
     """Return the progress of the Model's download or copy; empty without one."""
     health = model_health(model) if model is not None else None
     is_moving = health is not None and health.reason in {Reason.FETCHING, Reason.DOWNLOAD_STARTED, Reason.COPY_STARTED}
-    return [health.headline] if health is not None and is_moving else []
+    return health.headline if health is not None and is_moving else ""
 
 
-def last_error(service: InferenceService, model: Model | None) -> list[str]:
-    """Return the failure, if there is one, of the spec, the file, the engine or a pod."""
+def last_error(service: InferenceService, model: Model | None) -> str:
+    """Return the failure of the spec, the file, the engine or a pod; empty without one."""
     health = service_health(service, model)
     if model is None or health.reason == Reason.NO_HOST or not (health.failing or health.recovering):
-        return []
+        return ""
     if health.serving:
-        return [_RETRY_HEAD.sub("", refusal_text(health))]
-    return [f"{health.reason}: {_RETRY_HEAD.sub('', health.headline)}"]
+        return _RETRY_HEAD.sub("", refusal_text(health))
+    return f"{health.reason}: {_RETRY_HEAD.sub('', health.headline)}"
 
 
-def remedies(service: InferenceService, model: Model | None) -> list[str]:
-    """Return the fix for a failure, if there is one."""
+def remedy(service: InferenceService, model: Model | None) -> str:
+    """Return the fix for a failure; empty without one."""
     health = service_health(service, model)
-    return [advice(health.reason, service.key)] if health.failing else []
+    return advice(health.reason, service.key) if health.failing else ""
 
 
-def next_retry(service: InferenceService, model: Model | None, now: datetime.datetime) -> list[str]:
-    """Return when a failed start or fetch is retried, if it is."""
-    return _retry_in(service_health(service, model), now)
-
-
-def since(health: Health, now: datetime.datetime) -> list[str]:
+def since(health: Health, now: datetime.datetime) -> str:
     """Return how long a service has not been ready; empty if it is, or if no condition states a time."""
     if health.state in {State.READY, State.STOPPED} or not health.since:
-        return []
-    age = output.age(health.since, now)
-    return [f"{age} ago"]
+        return ""
+    return f"{output.age(health.since, now)} ago"
 
 
-def update(service: InferenceService) -> list[str]:
+def update(service: InferenceService) -> str:
     """Return why the newest spec is not served yet; empty if it is."""
     newest = find_condition(service.status.conditions, UP_TO_DATE)
     if newest is None or newest.status != "False":
-        return []
-    return [f"{newest.reason}: {_first_line(newest.message)}"]
+        return ""
+    return f"{newest.reason}: {_first_line(newest.message)}"
 
 
-def ignored_fields(service: InferenceService) -> list[str]:
-    """Return which fields of the spec have no effect where the service runs, if there are any."""
+def ignored_fields(service: InferenceService) -> str:
+    """Return which fields of the spec have no effect where the service runs; empty if all have."""
     honoured = find_condition(service.status.conditions, SPEC_HONOURED)
     reported = honoured is not None and honoured.reason == Reason.FIELDS_IGNORED
-    return [_first_line(honoured.message)] if honoured is not None and reported else []
+    return _first_line(honoured.message) if honoured is not None and reported else ""
 
 
-def model_notes(model: Model | None) -> list[str]:
-    """Return remarks about the model's file, if there are any."""
+def model_note(model: Model | None) -> str:
+    """Return a remark about the model's file; empty without one."""
     facts = model.status.gguf if model is not None else None
-    note = unknown_architecture(facts.architecture) if facts is not None and facts.architecture else ""
-    return [note] if note else []
+    return unknown_architecture(facts.architecture) if facts is not None and facts.architecture else ""
 
 
 def engine_output(service: InferenceService) -> list[str]:
@@ -283,14 +267,15 @@ def host_lines(view: StatusView) -> list[str]:
     ]
 
 
-def _retry_in(health: Health, now: datetime.datetime) -> list[str]:
+def next_retry(health: Health, now: datetime.datetime) -> str:
+    """Return when a failed start or fetch is retried; empty if it is not."""
     found = _NEXT_ATTEMPT.search(health.message)
     if found is None:
-        return []
+        return ""
     at = datetime.datetime.fromisoformat(found[1])
     left_seconds = (at - now).total_seconds()
     when = f"in {format_duration(left_seconds)}" if left_seconds > 0 else "now"
-    return [f"{when} ({at.astimezone():%H:%M:%S})"]
+    return f"{when} ({at.astimezone():%H:%M:%S})"
 
 
 def _model_line(service: InferenceService, model: Model | None) -> str:
@@ -337,14 +322,17 @@ def _sort_key(condition: Condition) -> tuple[int, str]:
     return (_ORDER.index(kind) if kind in _ORDER else len(_ORDER), kind)
 
 
-def _labelled(rows: Sequence[tuple[str, str]]) -> list[str]:
-    lines = []
-    before = ""
+def _described(obj: Any, rows: Sequence[tuple[str, str]], last_lines: Sequence[str] = ()) -> str:
+    """Return an object's name, the rows that have a text, the last lines of its engine, and its conditions."""
+    lines, before = [f"{obj.RESOURCE.kind} {obj.key}"], ""
     for label, text in rows:
-        shown = "" if label == before else label
-        lines.append(f"  {shown:<{_LABEL_WIDTH}} {output.printable(text)}".rstrip())
-        before = label
-    return lines
+        if text:
+            shown = "" if label == before else label
+            lines.append(f"  {shown:<{_LABEL_WIDTH}} {output.printable(text)}".rstrip())
+            before = label
+    if last_lines:
+        lines += ["", "The engine's last lines:", *(f"  {line}" for line in last_lines)]
+    return "\n".join([*lines, *_conditions(obj.status.conditions, "\n".join(lines))])
 
 
 def _first_line(text: str) -> str:

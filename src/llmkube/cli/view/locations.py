@@ -73,21 +73,14 @@ class Host:
 
 def engines_in(slices: Iterable[EndpointSlice]) -> tuple[Engine, ...]:
     """Return the endpoints of a service, ready ones first; a slice without a port has none."""
-    found = [
-        Engine(
-            piece.metadata.labels.get(HOST_LABEL) or endpoint.node_name or "",
-            endpoint.addresses[0],
-            port,
-            endpoint.conditions.ready is not False,  # None means ready
-            Key(piece.metadata.namespace, endpoint.target_ref.name)
-            if endpoint.target_ref and endpoint.target_ref.kind == "Pod"
-            else None,
-        )
-        for piece in slices
-        for port in [each.port for each in piece.ports if each.port][:1]
-        for endpoint in piece.endpoints
-        if endpoint.addresses
-    ]
+    found = []
+    for piece in slices:
+        port = next((each.port for each in piece.ports if each.port), 0)
+        for endpoint in (each for each in piece.endpoints if each.addresses and port):
+            host = piece.metadata.labels.get(HOST_LABEL) or endpoint.node_name or ""
+            is_ready, target = endpoint.conditions.ready is not False, endpoint.target_ref  # None means ready
+            pod = Key(piece.metadata.namespace, target.name) if target and target.kind == "Pod" else None
+            found.append(Engine(host, endpoint.addresses[0], port, is_ready, pod))
     return tuple(sorted(found, key=lambda each: (not each.ready, each.host, each.address, each.port)))
 
 
@@ -100,22 +93,15 @@ def reporting_hosts(service: InferenceService) -> tuple[str, ...]:
 
 def live_hosts(leases: Iterable[Lease], now: datetime.datetime) -> tuple[Host, ...]:
     """Return the hosts whose Leases have not expired, allowing for clock skew, by name."""
-    return tuple(
-        sorted(
-            (
-                Host(
-                    lease.metadata.labels[HOST_LABEL],
-                    frozenset(filter(None, lease.metadata.annotations.get(ACCELERATORS_ANNOTATION, "").split(","))),
-                    lease.metadata.annotations.get(SERVICES_ANNOTATION, ""),
-                    _parse_int(lease.metadata.annotations.get(MEMORY_BUDGET_ANNOTATION, "")),
-                    _parse_int(lease.metadata.annotations.get(MEMORY_FREE_ANNOTATION, "")),
-                )
-                for lease in leases
-                if lease.metadata.labels.get(HOST_LABEL) and _is_alive(lease, now)
-            ),
-            key=lambda each: each.name,
-        )
-    )
+    alive = [_host_of(each) for each in leases if each.metadata.labels.get(HOST_LABEL) and _is_alive(each, now)]
+    return tuple(sorted(alive, key=lambda each: each.name))
+
+
+def _host_of(lease: Lease) -> Host:
+    noted, sizes = lease.metadata.annotations, (MEMORY_BUDGET_ANNOTATION, MEMORY_FREE_ANNOTATION)
+    accelerators = frozenset(filter(None, noted.get(ACCELERATORS_ANNOTATION, "").split(",")))
+    services, memory = noted.get(SERVICES_ANNOTATION, ""), (_parse_int(noted.get(name, "")) for name in sizes)
+    return Host(lease.metadata.labels[HOST_LABEL], accelerators, services, *memory)
 
 
 async def find_engines(cluster: Cluster, namespace: str, name: str) -> tuple[Engine, ...]:

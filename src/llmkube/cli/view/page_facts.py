@@ -31,5 +31,5 @@ def page_facts(service: InferenceService, model: Model | None) -> dict[str, Any]
         "engine": served_by(service),
         "context": context_in_effect(service, model),
         "slots": spec.parallel_slots,
-        "vision": bool(model is not None and model.status.projector),
+        "vision": model is not None and model.status.reads_pictures,
     }

@@ -1,6 +1,7 @@
 """The steps of a service's start, with their results and durations, and changes of phases. Pure."""
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 import attrs
 
@@ -57,6 +58,7 @@ class Phase:
         reason: Why it is not ready, as a reason; empty if it is, or if the reason is the phase.
         is_stalled: Whether its download makes no progress.
         message: The message of the reason.
+        of: The service.
     """
 
     # Only the controller's conditions: with the agent's, which come earlier, each step would be reported twice.
@@ -64,29 +66,35 @@ class Phase:
     reason: str
     is_stalled: bool = False
     message: str = attrs.field(default="", eq=False)  # numbers in it change all the time
+    of: InferenceService | None = attrs.field(default=None, eq=False, repr=False)
 
 
 Phases = Mapping[Key, Phase]
 
 
-def phases_of(services: Iterable[InferenceService]) -> Phases:
-    """Return the phase of each service."""
-    return {service.key: _phase_of(service) for service in services}
+def phases_of(services: Iterable[InferenceService], before: Phases = MappingProxyType({})) -> Phases:
+    """Return the phase of each service; that of an object that was not replaced is taken from `before`."""
+    return {
+        service.key: known if (known := before.get(service.key)) and known.of is service else _phase_of(service)
+        for service in services
+    }
 
 
 def _phase_of(service: InferenceService) -> Phase:
     cause = unready_condition(service)
     message = cause.message.partition("\n")[0] if cause is not None else ""
-    return Phase(service.status.phase or "New", reason_of(service), message.startswith("waiting since "), message)
+    return Phase(
+        service.status.phase or "New", reason_of(service), message.startswith("waiting since "), message, service
+    )
 
 
 def changes(before: Phases, after: Phases) -> list[str]:
     """Return one line per service that is new, deleted or in another phase."""
     lines = []
-    for key in sorted(before.keys() | after.keys()):
+    for key in sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key)):
         if key not in after:
             lines.append(f"{key}: deleted")
-        elif before.get(key) != after[key]:
+        else:
             phase = after[key]
             message = [phase.name, *([f" ({printable(phase.reason)})"] if phase.reason else [])]
             lines.append(f"{key}: {''.join(message)}" + (f": {printable(phase.message)}" if phase.message else ""))

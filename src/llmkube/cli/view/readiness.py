@@ -49,7 +49,7 @@ class Readiness:
     key: Key
     assess: Assessor
     display: Display
-    detail: Callable[[InferenceService, Model | None, Health], str]
+    detail: Callable[[Health], str]
     may_be_stale: Callable[[Health], bool]
     changed: bool = False
     loads: bool = False
@@ -76,17 +76,17 @@ class Readiness:
             # After a change only the file's step is certain: at first it is the old engine that is loaded.
             is_done = health.done == len(STEPS)
             self._show_done(min(health.done, 1 if self.changed else len(STEPS) - 1), service, model)
-            self.last = self._wait_text(service, model, health)
+            self.last = self._wait_text(health)
             if not is_done:
                 self.display.show_step(STEPS[health.done], self.last)
             with trio.move_on_after(SETTLE_SECONDS if health.failing or is_done else STALE_SECONDS):
                 await self.caches.changed.wait_newer(version)
 
-    def _wait_text(self, service: InferenceService, model: Model | None, health: Health) -> str:
+    def _wait_text(self, health: Health) -> str:
         """Return the text to show while waiting, except a failure from before the change."""
         before = self._before = self._before or health
         old = self.changed and health.failing and (before.reason, before.message) == (health.reason, health.message)
-        return "waiting for the change to take effect" if old else self.detail(service, model, health)
+        return "waiting for the change to take effect" if old else self.detail(health)
 
     def _is_final(self, health: Health, now: float) -> bool:
         is_done = health.state in {State.READY, State.STOPPED}

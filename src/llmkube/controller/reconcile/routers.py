@@ -28,6 +28,7 @@ from llmkube.k8s.rbac import LIST_AND_WATCH, Permission
 from llmkube.k8s.resource import Key, is_controlled_by
 from llmkube.k8s.wire.names import endpoint_url, service_name
 from llmkube.k8s.wire.times import timestamp
+from llmkube.router.config.compile_backend import resolved_service
 from llmkube.router.config.compile_router import CompiledRouter, KeyFile, ResolvedService, compile_router
 from llmkube.router.config.config_json import encode_config
 from llmkube.router.config.routing_config import RoutingConfig, is_local_url
@@ -146,7 +147,7 @@ class PodRouters:
                 key_file = f"{KEYS_FOLDER}/services/{name}"
                 keys.append(KeyFile(path=key_file, secret=secret_ref.name, key=secret_ref.key))
             model = self.context.model_of(service)
-            return ResolvedService.of(service, model, base_url=self._base_url(service), key_file=key_file)
+            return resolved_service(service, model, base_url=self._base_url(service), key_file=key_file)
 
         compiled = compile_router(router, resolve, keys_folder=KEYS_FOLDER)
         named = {one.path: one for one in (*compiled.key_files, *keys)}

@@ -6,7 +6,6 @@ LeaderWorkerSet: one pod that serves requests, and one on each further node.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Final
 
 import attrs
@@ -157,7 +156,6 @@ def _with_rdma(engine: Mapping[str, Any], multi_node: MultiNode) -> dict[str, An
 JOB: Final = "llmkube-inference"
 """Value of the label `job` on all metrics of engines."""
 
-_NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 
 
@@ -170,12 +168,11 @@ _RELABELINGS: Final = (
     {"sourceLabels": [_meta(SERVICE_LABEL)], "targetLabel": "service"},
     {"sourceLabels": [_meta(MODEL_LABEL)], "targetLabel": "model"},
     {"sourceLabels": [_meta(RUNTIME_LABEL)], "targetLabel": "runtime"},
+    {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"},
 )
 
 
-def pod_monitor(
-    service: InferenceService, plan: ContainerPlan, labels: Mapping[str, str] = _NO_LABELS
-) -> dict[str, Any] | None:
+def pod_monitor(service: InferenceService, plan: ContainerPlan, labels: Mapping[str, str]) -> dict[str, Any] | None:
     """Return the PodMonitor of a service; None for an engine that exports no metrics.
 
     It renames the metric of the autoscaler, if the engine exports that by another name.
@@ -207,9 +204,7 @@ def pod_monitor(
     return service_manifest(PodMonitor.RESOURCE, service, plan.runtime, spec, extra=labels)
 
 
-def objective(
-    service: InferenceService, plan: ContainerPlan, labels: Mapping[str, str] = _NO_LABELS
-) -> dict[str, Any] | None:
+def objective(service: InferenceService, plan: ContainerPlan, labels: Mapping[str, str]) -> dict[str, Any] | None:
     """Return the ServiceLevelObjective of a service; None if it has none, or its engine lacks the metrics for it.
 
     `availability` is the share of scrapes that found a pod up. `latency` uses the histogram's buckets: the threshold

@@ -70,15 +70,13 @@ class TokenFileCredentials:
 
     async def current(self) -> Credential:
         """Read the file if it has changed; if it cannot be read, return the last token."""
-        self._read(force=False)
-        return self._credential
+        return self._read(force=False)
 
     async def renew(self, refused: Credential) -> Credential:
         """Read the file unconditionally: some file systems keep the modification time."""
-        self._read(force=True)
-        return self._credential
+        return self._read(force=True)
 
-    def _read(self, *, force: bool) -> None:
+    def _read(self, *, force: bool) -> Credential:
         try:
             found = self._path.stat()
             stamp = (found.st_mtime_ns, found.st_ino, found.st_size)
@@ -90,6 +88,7 @@ class TokenFileCredentials:
         except (OSError, ValueError) as error:
             if self._stamp is None:
                 raise CredentialsError(f"token file {self._path} cannot be read: {error}") from error
+        return self._credential
 
 
 @attrs.frozen

@@ -110,6 +110,11 @@ class ModelStatus(Wired):
     last_revalidated: str | None = field("When the source was last compared with the fetched file.", format="date-time")
     last_updated: str | None = field("When the Model last became Ready.", format="date-time")
 
+    @property
+    def reads_pictures(self) -> bool:
+        """Whether the projector that hosts load is one for pictures."""
+        return "pictures" in self.projector.rpartition(": ")[2]
+
 
 @attrs.frozen(kw_only=True)
 class Model(Object):

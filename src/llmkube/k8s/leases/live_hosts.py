@@ -13,7 +13,13 @@ import attrs
 
 from llmkube.k8s.builtins import Lease
 from llmkube.k8s.resource import Key
-from llmkube.k8s.wire.names import ACCELERATORS_ANNOTATION, CORDON_ANNOTATION, HOST_LABEL, MEMORY_FREE_ANNOTATION
+from llmkube.k8s.wire.names import (
+    ACCELERATORS_ANNOTATION,
+    CORDON_ANNOTATION,
+    HOST_LABEL,
+    MEMORY_FREE_ANNOTATION,
+    RUNTIMES_ANNOTATION,
+)
 
 DEFAULT_LEASE_SECONDS: Final = 40.0
 """The duration of a Lease without `leaseDurationSeconds`."""
@@ -30,11 +36,13 @@ class LiveHosts:
         accelerators: Empty for a host that serves nothing now.
         cordons: The cordoned hosts among them, and the end of each cordon.
         one_machine: Whether there can be no other hosts (`llmkube up`).
+        runtimes: The runtimes whose programs a host has; without an entry it is assumed to have all.
     """
 
     accelerators: Mapping[str, frozenset[str]] = attrs.field(factory=dict)
     cordons: Mapping[str, str] = attrs.field(factory=dict)
     one_machine: bool = False
+    runtimes: Mapping[str, frozenset[str]] = attrs.field(factory=dict)
 
     def is_alive(self, host: str) -> bool:
         """Return whether this host holds a live Lease."""
@@ -43,6 +51,11 @@ class LiveHosts:
     def serving(self, accelerator: str) -> frozenset[str]:
         """Return the live hosts that serve an accelerator."""
         return frozenset(host for host, served in self.accelerators.items() if accelerator in served)
+
+    def able(self, accelerator: str, runtime: str) -> frozenset[str]:
+        """Return the live hosts that serve an accelerator and have a runtime's program, or all if none has."""
+        serving = self.serving(accelerator)
+        return frozenset(host for host in serving if runtime in self.runtimes.get(host, (runtime,))) or serving
 
 
 @attrs.frozen
@@ -54,6 +67,7 @@ class _ObservedLease:
     deadline: float
     free_bytes: int
     cordon: str = ""
+    runtimes: frozenset[str] = frozenset()
     is_alive: bool = True
 
 
@@ -79,7 +93,8 @@ class LeaseTracker:
             if observed.is_alive:
                 merged[observed.host] = merged.get(observed.host, frozenset()) | observed.accelerators
         cordons = {each.host: each.cordon for each in self._observed.values() if each.is_alive and each.cordon}
-        return LiveHosts(merged, cordons, self.one_machine)
+        runtimes = {each.host: each.runtimes for each in self._observed.values() if each.is_alive and each.runtimes}
+        return LiveHosts(merged, cordons, self.one_machine, runtimes)
 
     @property
     def free_bytes(self) -> dict[str, int]:
@@ -108,11 +123,10 @@ class LeaseTracker:
         if before is not None and before.version == version and not renewed:
             return
         duration = float(lease.spec.lease_duration_seconds or DEFAULT_LEASE_SECONDS)
-        listed = lease.metadata.annotations.get(ACCELERATORS_ANNOTATION, "")
-        served = frozenset(word.strip() for word in listed.split(",") if word.strip())
+        served, runtimes = _words(lease, ACCELERATORS_ANNOTATION), _words(lease, RUNTIMES_ANNOTATION)
         cordon = lease.metadata.annotations.get(CORDON_ANNOTATION, "")
         self._observed[lease.key] = _ObservedLease(
-            host, served, version, duration, now + duration, _free_bytes(lease), cordon
+            host, served, version, duration, now + duration, _free_bytes(lease), cordon, runtimes
         )
 
     def forget(self, key: Key) -> None:
@@ -132,6 +146,10 @@ class LeaseTracker:
         """Treat a host as gone until its Lease changes again."""
         if key in self._observed:
             self._observed[key] = attrs.evolve(self._observed[key], is_alive=False)
+
+
+def _words(lease: Lease, annotation: str) -> frozenset[str]:
+    return frozenset(filter(None, map(str.strip, lease.metadata.annotations.get(annotation, "").split(","))))
 
 
 def _free_bytes(lease: Lease) -> int:

@@ -56,6 +56,9 @@ AGENT_VERSION_ANNOTATION: Final = "inference.llmkube.dev/agent-version"
 ENGINE_ANNOTATION: Final = "inference.llmkube.dev/engine"
 """Annotation on a host's Lease: its engine and that engine's build."""
 
+RUNTIMES_ANNOTATION: Final = "inference.llmkube.dev/runtimes"
+"""Annotation on a host's Lease: the runtimes whose programs it has, comma-separated; `none` if it has none."""
+
 MEMORY_TOTAL_ANNOTATION: Final = "inference.llmkube.dev/memory-total-bytes"
 """Annotation on a host's Lease: its memory."""
 

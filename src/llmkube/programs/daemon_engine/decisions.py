@@ -278,20 +278,17 @@ def _handle_unlisted(state: KeeperState, sample: DaemonSample, now: float) -> tu
     Nothing is loaded meanwhile, since that would use the memory twice.
     """
     pids = (*sample.orphans, *sample.holders)
+    reason = f"{sample.texts.name} does not list the model, but {holders_text(pids)}"
     if state.doubt != "held":
-        reason = f"{sample.texts.name} does not list the model, but {holders_text(pids)}"
         state = after_loss(attrs.evolve(state, doubt="held", doubt_since=now), now)
         return state, Step(Act.NOTHING, reason, RECHECK_SECONDS)
     if now - state.doubt_since < STALE_SECONDS:
         return state, Step(Act.NOTHING, wait_seconds=RECHECK_SECONDS)
     if sample.owned:
-        return attrs.evolve(state, doubt=""), Step(
-            Act.END_RUNNERS, f"{sample.texts.name} does not list the model, but {holders_text(pids)}", RECHECK_SECONDS
-        )
-    fix = (
-        f"end it: kill {' '.join(map(str, pids))}" if sample.orphans else f"quit {sample.texts.name} and start it again"
-    )
-    return state, Step(Act.GIVE_UP, f"{sample.texts.name} does not list the model, but {holders_text(pids)}; {fix}")
+        return attrs.evolve(state, doubt=""), Step(Act.END_RUNNERS, reason, RECHECK_SECONDS)
+    kill = f"end it: kill {' '.join(map(str, pids))}"
+    fix = kill if sample.orphans else f"quit {sample.texts.name} and start it again"
+    return state, Step(Act.GIVE_UP, f"{reason}; {fix}")
 
 
 def _absent(state: KeeperState, sample: DaemonSample, now: float) -> tuple[KeeperState, Step]:

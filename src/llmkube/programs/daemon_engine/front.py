@@ -166,8 +166,8 @@ async def _forward(
                 while piece := await answer.receive_some():
                     counters.decodes += 1
                     usage.feed(piece)
-                    await send(names.feed(piece))
-                await send(names.end())
+                    await send(names.edit(piece))
+                await send(names.edit(b""))
             prompt, predicted = usage.tokens()
             counters.prompt_tokens += prompt
             counters.predicted_tokens += predicted

@@ -24,6 +24,7 @@ from llmkube.programs.daemon_engine.model_lock import ModelLock
 from llmkube.programs.daemon_engine.ollama_api import OllamaApi
 from llmkube.programs.daemon_engine.omlx_api import OmlxApi
 from llmkube.programs.daemon_engine.server import DaemonError, ProcessTable
+from llmkube.programs.program import open_service_nursery
 
 
 class Adapter(abc.ABC):
@@ -219,19 +220,15 @@ class Keeper:
         return Outcome()
 
     async def _load(self) -> None:
-        async with trio.open_nursery() as nursery:
+        failure: DaemonError | None = None
+        async with open_service_nursery() as nursery:
             nursery.start_soon(self._log_load_progress)
-            error = await self._load_error()
-            nursery.cancel_scope.cancel(reason="the load is finished")
-        if error is not None:  # raised in the nursery, it would be wrapped in a group
-            raise error
-
-    async def _load_error(self) -> DaemonError | None:
-        try:
-            await self.adapter.load()
-        except DaemonError as error:
-            return error
-        return None
+            try:
+                await self.adapter.load()
+            except DaemonError as error:
+                failure = error
+        if failure is not None:  # raised in the nursery, it would be wrapped in a group
+            raise failure
 
     async def _log_load_progress(self) -> None:
         """Log a line whenever the process that loads has used CPU time."""

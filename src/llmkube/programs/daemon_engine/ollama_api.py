@@ -50,10 +50,6 @@ ProgressCallback = Callable[[str, int, int], None]
 """Called with a description, the bytes done and the total bytes; 0 if unknown."""
 
 
-class DaemonAddressError(Exception):
-    """OLLAMA_HOST names a server that cannot be used; the message has the reason."""
-
-
 def daemon_url(environ: Mapping[str, str]) -> str:
     """Return the URL of Ollama's server by its own variable; loopback if it listens on all addresses."""
     given = environ.get("OLLAMA_HOST", "").strip().removeprefix("http://").rstrip("/")
@@ -64,17 +60,12 @@ def daemon_url(environ: Mapping[str, str]) -> str:
     return f"http://{host}:{port if port.isdecimal() else DEFAULT_PORT}"
 
 
-def require_local(url: str) -> None:
-    """Check that a server is on this machine.
-
-    Raises:
-        DaemonAddressError: It is not, and so its memory is not this host's.
-    """
-    if urlsplit(url).hostname not in _LOOPBACK:
-        raise DaemonAddressError(
-            f"OLLAMA_HOST names {url}, which is not on this machine: a model there uses the memory of another machine; "
-            "unset it, or name 127.0.0.1:PORT"
-        )
+def address_problem(url: str) -> str:
+    """Return why a server cannot be used: it is not on this machine, and its memory is not this host's; else ""."""
+    if urlsplit(url).hostname in _LOOPBACK:
+        return ""
+    problem = f"OLLAMA_HOST names {url}, which is not on this machine: a model there uses the memory of another machine"
+    return f"{problem}; unset it, or name 127.0.0.1:PORT"
 
 
 @attrs.frozen
@@ -106,8 +97,6 @@ class OllamaApi:
             DaemonError: The server does not answer, or the response is malformed.
         """
         models = (await self._api.get_object("/api/ps")).get("models")
-        if models is None:
-            return ()
         if not isinstance(models, list):
             raise DaemonError("Ollama's list of loaded models is not a list")
         return tuple(str(each.get("name", "")) for each in models if isinstance(each, dict))

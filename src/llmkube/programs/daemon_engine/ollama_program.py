@@ -26,10 +26,9 @@ from llmkube.programs.daemon_engine.model_lock import lock_opener
 from llmkube.programs.daemon_engine.ollama_api import (
     DEFAULT_PORT,
     RENEW_SECONDS,
-    DaemonAddressError,
     OllamaApi,
+    address_problem,
     daemon_url,
-    require_local,
 )
 from llmkube.programs.daemon_engine.ollama_weights import LibraryModel, ModelFile, Weights
 from llmkube.programs.daemon_engine.processes import Holders, holders_of, kind_of
@@ -250,11 +249,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     namespace, name = service_of(parser, given)
     if not given.model.removeprefix(_SCHEME):
         parser.error("--model ollama://: name a model of Ollama's library, as ollama://NAME:TAG")
-    try:
-        daemon = daemon_url(environ)
-        require_local(daemon)
-    except DaemonAddressError as error:
-        parser.error(str(error))
+    daemon = daemon_url(environ)
+    if problem := address_problem(daemon):
+        parser.error(problem)
     return Options(
         **front_fields(given),
         model=given.model,

@@ -129,23 +129,15 @@ class OmlxProgram:
     """Run oMLX's program for one model.
 
     Attributes:
-        program: Name or path of the program.
-        model: Folder of the model.
+        options: Options of the front.
         api: API client, to be used with the server's URL.
         port: A free port on loopback.
-        embeds: Whether the model only computes embeddings.
-        context: Limit of tokens for a prompt and its response; 0 for oMLX's default.
-        start_seconds: Limit until it answers.
         environ: The environment to inherit.
     """
 
-    program: str
-    model: Path
+    options: "Options"
     api: OmlxApi
     port: int
-    embeds: bool = False
-    context: int = 0
-    start_seconds: float = START_SECONDS
     environ: Mapping[str, str] = attrs.field(factory=lambda: dict(os.environ))
 
     @asynccontextmanager
@@ -171,7 +163,7 @@ class OmlxProgram:
                 environ={**inherited, "OMLX_API_KEY": key, "OMLX_HF_CACHE_ENABLED": "false"},
                 server=server,
                 answers=attrs.evolve(self.api, url=server.url, key=key).models,
-                start_seconds=self.start_seconds,
+                start_seconds=self.options.start_seconds,
             )
             async with command.running() as running:
                 yield running
@@ -181,8 +173,9 @@ class OmlxProgram:
 
     def command_line(self, folder: Path) -> tuple[str, ...]:
         """Return the command line of our own server with its folder."""
+        folders = ("--model-dir", str(folder / "models"), "--base-path", str(folder / "base"))
         return (
-            *(self.program, "serve", "--model-dir", str(folder / "models"), "--base-path", str(folder / "base")),
+            *(self.options.program, "serve", *folders),
             *("--host", "127.0.0.1", "--port", str(self.port)),
             # Its prompt cache may take a tenth of the disk, and would be removed with the service.
             "--no-cache",
@@ -196,13 +189,13 @@ class OmlxProgram:
         Raises:
             OSError: It cannot be created.
         """
-        own_folder = create_own_folder()
+        own_folder, model, context = create_own_folder(), self.options.model, self.options.context
         folder = own_folder.path
         (folder / "models").mkdir()
         (folder / "base").mkdir()
-        (folder / "models" / link_name(self.model, embeds=self.embeds)).symlink_to(self.model.absolute())
-        if self.context:
-            sampling = {"max_context_window": self.context, "max_context_window_policy": self.context}
+        (folder / "models" / link_name(model, embeds=self.options.embeds)).symlink_to(model.absolute())
+        if context:
+            sampling = {"max_context_window": context, "max_context_window_policy": context}
             settings = json.dumps({"version": "1.0", "sampling": sampling})
             (folder / "base" / "settings.json").write_text(settings, "utf-8")
         return own_folder
@@ -368,15 +361,7 @@ async def _run(options: Options, key: str, keys: frozenset[str], stop: Stop) -> 
     for folder in await trio.to_thread.run_sync(remove_abandoned, abandon_on_cancel=True):
         log.info("folder of a killed engine removed", folder=str(folder))
     async with open_sockets() as sockets, open_http_client(sockets.connect, max_idle_per_origin=64) as client:
-        starter = OmlxProgram(
-            options.program,
-            options.model,
-            OmlxApi(client, options.daemon),
-            await free_port(),
-            options.embeds,
-            options.context,
-            options.start_seconds,
-        )
+        starter = OmlxProgram(options, OmlxApi(client, options.daemon), await free_port())
         locks = lock_opener(os.environ.get(OWNER_VARIABLE, ""))
         deps = OmlxDependencies(client, ProcessTable(), starter.started, key, open_lock=locks)
         return await serve(options, keys, deps, stop)

@@ -9,8 +9,9 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import attrs
@@ -269,14 +270,10 @@ async def borrow_or_start(
 
 async def _terminate(process: trio.Process) -> None:
     """Send SIGTERM to the server, which stops its models, then SIGKILL to its whole group; bounded."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if number == signal.SIGTERM:
-            with contextlib.suppress(OSError):
-                process.terminate()
-        else:
-            # The leader may have exited, but its pid is not reused while the group has members.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+    # The leader may have exited at the second step, but its pid is not reused while the group has members.
+    for send in (process.terminate, partial(os.killpg, process.pid, signal.SIGKILL)):
+        with suppress(OSError):
+            send()
         with trio.move_on_after(STOP_SECONDS, shield=True):
             await process.wait()
 
@@ -290,7 +287,7 @@ class ProcessTable:
 
     async def read(self) -> Sequence[Process]:
         """Return all processes that are visible to this user."""
-        return await _in_thread(lambda: tuple(processes_here()))
+        return await _in_thread(_processes)
 
     async def starts(self, pids: Sequence[int]) -> tuple[str, ...]:
         """Return for each process a value that differs for a later one with its pid; empty if it has exited."""
@@ -317,10 +314,9 @@ async def _in_thread(function: Callable[[], T]) -> T:
     return await trio.to_thread.run_sync(function, abandon_on_cancel=True)
 
 
-def processes_here() -> Iterator[Process]:
-    """Yield all processes that are visible to this user; macOS hides the command lines of others. Blocks."""
-    for each in psutil.process_iter(["pid", "ppid", "cmdline"]):
-        yield Process(each.info["pid"], each.info["ppid"] or 0, tuple(each.info["cmdline"] or ()))
+def _processes() -> Sequence[Process]:
+    found = (each.info for each in psutil.process_iter(["pid", "ppid", "cmdline"]))
+    return [Process(each["pid"], each["ppid"] or 0, tuple(each["cmdline"] or ())) for each in found]
 
 
 def _cpu_seconds(pid: int) -> float:

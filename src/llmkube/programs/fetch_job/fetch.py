@@ -67,35 +67,12 @@ _TOKEN_VARIABLE: Final = "HF_TOKEN"  # noqa: S105 (the name of a variable, not a
 
 
 @attrs.frozen(kw_only=True)
-class FetchRequest(EgressConfig):
-    """Options of the command line."""
-
-    source: str | None
-    folder: Path | None
-    model_store: Path | None
-    files: tuple[str, ...]
-    beside: tuple[str, ...]
-    sha256: str | None
-    fresh: bool
-    versions: bool
-    hf_token_file: Path | None
-    hub_endpoint: str
-    allow_private_sources: tuple[str, ...]
-    adopted: Path | None
-    progress_port: int | None
-    inspected: Path | None
-    keys: tuple[str, ...]
-    termination_log: Path
-
-
-@attrs.frozen
-class FetchPlan:
-    """A validated request.
+class FetchPlan(EgressConfig):
+    """A validated request; the attributes without a description are those of the options.
 
     Attributes:
         sources: Sources to fetch: the engine's main file first, then further files.
         folder: Folder in which to publish the files, or their versions.
-        store: Folder of the model store.
         policy: Addresses that sources may resolve to.
         token: Token for Hugging Face.
         access: Credentials for buckets.
@@ -103,10 +80,17 @@ class FetchPlan:
 
     sources: tuple[Source, ...]
     folder: Path
-    store: Path
+    model_store: Path
     policy: AddressPolicy
     token: str | None = attrs.field(repr=False)
     access: BucketAccess
+    beside: tuple[str, ...]
+    sha256: str | None
+    fresh: bool
+    versions: bool
+    hub_endpoint: str
+    adopted: Path | None
+    progress_port: int | None
 
 
 @command("fetch")
@@ -129,7 +113,7 @@ class FetchPlan:
     "--termination-log", type=click.Path(path_type=Path), default=TERMINATION_LOG, help="File for the result."
 )
 @settings_options(EgressConfig)
-def fetch_weights(**options: Any) -> None:
+def fetch_weights(*, termination_log: Path, **options: Any) -> None:
     """Fetch a model into a folder, as a Model's Job does.
 
     Instead of fetching a SOURCE, --inspect reads the header of an existing file, and --prune removes folders below
@@ -141,40 +125,38 @@ def fetch_weights(**options: Any) -> None:
     the system's from --ca-file and SSL_CERT_FILE. Exit code 2: the request is invalid, and a retry would fail again; 1:
     the network or the disk failed, and the partial download is kept.
     """
-    network = attrs.asdict(resolve(EgressConfig, flags=options, environ=os.environ))
-    request = FetchRequest(**{**options, **network})
-    if sum((request.source is not None, request.inspected is not None, bool(request.keys))) != 1:
+    options |= attrs.asdict(resolve(EgressConfig, flags=options, environ=os.environ))
+    if sum((options["source"] is not None, options["inspected"] is not None, bool(options["keys"]))) != 1:
         raise click.UsageError("exactly one of SOURCE, --inspect and --prune is required")
     try:
-        result = _run(request)
+        result = _run(**options)
     except* LLMKubeError as group:
         error = first_leaf(group)
         assert isinstance(error, LLMKubeError)
-        write_result(request.termination_log, failure_message(error))
+        write_result(termination_log, failure_message(error))
         code = ExitCode.USAGE if isinstance(error, UserError) else ExitCode.FAILED
         raise CommandError(str(error), code) from group
-    write_result(request.termination_log, result)
-    where = f"{request.folder}: " if request.folder is not None else ""
+    write_result(termination_log, result)
+    where = f"{options['folder']}: " if options["folder"] is not None else ""
     click.echo(f"{where}{_summary(result)}")
 
 
-def _run(request: FetchRequest) -> dict[str, Any]:
-    if request.inspected is not None:
-        return inspect_file(request.inspected)
-    if request.folder is None or request.model_store is None:
+def _run(*, source: str | None, inspected: Path | None, keys: tuple[str, ...], **options: Any) -> dict[str, Any]:
+    if inspected is not None:
+        return inspect_file(inspected)
+    if options["folder"] is None or options["model_store"] is None:
         raise click.UsageError("--to and --model-store are required, except with --inspect")
-    if request.source is None:
-        return prune_folders(request.folder, request.model_store, request.keys)
-    sources = _sources(request.source, request.files, request.beside)
-    if request.sha256 is not None and not DIGEST.fullmatch(request.sha256.lower()):
-        raise DigestMismatchError(f"{request.sha256!r} is not a digest of 64 hex digits")
-    policy = AddressPolicy(allowed=parse_networks(request.allow_private_sources))
-    token = _token(request.hf_token_file)
-    access = BucketAccess.read(os.environ)
-    return trio.run(fetch_all, request, FetchPlan(sources, request.folder, request.model_store, policy, token, access))
+    if source is None:
+        return prune_folders(options["folder"], options["model_store"], keys)
+    sources = _sources(source, options.pop("files"), options["beside"])
+    if (sha256 := options["sha256"]) is not None and not DIGEST.fullmatch(sha256.lower()):
+        raise DigestMismatchError(f"{sha256!r} is not a digest of 64 hex digits")
+    policy = AddressPolicy(allowed=parse_networks(options.pop("allow_private_sources")))
+    token, access = _token(options.pop("hf_token_file")), BucketAccess.read(os.environ)
+    return trio.run(fetch_all, FetchPlan(sources=sources, policy=policy, token=token, access=access, **options))
 
 
-async def fetch_all(request: FetchRequest, plan: FetchPlan) -> dict[str, Any]:
+async def fetch_all(plan: FetchPlan) -> dict[str, Any]:
     """Fetch all sources, publish them in the folder, and return the result.
 
     Raises:
@@ -183,15 +165,15 @@ async def fetch_all(request: FetchRequest, plan: FetchPlan) -> dict[str, Any]:
     """
     gauge = Gauge(len(plan.sources))
     async with open_service_nursery() as nursery:
-        if request.progress_port is not None:
-            nursery.start_soon(run_gauge, gauge, request.progress_port)
-        return await _fetch_all(request, plan, gauge)
+        if plan.progress_port is not None:
+            nursery.start_soon(run_gauge, gauge, plan.progress_port)
+        return await _fetch_all(plan, gauge)
     raise AssertionError("a nursery swallows no error")
 
 
-async def _fetch_all(request: FetchRequest, plan: FetchPlan, gauge: Gauge) -> dict[str, Any]:
+async def _fetch_all(plan: FetchPlan, gauge: Gauge) -> dict[str, Any]:
     limiter = trio.CapacityLimiter(4)
-    store = await trio.to_thread.run_sync(open_store, plan.store, limiter=limiter)
+    store = await trio.to_thread.run_sync(open_store, plan.model_store, limiter=limiter)
 
     async def token() -> str | None:
         await trio.lowlevel.checkpoint()
@@ -206,15 +188,15 @@ async def _fetch_all(request: FetchRequest, plan: FetchPlan, gauge: Gauge) -> di
         limiter=limiter,
         utcnow=utcnow,
         rng=random.Random(),  # noqa: S311 - jitter, not a secret
-        endpoint=request.hub_endpoint,
-        egress=request.egress(),
+        endpoint=plan.hub_endpoint,
+        egress=plan.egress(),
     ) as downloader:
         found, fetch_error = [], ""
         for index, source in enumerate(plan.sources):
             gauge.begin(index + 1)
-            expected = request.sha256 if index == 0 else None
-            if request.adopted is not None and isinstance(source, Remote):
-                await adopt(request.adopted, source, store, sha256=expected, progress=gauge, limiter=limiter)
+            expected = plan.sha256 if index == 0 else None
+            if plan.adopted is not None and isinstance(source, Remote):
+                await adopt(plan.adopted, source, store, sha256=expected, progress=gauge, limiter=limiter)
             try:
                 file = await fetch(
                     source,
@@ -223,17 +205,15 @@ async def _fetch_all(request: FetchRequest, plan: FetchPlan, gauge: Gauge) -> di
                     progress=gauge,
                     limiter=limiter,
                     download=partial(
-                        downloader.fetch, token=token, access=access, policy=plan.policy, fresh=request.fresh
+                        downloader.fetch, token=token, access=access, policy=plan.policy, fresh=plan.fresh
                     ),
                 )
             except (WeightsError, FetchError) as error:
-                file = await trio.to_thread.run_sync(
-                    partial(_existing, request, plan, store, source, error), limiter=limiter
-                )
+                file = await trio.to_thread.run_sync(_existing, plan, store, source, error, limiter=limiter)
                 fetch_error = str(error)[:_ERROR_CHARS]
                 click.echo(f"fetch failed: {fetch_error}; the existing file is kept", err=True)
             found.append(file)
-    return await trio.to_thread.run_sync(partial(_publish, request, plan, store, found, fetch_error), limiter=limiter)
+    return await trio.to_thread.run_sync(_publish, plan, store, found, fetch_error, limiter=limiter)
 
 
 def publish(folder: Path, files: Mapping[str, Path]) -> None:
@@ -259,9 +239,7 @@ def publish(folder: Path, files: Mapping[str, Path]) -> None:
         raise FetchError(f"cannot write to {folder}: {exc.strerror or exc}; it must be on the store's disk") from exc
 
 
-def _existing(
-    request: FetchRequest, plan: FetchPlan, store: Store, source: Source, error: WeightsError | FetchError
-) -> WeightsFile:
+def _existing(plan: FetchPlan, store: Store, source: Source, error: WeightsError | FetchError) -> WeightsFile:
     """Return the existing file of a source that could not be revalidated, if the request permits that.
 
     Raises:
@@ -270,7 +248,7 @@ def _existing(
     """
     server = plan.access.server if isinstance(source, BucketFile) else None
     found = None
-    if request.fresh and isinstance(source, Remote | Builtin):
+    if plan.fresh and isinstance(source, Remote | Builtin):
         found = find_weights(store, name_of(store, source), server)
     if not isinstance(found, WeightsFile):
         raise error
@@ -284,23 +262,21 @@ def _remove_old_versions(folder: Path, newest: str) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _publish(
-    request: FetchRequest, plan: FetchPlan, store: Store, found: Sequence[WeightsFile], fetch_error: str
-) -> dict[str, Any]:
+def _publish(plan: FetchPlan, store: Store, found: Sequence[WeightsFile], fetch_error: str) -> dict[str, Any]:
     facts = read_header(found[0].path)  # before anything is published: no engine could load an invalid file
     parts = part_names(found[0].path.name)
     first = _MODEL_NAME if len(parts) == 1 else parts[0]
     files = {first: found[0].path} if len(parts) == 1 else {part: found[0].path.with_name(part) for part in parts}
-    files |= {name: one.path for name, one in zip(request.beside, found[1:], strict=True)}
+    files |= {name: one.path for name, one in zip(plan.beside, found[1:], strict=True)}
     version = hashlib.sha256("\n".join(one.identity for one in found).encode()).hexdigest()[:_VERSION_CHARS]
-    publish(plan.folder / version if request.versions else plan.folder, files)
-    if request.versions:
+    publish(plan.folder / version if plan.versions else plan.folder, files)
+    if plan.versions:
         _remove_old_versions(plan.folder, version)
         remove_unreferenced(store)
     source = plan.sources[0]
     record = read_record(store, key_of(name_of(store, source))) if isinstance(source, Remote | Builtin) else None
     return {
-        "path": f"{version}/{first}" if request.versions else first,
+        "path": f"{version}/{first}" if plan.versions else first,
         "sizeBytes": sum(one.size_bytes for one in found),
         "sha256": found[0].sha256 or "",
         "files": list(files)[:16],

@@ -25,7 +25,8 @@ from llmkube.k8s.wire.service_health import State, service_health
 from llmkube.programs.found_models import unavailable
 from llmkube.programs.informer import ObjectCaches
 from llmkube.router.backends import HOLD_SECONDS, Backend, Found, UnavailableModel
-from llmkube.router.config.compile_backend import ResolvedService
+from llmkube.router.config.compile_backend import resolved_service
+from llmkube.router.config.routing_config import ResolvedService
 from llmkube.router.model_ids import ModelIds, model_ids
 from llmkube.runtimes.container.container_plan import PORT_NAME
 from llmkube.runtimes.llama_fields import additional_ids
@@ -63,7 +64,7 @@ class ServedService:
             # the directory has the addresses of its engines, so the URL is only its name
             url = f"http://{key.name}.{key.namespace}.svc/v1"
             names = {"base_url": url, "model": str(key), "key_file": key_file}
-            self._resolved = ResolvedService.of(self.service, self.model, **names)
+            self._resolved = resolved_service(self.service, self.model, **names)
         return self._resolved
 
     def backend(self, origin: Origin) -> Backend:
@@ -172,7 +173,7 @@ class ClusterDirectory:
         self._seen, self.version = seen, self.version + 1
         self._refused = {origin: until for origin, until in self._refused.items() if until > trio.current_time()}
         slices: dict[Key, list[EndpointSlice]] = {}
-        for one in (each for caches in self.caches for each in caches.slices.values()):
+        for one in (each for caches in self.caches for each in caches.of(EndpointSlice).values()):
             slices.setdefault(Key(one.key.namespace, one.metadata.labels.get(SERVICE_NAME_LABEL, "")), []).append(one)
         before, found = self.services, {}
         for caches in self.caches:

@@ -7,11 +7,15 @@
 ```
 A request is routed by the config, which follows the objects within a fraction of a second; the address of its engine is
 looked up in the directory when it is sent, so no request goes to a pod that has left its EndpointSlice.
+
+The config has one backend for each service, and one for each of its engines. A policy is a compiled ModelRouter: its
+rules come first, and its backends have their own prices, regions and limits. A service that it does not name gets a
+backend with the name `NAMESPACE/NAME`.
 """
 
 import random
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -24,19 +28,23 @@ from prometheus_client import CollectorRegistry
 from llmkube.base.errors import UserError
 from llmkube.base.http.dial import Connect
 from llmkube.base.http.egress import Egress
+from llmkube.base.http.message import netloc
 from llmkube.base.mailbox import Mailbox
 from llmkube.base.times import utcnow
+from llmkube.controller.status.scale import goes_to_zero
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.client import Client
 from llmkube.k8s.leases.scale_up_requests import ScaleUpRequests
-from llmkube.programs.gateway.engines import ClusterDirectory, ServedService
+from llmkube.k8s.wire.names import service_name
+from llmkube.programs.gateway.engines import ClusterDirectory, ServedService, engine_id
 from llmkube.programs.gateway.page import add_page
-from llmkube.programs.gateway.routes import gateway_config
 from llmkube.programs.informer import open_object_caches
 from llmkube.programs.page.machine import Describe
+from llmkube.programs.page.requests import RecentRequests
+from llmkube.programs.page.state import Rates
 from llmkube.router.auth.key_files import Stamp
-from llmkube.router.config.compile_backend import ResolvedService
-from llmkube.router.config.routing_config import RoutingConfig
+from llmkube.router.config.compile_backend import slots_of
+from llmkube.router.config.routing_config import Backend, ResolvedService, RoutingConfig
 from llmkube.router.dispatch.holds import Holds
 from llmkube.router.model_ids import ModelIds, model_ids
 from llmkube.router.proxy.live_config import Source
@@ -123,6 +131,57 @@ def with_clients(policy: RoutingConfig, settings: GatewaySettings) -> RoutingCon
     return policy
 
 
+def gateway_config(
+    policy: RoutingConfig, services: Sequence[ServedService], ids: ModelIds, keys_folder: str
+) -> RoutingConfig:
+    """Return the config in which every id of a service leads to its engines, unless a rule of the policy matches."""
+    backends = dict(policy.backends)
+    owners: dict[str, list[Backend]] = {}
+    for each in policy.backends.values():
+        if not each.provider:
+            owners.setdefault(each.model, []).append(each)
+    short = {str(ids.services[name]): name for name in ids.names}
+    engines: dict[str, tuple[str, ...]] = {}
+    for served in services:
+        name = str(served.service.key)
+        if name not in owners:
+            known = attrs.asdict(served.resolved(keys_folder), recurse=False)
+            owners[name] = [Backend(name=name, model_id=short.get(name, name), local=True, **known)]
+        for backend in owners[name]:
+            parts = {each.name: each for each in _engines(backend, served)}
+            backends |= {backend.name: backend, **parts}
+            if parts:
+                engines[backend.name] = tuple(parts)
+    by_id = {model_id: owners[str(key)][0].name for model_id, key in ids.services.items()}
+    hosts = _hosts(services, ids)
+    return attrs.evolve(policy, backends=backends, engines=engines, ids=by_id, ambiguous=ids.ambiguous, hosts=hosts)
+
+
+def _hosts(services: Iterable[ServedService], ids: ModelIds) -> dict[str, str]:
+    """Return the ids of services that requests start, by the names of their Services with and without namespace."""
+    found: dict[str, list[str]] = {}
+    for key in (each.service.key for each in services if goes_to_zero(each.service)):
+        name = service_name(key.name)
+        for host in (name, f"{name}.{key.namespace}"):
+            found.setdefault(host, []).append(key.name if key.name in ids.names else str(key))
+    return {host: model_ids[0] for host, model_ids in found.items() if len(model_ids) == 1}
+
+
+def _engines(backend: Backend, served: ServedService) -> Iterator[Backend]:
+    """Yield the engines of a backend."""
+    spec = served.service.spec
+    slots = 0 if spec.hosts is not None else slots_of(attrs.evolve(spec, replicas=1, autoscaling=None))
+    for number, origin in served.engines.items():
+        yield attrs.evolve(
+            backend,
+            name=f"{backend.name}#{number}",
+            engine=engine_id(served.service.key, number),
+            base_url=f"http://{netloc(origin)}/v1",
+            slots=slots,
+            is_replicated=False,
+        )
+
+
 @asynccontextmanager
 async def open_gateway(
     client: Client,
@@ -160,6 +219,7 @@ async def open_gateway(
             is_on_request=directory.is_on_request,
             wait_directory_changed=directory.wait_changed,
         )
+        requests = RecentRequests(utcnow, Rates(), traces)
         router = await stack.enter_async_context(
             open_router(
                 Source(current.load, current.stamp),
@@ -172,14 +232,14 @@ async def open_gateway(
                 holds=Holds(directory, waker=scale_up),
                 https_proxy_pages=settings.https_proxy_pages,
                 needs_backend=False,
-                traces=traces,
+                traces=requests,
             )
         )
         async with trio.open_nursery() as nursery:
             for each in caches:
                 nursery.start_soon(_follow, each.changed, directory, router)
             await nursery.start(scale_up.run)
-            await add_page(router, directory, settings.describe, nursery)
+            await add_page(router, directory, settings.describe, requests, nursery)
             yield router
             nursery.cancel_scope.cancel(reason="the front door closes")
 

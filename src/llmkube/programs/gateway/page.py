@@ -7,7 +7,6 @@ import trio
 
 from llmkube import __version__
 from llmkube.base.http.exchange import StreamExchange
-from llmkube.base.times import utcnow
 from llmkube.programs.gateway.engines import ClusterDirectory, ServedService
 from llmkube.programs.page.feed import Feed
 from llmkube.programs.page.handler import Page, is_page, is_public, load_files
@@ -24,7 +23,7 @@ class _Cluster:
     describe: Describe
     _known: dict[str, tuple[ServedService, State]] = attrs.field(factory=dict)
 
-    async def collect(self, _rates: Rates) -> State:
+    async def collect(self, rates: Rates) -> State:
         """Return the state of the page; what has not changed is not computed again."""
         self.directory.refresh()
         known, self._known = self._known, {}
@@ -33,7 +32,7 @@ class _Cluster:
                 await trio.lowlevel.checkpoint()
             before, state = known.get(key, (None, {}))
             self._known[key] = served, state if before is served else self._state(served)
-        services = {key: state for key, (_, state) in self._known.items()}
+        services = {key: state | rates.state_of(key) for key, (_, state) in self._known.items()}
         return {"version": __version__, "host": "cluster", "readOnly": True, "memory": None, "services": services}
 
     def _state(self, served: ServedService) -> State:
@@ -43,18 +42,14 @@ class _Cluster:
         )
 
 
-async def add_page(router: Router, directory: ClusterDirectory, describe: Describe, nursery: trio.Nursery) -> None:
+async def add_page(
+    router: Router, directory: ClusterDirectory, describe: Describe, requests: RecentRequests, nursery: trio.Nursery
+) -> None:
     """Serve the page at a front door's address; its files need no key, and its figures the key of a client."""
     files = await trio.to_thread.run_sync(load_files)
-    feed = Feed(_Cluster(directory, describe).collect, secrets.token_hex(4))
+    feed = Feed(_Cluster(directory, describe).collect, secrets.token_hex(4), requests.rates)
     nursery.start_soon(feed.run)
-    page = Page(
-        feed,
-        files,
-        router.handler,
-        RecentRequests(utcnow, Rates()),
-        needs_key=lambda: router.live.routing.clients is not None,
-    )
+    page = Page(feed, files, router.handler, requests, needs_key=lambda: router.live.routing.clients is not None)
     check = router.request_filter
 
     async def handle(exchange: StreamExchange) -> None:

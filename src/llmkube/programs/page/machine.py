@@ -30,7 +30,6 @@ from llmkube.programs.page.state import Rates, State, engine_state, memory_state
 from llmkube.supervisor.agent import AgentView
 from llmkube.supervisor.engine.logfile import log_path
 from llmkube.supervisor.memory.budget import Budget
-from llmkube.supervisor.values.lifecycle import ServiceView
 from llmkube.supervisor.values.ports import Ports
 from llmkube.supervisor.values.settings import AgentSettings
 
@@ -92,17 +91,17 @@ class Machine:
 
     async def collect(self, rates: Rates) -> State:
         """Return the state of the page; what has not changed is not computed again."""
-        views, models, known = self.view.services(), self.caches.model_of, self._known
+        models, known = self.caches.model_of, self._known
         services: dict[str, State] = {}
         self._known = {}
         for number, service in enumerate(self.caches.services.values()):
             if number % STEP == STEP - 1:
                 await trio.lowlevel.checkpoint()
-            key, model, view = service.key, models(service), views.get(service.key)
+            key, model, view = service.key, models(service), self.view.service(service.key)
             facts = (service, model, view)
-            before = known.get(key)
-            is_same = before is not None and before[0] == facts
-            state = before[1] if before is not None and is_same else self._service(service, model, view)
+            before, state = known.get(key, (None, {}))
+            if before != facts:
+                state = {**self.commands.describe(service, model), **engine_state(view)}
             self._known[key] = facts, state
             services[str(key)] = state | rates.state_of(str(key))
         left = self.requests.captures.seconds_left
@@ -114,9 +113,6 @@ class Machine:
             "memory": memory_state(self.view.memory(), trio.current_time()),
             "services": services,
         }
-
-    def _service(self, service: InferenceService, model: Model | None, view: ServiceView | None) -> State:
-        return {**self.commands.describe(service, model), **engine_state(view)}
 
     def log_path(self, service: str) -> Path | None:
         """Return the log of a service's engine; None if the service does not exist."""

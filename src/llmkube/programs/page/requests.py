@@ -66,7 +66,8 @@ class RecentRequests:
             self.traces.offer_nowait(trace, found)
         row = row_of(found, self.utcnow().timestamp() - (trio.current_time() - found[0].began_at))
         if row["answer"] and row["backend"]:
-            self.rates.record(row["backend"], row["answer"], row["prompt"] or 0)
+            service = row["backend"].partition("#")[0]  # one of its engines
+            self.rates.record(service, row["answer"], row["prompt"] or 0)
         number = self.changes.version + 1
         if self.captures.keep(number):
             row["body"] = number

@@ -23,17 +23,18 @@ class LogFile:
     """
 
     path: Path
-    _descriptor: int = -1
-    _offset: int = 0
+    _descriptor: int
+    _offset: int
 
-    def open_last(self, lines: int | None) -> None:
+    @classmethod
+    def open_last(cls, path: Path, lines: int | None) -> "LogFile":
         """Open the file at its last lines; None means all lines.
 
         Raises:
             OSError: The file cannot be read.
         """
-        self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        self._offset = 0 if lines is None else start_of_last(self._descriptor, lines)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return cls(path, descriptor, 0 if lines is None else start_of_last(descriptor, lines))
 
     def take(self) -> bytes:
         """Return the next bytes, or b"" while there are none.
@@ -58,9 +59,7 @@ class LogFile:
 
     def close(self) -> None:
         """Close the file."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        os.close(self._descriptor)
 
     def _was_replaced(self) -> bool:
         try:
@@ -78,8 +77,7 @@ async def open_log(path: Path, lines: int | None) -> AsyncIterator[LogFile]:
     Raises:
         OSError: The log cannot be read.
     """
-    log = LogFile(path)
-    await trio.to_thread.run_sync(log.open_last, lines)
+    log = await trio.to_thread.run_sync(LogFile.open_last, path, lines)
     try:
         yield log
     finally:

@@ -25,9 +25,10 @@ from llmkube.k8s.client import Client
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.resource import Key
 from llmkube.programs.router_host.router_paths import MODEL, ROUTERS, SETTING, router_url
-from llmkube.programs.router_host.secret_files import read_secrets, remove_files, remove_leftovers, write_files
+from llmkube.programs.router_host.secret_files import read_secrets, remove_files, write_files
 from llmkube.router.backends import State
 from llmkube.router.budget_store.budget_file import budget_file_of
+from llmkube.router.config.compile_backend import resolved_service
 from llmkube.router.config.compile_router import CompiledRouter, ResolvedService, compile_router
 from llmkube.router.config.routing_config import Audit, RoutingConfig
 from llmkube.router.model_list import ModelEntry
@@ -93,10 +94,6 @@ class HostedRouter:
             log.info("router started", router=str(self.key), api=router_url(services.url, self.key))
             await trio.sleep_forever()
 
-    async def remove(self) -> None:
-        """Remove the keys of a deleted router; its audit log stays."""
-        await remove_files(self.folder / KEYS)
-
     async def apply(self, resource: ModelRouter) -> RouterFacts:
         """Apply a spec with the services and Secrets that it names; return the state of the router.
 
@@ -132,7 +129,7 @@ class HostedRouter:
             if service is None:
                 return None
             weights, url = self.services.model_of(service), f"{self.services.url}/v1"
-            return ResolvedService.of(service, weights, base_url=url, model=str(service.key))
+            return resolved_service(service, weights, base_url=url, model=str(service.key))
 
         compiled = compile_router(resource, resolve, keys_folder=str(self.folder / KEYS))
         if compiled.config is None:
@@ -153,7 +150,7 @@ class HostedRouter:
         """Write the keys to their files and activate the config; on failure the result has errors and no config."""
         contents = await read_secrets(self.client, self.key.namespace, compiled.key_files)
         folders = [Path(each.path) for each in compiled.key_files if not each.key]
-        await write_files(self.folder / KEYS, contents, folders)
+        await trio.to_thread.run_sync(write_files, self.folder / KEYS, contents, folders)
         try:
             await trio.to_thread.run_sync(keys_for, config, lambda: self.services.utcnow().timestamp())
             if not self._runnable.is_set() and config.budgets and config.budget_store is None:
@@ -236,7 +233,8 @@ class RouterHost:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> Never:
         """Run the placed routers until cancelled."""
-        await remove_leftovers(self.folder, KEYS)
+        # those that a killed process has left; running routers get theirs again
+        await trio.to_thread.run_sync(lambda: remove_files(*self.folder.glob(f"*/{KEYS}")))
         async with trio.open_nursery() as nursery:
             task_status.started()
             while True:
@@ -270,4 +268,4 @@ class RouterHost:
         finally:
             del self._running[hosted]
         if hosted.key not in self._placed:  # else the files belong to its successor of the same name
-            await hosted.remove()
+            await trio.to_thread.run_sync(remove_files, hosted.folder / KEYS)  # its audit log stays

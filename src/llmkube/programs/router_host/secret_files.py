@@ -6,8 +6,6 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import trio
-
 from llmkube.base.private_files import make_private_folder, write_private
 from llmkube.k8s.builtins import Secret
 from llmkube.k8s.client import Client
@@ -37,8 +35,8 @@ async def read_secrets(client: Client, namespace: str, wanted: Iterable[KeyFile]
     return contents
 
 
-async def write_files(folder: Path, contents: Contents, folders: Iterable[Path]) -> None:
-    """Write these files below a folder and remove all others; unchanged files are not written.
+def write_files(folder: Path, contents: Contents, folders: Iterable[Path]) -> None:
+    """Write these files below a folder and remove all others; unchanged files are not written. Blocks.
 
     Args:
         folder: Folder of the files.
@@ -48,25 +46,6 @@ async def write_files(folder: Path, contents: Contents, folders: Iterable[Path])
     Raises:
         OSError: The files cannot be written.
     """
-    await trio.to_thread.run_sync(_write_files, folder, contents, tuple(folders))
-
-
-async def remove_leftovers(folder: Path, keys: str) -> None:
-    """Remove the keys that a killed process has left; running routers get theirs again."""
-
-    def remove() -> None:
-        for each in folder.glob(f"*/{keys}"):
-            shutil.rmtree(each, ignore_errors=True)
-
-    await trio.to_thread.run_sync(remove)
-
-
-async def remove_files(folder: Path) -> None:
-    """Remove the keys of a deleted router."""
-    await trio.to_thread.run_sync(lambda: shutil.rmtree(folder, ignore_errors=True))
-
-
-def _write_files(folder: Path, contents: Contents, folders: tuple[Path, ...]) -> None:
     for one in {folder, *folders, *(path.parent for path in contents)}:
         make_private_folder(one)
     for path, value in contents.items():
@@ -75,6 +54,12 @@ def _write_files(folder: Path, contents: Contents, folders: tuple[Path, ...]) ->
     for path in folder.rglob("*"):
         if path.is_file() and path not in contents:
             path.unlink()
+
+
+def remove_files(*folders: Path) -> None:
+    """Remove the keys in these folders. Blocks."""
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 async def _entries(client: Client, key: Key) -> Mapping[str, bytes]:

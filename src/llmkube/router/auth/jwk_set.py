@@ -5,7 +5,7 @@ that loads PyJWT, and it is loaded only if a router accepts tokens.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from jwt.algorithms import Algorithm, get_default_algorithms
 from jwt.exceptions import PyJWTError
 
 from llmkube.router.auth.token_form import ALGORITHMS, MalformedTokenError, object_of
-from llmkube.router.auth.token_keys import MAX_SET_BYTES, KeySet, SigningKey
+from llmkube.router.auth.token_keys import MAX_SET_BYTES, KeySet, KeysUnreadableError, SigningKey
 
 MAX_KEYS: Final = 64
 MIN_RSA_BITS: Final = 2048
@@ -38,26 +38,25 @@ _ALGORITHMS: Final[Mapping[str, Algorithm]] = {
 }
 
 
-class KeySetError(Exception):
-    """The data is not a JWK Set; the message contains nothing of the data."""
+_NO_SET: Final = "the data is not a JWK Set"
 
 
 def parse_key_set(data: bytes) -> KeySet:
     """Return the keys of a JWK Set; a key that cannot be used is left out.
 
     Raises:
-        KeySetError: The data is not a JWK Set.
+        KeysUnreadableError: The data is not a JWK Set; the message has none of its content.
     """
     if len(data) > MAX_SET_BYTES:
-        raise KeySetError(f"it has more than {MAX_SET_BYTES} bytes")
+        raise KeysUnreadableError(f"{_NO_SET}: it has more than {MAX_SET_BYTES} bytes")
     try:
         given = object_of(data).get("keys")
     except MalformedTokenError as exc:
-        raise KeySetError(f"it is {exc}") from exc
+        raise KeysUnreadableError(f"{_NO_SET}: it is {exc}") from exc
     if not isinstance(given, list):
-        raise KeySetError('it has no list "keys"')
+        raise KeysUnreadableError(f'{_NO_SET}: it has no list "keys"')
     if len(given) > MAX_KEYS:
-        raise KeySetError(f"it has {len(given)} keys; at most {MAX_KEYS} are allowed")
+        raise KeysUnreadableError(f"{_NO_SET}: it has {len(given)} keys; at most {MAX_KEYS} are allowed")
     keys, left_out = [], []
     for index, each in enumerate(given):
         found = _parse_key(each)
@@ -92,13 +91,8 @@ def _parse_key(given: Any) -> SigningKey | str:
 
 
 def _algorithms_of(given: Mapping[str, Any]) -> tuple[str, ...]:
-    kind, curve, named = given.get("kty"), given.get("crv"), given.get("alg")
-    if kind == "RSA":
-        possible: Iterable[str] = _RSA_ALGORITHMS
-    elif isinstance(kind, str) and isinstance(curve, str):
-        possible = _CURVE_ALGORITHMS.get((kind, curve), ())
-    else:
-        possible = ()
+    kind, curve, named = str(given.get("kty")), str(given.get("crv")), given.get("alg")
+    possible = _RSA_ALGORITHMS if kind == "RSA" else _CURVE_ALGORITHMS.get((kind, curve), ())
     return tuple(each for each in possible if named in (None, each))
 
 

@@ -7,7 +7,6 @@ fetched: redirects are not followed, and size and time are bounded.
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, NoReturn
-from urllib.parse import urlsplit
 
 import attrs
 import structlog
@@ -15,16 +14,12 @@ import trio
 
 from llmkube.base.http.client import HttpClient
 from llmkube.base.http.errors import ConnectError, HttpError
-from llmkube.base.http.message import Headers, encode_request_head, netloc
+from llmkube.base.http.message import Headers, encode_request_head
 from llmkube.router.auth.key_files import Stamp, stamp_of
-from llmkube.router.auth.token_keys import MAX_SET_BYTES, KeySet, TokenKeys
+from llmkube.router.auth.token_keys import MAX_SET_BYTES, KeySet, KeysUnreadableError, TokenKeys
+from llmkube.weights.urls import parse_url
 
 FETCH_SECONDS: Final = 10.0
-_PORTS: Final = {"http": 80, "https": 443}
-
-
-class KeysUnreadableError(Exception):
-    """The keys cannot be read; the message contains no address, because clients see it."""
 
 
 async def fetch_jwks(plain: HttpClient, secure: HttpClient, uri: str, max_bytes: int) -> bytes:
@@ -52,13 +47,10 @@ async def fetch_jwks(plain: HttpClient, secure: HttpClient, uri: str, max_bytes:
 
 
 async def _fetch(plain: HttpClient, secure: HttpClient, uri: str, max_bytes: int) -> bytes:
-    parts = urlsplit(uri)
-    origin = (parts.hostname or "", parts.port or _PORTS[parts.scheme])
-    client = secure if parts.scheme == "https" else plain
-    host = netloc(origin) if origin[1] != _PORTS[parts.scheme] else netloc(origin).rpartition(":")[0]
-    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    lines = Headers.of({"Host": host, "Accept": "application/json", "Accept-Encoding": "identity"})
-    answer = await client.start(origin, "GET", encode_request_head("GET", target, lines), b"")
+    url, _ = parse_url(uri)
+    client = secure if url.scheme == "https" else plain
+    lines = Headers.of({"Host": url.netloc, "Accept": "application/json", "Accept-Encoding": "identity"})
+    answer = await client.start((url.host, url.port), "GET", encode_request_head("GET", url.target, lines), b"")
     try:
         if answer.status != 200:
             hint = "; redirects are not followed" if 300 <= answer.status < 400 else ""
@@ -168,9 +160,6 @@ def load_key_set(data: bytes) -> KeySet:
     Raises:
         KeysUnreadableError: The data is not a JWK Set.
     """
-    from llmkube.router.auth.jwk_set import KeySetError, parse_key_set  # noqa: PLC0415 (only tokens need PyJWT)
+    from llmkube.router.auth.jwk_set import parse_key_set  # noqa: PLC0415 (only tokens need PyJWT)
 
-    try:
-        return parse_key_set(data)
-    except KeySetError as exc:
-        raise KeysUnreadableError(f"the data is not a JWK Set: {exc}") from exc
+    return parse_key_set(data)

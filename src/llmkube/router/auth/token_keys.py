@@ -17,6 +17,11 @@ from llmkube.router.auth.token_form import SignedToken
 MAX_SET_BYTES: Final = 256 * 1024
 """Largest JWK Set as JSON; those of large issuers have 1 to 20 KiB."""
 
+
+class KeysUnreadableError(Exception):
+    """The keys cannot be read; the message contains no address, because clients see it."""
+
+
 Check = Callable[[bytes, bytes], bool]
 """Takes the signed bytes and a signature, and returns whether the signature is valid; runs up to 1 ms."""
 

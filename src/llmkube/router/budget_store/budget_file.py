@@ -42,10 +42,6 @@ INSERT OR IGNORE INTO clock VALUES (1, 0);
 """
 
 
-class BudgetFileError(BudgetStoreError):
-    """The budgets cannot be written now: the disk is full or fails."""
-
-
 @attrs.frozen(kw_only=True)
 class BudgetSnapshot:
     """The state that an earlier process has left.
@@ -82,7 +78,7 @@ class BudgetFile:
                 connection = sqlite3.connect(self.path, _BUSY_SECONDS, isolation_level=None, check_same_thread=False)
                 self._connection = connection
                 return self._prepare(connection)
-        except (OSError, BudgetFileError, UserError) as exc:
+        except (OSError, BudgetStoreError, UserError) as exc:
             self.close()
             if isinstance(exc, UserError):
                 raise
@@ -117,11 +113,11 @@ class BudgetFile:
             replaces_holds: Whether to remove what was set aside for the requests of an earlier process.
 
         Raises:
-            BudgetFileError: Nothing was written.
+            BudgetStoreError: Nothing was written.
         """
         connection = self._connection
         if connection is None:
-            raise BudgetFileError(f"the budgets in {self.path} are closed")
+            raise BudgetStoreError(f"the budgets in {self.path} are closed")
         with self._translate_errors(), connection:
             connection.execute("BEGIN IMMEDIATE")
             if replaces_holds:
@@ -182,7 +178,7 @@ class BudgetFile:
                 message = f"the budgets in {self.path} are in use by another process"
                 raise UserError(f"{message}; stop it, or choose another folder with --state-dir") from exc
             cause = full_disk(self.path.parent) if code == sqlite3.SQLITE_FULL else str(exc)
-            raise BudgetFileError(f"cannot write the budgets in {self.path}: {cause}") from exc
+            raise BudgetStoreError(f"cannot write the budgets in {self.path}: {cause}") from exc
         except (ValueError, TypeError) as exc:
             raise self._damaged_error(str(exc)) from exc
 

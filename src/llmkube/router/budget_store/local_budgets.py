@@ -18,9 +18,10 @@ import trio
 
 from llmkube.base.backoff import Backoff
 from llmkube.base.errors import LLMKubeError
-from llmkube.router.budget_store.budget_file import BudgetFile, BudgetFileError
+from llmkube.router.budget_store.budget_file import BudgetFile
 from llmkube.router.budget_store.set_aside import Holds
 from llmkube.router.budgets.meter import (
+    BudgetStoreError,
     Charge,
     Consumption,
     ExhaustedBudget,
@@ -92,7 +93,7 @@ class LocalBudgets:
 
         Raises:
             UserError: The file cannot be used.
-            BudgetFileError: The file cannot be written.
+            BudgetStoreError: The file cannot be written.
         """
         file = self.file
         if file is None or not config.budgets:
@@ -114,7 +115,7 @@ class LocalBudgets:
         """Reserve the bound of a request, and return once it is in the file.
 
         Raises:
-            BudgetFileError: It cannot be written; nothing stays reserved.
+            BudgetStoreError: It cannot be written; nothing stays reserved.
         """
         found = self._meter.reserve(bound, facts, now=self._now())
         if isinstance(found, ExhaustedBudget) or self.file is None:
@@ -129,7 +130,7 @@ class LocalBudgets:
 
     async def _next_write(self) -> None:
         if len(self._pending_writes) >= MAX_PENDING_WRITES:
-            raise BudgetFileError("too many requests are waiting for the disk of the budgets")
+            raise BudgetStoreError("too many requests are waiting for the disk of the budgets")
         pending = _PendingWrite()
         self._pending_writes.append(pending)
         self._wakeup.set()
@@ -137,7 +138,7 @@ class LocalBudgets:
             await pending.done.wait()
             if not pending.error:
                 return
-        raise BudgetFileError(pending.error or f"the disk of the budgets did not respond within {WRITE_SECONDS:g} s")
+        raise BudgetStoreError(pending.error or f"the disk of the budgets did not respond within {WRITE_SECONDS:g} s")
 
     def settle(self, reservation: Reservation, spent: Consumption | None) -> None:
         """Charge what a request used; None charges the reservation."""

@@ -232,8 +232,7 @@ class RedisBudgets:
             while True:
                 await self._serve_config()
         finally:
-            with trio.move_on_after(TIMEOUT_SECONDS) as last:
-                last.shield = True
+            with trio.move_on_after(TIMEOUT_SECONDS, shield=True):
                 await self._settle_remaining()
 
     async def _serve_config(self) -> None:

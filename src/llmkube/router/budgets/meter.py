@@ -110,19 +110,10 @@ NO_RESERVATION: Final = Reservation(accounts={}, copies=0, cap=None)
 
 @attrs.frozen(kw_only=True)
 class Consumption:
-    """Tokens that a request used, and the prices of the backend that answered.
+    """Tokens that a request used, and the prices of the backend that answered."""
 
-    Attributes:
-        prompt: Tokens of the prompt, including `cached`, `written_5m` and `written_1h`, which have prices of their own.
-        answer: Tokens of the answer.
-    """
-
-    prompt: int = 0
-    answer: int = 0
+    usage: Usage = Usage(0, 0)
     prices: Prices | None = None
-    cached: int = 0
-    written_5m: int = 0
-    written_1h: int = 0
 
     @property
     def nano_usd(self) -> int:
@@ -130,9 +121,10 @@ class Consumption:
         if self.prices is None:
             return 0
         (of_prompt, of_answer, of_read, of_short, of_long), parts = self.prices.integers
-        read, short, long = self.cached, self.written_5m, self.written_1h
+        used, read, short, long = self.usage, self.usage.cached, self.usage.written_5m, self.usage.written_1h
         of_cache = of_read * read + of_short * short + of_long * long
-        return -((-of_cache - of_prompt * max(0, self.prompt - read - short - long) - of_answer * self.answer) // parts)
+        rest = max(0, used.prompt - read - short - long)
+        return -((-of_cache - of_prompt * rest - of_answer * used.completion) // parts)
 
 
 @attrs.frozen(kw_only=True)
@@ -140,12 +132,10 @@ class ExhaustedBudget:
     """A budget cannot admit a request.
 
     Attributes:
-        budget: Name of the budget.
         wait_seconds: Earliest time to retry; None if the request can never fit.
         message: For the client.
     """
 
-    budget: str
     wait_seconds: int | None
     message: str
 
@@ -264,7 +254,7 @@ def account_team(budget: Budget, facts: RequestFacts, accounts: Mapping[AccountK
 
 def charged_amount(spent: Consumption, copies: int) -> Amount:
     """Return the charge for a request that was computed in this many copies."""
-    return Amount(copies * (spent.prompt + spent.answer), copies * spent.nano_usd)
+    return Amount(copies * (spent.usage.prompt + spent.usage.completion), copies * spent.nano_usd)
 
 
 def budget_usage(budgets: Iterable[Budget], taken: Mapping[AccountKey, Amount]) -> list[dict[str, Any]]:
@@ -370,10 +360,10 @@ def exhausted_budget(budget: Budget, most: Amount, wait: float | None) -> Exhaus
     """Return the refusal of a budget that cannot admit `most` for `wait` seconds; None means never."""
     if wait is None:
         cause = f"this request may use {most.tokens} tokens, more than budget {budget.name} allows in total"
-        return ExhaustedBudget(budget=budget.name, wait_seconds=None, message=f"{cause}; set a lower max_tokens")
+        return ExhaustedBudget(wait_seconds=None, message=f"{cause}; set a lower max_tokens")
     seconds = max(1, math.ceil(wait))
     cause = f"budget {budget.name} cannot cover the {most.tokens} tokens that this request may use"
-    return ExhaustedBudget(budget=budget.name, wait_seconds=seconds, message=f"{cause}; retry in {seconds} s")
+    return ExhaustedBudget(wait_seconds=seconds, message=f"{cause}; retry in {seconds} s")
 
 
 def _charge(key: AccountKey, account: Account, step: tuple[float, Amount]) -> Charge:

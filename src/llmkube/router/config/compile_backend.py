@@ -20,7 +20,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceS
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.fields import wire_fields
 from llmkube.k8s.wire.conditions import UP_TO_DATE, find_condition
-from llmkube.router.config.routing_config import Adapter, Backend, Preset, Prices, Probe, is_local_url
+from llmkube.router.config.routing_config import Adapter, Backend, Preset, Prices, Probe, ResolvedService, is_local_url
 from llmkube.runtimes.arguments import flag_values, flags_in
 from llmkube.runtimes.llama_fields import request_limit
 
@@ -168,39 +168,22 @@ _LONGEST_WAIT: Final = 1800.0
 _PROBE_PATH: Final = "/health"
 
 
-@attrs.frozen(kw_only=True)
-class ResolvedService:
-    """Address and engine of an InferenceService or a provider; each field has the meaning that it has in `Backend`."""
-
-    base_url: str = ""
-    model: str = ""
-    key_file: str = ""
-    missing: str = ""
-    slots: int = 0
-    splits_cache: bool | None = None
-    max_answer_tokens: int = 0
-    is_replicated: bool = False
-    presets: tuple[Preset, ...] = ()
-    adapters: tuple[Adapter, ...] = ()
-    model_digest: str = ""
-
-    @classmethod
-    def of(
-        cls, service: InferenceService, weights: Model | None, *, base_url: str, model: str = "", key_file: str = ""
-    ) -> "ResolvedService":
-        """Resolve a service from its spec; `weights` is the Model that it serves, None if it does not exist."""
-        return cls(
-            base_url=base_url,
-            model=model,
-            key_file=key_file,
-            slots=slots_of(service.spec),
-            splits_cache=splits_cache(service.spec),
-            max_answer_tokens=0 if weights is None or service.spec.command else request_limit(service, weights),
-            is_replicated=is_replicated(service.spec),
-            presets=presets_of(service),
-            adapters=_loaded_adapters(service),
-            model_digest=model_digest(service.spec, weights),
-        )
+def resolved_service(
+    service: InferenceService, weights: Model | None, *, base_url: str, model: str = "", key_file: str = ""
+) -> ResolvedService:
+    """Resolve a service from its spec; `weights` is the Model that it serves, None if it does not exist."""
+    return ResolvedService(
+        base_url=base_url,
+        model=model,
+        key_file=key_file,
+        slots=slots_of(service.spec),
+        splits_cache=splits_cache(service.spec),
+        max_answer_tokens=0 if weights is None or service.spec.command else request_limit(service, weights),
+        is_replicated=is_replicated(service.spec),
+        presets=presets_of(service),
+        adapters=_loaded_adapters(service),
+        model_digest=model_digest(service.spec, weights),
+    )
 
 
 @attrs.frozen(kw_only=True)

@@ -14,7 +14,6 @@ from llmkube.k8s.crd import modelrouter as crd
 from llmkube.k8s.crd import router_policy
 from llmkube.router.config.compile_backend import (
     KeyFile,
-    ResolvedService,
     compile_backend,
     parse_decimal,
     parse_seconds,
@@ -32,6 +31,7 @@ from llmkube.router.config.routing_config import (
     Classes,
     Match,
     RedisStore,
+    ResolvedService,
     RoutingConfig,
     Rule,
     Tokens,
@@ -93,7 +93,7 @@ def compile_router(
     store = _store(policy.budget_store, f"{keys_folder}/{STORE_KEY}")
     if store is not None and policy.budget_store and (secret := policy.budget_store.password_secret_ref):
         key_files.append(KeyFile(path=store.password_file, secret=secret.name, key=secret.key))
-    auth = _auth(policy.auth, keys_folder, problems)
+    auth = _auth(policy.auth or router_policy.Auth(), keys_folder, problems)
     if policy.auth and policy.auth.keys_secret_ref:
         key_files.append(KeyFile(path=auth.keys_folder, secret=policy.auth.keys_secret_ref.name, key=""))
     if auth.tokens and auth.tokens.jwks_file and policy.auth and policy.auth.jwt and policy.auth.jwt.jwks_secret_ref:
@@ -108,11 +108,11 @@ def compile_router(
         rules=tuple(_rule(rule, index, problems) for index, rule in enumerate(spec.rules)),
         default_backend=spec.default_route or "",
         by_model=spec.default_route_strategy == "BackendNameMatch",
-        classes=_classes(policy.classification),
+        classes=_classes(policy.classification or router_policy.Classification()),
         budgets=tuple(_budget(budget, problems) for budget in policy.budgets),
         budget_store=store,
         auth=auth,
-        audit=_audit(policy.audit_log),
+        audit=_audit(policy.audit_log or router_policy.AuditLog()),
         first_byte_seconds=FIRST_BYTE_SECONDS if header_timeout is None else header_timeout,
         first_byte_extends=header_timeout is None,
         circuit_seconds=CIRCUIT_SECONDS if quarantine is None else quarantine,
@@ -152,9 +152,7 @@ def _rule(rule: crd.RouterRule, index: int, problems: list[str]) -> Rule:
     )
 
 
-def _classes(given: router_policy.Classification | None) -> Classes:
-    if given is None:
-        return Classes()
+def _classes(given: router_policy.Classification) -> Classes:
     header = (given.header_key or "x-llmkube-classification").lower()
     sensitive = frozenset(map(normalized_class, given.sensitive_classifications or crd.SENSITIVE))
     return Classes(header=header, default=normalized_class(given.default_classification or ""), sensitive=sensitive)
@@ -187,9 +185,7 @@ def _store(given: router_policy.BudgetStore | None, password_file: str) -> Redis
     )
 
 
-def _auth(given: router_policy.Auth | None, keys_folder: str, problems: list[str]) -> Auth:
-    if given is None:
-        return Auth()
+def _auth(given: router_policy.Auth, keys_folder: str, problems: list[str]) -> Auth:
     problems += _repeated_names("spec.policy.auth.allowlists", [each.team for each in given.allowlists])
     return Auth(
         keys_folder=f"{keys_folder}/teams" if given.keys_secret_ref else "",
@@ -211,9 +207,7 @@ def _tokens(jwt: router_policy.JWT, file: str) -> Tokens:
     )
 
 
-def _audit(given: router_policy.AuditLog | None) -> Audit:
-    if given is None:
-        return Audit()
+def _audit(given: router_policy.AuditLog) -> Audit:
     path = (given.file_path or "") if given.sink == "file" else ""
     return Audit(sink=given.sink, path=path, bodies=bool(given.include_request_body))
 
@@ -265,13 +259,12 @@ def _fields_without_effect(spec: crd.ModelRouterSpec) -> Iterator[str]:
         yield "spec.gatewayRef"
     if spec.endpoint.gateway is not None:
         yield "spec.endpoint.gateway"
-    yield from _optional_secrets(spec.policy or router_policy.RouterPolicy())
-    audit = spec.policy.audit_log if spec.policy else None
-    if audit and audit.file_path and audit.sink != "file":
+    policy = spec.policy or router_policy.RouterPolicy()
+    yield from _optional_secrets(policy)
+    if policy.audit_log and policy.audit_log.file_path and policy.audit_log.sink != "file":
         yield "spec.policy.auditLog.filePath"
-    auth = spec.policy.auth if spec.policy else None
-    is_open = auth is None or (auth.keys_secret_ref is None and auth.jwt is None)
-    for budget in spec.policy.budgets if spec.policy else ():
+    is_open = policy.auth is None or (policy.auth.keys_secret_ref is None and policy.auth.jwt is None)
+    for budget in policy.budgets:
         if budget.header_key and budget.scope != "team":
             yield f"spec.policy.budgets[{budget.name}].headerKey"
         if budget.scope == "team" and is_open:

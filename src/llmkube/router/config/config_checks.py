@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from typing import Final
-from urllib.parse import urlsplit
 
 from llmkube.router.config.data_classes import classes_in, normalized_class
 from llmkube.router.config.routing_config import (
@@ -23,6 +22,7 @@ from llmkube.router.config.routing_config import (
     is_local_url,
     pattern_problem,
 )
+from llmkube.weights.urls import parse_url
 
 STRATEGIES: Final = ("primary-fallback", "weighted", "shadow", "least-loaded")
 DIALECTS: Final = ("openai", "anthropic")
@@ -240,9 +240,10 @@ def _check_tokens(tokens: Tokens, classes: Classes) -> Iterator[str]:
 
 def _is_url(text: str) -> bool:
     try:
-        return _JWKS_URL.fullmatch(text) is not None and urlsplit(text).port != 0
-    except ValueError:  # an invalid port
+        parse_url(text)  # as it is fetched
+    except ValueError:
         return False
+    return _JWKS_URL.fullmatch(text) is not None
 
 
 def _check_budgets(config: RoutingConfig) -> Iterator[str]:

@@ -139,8 +139,6 @@ def _to_json(value: Any) -> Any:
 
 # -- from JSON --------------------------------------------------------------------------------------------------------
 
-_Problems = list[str]
-
 
 @functools.cache
 def _fields(cls: Any) -> tuple[tuple[str, str, Any, bool], ...]:
@@ -153,7 +151,7 @@ def _fields(cls: Any) -> tuple[tuple[str, str, Any, bool], ...]:
     )
 
 
-def _read(kind: Any, value: Any, path: str, problems: _Problems) -> Any:
+def _read(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is types.UnionType:  # X | None is the only one
         return None if value is None else _read(arguments[0], value, path, problems)
@@ -170,7 +168,7 @@ def _read(kind: Any, value: Any, path: str, problems: _Problems) -> Any:
     return _read_scalar(kind, value, path, problems)
 
 
-def _read_scalar(kind: Any, value: Any, path: str, problems: _Problems) -> Any:
+def _read_scalar(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
     if kind is Decimal:
         try:
             number = Decimal(value) if isinstance(value, str) else None
@@ -191,7 +189,7 @@ _SCALARS: Final[Mapping[Any, tuple[str, Callable[[Any], bool]]]] = {
 }
 
 
-def _read_object(cls: Any, value: Any, path: str, problems: _Problems) -> Any:
+def _read_object(cls: Any, value: Any, path: str, problems: list[str]) -> Any:
     if not isinstance(value, Mapping):
         return _reject(value, "an object", path, problems)
     problems_before = len(problems)
@@ -215,5 +213,5 @@ def _unknown_keys(value: Mapping[str, Any], known: set[str], path: str) -> Itera
             yield f"{where}: unknown key (value {_excerpt(value[key])}); known keys are {names}"
 
 
-def _reject(value: Any, expected: str, path: str, problems: _Problems) -> None:
+def _reject(value: Any, expected: str, path: str, problems: list[str]) -> None:
     problems.append(f"{path}: {_excerpt(value)} is not {expected}; write {expected}")

@@ -172,22 +172,15 @@ def preset_in(presets: tuple[Preset, ...], model: str) -> Preset | None:
 
 
 @attrs.frozen(kw_only=True)
-class Backend:
-    """A destination of requests.
+class ResolvedService:
+    """Address and engine of an InferenceService or a provider.
 
     Attributes:
-        name: The name that rules use.
-        model_id: The model name that clients use.
         base_url: The URL up to `/chat/completions` (`https://…/v1`); "" while it is unknown: the backend then gets no
             requests.
-        dialect: `openai` or `anthropic`.
-        provider: Kind of the provider; "" for an InferenceService.
         model: The model id sent to the backend; "" passes on the client's.
-        engine: Its name in a directory of engines, if that is not `model`.
-        local: Whether requests stay in this network. Only a local backend ever gets a sensitive class.
-        region: Region in which the data is processed; "" if not stated.
-        capabilities: Tags that rules and requests require.
-        weight: Share under strategy weighted.
+        key_file: File with the key, read again when it changes; "" sends no key.
+        missing: Why the backend cannot be used, for people; "" if it can.
         model_digest: Digest of a llama.cpp engine's weights and of the settings that change its answers: backends with
             equal digests can continue each other's answers. "" if unknown.
         slots: Requests that the engine serves at the same time; further ones wait in a fair queue. 0 if unknown: then
@@ -197,11 +190,38 @@ class Backend:
         is_replicated: Whether several engines, or an autoscaled number of them, share the address.
         presets: Settings of requests, by their model id.
         adapters: Adapters that its engine has, in order.
+    """
+
+    base_url: str = ""
+    model: str = ""
+    key_file: str = ""
+    missing: str = ""
+    model_digest: str = ""
+    slots: int = 0
+    splits_cache: bool | None = None
+    max_answer_tokens: int = 0
+    is_replicated: bool = False
+    presets: tuple[Preset, ...] = ()
+    adapters: tuple[Adapter, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Backend(ResolvedService):
+    """A destination of requests.
+
+    Attributes:
+        name: The name that rules use.
+        model_id: The model name that clients use.
+        dialect: `openai` or `anthropic`.
+        provider: Kind of the provider; "" for an InferenceService.
+        engine: Its name in a directory of engines, if that is not `model`.
+        local: Whether requests stay in this network. Only a local backend ever gets a sensitive class.
+        region: Region in which the data is processed; "" if not stated.
+        capabilities: Tags that rules and requests require.
+        weight: Share under strategy weighted.
         first_byte_seconds: Longest wait for the first byte of an answer; None applies the rule's or the router's.
         prices: None if not set: a USD budget then refuses the backend.
         probe: None disables health checks.
-        key_file: File with the key, read again when it changes; "" sends no key.
-        missing: Why the backend cannot be used, for people; "" if it can.
     """
 
     name: str
@@ -210,23 +230,13 @@ class Backend:
     local: bool
     dialect: str = "openai"
     provider: str = ""
-    model: str = ""
     engine: str = attrs.field(default="", metadata=UNWRITTEN)
     region: str = ""
     capabilities: frozenset[str] = frozenset()
     weight: int = 1
-    model_digest: str = ""
-    slots: int = 0
-    splits_cache: bool | None = None
-    max_answer_tokens: int = 0
-    is_replicated: bool = False
-    presets: tuple[Preset, ...] = ()
-    adapters: tuple[Adapter, ...] = ()
     first_byte_seconds: float | None = None
     prices: Prices | None = None
     probe: Probe | None = None
-    key_file: str = ""
-    missing: str = ""
 
     @property
     def directory_id(self) -> str:

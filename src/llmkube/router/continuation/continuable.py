@@ -7,11 +7,10 @@ that depend on more than the text so far are not continued: grammar state, token
 from collections.abc import Mapping
 from typing import Any, Final
 
+from llmkube.router.budgets.meter import LIMIT_FIELDS
+
 CHAT: Final = "/chat/completions"
 COMPLETIONS: Final = "/completions"
-
-LIMITS: Final = ("max_tokens", "max_completion_tokens", "n_predict", "max_output_tokens")
-"""Names of the limit on answer tokens in llama.cpp's server and OpenAI's API."""
 
 _MODES: Final = ("continue_final_message", "add_generation_prompt")
 _GRAMMARS: Final = ("grammar", "json_schema", "functions")
@@ -37,7 +36,7 @@ def obstacle(path: str, body: Mapping[str, Any]) -> str:
         return "it has tools that the answer may call"
     if body.get("modalities") not in (None, [], ["text"]) or body.get("audio"):
         return "it asks for more than text (modalities, audio)"
-    if len({value for value in map(body.get, LIMITS) if is_limit(value)}) > 1:
+    if len({value for value in map(body.get, LIMIT_FIELDS) if is_limit(value)}) > 1:
         return "it sets several different token limits"
     return _obstacle_in_messages(body) if path == CHAT else _obstacle_in_prompt(body)
 

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import attrs
 
-from llmkube.router.budgets.meter import with_max_tokens, with_most_tokens
+from llmkube.router.budgets.meter import LIMIT_FIELDS, with_max_tokens, with_most_tokens
 from llmkube.router.budgets.usage import Usage
 from llmkube.router.config.routing_config import Backend
-from llmkube.router.continuation.continuable import CHAT, LIMITS, is_limit, obstacle
+from llmkube.router.continuation.continuable import CHAT, is_limit, obstacle
 from llmkube.router.continuation.token_count import USAGE_FIELDS, JoinError, TokenCount
 from llmkube.router.dialects.dialect import data_event
 from llmkube.router.policy.permits import Permit
@@ -67,7 +67,7 @@ def next_request(path: str, body: Mapping[str, Any], text: str, tokens: int) -> 
     """
     if not text:
         return dict(body)
-    limits = {name: body[name] - tokens for name in LIMITS if is_limit(body.get(name))}
+    limits = {name: body[name] - tokens for name in LIMIT_FIELDS if is_limit(body.get(name))}
     if path != CHAT:
         return {**body, **limits, "prompt": body["prompt"] + text}
     mode = {"continue_final_message": True, "add_generation_prompt": False}
@@ -169,7 +169,7 @@ class JoinedAnswer:
         self._can_begin = not self.obstacle
         self._path = path
         self._body = body
-        self._limit = next((body[name] for name in LIMITS if is_limit(body.get(name))), None)
+        self._limit = next((body[name] for name in LIMIT_FIELDS if is_limit(body.get(name))), None)
         self._is_greedy = body.get("temperature") == 0
         self._shows_timings = body.get("timings_per_token") is True
         self._shared_fields: dict[str, Any] = {}
@@ -305,16 +305,13 @@ class JoinedAnswer:
 
     def _choice(self, chunk: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the only choice of an event; record an obstacle if it cannot be joined as text."""
-        choice, obstacle = choice_of(chunk)
-        if obstacle:
-            self._cannot_continue(obstacle)
-        return choice
-
-    def _cannot_continue(self, why: str) -> None:
-        if self.continuations:
+        choice, why = choice_of(chunk)
+        if why and self.continuations:
             raise JoinError(f"the engine did not continue the answer: {why}")
-        self.obstacle = self.obstacle or why
-        self._text = bytearray()
+        if why:
+            self.obstacle = self.obstacle or why
+            self._text = bytearray()
+        return choice
 
     def _append_text(self, text: str) -> None:
         if not text or self.obstacle:

@@ -131,18 +131,6 @@ def error_in_answer(body: Mapping[str, Any]) -> Mapping[str, Any]:
     return error if isinstance(error, dict) else {"message": str(error or "")}
 
 
-def text_of_block(block: Mapping[str, Any], where: str) -> str:
-    """Return the text of a text block.
-
-    Raises:
-        DialectError: It is another block.
-    """
-    kind, text = block.get("type"), block.get("text")
-    if kind != "text" or not isinstance(text, str):
-        raise DialectError(f'{where} is of type {kind!r}; write {{"type": "text", "text": …}}')
-    return text
-
-
 _DICTS: Final = frozenset({dict})
 
 

@@ -21,7 +21,6 @@ from llmkube.router.dialects.dialect import (
     object_in,
     objects_in,
     text_in,
-    text_of_block,
 )
 from llmkube.router.dialects.providers import PROVIDERS, REASONS, fitted
 
@@ -200,7 +199,9 @@ def _block(part: Mapping[str, Any], where: str) -> JsonObject:
     kind = part.get("type")
     block: JsonObject
     if kind == "text":
-        block = {"type": "text", "text": text_of_block(part, where)}
+        if not isinstance(part.get("text"), str):
+            raise DialectError(f'{where} is of type {kind!r}; write {{"type": "text", "text": …}}')
+        block = {"type": "text", "text": part["text"]}
     elif kind == "image_url":
         url = object_in(part.get("image_url"), f"{where}.image_url").get("url")
         block = {"type": "image", "source": _source(url, f"{where}.image_url.url")}

@@ -52,7 +52,7 @@ def read_count(body: JsonObject) -> Translation:
     return Translation(path=path, body=chat, translator=CountTranslator(), dropped=tuple(dropped))
 
 
-def chat_request(body: Mapping[str, Any], dropped: list[str] | None = None) -> JsonObject:
+def chat_request(body: Mapping[str, Any], dropped: list[str]) -> JsonObject:
     """Translate a request to chat completions.
 
     Args:
@@ -62,7 +62,6 @@ def chat_request(body: Mapping[str, Any], dropped: list[str] | None = None) -> J
     Raises:
         DialectError: It has no counterpart.
     """
-    dropped = [] if dropped is None else dropped
     check_kinds(body, _SCALARS)
     chat: JsonObject = {name: body[name] for name in _SAME if name in body}
     messages: list[JsonObject] = []

@@ -294,7 +294,8 @@ def _keep_seconds(body: Mapping[str, Any]) -> float | None:
 
 
 def _translated(body: JsonObject, turns: list[JsonObject], translator: OllamaTranslator) -> Translation:
-    _refuse_ollama_only(body)
+    if found := [name for name in _REFUSED if body.get(name)]:
+        raise DialectError(f"{found[0]} is set, which only Ollama's own server supports; omit it")
     chat: JsonObject = {"model": body.get("model"), "messages": turns}
     if body.get("stream") is not False:
         chat |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -326,12 +327,6 @@ def _translated(body: JsonObject, turns: list[JsonObject], translator: OllamaTra
         dropped=tuple(dropped),
         keep_seconds=_keep_seconds(body),
     )
-
-
-def _refuse_ollama_only(body: JsonObject) -> None:
-    for name in _REFUSED:
-        if body.get(name):
-            raise DialectError(f"{name} is set, which only Ollama's own server supports; omit it")
 
 
 def _format(wanted: object) -> JsonObject:

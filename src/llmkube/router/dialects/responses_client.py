@@ -34,6 +34,8 @@ _KINDS: Final[Mapping[str, type | UnionType]] = {
     **dict.fromkeys(("max_output_tokens", "max_tool_calls", "top_logprobs"), int),
     **dict.fromkeys(("background", "parallel_tool_calls", "store"), bool),
 }
+_ECHOED: Final = ("previous_response_id", "instructions", "max_output_tokens", "safety_identifier", "prompt_cache_key")
+"""Fields that a response repeats as they are."""
 _READ: Final = frozenset({*_SAME, *_KINDS, "input", "tools", "tool_choice", "text", "reasoning", "metadata", "include"})
 _IGNORED_FIELDS: Final = frozenset(
     {"client_metadata", "max_tool_calls", "prompt_cache_options", "prompt_cache_retention", "stream_options"}
@@ -167,21 +169,17 @@ def _echo(body: Mapping[str, Any]) -> JsonObject:
     parallel = body.get("parallel_tool_calls")
     echo: JsonObject = {
         "model": body["model"],
-        "previous_response_id": body.get("previous_response_id"),
-        "instructions": body.get("instructions"),
+        **{name: body.get(name) for name in _ECHOED},
         "tools": tools,
         "tool_choice": body.get("tool_choice") or "auto",
         "truncation": "disabled",
         "parallel_tool_calls": True if parallel is None else parallel,
         "text": {"format": _echoed_format(text.get("format") or {"type": "text"})},
         "reasoning": {"effort": reasoning.get("effort"), "summary": None},
-        "max_output_tokens": body.get("max_output_tokens"),
         "max_tool_calls": None,
         "background": False,
         "service_tier": body.get("service_tier") or "default",
         "metadata": _metadata(body),
-        "safety_identifier": body.get("safety_identifier"),
-        "prompt_cache_key": body.get("prompt_cache_key"),
         "user": text_in(body, "user") or None,
     }
     if text.get("verbosity"):

@@ -42,7 +42,7 @@ def items_of(value: object, dropped: list[str]) -> list[JsonObject]:
     for at, item in enumerate(given):
         where, call_id = f"input[{at}]", str(item.get("call_id"))
         kind = item.get("type") or (REFERENCE if "id" in item and "role" not in item else "message")
-        check_kinds(item, {"type": str}, f"{where}.")
+        check_kinds(item, {"type": str, "status": str} | ({} if kind == REFERENCE else {"id": str}), f"{where}.")
         reader = _message_item if kind == "message" and at > newest else _READERS.get(kind)
         is_lost = reader is None or (call_id in lost and kind.endswith("_output"))
         read = None if reader is None or is_lost else reader(item, where, dropped)
@@ -60,7 +60,7 @@ def items_of(value: object, dropped: list[str]) -> list[JsonObject]:
     return found
 
 
-def turns_of(instructions: str, items: Sequence[JsonObject], names: ToolNames | None = None) -> list[JsonObject]:
+def turns_of(instructions: str, items: Sequence[JsonObject], names: ToolNames) -> list[JsonObject]:
     """Translate items to chat turns; instructions and leading system messages are merged into one system turn.
 
     Args:
@@ -68,13 +68,12 @@ def turns_of(instructions: str, items: Sequence[JsonObject], names: ToolNames | 
         items: Its items; references among them are left out.
         names: Names of the tools in the request; gets those of the items' calls, too.
     """
-    names = names or ToolNames()
     turns: list[JsonObject] = []
     leading = [instructions] if instructions else []
     for item in items:
         kind = item["type"]
         if kind == "message":
-            turn = _turn(item)
+            turn: JsonObject = {"role": _ROLES[item["role"]], "content": _content(item["content"])}
             if turn["role"] == "system" and not turns and isinstance(turn["content"], str):
                 leading.append(turn["content"])
             else:
@@ -113,7 +112,7 @@ def _message_item(item: JsonObject, where: str, dropped: list[str], *, is_newest
         problem = "missing" if content is None else "empty"
         raise DialectError(f"{where}.content is {problem}; write a string, or at least one part")
     read = {"type": "message", "role": role, "status": "completed", "content": parts}
-    return _validated(item, read, where) if parts else None
+    return read if parts else None
 
 
 def _call_item(item: JsonObject, where: str, dropped: list[str]) -> JsonObject:
@@ -121,7 +120,7 @@ def _call_item(item: JsonObject, where: str, dropped: list[str]) -> JsonObject:
     _leave_out(item, ("type", "id", "status", "namespace", *names), where, dropped)
     check_kinds(item, {"namespace": str}, f"{where}.")
     result = {"type": item["type"], "status": "completed"} | _texts(item, names, where)
-    return _validated(item, result | ({"namespace": item["namespace"]} if item.get("namespace") else {}), where)
+    return result | ({"namespace": item["namespace"]} if item.get("namespace") else {})
 
 
 def _result_item(item: JsonObject, where: str, dropped: list[str]) -> JsonObject:
@@ -132,7 +131,7 @@ def _result_item(item: JsonObject, where: str, dropped: list[str]) -> JsonObject
             raise DialectError(f"{where}.output is missing; write the function's result as a string")
         output = _parts(output, f"{where}.output", dropped, is_output=False, is_newest=False)
     result: JsonObject = {"type": item["type"], "status": "completed", "output": output}
-    return _validated(item, result | _texts(item, ("call_id",), where), where)
+    return result | _texts(item, ("call_id",), where)
 
 
 def _reasoning_item(item: JsonObject, where: str, dropped: list[str]) -> JsonObject:
@@ -165,12 +164,6 @@ _READERS: Final[Mapping[str, _Reader]] = {
     **dict.fromkeys(("function_call_output", "custom_tool_call_output"), _result_item),
 }
 """Readers by the type of an item; items of other types are left out."""
-
-
-def _validated(item: Mapping[str, Any], result: JsonObject, where: str) -> JsonObject:
-    """Return the result for an item, after checking the types of its `id` and `status`, which are not used."""
-    check_kinds(item, {"id": str, "status": str}, f"{where}.")
-    return result
 
 
 def _texts(item: Mapping[str, Any], names: Sequence[str], where: str) -> JsonObject:
@@ -235,11 +228,6 @@ def _refuse_ids(part: Mapping[str, Any], names: Sequence[str], instead: str, whe
 
 
 # -- translation -----------------------------------------------------------------------------------------------------
-
-
-def _turn(item: Mapping[str, Any]) -> JsonObject:
-    role = _ROLES[item["role"]]
-    return {"role": role, "content": _content(item["content"])}
 
 
 def _content(parts: str | Sequence[Mapping[str, Any]]) -> str | list[JsonObject]:

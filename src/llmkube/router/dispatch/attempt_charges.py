@@ -30,14 +30,7 @@ def charge_of(*, is_sent: bool, status: int, usage: Usage | None, prices: Prices
         return Consumption()
     if usage is None or not usage.is_counted:
         return None
-    return Consumption(
-        prompt=usage.prompt,
-        answer=usage.completion,
-        prices=prices,
-        cached=usage.cached,
-        written_5m=usage.written_5m,
-        written_1h=usage.written_1h,
-    )
+    return Consumption(usage=usage, prices=prices)
 
 
 BUDGET_UNAVAILABLE: Final = "the budget of this request cannot be stored now; retry later"

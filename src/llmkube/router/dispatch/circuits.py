@@ -23,6 +23,9 @@ from llmkube.base.backoff import Backoff
 
 MAX_PAUSE_SECONDS: Final = 300.0
 
+FAILURES: Final = 3
+"""Consecutive failures that open a circuit."""
+
 MAX_OF_TENANTS: Final = 10_000
 """Limit for circuits of one tenant; the one that failed longest ago is dropped."""
 
@@ -38,23 +41,9 @@ class State(enum.Enum):
     HALF_OPEN = "half_open"
 
 
-@attrs.frozen
-class CircuitPolicy:
-    """When circuits open, and for how long.
-
-    Attributes:
-        failures: Consecutive failures that open a circuit.
-        backoff: Pause by the number of consecutive openings.
-    """
-
-    failures: int = 3
-    backoff: Backoff = Backoff(base_seconds=15.0, cap_seconds=MAX_PAUSE_SECONDS)
-
-    @classmethod
-    def of(cls, first_pause_seconds: float) -> "CircuitPolicy":
-        """Return the policy with this first pause."""
-        cap = max(first_pause_seconds, MAX_PAUSE_SECONDS)
-        return cls(backoff=Backoff(base_seconds=first_pause_seconds, cap_seconds=cap))
+def pauses_of(first_seconds: float) -> Backoff:
+    """Return the pauses by the number of consecutive openings, given the first."""
+    return Backoff(base_seconds=first_seconds, cap_seconds=max(first_seconds, MAX_PAUSE_SECONDS))
 
 
 @attrs.frozen
@@ -110,20 +99,20 @@ class Circuit:
         known = self.failures or self.opened or self.open_until or self.probing
         return Circuit(unhealthy=self.unhealthy) if known else self
 
-    def failed(self, now: float, policy: CircuitPolicy, rng: random.Random, tenant: str | None = None) -> "Circuit":
+    def failed(self, now: float, pauses: Backoff, rng: random.Random, tenant: str | None = None) -> "Circuit":
         """Return the circuit after a failure; `tenant` is given if it may be the request's own."""
         failures, tenants = self.failures + 1, self.tenants
         if tenant is not None and len(tenants) < 2:
             tenants |= {tenant}
         is_evidence = tenant is None or len(tenants) > 1
         if self.state(now) is not State.OPEN and not (
-            is_evidence and (failures >= policy.failures or self.state(now) is State.HALF_OPEN)
+            is_evidence and (failures >= FAILURES or self.state(now) is State.HALF_OPEN)
         ):
             return attrs.evolve(self, failures=failures, tenants=tenants, probing=False)
         if self.state(now) is State.OPEN:
             return attrs.evolve(self, failures=failures)  # the request was sent before the circuit opened
         opened = self.opened + 1
-        until = now + policy.backoff.delay(opened, rng)
+        until = now + pauses.delay(opened, rng)
         return Circuit(failures, opened, until, unhealthy=self.unhealthy, tenants=tenants)
 
     def checked(self, by: str, why: str, now: float) -> "Circuit":
@@ -146,10 +135,11 @@ class Circuits:
     """Circuits of all backends, by name.
 
     Attributes:
+        pauses: Pauses of circuits that open.
         rng: Source of jitter.
     """
 
-    policy: CircuitPolicy
+    pauses: Backoff
     rng: random.Random
     _by_name: dict[str, Circuit] = attrs.field(factory=dict)
     _by_tenant: OrderedDict[tuple[str, str], Circuit] = attrs.field(factory=OrderedDict)
@@ -191,9 +181,9 @@ class Circuits:
 
     def failed(self, name: str, tenant: str, now: float, *, is_own: bool) -> None:
         """Record a failure of a backend; `is_own` if it may be the request's own."""
-        self.put(name, self.of(name).failed(now, self.policy, self.rng, tenant if is_own else None))
+        self.put(name, self.of(name).failed(now, self.pauses, self.rng, tenant if is_own else None))
         if is_own:
-            self._put_own(name, tenant, self.of(name, tenant).failed(now, self.policy, self.rng))
+            self._put_own(name, tenant, self.of(name, tenant).failed(now, self.pauses, self.rng))
             self._by_tenant.move_to_end((name, tenant))
             while len(self._by_tenant) > MAX_OF_TENANTS:
                 self._by_tenant.popitem(last=False)

@@ -19,7 +19,6 @@ from llmkube.router.backends import NOT_READY, UnavailableModel
 from llmkube.router.continuation.joined_answer import JoinedAnswer, continuation_targets, is_twin
 from llmkube.router.dispatch.attempt import ClientRequest
 from llmkube.router.dispatch.backend_call import BackendCalls
-from llmkube.router.dispatch.circuits import Circuits
 from llmkube.router.dispatch.forwarded_headers import answer_lines
 from llmkube.router.dispatch.record import HOLD, AttemptRecord, Record, RoutedRequest, server_timing
 from llmkube.router.dispatch.relay import COMMENT_SECONDS, LOADING_COMMENT, ClientStream, Ending, fail
@@ -27,7 +26,7 @@ from llmkube.router.dispatch.suspects import CULPRIT, MAX_DEATHS, Suspect
 from llmkube.router.dispatch.verdicts import FINAL, INTERRUPTED, Cause, Failure
 from llmkube.router.policy.decision import Decision
 from llmkube.router.policy.permits import Permit
-from llmkube.router.refusals import RefusedError, queue_refusal, refused
+from llmkube.router.refusals import DO_NOT_RETRY, RefusedError, queue_refusal, refused
 
 LOADING_RETRY_SECONDS: Final = 5
 
@@ -57,19 +56,15 @@ def no_answer(
         return refused(400, blamed.detail, blamed.cause.value)
     loads = [each.retry_after_seconds or 0.0 for each in failures if each.cause is Cause.NOT_LOADED]
     seconds, is_stuck = max(1, math.ceil(max(wait_seconds, *loads, 0.0))), all(each.is_stuck for each in failures)
-    headers = {"X-Should-Retry": "false"} if is_stuck else {"Retry-After": str(seconds)}
+    headers = DO_NOT_RETRY if is_stuck else {"Retry-After": str(seconds)}
     if closed_by:
         return refused(503, f"{message}, and rule {closed_by!r} fails closed", "fail_closed_runtime", headers)
     last = next((each for each in reversed(failures) if each.cause is not Cause.CIRCUIT), failures[-1])
     match last.cause:
         case Cause.QUEUE:
             return queue_refusal(message, last.retry_after_seconds or 1, has_siblings=last.has_siblings)
-        case Cause.BUDGET:
-            wait = last.retry_after_seconds
-            headers = {"X-Should-Retry": "false"} if wait is None else {"Retry-After": f"{wait:.0f}"}
-            return refused(429, f"{message}: {last.detail}", last.cause.value, headers)
-        case Cause.BUDGET_STORE:
-            return refused(503, f"{message}: {last.detail}", last.cause.value, {"Retry-After": "5"})
+        case Cause.BUDGET | Cause.BUDGET_STORE:
+            return budget_refusal(last, f"{message}: {last.detail}")
         case Cause.NOT_LOADED:
             return refused(503, f"{message}: {last.detail}", NOT_READY, headers, reason=last.reason)
         case Cause.LOADING:
@@ -77,6 +72,14 @@ def no_answer(
         case _:
             status, code = _CODES.get(last.cause, (502, "all_backends_failed"))
             return refused(status, message, code, headers if status in (429, 503) else {})
+
+
+def budget_refusal(failure: Failure, message: str) -> RefusedError:
+    """Return the error for a request that its budget does not admit, or whose reservation cannot be stored."""
+    if failure.cause is Cause.BUDGET_STORE:
+        return refused(503, message, failure.cause.value, {"Retry-After": "5"})
+    wait = failure.retry_after_seconds
+    return refused(429, message, failure.cause.value, DO_NOT_RETRY if wait is None else {"Retry-After": f"{wait:.0f}"})
 
 
 LOADING_POLL_SECONDS: Final = 1.0
@@ -97,13 +100,9 @@ class Dispatcher:
 
     Attributes:
         calls: Calls one backend.
-        circuits: Circuit breakers of backends.
-        on_continuation: Called with `no_engine` for each answer that no engine continued.
     """
 
     calls: BackendCalls
-    circuits: Circuits
-    on_continuation: Callable[[str], None]
 
     async def answer(
         self, decision: Decision, inbound: ClientRequest, exchange: StreamExchange, record: Record
@@ -124,7 +123,7 @@ class Dispatcher:
             if failure.cause is Cause.INTERRUPTED:
                 failure = await _continue_answer(permit, request, self.calls.call)
                 if failure is not None:
-                    self.on_continuation("no_engine")
+                    self.calls.on_continuation("no_engine")
                 if failure is None or failure.cause is not Cause.CULPRIT:
                     return
             failures.append(failure)
@@ -181,7 +180,7 @@ class Dispatcher:
             failures,
             record.attempts,
             closed_by=rule.name if rule is not None and rule.fail_closed else "",
-            wait_seconds=min((self.circuits.open_until(name, tenant) for name in names), default=now) - now,
+            wait_seconds=min((self.calls.circuits.open_until(name, tenant) for name in names), default=now) - now,
         )
         record.update(status=refusal.response.status, outcome=refusal.code)
         if client.begun:

@@ -23,7 +23,7 @@ from llmkube.router.traces import Span, Trace
 OWN_PROVIDER: Final = "llmkube"
 """The provider of a backend that is an InferenceService."""
 
-_OPERATIONS: Final[Mapping[str, str]] = {
+OPERATIONS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"), "chat"),
     **dict.fromkeys(("/v1/completions", "/api/generate"), "text_completion"),
     **dict.fromkeys(("/v1/embeddings", "/api/embed", "/api/embeddings"), "embeddings"),
@@ -37,11 +37,6 @@ _MAX_CHARS: Final = 256
 _TIMED_BY: Final = ("gateway", "engine")
 _FIRST_OTHER: Final = 1 << 16
 """Number of the first span ID that is not an attempt's."""
-
-
-def operation_of(path: str) -> str | None:
-    """Return the operation of a path; None if the conventions have no name for it."""
-    return _OPERATIONS.get(path)
 
 
 def provider_of(backend: Backend) -> str:
@@ -60,7 +55,7 @@ def spans_of(record: Record, trace: Trace, backends: Mapping[str, Backend], mode
         now: End of the request on Trio's clock.
     """
     request, answer, path = record.request, record.answer, record.request.path[:_MAX_CHARS]
-    is_stream, operation = answer.streamed, operation_of(path) or path
+    is_stream, operation = answer.streamed, OPERATIONS.get(path, path)
     error = "" if answer.outcome == "ok" else answer.outcome
     of_request = {
         "http.request.method": request.method,

@@ -32,8 +32,6 @@ from llmkube.router.policy.permits import Permit
 FROZEN: Final = f"its engine is frozen: no answer at {HEALTH_PATH} for {FROZEN_SECONDS:g} seconds"
 
 _UNWATCHED: Final = nullcontext()
-_MAX_BACKENDS: Final = 256
-"""Backends whose watch can start at the same moment; for further ones, a later request starts it."""
 
 
 @attrs.define(eq=False)
@@ -112,11 +110,7 @@ class EngineWatch:
     send: SendCheck
     on_change: Callable[[str, str], None]
     _engines: dict[str, _Engine] = attrs.field(factory=dict)
-    _sender: trio.MemorySendChannel[tuple[Permit, _Engine]] = attrs.field(init=False)
-    _receiver: trio.MemoryReceiveChannel[tuple[Permit, _Engine]] = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._sender, self._receiver = trio.open_memory_channel[tuple[Permit, _Engine]](_MAX_BACKENDS)
+    _nursery: trio.Nursery | None = None
 
     def responded(self, name: str, server: str) -> None:
         """Record a response of a backend and its `Server` header."""
@@ -159,23 +153,20 @@ class EngineWatch:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
         """Check engines until cancelled."""
         async with trio.open_nursery() as nursery:
+            self._nursery = nursery
             task_status.started()
-            while True:
-                permit, engine = await self._receiver.receive()
-                nursery.start_soon(self._watch, permit, engine)
-        raise AssertionError("requests never end")
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None  # requests may still run, and a closed nursery accepts no tasks
 
     def _of(self, name: str) -> _Engine:
         return self._engines.get(name) or self._engines.setdefault(name, _Engine())
 
     def _start_watch_nowait(self, permit: Permit, engine: _Engine) -> None:
-        if engine.is_watched:
-            return
-        try:
-            self._sender.send_nowait((permit, engine))
-        except trio.WouldBlock:
-            return
-        engine.is_watched = True
+        if self._nursery is not None and not engine.is_watched:
+            engine.is_watched = True
+            self._nursery.start_soon(self._watch, permit, engine)
 
     async def _watch(self, permit: Permit, engine: _Engine) -> None:
         name = permit.backend.name

@@ -1,7 +1,7 @@
 """Probe each backend with a healthCheck at the interval of its spec; one task for each backend, until a reload."""
 
 from collections.abc import Awaitable, Callable
-from typing import Final, NoReturn
+from typing import NoReturn
 
 import attrs
 import trio
@@ -25,11 +25,6 @@ async def send_or_none(send: SendCheck, permit: Permit, path: str, timeout_secon
         except (HttpError, OSError):
             return None
     return None
-
-
-HEALTHY: Final = "healthy"
-UNHEALTHY: Final = "unhealthy"
-LOADING: Final = "loading"
 
 
 @attrs.define(eq=False)
@@ -85,13 +80,13 @@ class Probes:
             try:
                 reply = await self.send(permit, probe.path)
             except (HttpError, OSError):
-                return previous.failed(f"no response at {probe.path}"), UNHEALTHY
+                return previous.failed(f"no response at {probe.path}"), "unhealthy"
         if reply is None or scope.cancelled_caught:
-            return previous.failed(f"no response at {probe.path} within {probe.timeout_seconds} seconds"), UNHEALTHY
+            return previous.failed(f"no response at {probe.path} within {probe.timeout_seconds} seconds"), "unhealthy"
         if reply.is_loading:
-            return previous, LOADING
+            return previous, "loading"
         state = previous.replied(reply, probe.path)
-        return state, UNHEALTHY if state.failures else HEALTHY
+        return state, "unhealthy" if state.failures else "healthy"
 
 
 def _probed_backends(config: RoutingConfig | None) -> list[tuple[Permit, Probe]]:

@@ -4,6 +4,7 @@ Strategy least-loaded prefers a backend that has the start of the prompt in its 
 engines of one backend are always chosen in this way, whatever the strategy of the rule.
 """
 
+import enum
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
@@ -82,13 +83,17 @@ def is_overloaded(permit: Permit, least: Permit, load: Mapping[str, int]) -> boo
     return has_room or own - other >= slots
 
 
-NO_ROUTE: Final = "NoRoute"
-FAIL_CLOSED: Final = "FailClosed"
-NOT_PERMITTED: Final = "NotPermitted"
-MODEL_NOT_ALLOWED: Final = "ModelNotAllowed"
-NO_MODEL: Final = "NoModel"
-AMBIGUOUS: Final = "AmbiguousModel"
-REASONS: Final = (NO_ROUTE, FAIL_CLOSED, NOT_PERMITTED, MODEL_NOT_ALLOWED, NO_MODEL, AMBIGUOUS)
+class Refusal(enum.StrEnum):
+    """Reason of a refusal."""
+
+    NO_ROUTE = "NoRoute"
+    FAIL_CLOSED = "FailClosed"
+    NOT_PERMITTED = "NotPermitted"
+    MODEL_NOT_ALLOWED = "ModelNotAllowed"
+    NO_MODEL = "NoModel"
+    AMBIGUOUS = "AmbiguousModel"
+
+
 _NO_WARMTH: Final[Mapping[str, Warmth]] = {}
 
 
@@ -103,7 +108,7 @@ class Decision:
         why: The cause of the decision, for people and the audit log.
         first_byte_seconds: Longest wait for the first byte, by the backend's name.
         extends: Backends for which the router waits longer while they show progress, because no spec sets their limit.
-        reason: Reason of a refusal, one of `REASONS`; else "".
+        reason: Reason of a refusal, one of `Refusal`; else "".
     """
 
     rule: Rule | None
@@ -139,7 +144,9 @@ def decide(
         warmth: Estimates of what backends have cached of the prompt, by name, for strategy least-loaded.
     """
     if not permits.model_allowed:
-        return _refusal(None, MODEL_NOT_ALLOWED, next(iter(permits.refused.values()), "the team may not use the model"))
+        return _refusal(
+            None, Refusal.MODEL_NOT_ALLOWED, next(iter(permits.refused.values()), "the team may not use the model")
+        )
     headers = facts.headers.items()
     engines: Engines = partial(_engines_of, config, permits, load, warmth)
     for rule in config.rules:
@@ -153,7 +160,7 @@ def decide(
                 return _with_limits(config, rule, order, shadows, f"rule {rule.name}", engines=engines)
         if rule.fail_closed:
             why = f"rule {rule.name} fails closed, and none of its backends may be used"
-            return _refusal(rule, FAIL_CLOSED, why)
+            return _refusal(rule, Refusal.FAIL_CLOSED, why)
     return _default_decision(config, facts, permits, engines)
 
 
@@ -222,17 +229,19 @@ def unmet_requirement(match: Match, permit: Permit, first_byte_seconds: Mapping[
 def _default_decision(config: RoutingConfig, facts: RequestFacts, permits: Permits, engines: Engines) -> Decision:
     named = config.backend_named(facts.model)
     if (ids := config.ambiguous.get(facts.model)) and not named:
-        return _refusal(None, AMBIGUOUS, f"several services are named {facts.model!r}; use {' or '.join(ids)}")
+        return _refusal(None, Refusal.AMBIGUOUS, f"several services are named {facts.model!r}; use {' or '.join(ids)}")
     for name, why in ((named, "the model's name"), (config.default_backend, "the default route")):
         permit = permits.allowed.get(name)
         if permit is not None:
             return _with_limits(config, None, (permit,), (), why, engines=engines)
     refused = named or config.default_backend
     if refused:
-        return _refusal(None, NOT_PERMITTED, f"no rule matches, and {refused}: {permits.refused.get(refused, '')}")
+        return _refusal(
+            None, Refusal.NOT_PERMITTED, f"no rule matches, and {refused}: {permits.refused.get(refused, '')}"
+        )
     if config.ids is not None:
-        return _refusal(None, NO_MODEL, f"there is no model {facts.model!r}; GET /v1/models lists the models")
-    return _refusal(None, NO_ROUTE, "no rule matches, and the router has no default route")
+        return _refusal(None, Refusal.NO_MODEL, f"there is no model {facts.model!r}; GET /v1/models lists the models")
+    return _refusal(None, Refusal.NO_ROUTE, "no rule matches, and the router has no default route")
 
 
 def _refusal(rule: Rule | None, reason: str, why: str) -> Decision:

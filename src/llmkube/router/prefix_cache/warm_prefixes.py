@@ -152,10 +152,6 @@ MIN_FINDS: Final = 3
 """Consecutive prompts that a backend had although its slots were taken by others since, after which it is expected to
 have a second cache, as llama.cpp's server has in memory (`--cache-ram`)."""
 
-HIT: Final = "hit"
-MISS: Final = "miss"
-COLD: Final = "cold"
-
 
 @attrs.frozen(kw_only=True)
 class Prompt:
@@ -251,11 +247,6 @@ class WarmPrefixes:
     _caches: dict[str, _BackendCache] = attrs.field(factory=dict)
     _answers: int = 0
 
-    @property
-    def prompts(self) -> int:
-        """Number of remembered prompts."""
-        return sum(len(each.prompts) + len(each.evicted) for each in self._caches.values())
-
     def prompt(self, tenant: str, path: str, body: Mapping[str, Any], body_bytes: int) -> Prompt | None:
         """Return the prompt of a request; None if it is too short, or engines do not cache it.
 
@@ -316,7 +307,7 @@ class WarmPrefixes:
             cache.drop_from(prompt.marks[min(at, max(warm, doubtful) - 1)])
         self._answers += 1
         cache.add(prompt.marks, self._answers)
-        return COLD if not warm or not is_trusted else HIT if is_found else MISS
+        return "cold" if not warm or not is_trusted else "hit" if is_found else "miss"
 
     def forget(self, backend: str) -> None:
         """Discard the estimate of a backend whose engine has exited or was replaced."""

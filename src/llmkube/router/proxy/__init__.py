@@ -6,6 +6,5 @@ default_route    route of `llmkube up`: every service is a backend, without a po
 handler          serves clients: `router.policy` decides where a request goes, `router.dispatch` sends it
 shadows          copies of requests to shadow backends
 metrics, audit_log  output for the operator
-series           counters and histograms
 admin            port for the operator
 """

@@ -63,12 +63,10 @@ def writer_of(audit: Audit) -> Write:
 
 
 def _append(path: Path, lines: Sequence[bytes]) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    try:
-        _write_all(descriptor, _line_ending(path, os.fstat(descriptor).st_size) + b"".join(lines))
-        size = os.fstat(descriptor).st_size
-    finally:
-        os.close(descriptor)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as file:
+        file.write(_line_ending(path, os.fstat(file.fileno()).st_size) + b"".join(lines))
+        file.flush()
+        size = os.fstat(file.fileno()).st_size
     if size > MAX_FILE_BYTES:
         with contextlib.suppress(OSError):  # a folder that cannot be written must not stop the log
             _rotate(path)
@@ -93,13 +91,8 @@ def _line_ending(path: Path, size: int) -> bytes:
 
 def _to_stdout(lines: Sequence[bytes]) -> None:
     sys.stdout.flush()
-    _write_all(sys.stdout.fileno(), b"".join(lines))
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
+    with os.fdopen(sys.stdout.fileno(), "wb", closefd=False) as file:
+        file.write(b"".join(lines))
 
 
 @attrs.define(eq=False)
@@ -136,8 +129,7 @@ class AuditLog:
         try:
             self._sender.send_nowait(line)  # a cancel scope per request would cost more than its line
         except trio.WouldBlock:
-            with trio.move_on_after(PUT_SECONDS) as patience:
-                patience.shield = True
+            with trio.move_on_after(PUT_SECONDS, shield=True) as patience:
                 await self._sender.send(line)
             if patience.cancelled_caught:
                 error = f"queue full for {PUT_SECONDS:g} s"
@@ -164,8 +156,7 @@ class AuditLog:
                 await self._write_batch()
                 await trio.sleep(self.pause_seconds)
         finally:
-            with trio.move_on_after(DRAIN_SECONDS) as rest:
-                rest.shield = True
+            with trio.move_on_after(DRAIN_SECONDS, shield=True):
                 await self._write_batch()
 
     async def _write_batch(self) -> None:

@@ -6,7 +6,7 @@ served by a router that forwards listed fields: its backends are the services, a
 
 import contextlib
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Final, Never
@@ -23,9 +23,10 @@ from llmkube.base.http.exchange import StreamExchange
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import GGUFStatus, Model
 from llmkube.k8s.resource import Key
+from llmkube.router.auth.key_files import Stamp
 from llmkube.router.backends import Activator, ModelDirectory, UnavailableModel, not_ready
 from llmkube.router.client_models import client_of, permitted_model
-from llmkube.router.config.compile_backend import ResolvedService, presets_of
+from llmkube.router.config.compile_backend import presets_of, resolved_service
 from llmkube.router.config.routing_config import Backend, Match, Preset, RoutingConfig, Rule
 from llmkube.router.dialects.dialect import DialectError
 from llmkube.router.dialects.inbound import DIALECTS, OLLAMA
@@ -63,6 +64,7 @@ class Services:
         turns: Queues of the engines.
         has_open_route: Whether the services also answer at `url` without a router, and so without its keys.
         egress: Proxies and additional certificates for providers.
+        version: Returns a value that changes whenever the services, their Models or the directory may have changed.
         on_error: Called with the service of an engine that answers with status 500 or higher.
         activator: Loads services on request; None if all are always loaded.
         holds: Requests that wait until their model is loaded.
@@ -80,6 +82,7 @@ class Services:
     turns: Turns = attrs.field(factory=Turns)
     has_open_route: bool = True
     egress: Egress = DIRECTLY
+    version: Callable[[], object] = object  # compiles the config at each reload
     on_error: Callable[[str], None] = lambda _: None
     activator: Activator | None = None
     traces: Recorder | None = None
@@ -120,7 +123,7 @@ async def run_default_route(
             services.directory,
             client,
             router.begin,
-            router.suspects,
+            router.calls.suspects,
             services.on_error,
             services.holds,
             presets=partial(_presets, services),
@@ -151,6 +154,7 @@ def _describe(services: Services, name: str) -> ModelFacts:
         context=context_of(service.spec, gguf.context_length),
         quantization=gguf.quantization,
         embedding=gguf.embedding_size or 0,
+        abilities=frozenset({"vision"} if model is not None and model.status.reads_pictures else ()),
     )
 
 
@@ -183,40 +187,71 @@ def _listed_fields(services: Services, router: Router) -> StreamHandler:
 
 @attrs.define(eq=False)
 class _CurrentConfig:
-    """Routing config of the current services."""
+    """Routing config of the current services, compiled again when one of their objects is replaced."""
 
     services: Services
     config: RoutingConfig = attrs.field(init=False)
     changes: int = 0
+    _version: object = None
+    _compiled: dict[str, "_CompiledService"] = attrs.field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
-        self.config = default_config(self.services)
+        self.config = default_config(self.services, self._compiled)
 
-    def stamp(self) -> tuple[int, int, int]:
-        config = default_config(self.services)
-        if config != self.config:
-            self.config, self.changes = config, self.changes + 1
+    def stamp(self) -> Stamp:
+        version = self.services.version()
+        if version != self._version:
+            self._version, config = version, default_config(self.services, self._compiled)
+            if config != self.config:
+                self.config, self.changes = config, self.changes + 1
         return self.changes, 0, 0
 
 
-def default_config(services: Services) -> RoutingConfig:
-    """Return a routing config in which every id in the directory routes to its service."""
-    backends, rules, lookup = [], [], services.directory.lookup
-    for service in services.all():
+@attrs.frozen(eq=False)
+class _CompiledService:
+    service: InferenceService
+    weights: Model | None
+    ids: Sequence[str]
+    backend: Backend
+    rule: Rule
+
+    @classmethod
+    def of(cls, services: Services, service: InferenceService, weights: Model | None) -> "_CompiledService":
         name = str(service.key)
+        resolved = resolved_service(service, weights, base_url=f"{services.url}/v1", model=name)
+        backend = Backend(name=name, model_id=name, local=True, **attrs.asdict(resolved, recurse=False))
+        ids = (service.key.name, name, *additional_ids(service.key.name, service.spec))
+        return cls(service, weights, ids, backend, Rule(name=name, match=Match(), backends=(name,)))
+
+    def with_models(self, models: tuple[str, ...]) -> "_CompiledService":
+        if self.rule.match.models == models:
+            return self
+        return attrs.evolve(self, rule=attrs.evolve(self.rule, match=Match(models=models)))
+
+
+def default_config(services: Services, compiled: dict[str, _CompiledService] | None = None) -> RoutingConfig:
+    """Return a routing config in which every id in the directory routes to its service.
+
+    Args:
+        services: Services to route to.
+        compiled: Services of the previous config, by name; updated.
+    """
+    known = {} if compiled is None else compiled
+    before, lookup = known.copy(), services.directory.lookup
+    known.clear()
+    for service in services.all():
+        name, weights = str(service.key), services.model_of(service)
         found = lookup(name)
         if found is None:
             continue
-        resolved = ResolvedService.of(service, services.model_of(service), base_url=f"{services.url}/v1", model=name)
-        known = attrs.asdict(resolved, recurse=False)
-        backends.append(Backend(name=name, model_id=name, local=True, **known))
-        ids = (service.key.name, name, *additional_ids(service.key.name, service.spec))
-        match = Match(models=tuple(one for one in ids if lookup(one) is found))
-        rules.append(Rule(name=name, match=match, backends=(name,)))
+        each = before.get(name)
+        if each is None or each.service is not service or each.weights is not weights:
+            each = _CompiledService.of(services, service, weights)
+        known[name] = each.with_models(tuple(one for one in each.ids if lookup(one) is found))
     return RoutingConfig(
         name=NAME,
-        backends={each.name: each for each in backends},
-        rules=tuple(rules),
+        backends={name: each.backend for name, each in known.items()},
+        rules=tuple(each.rule for each in known.values()),
         first_byte_extends=True,
         circuit_seconds=CIRCUIT_SECONDS,
     )

@@ -13,7 +13,7 @@ that a client without a key cannot make the log grow.
 import hashlib
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -27,14 +27,7 @@ from llmkube.base.loop_shares import current_client, long_step
 from llmkube.router.auth.principals import principal_of
 from llmkube.router.backends import NOT_FOUND, UnavailableModel, not_ready
 from llmkube.router.budget_store.router_budgets import RouterBudgets
-from llmkube.router.budgets.meter import (
-    BudgetStoreError,
-    ExhaustedBudget,
-    Reservation,
-    UsageBound,
-    usage_bound,
-    with_max_tokens,
-)
+from llmkube.router.budgets.meter import usage_bound, with_max_tokens
 from llmkube.router.client_models import client_of
 from llmkube.router.config.routing_config import Backend, RoutingConfig, preset_in
 from llmkube.router.dialects.dialect import DialectError, Translation
@@ -49,9 +42,8 @@ from llmkube.router.dialects.inbound import (
 from llmkube.router.dialects.ollama_models import LIST_PATHS, MODEL_NAME, known_name
 from llmkube.router.dialects.providers import FIELDS
 from llmkube.router.dispatch.attempt import ClientRequest
-from llmkube.router.dispatch.attempt_charges import BUDGET_UNAVAILABLE, AttemptCharges
-from llmkube.router.dispatch.circuits import BackendStats
-from llmkube.router.dispatch.dispatcher import Dispatcher
+from llmkube.router.dispatch.attempt_charges import AttemptCharges
+from llmkube.router.dispatch.dispatcher import Dispatcher, budget_refusal
 from llmkube.router.dispatch.holds import HeldRequest, Holds
 from llmkube.router.dispatch.record import DecisionRecord, Record, record_of
 from llmkube.router.dispatch.relay import ClientStream, refuse
@@ -69,27 +61,18 @@ from llmkube.router.dispatch.verdicts import Cause
 from llmkube.router.fair_queue import Shares
 from llmkube.router.model_field import check_grammars, parsed_bytes
 from llmkube.router.model_list import ModelEntry
-from llmkube.router.policy.decision import (
-    AMBIGUOUS,
-    FAIL_CLOSED,
-    MODEL_NOT_ALLOWED,
-    NO_MODEL,
-    NO_ROUTE,
-    NOT_PERMITTED,
-    Decision,
-    decide,
-)
+from llmkube.router.policy.decision import Decision, Refusal, decide
 from llmkube.router.policy.permits import permits_for
 from llmkube.router.policy.request_facts import ANONYMOUS, Principal, RequestFacts, facts_of
-from llmkube.router.prefix_cache.warm_prefixes import Prompt, WarmPrefixes
+from llmkube.router.prefix_cache.warm_prefixes import Prompt
 from llmkube.router.presets import with_settings
 from llmkube.router.proxy.audit_log import AuditLog, fields_of
 from llmkube.router.proxy.live_config import MAX_DECISIONS, Routing
 from llmkube.router.proxy.metrics import RouterMetrics, class_label
 from llmkube.router.proxy.shadows import Shadows
-from llmkube.router.refusals import RefusedError, refused
+from llmkube.router.refusals import DO_NOT_RETRY, RefusedError, refused
 from llmkube.router.responses.conversations import Conversations
-from llmkube.router.responses.store import PREFIX, ResourceRequest, logged_path
+from llmkube.router.responses.store import PREFIX, logged_path
 from llmkube.router.traces import Recorder
 
 ROUTES: Final = tuple(dict.fromkeys((*(f"/v1{each}" for each in FIELDS), *DIALECTS)))
@@ -117,9 +100,6 @@ MEMORY_BYTES: Final = 224 << 20
 REQUEST_BYTES: Final = 64 << 10
 """Memory of a request without its body: tasks, buffers, the events of its answer."""
 
-DO_NOT_RETRY: Final[Mapping[str, str]] = {"X-Should-Retry": "false"}
-"""For clients that retry automatically."""
-
 _FOR_OWNER: Final = "needs a key of the team `owner` at this router"
 _STAYS_LOADED: Final = (
     "keep_alive is 0 without a prompt, which unloads a model in Ollama; this model stays loaded until "
@@ -127,12 +107,12 @@ _STAYS_LOADED: Final = (
 )
 _CONNECT_ERROR: Final = Cause.CONNECT.value
 _REFUSALS: Final = {
-    NO_ROUTE: (404, "no_route"),
-    FAIL_CLOSED: (503, "fail_closed"),
-    NOT_PERMITTED: (503, "not_permitted"),
-    MODEL_NOT_ALLOWED: (403, "model_not_allowed"),
-    NO_MODEL: (404, NOT_FOUND),
-    AMBIGUOUS: (400, "model_ambiguous"),
+    Refusal.NO_ROUTE: (404, "no_route"),
+    Refusal.FAIL_CLOSED: (503, "fail_closed"),
+    Refusal.NOT_PERMITTED: (503, "not_permitted"),
+    Refusal.MODEL_NOT_ALLOWED: (403, "model_not_allowed"),
+    Refusal.NO_MODEL: (404, NOT_FOUND),
+    Refusal.AMBIGUOUS: (400, "model_ambiguous"),
 }
 
 
@@ -143,9 +123,7 @@ class ListedFields:
     Attributes:
         routing: Returns the current config.
         dispatcher: Carries out decisions.
-        stats: Load and latency of backends.
         shadows: Sends copies to shadow backends.
-        prefixes: Estimate of the prefixes in the engines' caches.
         conversations: Stored responses.
         rng: Source of weighted choices and request IDs.
         obstacle: Returns why a backend gets no requests now; "" if it does.
@@ -155,12 +133,10 @@ class ListedFields:
 
     routing: Callable[[], Routing]
     dispatcher: Dispatcher
-    stats: BackendStats
     shadows: Shadows
     metrics: RouterMetrics
     audit: AuditLog
     budgets: RouterBudgets
-    prefixes: WarmPrefixes
     conversations: Conversations
     rng: random.Random
     obstacle: Callable[[str], str]
@@ -205,14 +181,15 @@ class ListedFields:
         key, config = (facts.model, facts.complexity, limits, headers), routing.config
         if (kept := routing.decisions) is not None and key in kept:
             return kept[key]
+        calls = self.dispatcher.calls
         decision = decide(
             config,
             facts,
             permits_for(config, facts),
-            first_byte_seconds=self.stats.first_byte_seconds,
+            first_byte_seconds=calls.stats.first_byte_seconds,
             pick=self.rng.random(),
-            load=self.stats.in_flight,
-            warmth=self.prefixes.warmth(prompt, config.candidates(facts.model)) if prompt is not None else {},
+            load=calls.stats.in_flight,
+            warmth=calls.prefixes.warmth(prompt, config.candidates(facts.model)) if prompt is not None else {},
         )
         if kept is not None:
             if len(kept) == MAX_DECISIONS:
@@ -250,18 +227,20 @@ class ListedFields:
             return
         body, size, writes = inbound.body, inbound.size, inbound.path in STREAMING
         bound = usage_bound(routing.config, decision, body, size, writes=writes)
-        reservation = await self._admit(routing.config, bound, facts)
+        admit, is_free = partial(self.budgets.admit, routing.config), inbound.path == COUNT_TOKENS
+        charges = AttemptCharges(None, partial(admit, bound, facts), self.budgets.settle, is_free=is_free)
+        if (failure := await charges.begin()) is not None:
+            raise budget_refusal(failure, failure.detail)
+        record.charges = charges
         if decision.shadows:  # copies are sent only once
             bound = usage_bound(routing.config, attrs.evolve(decision, shadows=()), body, size, writes=writes)
-        again = partial(self.budgets.admit, routing.config, bound, facts)
-        is_free = inbound.path == COUNT_TOKENS
-        record.charges = AttemptCharges(reservation, again, self.budgets.settle, is_free=is_free)
-        cap = reservation.cap
+            charges.reserve = partial(admit, bound, facts)
+        cap = charges.reservation.cap if charges.reservation is not None else None
         if cap is not None and (capped := with_max_tokens(body, cap)) is not body:
             inbound = attrs.evolve(inbound, body=capped)
         for permit in decision.shadows:
             seconds = decision.first_byte_seconds[permit.backend.name]
-            self.shadows.offer_nowait(permit, inbound, seconds, inbound.size)
+            self.shadows.offer_nowait(permit, inbound, seconds)
         await self.dispatcher.answer(decision, inbound, exchange, record)
         if record.answer.status == 200 and inbound.keep_seconds is not None:
             self._keep(routing.config.backends.get(record.answer.backend), inbound.keep_seconds)
@@ -324,7 +303,7 @@ class ListedFields:
         decided.facts = facts_of(config, head.joined, body, principal)
         decided.facts = facts = joined.apply_limits(decided.facts)
         if routing.balances:
-            decided.prompt = self.prefixes.prompt(decided.tenant, translated.path, body, size)
+            decided.prompt = self.dispatcher.calls.prefixes.prompt(decided.tenant, translated.path, body, size)
         decision = decided.decision = self._decision(routing, facts, decided.prompt)
         if not decision.order:
             raise no_backend_error(config, facts, decision)
@@ -412,35 +391,22 @@ class ListedFields:
             raise refused(503, message, "no_backend_available", {"Retry-After": "5"})
         return Response.json(200, inbound.translator.answer({}))
 
-    async def _admit(self, config: RoutingConfig, claim: UsageBound | None, facts: RequestFacts) -> Reservation:
-        """Reserve the most that a request may use in all its budgets, before anything is sent.
-
-        Raises:
-            RefusedError: A budget is exhausted, or reservations cannot be stored.
-        """
-        try:
-            found = await self.budgets.admit(config, claim, facts)
-        except BudgetStoreError as exc:
-            raise refused(503, BUDGET_UNAVAILABLE, "budget_not_kept", {"Retry-After": "5"}) from exc
-        if isinstance(found, ExhaustedBudget):
-            headers = {"Retry-After": str(found.wait_seconds)} if found.wait_seconds is not None else DO_NOT_RETRY
-            raise refused(429, found.message, "budget_exhausted", headers)
-        return found
-
     def _update_prefixes(self, record: Record, backend: Backend | None) -> None:
         """Update the estimate of the engines' caches from the backend's answer, and from failures to connect."""
+        prefixes = self.dispatcher.calls.prefixes
         for each in record.attempts:
             if each.result == _CONNECT_ERROR:
-                self.prefixes.forget(each.backend)
-        usage = record.answer.usage
-        if (prompt := record.decided.prompt) is not None and backend is not None and usage is not None:
-            found = self.prefixes.record_answer(prompt, backend, cached=usage.cached, tokens=usage.prompt)
-            self.metrics.count_prompt(backend.name, found)
+                prefixes.forget(each.backend)
+        prompt, usage = record.decided.prompt, record.answer.usage
+        if prompt is None or backend is None or usage is None:
+            return
+        if found := prefixes.record_answer(prompt, backend, cached=usage.cached, tokens=usage.prompt):
+            self.metrics.count(self.metrics.prompts, backend.name, found)
 
     async def _end(self, record: Record, routing: Routing, body: bytes) -> None:
         facts = record.decided.facts
         if record.decided.history_bytes:
-            self.conversations.ended(record.decided.history_bytes)
+            self.conversations.history_bytes -= record.decided.history_bytes
         answering = routing.config.backends.get(record.answer.backend)
         record.charges.end(record.answer.usage, answering.charged_prices if answering is not None else None)
         self._update_prefixes(record, answering)
@@ -465,8 +431,7 @@ class ListedFields:
                 response = refused(401, "this key is no longer valid", "invalid_api_key").response
             else:
                 record.decided = DecisionRecord(principal=principal)
-                wanted = ResourceRequest(head.method, path, head.target.partition("?")[2])
-                response = self.conversations.page(wanted, principal)
+                response = self.conversations.page(head, path, principal)
             record.update(status=response.status, outcome="ok" if response.status < 400 else "client_error")
             await exchange.respond(_with_request_id(response, record))
         finally:
@@ -507,11 +472,11 @@ def _with_request_id(response: Response, record: Record) -> Response:
 
 def no_backend_error(config: RoutingConfig, facts: RequestFacts, decision: Decision) -> RefusedError:
     """Return the error for a request that no backend may serve; 503 instead of 404 if its data class is the reason."""
-    status, code = _REFUSALS.get(decision.reason, (503, "no_route"))
+    status, code = _REFUSALS[Refusal(decision.reason)]
     sensitive = sorted(facts.classes & config.classes.sensitive)
     why = decision.why
     if sensitive and status == 404:
-        status, code = _REFUSALS[NOT_PERMITTED]
+        status, code = _REFUSALS[Refusal.NOT_PERMITTED]
         why = f"data class {', '.join(sensitive)} stays local, and {why}"
     headers = DO_NOT_RETRY if status == 503 else {}
     return refused(status, f"no backend may answer this request: {why}", code, headers)

@@ -4,6 +4,7 @@ A request keeps the config that it started with. If a file is invalid, the previ
 metric and `/readyz` report the problem until the file is fixed.
 """
 
+import random
 from collections.abc import Awaitable, Callable, Hashable
 from pathlib import Path
 from typing import Final, NoReturn
@@ -17,7 +18,7 @@ from llmkube.router.auth.key_files import ClientKeys, Stamp
 from llmkube.router.auth.principals import ClientAuth
 from llmkube.router.auth.token_checker import TokenChecker
 from llmkube.router.auth.token_keys import TokenKeys
-from llmkube.router.config.routing_config import RoutingConfig, Tokens
+from llmkube.router.config.routing_config import RoutingConfig
 from llmkube.router.policy.decision import Decision
 from llmkube.router.proxy.metrics import known_classes
 
@@ -68,10 +69,6 @@ class Source:
     stamp: Callable[[], Stamp]
 
 
-CheckerOf = Callable[[Tokens, TokenKeys | None], TokenChecker]
-"""Creates a token checker, with the keys that are already loaded."""
-
-
 @attrs.define(eq=False)
 class LiveConfig:
     """Config that is reloaded when its source changes.
@@ -79,16 +76,16 @@ class LiveConfig:
     Attributes:
         routing: Config in use.
         on_change: Called with the previous and the new config after each reload.
-        checker_of: Creates a token checker.
         wall_clock: Returns the seconds since 1970.
+        rng: Jitter of fetches of token keys.
         problem: Reason why the current file is invalid; "" if it is in use.
     """
 
     source: Source
     routing: Routing
     on_change: Callable[[RoutingConfig, RoutingConfig], Awaitable[None]]
-    checker_of: CheckerOf
     wall_clock: Callable[[], float]
+    rng: random.Random
     problem: str = ""
     _stamp: Stamp = (0, 0, 0)
     _limiter: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1))
@@ -130,12 +127,12 @@ class LiveConfig:
         before = self.routing.config
         if config == before:
             return
-        self.routing = Routing(config, _clients(config, keys, self.routing.clients, self.checker_of))
+        self.routing = Routing(config, _clients(config, keys, self.routing.clients, self.wall_clock, self.rng))
         _log.info("config reloaded", router=config.name, backends=len(config.backends), rules=len(config.rules))
         await self.on_change(before, config)
 
 
-def load_routing(source: Source, checker_of: CheckerOf, wall_clock: Callable[[], float]) -> tuple[Routing, Stamp]:
+def load_routing(source: Source, wall_clock: Callable[[], float], rng: random.Random) -> tuple[Routing, Stamp]:
     """Load the config for the first time. Blocks.
 
     Raises:
@@ -143,7 +140,7 @@ def load_routing(source: Source, checker_of: CheckerOf, wall_clock: Callable[[],
     """
     stamp = source.stamp()
     config = source.load()
-    return Routing(config, _clients(config, keys_for(config, wall_clock), None, checker_of)), stamp
+    return Routing(config, _clients(config, keys_for(config, wall_clock), None, wall_clock, rng)), stamp
 
 
 def keys_for(config: RoutingConfig, wall_clock: Callable[[], float]) -> ClientKeys | None:
@@ -164,7 +161,11 @@ def keys_for(config: RoutingConfig, wall_clock: Callable[[], float]) -> ClientKe
 
 
 def _clients(
-    config: RoutingConfig, keys: ClientKeys | None, before: ClientAuth | None, checker_of: CheckerOf
+    config: RoutingConfig,
+    keys: ClientKeys | None,
+    before: ClientAuth | None,
+    wall_clock: Callable[[], float],
+    rng: random.Random,
 ) -> ClientAuth | None:
     """Return the client authentication; token keys are reused while their source is the same."""
     tokens = config.auth.tokens
@@ -173,8 +174,10 @@ def _clients(
     old = before.tokens if before is not None else None
     if old is not None and old.tokens == tokens:
         return ClientAuth(keys, old)
-    same = old is not None and (old.keys.uri, old.keys.file) == (tokens.jwks_uri, tokens.jwks_file)
-    return ClientAuth(keys, checker_of(tokens, old.keys if old is not None and same else None))
+    source = tokens.jwks_uri, tokens.jwks_file
+    is_same = old is not None and (old.keys.uri, old.keys.file) == source
+    token_keys = old.keys if old is not None and is_same else TokenKeys(*source, rng)
+    return ClientAuth(keys, TokenChecker(tokens, token_keys, wall_clock, trio.current_time))
 
 
 def _refresh_keys(keys: ClientKeys) -> None:

@@ -26,6 +26,7 @@ from typing import Any, Final
 import attrs
 import trio
 from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily
 
 from llmkube.base.hold import Hold
 from llmkube.base.http.connection import RequestFilter, StreamHandler
@@ -36,30 +37,29 @@ from llmkube.base.http.outbound import trusted_context
 from llmkube.router.auth.jwks_refresh import JwksRefresh, fetch_jwks
 from llmkube.router.auth.key_files import BackendKeys
 from llmkube.router.auth.principals import access_check, can_authenticate
-from llmkube.router.auth.token_checker import TokenChecker
-from llmkube.router.auth.token_keys import TokenKeys
 from llmkube.router.backends import ModelDirectory, UnavailableModel, will_be_ready
 from llmkube.router.budget_store.budget_file import budget_file_of
 from llmkube.router.budget_store.local_budgets import LocalBudgets
 from llmkube.router.budget_store.redis_budgets import RedisBudgets
 from llmkube.router.budget_store.router_budgets import RouterBudgets
-from llmkube.router.config.routing_config import Backend, RoutingConfig, Tokens
+from llmkube.router.config.routing_config import Backend, RoutingConfig
 from llmkube.router.dispatch.attempt import Attempts
 from llmkube.router.dispatch.backend_call import BackendCalls
-from llmkube.router.dispatch.circuits import BackendStats, CircuitPolicy, Circuits, State
+from llmkube.router.dispatch.circuits import BackendStats, Circuits, State, pauses_of
 from llmkube.router.dispatch.dispatcher import Dispatcher
 from llmkube.router.dispatch.holds import Holds
 from llmkube.router.dispatch.suspects import Suspects
 from llmkube.router.dispatch.transport import open_transport
 from llmkube.router.front_door import FrontDoor, Passage
 from llmkube.router.health.engine_watch import CacheWatch, EngineWatch
+from llmkube.router.health.health_state import CacheUse
 from llmkube.router.health.probes import Probes
 from llmkube.router.model_list import ModelList
 from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
 from llmkube.router.proxy.audit_log import PAUSE_SECONDS, AuditLog, Write, writer_of
 from llmkube.router.proxy.handler import HINT, MAX_BODY_BYTES, ListedFields
 from llmkube.router.proxy.live_config import LiveConfig, Source, load_routing
-from llmkube.router.proxy.metrics import BackendGauges, RouterMetrics
+from llmkube.router.proxy.metrics import RouterMetrics
 from llmkube.router.proxy.shadows import Shadows
 from llmkube.router.refusals import queue_refusal
 from llmkube.router.responses.conversations import Conversations
@@ -85,13 +85,7 @@ class Router:
         listed_fields: Serves the requests that are forwarded to backends.
         request_filter: Refuses requests by their heads.
         live: Config in use.
-        keys: API keys of backends.
-        circuits: Circuit breakers of backends.
-        suspects: Requests that were in engines when these died.
-        stats: Load and latency of backends.
-        turns: Queues of engines.
-        directory: Directory of our engines, if their agent runs in this process; None otherwise.
-        accounts: Budgets.
+        calls: Calls backends.
         needs_backend: Whether it is ready only while a backend gets requests.
     """
 
@@ -99,28 +93,21 @@ class Router:
     listed_fields: ListedFields
     request_filter: RequestFilter
     live: LiveConfig
-    keys: BackendKeys
-    circuits: Circuits
-    stats: BackendStats
-    turns: Turns
-    directory: ModelDirectory | None
-    audit: AuditLog
-    accounts: RouterBudgets
-    suspects: Suspects
+    calls: BackendCalls
     needs_backend: bool = True
 
     def in_flight(self) -> int:
         """Return the number of requests in flight."""
-        return self.stats.in_flight.total()
+        return self.calls.stats.in_flight.total()
 
     def budgets(self) -> Sequence[Mapping[str, Any]]:
         """Return the use of each budget."""
-        return self.accounts.used(self.live.routing.config)
+        return self.listed_fields.budgets.used(self.live.routing.config)
 
     @contextmanager
     def begin(self, name: str) -> Iterator[Passage]:
         """Count a request to a backend that bypasses the handler, while it runs: a `Begin`."""
-        backend, in_flight = self.live.routing.config.backends.get(name), self.stats.in_flight
+        backend, in_flight = self.live.routing.config.backends.get(name), self.calls.stats.in_flight
         in_flight[name] += 1
         try:
             if backend is None:
@@ -141,8 +128,8 @@ class Router:
         if not (slots and backend.slots):
             yield False
             return
-        engine_queue, slots = self.turns.queue_of(backend), min(slots, backend.slots)
-        with self.turns.turn(backend, tenant, engine_queue.tokens_of(0, None, slots), slots) as turn:
+        engine_queue, slots = self.calls.turns.queue_of(backend), min(slots, backend.slots)
+        with self.calls.turns.turn(backend, tenant, engine_queue.tokens_of(0, None, slots), slots) as turn:
             has_waited = not turn.settled.is_set()
             if has_waited:
                 with hold(), trio.move_on_after(self.live.routing.config.first_byte_seconds):
@@ -161,15 +148,12 @@ class Router:
         backend = self.live.routing.config.backends[name]
         if backend.missing or not backend.base_url:
             return backend.missing or "address unknown"
-        if backend.key_file and not self.keys.key_of(backend.key_file):
+        if backend.key_file and not self.calls.attempts.keys.key_of(backend.key_file):
             return f"no key can be read from {backend.key_file}"
-        if (
-            self.directory is not None
-            and not backend.provider
-            and (why := _obstacle(self.directory, backend.directory_id))
-        ):
+        directory = self.calls.attempts.transport.directory_of(backend)
+        if directory is not None and (why := _obstacle(directory, backend.directory_id)):
             return why
-        circuit = self.circuits.of(name)
+        circuit = self.calls.circuits.of(name)
         if circuit.unhealthy:
             return next(iter(circuit.unhealthy.values()))
         return CIRCUIT_OPEN if circuit.state(trio.current_time()) is State.OPEN else ""
@@ -184,13 +168,17 @@ class Router:
         can_log_in, token_problem = can_authenticate(self.live.routing.clients)
         problems = (
             token_problem,
-            self.accounts.problem,
-            "the audit log cannot be written" if self.audit.is_failing else "",
+            self.listed_fields.budgets.problem,
+            "the audit log cannot be written" if self.listed_fields.audit.is_failing else "",
             f"config file invalid, previous config in use: {self.live.problem}" if self.live.problem else "",
             *(f"{each}: {why}" for each, why in states.items() if why),
         )
         # A failing backend keeps the router ready: its errors tell clients when to retry.
-        passing = {"", CIRCUIT_OPEN, *(why for each in states for why in self.circuits.of(each).unhealthy.values())}
+        passing = {
+            "",
+            CIRCUIT_OPEN,
+            *(why for each in states for why in self.calls.circuits.of(each).unhealthy.values()),
+        }
         serves = not self.needs_backend or any(why in passing for why in states.values())
         return serves and can_log_in, "; ".join(filter(None, problems))
 
@@ -203,6 +191,73 @@ def _obstacle(directory: ModelDirectory, service: str) -> str:
     if isinstance(found, UnavailableModel) and not found.wakes and not will_be_ready(found.reason):
         return f"InferenceService {service} is not ready ({found.reason})"
     return ""
+
+
+@attrs.frozen(eq=False)
+class BackendGauges:
+    """Collector of the state of backends.
+
+    Attributes:
+        router: The router.
+        cache_use: Returns the KV cache use of a backend's engine; None if it does not report it.
+    """
+
+    router: Router
+    cache_use: Callable[[Backend], CacheUse | None]
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield each gauge with its current values."""
+
+        def gauge(name: str, text: str, label: str = "") -> GaugeMetricFamily:
+            labels = ["router", label] if label else ["router"]
+            return GaugeMetricFamily(f"llmkube_router_{name}", text, labels=labels)
+
+        text = "1 while a backend gets requests, 0 while its circuit is open or it is unavailable."
+        health = gauge("backend_health", text, "backend")
+        active = gauge("active_backends", "Backends that get requests, by tier.", "tier")
+        running = gauge("in_flight", "Requests in flight at a backend, including those in its queue.", "backend")
+        waiting = gauge("queue_depth", "Requests that wait for a slot of an engine.", "backend")
+        text = "1 while the config file is in use, 0 while it is invalid and the previous config stays in use."
+        valid = gauge("config_valid", text)
+        text = "Used and reserved share of a budget, from 0 to 1; with scope team, the highest share of a team."
+        taken = gauge("budget_utilization", text, "budget")
+        text = "Share of the KV cache of a backend's engine in use by running requests, from 0 to 1, if reported."
+        full = gauge("kv_cache_usage_ratio", text, "backend")
+        caches: list[CacheUse] = []
+        tiers = {"local": 0, "cloud": 0}
+        computing = queued = 0
+        config, calls = self.router.live.routing.config, self.router.calls
+        own = self.router.listed_fields.metrics.router
+        for name, backend in config.backends.items():
+            if config.engines.get(name):
+                continue  # its engines follow
+            up, waits = not self.router.unavailable_reason(name), calls.turns.waiting(backend)
+            under_way = calls.stats.in_flight.get(name, 0)
+            if backend.local:
+                queued += waits
+                computing += max(under_way - waits, 0)
+            if up and (use := self.cache_use(backend)) is not None:
+                full.add_metric([own, name], use.share)
+                caches.append(use)
+            for family, value in ((health, up), (running, under_way), (waiting, waits)):
+                family.add_metric([own, name], float(value))
+            tiers["local" if backend.local else "cloud"] += up
+        for tier, count in tiers.items():
+            active.add_metric([own, tier], float(count))
+        valid.add_metric([own], float(not self.router.live.problem))
+        for budget in self.router.budgets():
+            taken.add_metric([own, budget["name"]], float(budget["utilization"]))
+        yield from (health, active, running, waiting, valid, taken, full)
+        # metrics that endpoint pickers of the Gateway API Inference Extension scrape, under vLLM's names
+        text = "Requests in flight at local backends, without those that wait."
+        yield GaugeMetricFamily("vllm:num_requests_running", text, computing)
+        text = "Requests that wait for a slot of a local backend."
+        yield GaugeMetricFamily("vllm:num_requests_waiting", text, queued)
+        yield GaugeMetricFamily(
+            "vllm:kv_cache_usage_perc",
+            "Share in use of the KV caches of all engines that report it, from 0 to 1; no value while none does.",
+            sum(each.used for each in caches) / sum(each.tokens for each in caches) if caches else None,
+        )
 
 
 @asynccontextmanager
@@ -249,16 +304,11 @@ async def open_router(
     def wall_clock() -> float:
         return utcnow().timestamp()
 
-    def checker_of(tokens: Tokens, known: TokenKeys | None) -> TokenChecker:
-        keys = known or TokenKeys(tokens.jwks_uri, tokens.jwks_file, rng)
-        return TokenChecker(tokens, keys, wall_clock, trio.current_time)
-
-    routing, stamp = load_routing(source, checker_of, wall_clock)
+    routing, stamp = load_routing(source, wall_clock, rng)
     metrics = RouterMetrics(registry, routing.config.name)
     keys, stats, prefixes = BackendKeys(), BackendStats(), WarmPrefixes(secrets.token_bytes(32))
     holds = holds or Holds()
-    turns, circuits = turns or Turns(), Circuits(CircuitPolicy.of(routing.config.circuit_seconds), rng)
-    suspects = Suspects()
+    turns, circuits = turns or Turns(), Circuits(pauses_of(routing.config.circuit_seconds), rng)
     audit = AuditLog(write or writer_of(routing.config.audit), utcnow, 0.0 if write else PAUSE_SECONDS)
     budget_file = budget_file_of(budgets_folder, routing.config.name) if budgets_folder else None
     accounts = RouterBudgets(
@@ -279,7 +329,7 @@ async def open_router(
         async def reload(before: RoutingConfig, now: RoutingConfig) -> None:
             """Apply a new config; keep the state of backends that have not changed."""
             same = frozenset(each for each in now.backends if now.backends[each] == before.backends.get(each))
-            circuits.policy = CircuitPolicy.of(now.circuit_seconds)
+            circuits.pauses = pauses_of(now.circuit_seconds)
             for part in (circuits, prefixes, watch):
                 part.keep_only(same)
             probes.reload_nowait(now, same)
@@ -289,32 +339,21 @@ async def open_router(
             await audit.record_config(now)
             await accounts.reload(now)
 
-        live = LiveConfig(source, routing, reload, checker_of, wall_clock, stamp=stamp)
+        live = LiveConfig(source, routing, reload, wall_clock, rng, stamp=stamp)
         caches = CacheWatch(attempts.ask, lambda: live.routing.config, stats.in_flight, watch.is_llama)
         shadows = Shadows(attempts, count_shadow)
         conversations = Conversations(ResponseStore(), lambda: int(utcnow().timestamp()))
+        on_events = count_attempt, count_break, on_error
         calls = BackendCalls(
-            attempts=attempts,
-            turns=turns,
-            circuits=circuits,
-            stats=stats,
-            watch=watch,
-            suspects=suspects,
-            on_attempt=count_attempt,
-            on_continuation=count_break,
-            on_error=on_error,
-            prefixes=prefixes,
-            holds=holds,
+            attempts, turns, circuits, stats, watch, Suspects(), *on_events, prefixes=prefixes, holds=holds
         )
         listed_fields = ListedFields(
             routing=lambda: live.routing,
-            dispatcher=Dispatcher(calls, circuits, count_break),
-            stats=stats,
+            dispatcher=Dispatcher(calls),
             shadows=shadows,
             metrics=metrics,
             audit=audit,
             budgets=accounts,
-            prefixes=prefixes,
             conversations=conversations,
             rng=rng,
             obstacle=lambda name: router.unavailable_reason(name),  # noqa: PLW0108 (it is assigned below)
@@ -326,30 +365,12 @@ async def open_router(
                 lambda: live.routing.clients, metrics.count_refused, https_proxy_pages=https_proxy_pages
             ),
             live=live,
-            keys=keys,
-            circuits=circuits,
-            stats=stats,
-            turns=turns,
-            directory=holds.directory,
-            audit=audit,
-            accounts=accounts,
-            suspects=suspects,
+            calls=calls,
             needs_backend=needs_backend,
         )
         models = ModelList(listed_fields.models, int(utcnow().timestamp()))
         router.handler = FrontDoor(hint=HINT, models=models, ready=router.ready, listed_fields=listed_fields)
-        registry.register(
-            BackendGauges(
-                router=routing.config.name,
-                config=lambda: live.routing.config,
-                healthy=lambda each: not router.unavailable_reason(each),
-                in_flight=stats.in_flight,
-                waiting=turns.waiting,
-                cache_use=caches.use,
-                config_valid=lambda: not live.problem,
-                budgets=router.budgets,
-            )
-        )
+        registry.register(BackendGauges(router, caches.use))
         refresh = JwksRefresh(live.token_keys, partial(fetch_jwks, *transport.outside))
         async with trio.open_nursery() as tasks:
             for part in (refresh, watch, probes, caches, live, shadows, conversations):

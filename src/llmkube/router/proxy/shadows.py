@@ -31,7 +31,6 @@ class _Copy:
     permit: Permit
     inbound: ClientRequest
     silence_seconds: float
-    size: int
 
 
 @attrs.define(eq=False)
@@ -52,17 +51,16 @@ class Shadows:
     def __attrs_post_init__(self) -> None:
         self._sender, self._copies = trio.open_memory_channel[_Copy](MAX_WAITING)
 
-    def offer_nowait(self, permit: Permit, inbound: ClientRequest, silence_seconds: float, size: int) -> None:
+    def offer_nowait(self, permit: Permit, inbound: ClientRequest, silence_seconds: float) -> None:
         """Send a copy unless the queue is full."""
-        if self._bytes + size > MAX_BYTES:
-            self.on_end(permit.backend.name, "left_out")
-            return
         try:
-            self._sender.send_nowait(_Copy(permit, inbound, silence_seconds, size))
+            if self._bytes + inbound.size > MAX_BYTES:
+                raise trio.WouldBlock
+            self._sender.send_nowait(_Copy(permit, inbound, silence_seconds))
         except trio.WouldBlock:
             self.on_end(permit.backend.name, "left_out")
         else:
-            self._bytes += size
+            self._bytes += inbound.size
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
         """Send copies until cancelled."""
@@ -80,7 +78,7 @@ class Shadows:
                 with trio.move_on_after(MAX_SECONDS):
                     result = await self._send(copy)
             finally:
-                self._bytes -= copy.size
+                self._bytes -= copy.inbound.size
             self.on_end(copy.permit.backend.name, result)
 
     async def _send(self, copy: _Copy) -> str:

@@ -14,6 +14,7 @@ import attrs
 import orjson
 import trio
 
+from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Response
 from llmkube.router.dialects.dialect import JsonObject, Translation
 from llmkube.router.dialects.responses_answers import ResponsesTranslator
@@ -22,8 +23,6 @@ from llmkube.router.dialects.responses_items import REFERENCE
 from llmkube.router.policy.request_facts import Principal, RequestFacts
 from llmkube.router.refusals import refused
 from llmkube.router.responses.store import (
-    NoRegionLeftError,
-    ResourceRequest,
     ResponseStore,
     StoredResponse,
     Turn,
@@ -71,11 +70,8 @@ class JoinedRequest:
         translator, store = self.translated.translator, self._store
         if store is None or not isinstance(translator, ResponsesTranslator):
             return facts
-        try:
-            for each in self._loaded:
-                facts = apply_limits(facts, each.limits)
-        except NoRegionLeftError as exc:
-            raise refused(503, f"no backend may answer this request: {exc}", "not_permitted", _NO_RETRY) from exc
+        for each in self._loaded:
+            facts = apply_limits(facts, each.limits)
         limits, items = limits_of(facts), orjson.dumps(translator.items)
 
         def save(response: JsonObject, output: list[JsonObject]) -> bool:
@@ -95,9 +91,6 @@ class JoinedRequest:
         return facts
 
 
-_NO_RETRY: Final = {"X-Should-Retry": "false"}
-
-
 @attrs.define(eq=False)
 class Conversations:
     """The conversations of one router.
@@ -113,7 +106,7 @@ class Conversations:
     history_bytes: int = 0
 
     def join(self, translated: Translation, principal: Principal) -> JoinedRequest:
-        """Return a request with its history; call `ended` with the history's length afterwards.
+        """Return a request with its history; subtract its `history_bytes` afterwards.
 
         Raises:
             RefusedError: The previous response or an item does not exist, or histories are too long.
@@ -167,13 +160,10 @@ class Conversations:
             raise refused(503, message, "histories_full", {"Retry-After": "5"})
         return conversation_of(found)
 
-    def ended(self, history_bytes: int) -> None:
-        """Release the history of a finished request."""
-        self.history_bytes -= history_bytes
-
-    def page(self, request: ResourceRequest, principal: Principal) -> Response:
+    def page(self, head: RequestHead, path: str, principal: Principal) -> Response:
         """Answer a request about a stored response."""
-        return handle_request(self.store, request, owner_of(principal), trio.current_time())
+        query, now = head.target.partition("?")[2], trio.current_time()
+        return handle_request(self.store, head.method, path, owner_of(principal), now, query=query)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
         """Delete expired responses until cancelled."""

@@ -10,7 +10,7 @@
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
@@ -20,11 +20,7 @@ import orjson
 from llmkube.base.http.message import Response
 from llmkube.router.dialects.responses_tools import API
 from llmkube.router.policy.request_facts import RequestFacts
-from llmkube.router.refusals import RefusedError, refused
-
-
-class NoRegionLeftError(Exception):
-    """A conversation and the request that continues it have no region in common."""
+from llmkube.router.refusals import DO_NOT_RETRY, RefusedError, refused
 
 
 @attrs.frozen(kw_only=True)
@@ -33,9 +29,6 @@ class DataLimits:
 
     classes: frozenset[str] = frozenset()
     regions: frozenset[str] | None = None
-
-
-NO_LIMITS = DataLimits()
 
 
 def limits_of(facts: RequestFacts) -> DataLimits:
@@ -51,15 +44,15 @@ def apply_limits(facts: RequestFacts, history: DataLimits) -> RequestFacts:
         history: Limits of the conversation that it continues.
 
     Raises:
-        NoRegionLeftError: The intersection is empty; an empty set of regions would mean anywhere.
+        RefusedError: The intersection is empty; an empty set of regions would mean anywhere.
     """
     classes, regions = facts.classes | history.classes, facts.regions
     if history.regions is not None:
         regions = regions & history.regions if regions else history.regions
         if not regions:
             own, previous = (", ".join(sorted(each)) or "none" for each in (facts.regions, history.regions))
-            message = f"the conversation's data may go to {previous}, this request's to {own}: no region in common"
-            raise NoRegionLeftError(message)
+            cause = f"the conversation's data may go to {previous}, this request's to {own}: no region in common"
+            raise refused(503, f"no backend may answer this request: {cause}", "not_permitted", DO_NOT_RETRY)
     return attrs.evolve(facts, classes=classes, regions=regions)
 
 
@@ -175,14 +168,6 @@ class ResponseStore:
     _entries: OrderedDict[tuple[str, str], _Entry] = attrs.field(factory=OrderedDict)
     _shares: dict[str, _Share] = attrs.field(factory=dict)
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def owners(self) -> Iterator[tuple[str, int, int]]:
-        """Yield each tenant with stored responses, their number and their bytes."""
-        for owner, share in self._shares.items():
-            yield owner, len(share.ids), share.bytes
-
     def get(self, owner: str, response_id: str, now: float) -> StoredResponse | None:
         """Return a tenant's response and mark it as used; None if the tenant has none with this id."""
         self.expire(now)
@@ -275,18 +260,10 @@ def not_found(found_id: str, code: str = "response_not_found") -> RefusedError:
     return refused(404, message, code)
 
 
-@attrs.frozen
-class ResourceRequest:
-    """A request about a stored response."""
-
-    method: str
-    path: str
-    query: str = ""
-
-
-def handle_request(store: ResponseStore, request: ResourceRequest, owner: str, now: float) -> Response:
+def handle_request(
+    store: ResponseStore, method: str, path: str, owner: str, now: float, *, query: str = ""
+) -> Response:
     """Answer a request below `/v1/responses/`; `now` is the store's clock."""
-    method, path = request.method, request.path
     response_id, _, rest = path.removeprefix(PREFIX).rstrip("/").partition("/")
     if rest not in ("", _ITEMS):
         message = f"nothing at {path[:200]}; there is {PREFIX}ID and {PREFIX}ID/{_ITEMS}"
@@ -297,7 +274,7 @@ def handle_request(store: ResponseStore, request: ResourceRequest, owner: str, n
     if method not in allowed:
         message = f"{method} is not allowed on {path[:200]}"
         return refused(405, message, "method_not_allowed", {"Allow": ", ".join(allowed)}).response
-    parameters = dict(parse_qsl(request.query, keep_blank_values=True))
+    parameters = dict(parse_qsl(query, keep_blank_values=True))
     unknown = [name for name in parameters if name not in (("limit", "order", "after") if rest else ())]
     if unknown:
         message = f"{unknown[0][:80]} is not a known parameter of {path[:200]}; remove it"

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+import attrs
+
 from llmkube.base.errors import UserError
 from llmkube.base.units import parse_bytes
 from llmkube.k8s.crd.inferenceservice import InferenceServiceSpec
@@ -85,30 +87,32 @@ def resources_of(
     Raises:
         PlanError: The fields contradict each other.
     """
-    requests, limits, honoured = _cpu_and_memory(spec, model)
+    base, honoured = _cpu_and_memory(spec, model)
     gpu, sharing = model.hardware.gpu or _NO_GPU, spec.resources.gpu_sharing
     count, source = (gpu.count, f"{_HARDWARE}.gpu.count") if gpu.count else (spec.resources.gpu, "spec.resources.gpu")
     honoured.add(source)
     if gpu.count:
         honoured.add("spec.resources.gpu")  # the Model's value has precedence, as the field documents
     if gpu.resource_claims:
-        return _with_resource_claims(gpu, sharing, requests, limits, honoured)
+        return _with_resource_claims(gpu, sharing, base, honoured)
     if sharing is not None and sharing.mode != "exclusive":
-        count = _one_gpu(count, source)
+        if count > 1:
+            raise PlanError(f"is {count}, but a shared or partitioned GPU counts as one; set 1", field=source)
+        count = 1
         honoured |= {f"{_SHARING}.mode", f"{_SHARING}.profile"}
     if count <= 0:
-        return Resources(requests=tuple(requests.items()), limits=tuple(limits.items())), frozenset(honoured)
+        return base, frozenset(honoured)
     name = _resource_name(model, gpu, sharing, names)
     honoured |= {f"{_HARDWARE}.gpu.{field}" for field in ("vendor", "resourceName", "tolerationKey", "enabled")}
     if vendor_of(model) == "amd":
         honoured.add(f"{_HARDWARE}.gpu.runtime")
-    resources = Resources(
+    resources = attrs.evolve(
+        base,
         gpu_count=count,
         gpu_resource=name,
         toleration_keys=_taints(gpu, name, _NAMES[vendor_of(model)]),
         shared=sharing is not None and sharing.mode == "shared",
-        requests=tuple(requests.items()),
-        limits=(*limits.items(), (name, str(count))),
+        limits=(*base.limits, (name, str(count))),
     )
     return resources, frozenset(honoured)
 
@@ -153,7 +157,7 @@ def check_parallel(wanted: int, resources: Resources, field: str) -> None:
         raise PlanError(f"needs {wanted} GPUs, but a replica has {have}; request more, or reduce this", field=field)
 
 
-def _cpu_and_memory(spec: InferenceServiceSpec, model: ModelSpec) -> tuple[dict[str, str], dict[str, str], set[str]]:
+def _cpu_and_memory(spec: InferenceServiceSpec, model: ModelSpec) -> tuple[Resources, set[str]]:
     """Return requests and limits, and the fields that set them; the service's take precedence over the Model's."""
     requested, default = spec.resources, model.resources
     honoured = {"Model.spec.resources.cpu", "Model.spec.resources.memory", "spec.resources.cpu"}
@@ -172,7 +176,7 @@ def _cpu_and_memory(spec: InferenceServiceSpec, model: ModelSpec) -> tuple[dict[
         limits["memory"] = limit
         if memory and _bytes(memory, memory_field) > _bytes(limit, f"{_HARDWARE}.memoryBudget"):
             raise PlanError(f"{memory} is more than the Model's memoryBudget of {limit}", field=memory_field)
-    return requests, limits, honoured
+    return Resources(requests=tuple(requests.items()), limits=tuple(limits.items())), honoured
 
 
 def _bytes(text: str, field: str) -> int:
@@ -183,7 +187,7 @@ def _bytes(text: str, field: str) -> int:
 
 
 def _with_resource_claims(
-    gpu: GPU, sharing: GPUSharing | None, requests: dict[str, str], limits: dict[str, str], honoured: set[str]
+    gpu: GPU, sharing: GPUSharing | None, base: Resources, honoured: set[str]
 ) -> tuple[Resources, frozenset[str]]:
     if sharing is not None and sharing.mode != "exclusive":
         raise PlanError("only exclusive can be combined with the Model's resourceClaims", field=f"{_SHARING}.mode")
@@ -194,12 +198,11 @@ def _with_resource_claims(
         for claim in gpu.resource_claims
     )
     honoured |= {f"{_HARDWARE}.gpu.resourceClaims", f"{_HARDWARE}.gpu.vendor", f"{_HARDWARE}.gpu.enabled"}
-    resources = Resources(
+    resources = attrs.evolve(
+        base,
         gpu_count=gpu.count or 0,
         toleration_keys=(gpu.toleration_key,) if gpu.toleration_key else (),
         claims=claims,
-        requests=tuple(requests.items()),
-        limits=tuple(limits.items()),
     )
     return resources, frozenset(honoured | {f"{_HARDWARE}.gpu.tolerationKey"})
 
@@ -209,12 +212,6 @@ def _taints(gpu: GPU, resource: str, full_gpu_taint: str) -> tuple[str, ...]:
     if gpu.toleration_key:
         return (gpu.toleration_key,)
     return (resource, full_gpu_taint) if resource.startswith(_PARTITION) else (resource,)
-
-
-def _one_gpu(count: int, field: str) -> int:
-    if count > 1:
-        raise PlanError(f"is {count}, but a shared or partitioned GPU counts as one; set 1", field=field)
-    return 1
 
 
 def _resource_name(model: ModelSpec, gpu: GPU, sharing: GPUSharing | None, names: Mapping[str, str]) -> str:

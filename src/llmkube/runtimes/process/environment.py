@@ -82,8 +82,7 @@ def plan_environment(env: Sequence[EnvVar], allowances: Allowances = NO_ALLOWANC
 def _check_name(name: str, allowances: Allowances) -> None:
     if name in ALLOWED or name in allowances.variables:
         return
-    shown = name if name.isprintable() else repr(name)
-    shown = shown[:MAX_SHOWN]
+    shown = (name if name.isprintable() else repr(name))[:MAX_SHOWN]
     if _FLAG_VARIABLES.fullmatch(name):
         raise PlanError(f"{shown} sets a flag of the engine; use its field, or extraArgs", field=ENV)
     reason = next((reason for pattern, reason in _REFUSALS if pattern.fullmatch(name)), _UNKNOWN)

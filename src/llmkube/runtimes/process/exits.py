@@ -15,6 +15,7 @@ from typing import Final
 
 import attrs
 
+from llmkube.base.messages import signal_name
 from llmkube.base.package_data import read_table
 from llmkube.runtimes.arguments import EXTRA_ARGS, flag_values
 from llmkube.runtimes.llama_verdicts import VERDICTS, Kind
@@ -199,9 +200,9 @@ def classify(
         return killed
     if code is not None and -code in _CRASHES:
         step = "this build may not support this processor" if -code == signal.SIGILL else ""
-        return Diagnosis(ExitCause.CRASH, f"it crashed with {_signal_name(-code)}", step)
+        return Diagnosis(ExitCause.CRASH, f"it crashed with {signal_name(-code)}", step)
     if code is not None and code < 0:
-        return Diagnosis(ExitCause.SIGNAL, f"LLMKube did not send {_signal_name(-code)}")
+        return Diagnosis(ExitCause.SIGNAL, f"LLMKube did not send {signal_name(-code)}")
     if code == 0:
         return Diagnosis(ExitCause.UNKNOWN, "it exited with code 0, as after a request to stop")
     return Diagnosis(ExitCause.UNKNOWN, "")
@@ -233,13 +234,6 @@ def _killed(memory_kills: int, memory_short: bool) -> Diagnosis | None:
 def _shown(line: str) -> str:
     text = _STAMP.sub("", line).strip()
     return text if len(text) <= _MAX_DETAIL else f"{text[:_MAX_DETAIL]}…"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 loading_phase: Final = phase_reader(

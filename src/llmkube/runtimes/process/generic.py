@@ -11,8 +11,7 @@ import attrs
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.pairing import GENERIC
-from llmkube.runtimes.allowances import Allowances
-from llmkube.runtimes.engine_template import FIELD, EngineTemplate
+from llmkube.runtimes.allowances import FIELD, Allowances, EngineTemplate
 from llmkube.runtimes.plan import EngineInfo, EngineNotConfiguredError, LaunchPlan, Placeholder, PlanError
 from llmkube.runtimes.process.environment import plan_environment
 from llmkube.runtimes.process.host_runtime import HostRuntime, Program
@@ -66,7 +65,6 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
     Raises:
         PlanError: As `check`.
     """
-    check(inputs.isvc, inputs.model, inputs.allowances)
     name, template = _template_of(inputs.isvc, inputs.allowances)
     engine = inputs.spec.engine
     planned = inputs.launch_plan(

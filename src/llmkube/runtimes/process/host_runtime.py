@@ -45,6 +45,22 @@ class Program:
     find_interpreter: Callable[[str], str] | None = None
 
 
+def by_version(pattern: str, problem: str) -> Callable[[str, Sequence[str]], EngineInfo]:
+    """Return a `describe` that finds the version in the output of the first query.
+
+    Args:
+        pattern: Regular expression; its group is the version.
+        problem: Message of the `ProgramError` if nothing matches; `{program}` is the path of the program.
+    """
+
+    def describe(program: str, outputs: Sequence[str]) -> EngineInfo:
+        if (found := re.search(pattern, outputs[0])) is None:
+            raise ProgramError(problem.format(program=program))
+        return EngineInfo(program, found[1], frozenset())
+
+    return describe
+
+
 @attrs.frozen
 class EngineQueries:
     """Queries for the engines of a runtime while they serve, and the format of their responses.
@@ -69,10 +85,6 @@ class EngineQueries:
     build_path: str = ""
 
 
-def _nothing(_lines: Sequence[str]) -> None:
-    return None
-
-
 @attrs.frozen
 class LogReader:
     """Reader of the log lines of a runtime's engines.
@@ -90,10 +102,10 @@ class LogReader:
     rules: tuple[Rule, ...] = GENERAL_RULES
     phase: Callable[[Sequence[str]], str] = lambda _lines: ""
     buffers: Callable[[Iterable[str]], tuple[Component, ...]] = lambda _lines: ()
-    device_limit: Callable[[Sequence[str]], int | None] = _nothing
-    gpu_failure: Callable[[Sequence[str]], Diagnosis | None] = _nothing
+    device_limit: Callable[[Sequence[str]], int | None] = lambda _lines: None
+    gpu_failure: Callable[[Sequence[str]], Diagnosis | None] = lambda _lines: None
     given_up: Callable[[Sequence[str], Sequence[str]], tuple[GivenUp, ...]] = lambda _lines, _argv: ()
-    offload: Callable[[Sequence[str]], Offload | None] = _nothing
+    offload: Callable[[Sequence[str]], Offload | None] = lambda _lines: None
 
 
 LLAMA_QUERIES: Final = EngineQueries(
@@ -140,7 +152,3 @@ class HostRuntime:
     def takes_keys(self) -> bool:
         """Whether its engines check keys; the agent puts a proxy in front of the others."""
         return self.keys_checked_by != "the agent's proxy"
-
-
-NO_LOG_READER: Final = LogReader()
-NO_QUERIES: Final = EngineQueries()

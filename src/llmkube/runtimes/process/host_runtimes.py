@@ -16,7 +16,7 @@ from llmkube.k8s.crd.pairing import (
 )
 from llmkube.runtimes.plan import PlanError
 from llmkube.runtimes.process import generic, llamacpp, mlx_lm, ollama, omlx, vllm_metal
-from llmkube.runtimes.process.host_runtime import NO_LOG_READER, NO_QUERIES, EngineQueries, HostRuntime, LogReader
+from llmkube.runtimes.process.host_runtime import EngineQueries, HostRuntime, LogReader
 from llmkube.weights.ollama_model import REMEDY
 
 HOST_RUNTIMES: Final[Mapping[str, HostRuntime]] = {
@@ -53,6 +53,12 @@ def host_runtime_of(isvc: InferenceService, model: Model, mlx_runtime: str = MLX
     if problem := host_mismatch(named, weights, hardware):
         raise PlanError(problem, field="Model.spec.format")
     return runtime
+
+
+def engine_key_of(isvc: InferenceService, model: Model, mlx_runtime: str = MLX_RUNTIME) -> str:
+    """Return `LaunchPlan.engine_key` of a service's plan; raises as `host_runtime_of`."""
+    runtime = host_runtime_of(isvc, model, mlx_runtime).name
+    return f"{runtime}/{isvc.spec.engine.name}" if runtime == generic.NAME and isvc.spec.engine else runtime
 
 
 def refuse_library(runtime: str, model: Model, *, draft: bool = False) -> None:
@@ -96,17 +102,14 @@ def _names(name: str) -> tuple[str, ...]:
 
 def queries_of(runtime: str) -> EngineQueries:
     """Return the queries for the engines of a runtime; none for an unknown one, which a newer agent may have left."""
-    known = HOST_RUNTIMES.get(runtime)
-    return known.queries if known is not None else NO_QUERIES
+    return known.queries if (known := HOST_RUNTIMES.get(runtime)) else EngineQueries()
 
 
 def holds_elsewhere(runtime: str) -> bool:
     """Return whether a process other than the engine may hold the model."""
-    known = HOST_RUNTIMES.get(runtime)
-    return known is not None and known.memory_elsewhere
+    return runtime in HOST_RUNTIMES and HOST_RUNTIMES[runtime].memory_elsewhere
 
 
 def log_reader_of(runtime: str) -> LogReader:
     """Return the log reader for the engines of a runtime; one that recognizes nothing for an unknown runtime."""
-    known = HOST_RUNTIMES.get(runtime)
-    return known.log if known is not None else NO_LOG_READER
+    return known.log if (known := HOST_RUNTIMES.get(runtime)) else LogReader()

@@ -6,17 +6,23 @@ one model, and counts the requests in flight. With an incompatible build it exit
 """
 
 import re
-from collections.abc import Sequence
 from typing import Final
 
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.allowances import Allowances
 from llmkube.runtimes.arguments import flag_words
-from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
+from llmkube.runtimes.plan import LaunchPlan, Placeholder, PlanError
 from llmkube.runtimes.process.environment import plan_environment
 from llmkube.runtimes.process.exits import rules_of
-from llmkube.runtimes.process.host_runtime import EngineQueries, HostRuntime, LogReader, Program, ProgramError
+from llmkube.runtimes.process.host_runtime import (
+    EngineQueries,
+    HostRuntime,
+    LogReader,
+    Program,
+    ProgramError,
+    by_version,
+)
 from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInputs, refuse_beyond_chat
 from llmkube.weights.estimate.demand import ALL_LAYERS, Demand
 
@@ -42,12 +48,7 @@ def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
 
 
 def plan(inputs: PlanInputs) -> LaunchPlan:
-    """Return the command line for this service.
-
-    Raises:
-        PlanError: As `check`.
-    """
-    check(inputs.isvc, inputs.model, inputs.allowances)
+    """Return the command line for this service."""
     spec = inputs.spec
     slots = max(1, spec.parallel_slots)
     demand = Demand(
@@ -82,18 +83,6 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
     )
 
 
-def describe(program: str, outputs: Sequence[str]) -> EngineInfo:
-    """Return the Python that runs the server, with the version of its mlx_lm.
-
-    Raises:
-        ProgramError: It reports no version.
-    """
-    version = next(iter(outputs[0].split()[-1:]), "")
-    if not re.fullmatch(r"\d+(\.\w+)+", version):
-        raise ProgramError(f"the mlx_lm of {program} does not report its version; reinstall it (pip install mlx-lm)")
-    return EngineInfo(program, version, frozenset())
-
-
 def interpreter_of(head: str) -> str:
     """Return the Python in the first lines of a script that pip, pipx, uv or Homebrew installed.
 
@@ -118,7 +107,10 @@ RUNTIME: Final = HostRuntime(
         command="mlx_lm.server",
         setting="--mlx-server",
         remedy="install it with pip install mlx-lm, and name it with --mlx-server",
-        describe=describe,
+        describe=by_version(
+            r"(?:^|\s)(\d+(?:\.\w+)+)\s*\Z",
+            "the mlx_lm of {program} does not report its version; reinstall it (pip install mlx-lm)",
+        ),
         queries=(("{program}", "-c", "from mlx_lm import __version__; print(__version__)"),),
         find_interpreter=interpreter_of,
     ),

@@ -4,17 +4,15 @@ It uses the Ollama that the owner of the host runs, or starts one. Ollama reads 
 so its memory is estimated by the same figures.
 """
 
-import re
-from collections.abc import Sequence
 from typing import Final
 
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.allowances import Allowances
 from llmkube.runtimes.llama_fields import context_of, layers_of, mode_of, unused_context
-from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
+from llmkube.runtimes.plan import LaunchPlan, Placeholder, PlanError
 from llmkube.runtimes.process.exits import phase_reader, rules_of
-from llmkube.runtimes.process.host_runtime import FRONT_QUERIES, HostRuntime, LogReader, Program, ProgramError
+from llmkube.runtimes.process.host_runtime import FRONT_QUERIES, HostRuntime, LogReader, Program, by_version
 from llmkube.runtimes.process.memory_demand import demand_of
 from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInputs, front_arguments, refuse_unsupported
 from llmkube.weights.ollama_model import SCHEME, OllamaModel
@@ -25,7 +23,6 @@ NAME: Final = "ollama"
 _LAYERS: Final = "Model.spec.hardware.gpu.layers"
 _HONOURED: Final = HONOURED_BY_THE_HOST | {"spec.aliases", "spec.mode", "spec.contextSize", _LAYERS}
 
-_VERSION: Final = re.compile(r"version is v?(\d[\w.+-]*)")
 
 phase: Final = phase_reader(
     ("Ollama loads the model", "Ollama is loading the model"),
@@ -47,12 +44,7 @@ def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
 
 
 def plan(inputs: PlanInputs) -> LaunchPlan:
-    """Return the command line for this service.
-
-    Raises:
-        PlanError: As `check`.
-    """
-    check(inputs.isvc, inputs.model, inputs.allowances)
+    """Return the command line for this service."""
     spec, hardware = inputs.spec, inputs.model.spec.hardware
     on_gpu = hardware.accelerator != "cpu"
     size = ["--ctx-size", str(context_of(spec, inputs.header.context_length))]
@@ -78,25 +70,15 @@ def _library_source(model: Model) -> str:
     return source.redacted if isinstance(source, OllamaModel) else ""
 
 
-def describe(program: str, outputs: Sequence[str]) -> EngineInfo:
-    """Return the description of Ollama's program, from its `--version`: that of the running server, or else its own.
-
-    Raises:
-        ProgramError: It is another program.
-    """
-    found = _VERSION.search(outputs[0])
-    if found is None:
-        raise ProgramError(f"{program} is not Ollama, by its --version; set the path with --ollama")
-    return EngineInfo(program, found[1], frozenset())
-
-
 RUNTIME: Final = HostRuntime(
     name=NAME,
     program=Program(
         command="ollama",
         setting="--ollama",
         remedy="install Ollama (https://ollama.com/download), or name its program with --ollama",
-        describe=describe,
+        describe=by_version(  # that of the running server, or else its own
+            r"version is v?(\d[\w.+-]*)", "{program} is not Ollama, by its --version; set the path with --ollama"
+        ),
         queries=(("{program}", "--version"),),
     ),
     check=check,

@@ -41,12 +41,7 @@ def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
 
 
 def plan(inputs: PlanInputs) -> LaunchPlan:
-    """Return the command line for this service.
-
-    Raises:
-        PlanError: As `check`.
-    """
-    check(inputs.isvc, inputs.model, inputs.allowances)
+    """Return the command line for this service."""
     argv = [*front_arguments(inputs, NAME, "--omlx"), "--ctx-size", str(inputs.context)]
     demand = Demand(context=inputs.context, slots=CACHES, device_layers=ALL_LAYERS, cache_ram_bytes=0)
     return inputs.launch_plan(argv, runtime=NAME, env=(), demand=demand, honoured=_HONOURED)

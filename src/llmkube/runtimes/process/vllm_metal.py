@@ -6,17 +6,16 @@ share of the whole GPU (`--gpu-memory-utilization`), regardless of others, so th
 """
 
 import re
-from collections.abc import Sequence
 from typing import Final
 
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.allowances import Allowances
 from llmkube.runtimes.arguments import flag_words
-from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder
+from llmkube.runtimes.plan import LaunchPlan, Placeholder
 from llmkube.runtimes.process.environment import plan_environment
 from llmkube.runtimes.process.exits import rules_of
-from llmkube.runtimes.process.host_runtime import EngineQueries, HostRuntime, LogReader, Program, ProgramError
+from llmkube.runtimes.process.host_runtime import EngineQueries, HostRuntime, LogReader, Program, by_version
 from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInputs, refuse_beyond_chat
 from llmkube.weights.estimate.demand import ALL_LAYERS, Demand
 from llmkube.weights.estimate.mlx import cache_size
@@ -39,12 +38,7 @@ def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
 
 
 def plan(inputs: PlanInputs) -> LaunchPlan:
-    """Return the command line for this service.
-
-    Raises:
-        PlanError: As `check`.
-    """
-    check(inputs.isvc, inputs.model, inputs.allowances)
+    """Return the command line for this service."""
     spec = inputs.spec
     slots = max(1, spec.parallel_slots)
     demand = Demand(context=inputs.context, slots=slots, device_layers=ALL_LAYERS, cache_ram_bytes=0)
@@ -77,25 +71,15 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
     )
 
 
-def describe(program: str, outputs: Sequence[str]) -> EngineInfo:
-    """Return the description of vLLM; the output ends with the version, after possible warnings.
-
-    Raises:
-        ProgramError: It reports no version.
-    """
-    version = next(iter(outputs[0].split()[-1:]), "")
-    if not re.fullmatch(r"\d+(\.\w+)+(?:\+[\w.]+)?", version):
-        raise ProgramError("it does not report its version; reinstall vllm-metal")
-    return EngineInfo(program, version, frozenset())
-
-
 RUNTIME: Final = HostRuntime(
     name=NAME,
     program=Program(
         command="vllm",
         setting="--vllm-metal",
         remedy="install vllm-metal, and name its vllm with --vllm-metal",
-        describe=describe,
+        describe=by_version(  # the output ends with the version, after possible warnings
+            r"(?:^|\s)(\d+(?:\.\w+)+(?:\+[\w.]+)?)\s*\Z", "it does not report its version; reinstall vllm-metal"
+        ),
         queries=(("{program}", "--version"),),
     ),
     check=check,

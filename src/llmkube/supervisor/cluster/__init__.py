@@ -1,7 +1,7 @@
 """Write to the API server, and read what other agents write.
 
-applier                       applies the newest manifest of each object, with retries; removes leftovers
-drift_repair                  restores a status that another client has overwritten
+applier                       applies the newest manifest of each object, with retries; removes leftovers; restores a
+                              status that another client has overwritten
 host_lease                    renews this host's Lease; detects sleep
 claims                        decides which host serves which service; pure
 claim_manager                 creates, takes over and deletes the Leases that are claims

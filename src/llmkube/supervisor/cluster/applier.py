@@ -10,12 +10,16 @@ requests to ports without a listener, so this is the first write to the API serv
 The agent of the Go implementation leaves a Service, a slice and Endpoints behind. The Service is adopted; the others
 are deleted. All three have the labels below and no owner. The slice and the Endpoints have the Service's name; the
 Service has two annotations. Objects with other labels, or with an owner, belong to other programs and are ignored.
+
+`DriftRepair` restores this agent's fields of a status within seconds after another client has overwritten them. An
+agent that was disconnected may write an old status before it reads that another host now reports; a script may write
+anything. The watches show such writes. If two writers keep correcting each other, a pause limits how often each writes.
 """
 
 import random
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Never
 
 import attrs
 import structlog
@@ -28,7 +32,7 @@ from llmkube.k8s.builtins import Endpoints, EndpointSlice, Service
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import resource_version_of
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.crd.meta import ObjectMeta
+from llmkube.k8s.crd.meta import Condition, ObjectMeta
 from llmkube.k8s.errors import NameTakenError, NotFoundError
 from llmkube.k8s.resource import Key, Object, controller_key
 from llmkube.k8s.wire.names import (
@@ -437,3 +441,75 @@ async def delete_stale_endpoints(
         if controller_key(each, InferenceService.RESOURCE.kind) not in running and not applier.has(slot):
             log.info("endpoint of an earlier agent withdrawn", slice=str(each.key))
             applier.delete_nowait(slot, is_published=True)
+
+
+CHECK_SECONDS: Final = 1.0
+"""Delay of a check after a change: the watch may deliver an older status of ours while a newer one is being written."""
+
+PAUSE_SECONDS: Final = 30.0
+"""Minimum time between two corrections of the same status."""
+
+
+def has_drifted(applied: Mapping[str, Any], live: Iterable[Condition]) -> bool:
+    """Whether the object's conditions differ from those that were applied; conditions of others are ignored. Pure.
+
+    Args:
+        applied: The status that was applied.
+        live: The object's current conditions.
+    """
+    by_type = {one.type: one for one in live}
+    return any(_differs(condition, by_type.get(condition["type"])) for condition in applied["conditions"])
+
+
+def _differs(applied: Mapping[str, Any], live: Condition | None) -> bool:
+    return live is None or (
+        applied["status"],
+        applied["reason"],
+        applied["message"],
+        applied["lastTransitionTime"],
+        applied.get("observedGeneration"),
+    ) != (live.status, live.reason, live.message, live.last_transition_time, live.observed_generation)
+
+
+@attrs.define(eq=False)
+class DriftRepair:
+    """Compares the status of each changed object with what this agent applied, and applies it again if it differs.
+
+    Attributes:
+        applier: Applies the status.
+        conditions: Returns the last known conditions of the object of a slot; None if there is no such object.
+        rng: Random source of the queue.
+    """
+
+    applier: Applier
+    conditions: Callable[[Slot], Iterable[Condition] | None]
+    rng: random.Random
+    _queue: WorkQueue[Slot] = attrs.field(init=False)
+    _corrected_at: dict[Slot, float] = attrs.field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self._queue = WorkQueue(self.rng)
+
+    def check_nowait(self, slot: Slot) -> None:
+        """Schedule a check of a changed object, if this agent writes to it."""
+        if self.applier.has(slot):
+            self._queue.add_after(slot, CHECK_SECONDS)
+
+    async def run(self) -> Never:
+        """Check objects, and apply their status again if it has drifted; never return."""
+        await run_workers(self._queue, self._check, workers=1)
+
+    async def _check(self, slot: Slot) -> float | None:
+        await trio.lowlevel.checkpoint()
+        applied, live = self.applier.applied(slot), self.conditions(slot)
+        if applied is None or live is None or not has_drifted(applied["status"], live):
+            return None
+        now = trio.current_time()
+        wait_seconds = self._corrected_at.get(slot, now - PAUSE_SECONDS) + PAUSE_SECONDS - now
+        if wait_seconds > 0:
+            return wait_seconds
+        self._corrected_at = {one: at for one, at in self._corrected_at.items() if now < at + PAUSE_SECONDS}
+        self._corrected_at[slot] = now
+        log.info("status overwritten by another client; applying it again", object=str(slot))
+        self.applier.reapply_nowait(slot)
+        return None

@@ -29,6 +29,8 @@ from llmkube.k8s.reflector import Cache, is_older, run_reflector
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CLAIM_LABEL, HOST_LABEL, SERVICE_NAME_LABEL, host_id, service_name
 from llmkube.k8s.workqueue import WorkQueue, run_workers
+from llmkube.runtimes.plan import PlanError
+from llmkube.runtimes.process.host_runtimes import engine_key_of
 from llmkube.supervisor.cluster import claims
 from llmkube.supervisor.cluster.claims import Claim, ClaimIndex, FreeSlot, HeldSlot, NoFreeSlot
 from llmkube.supervisor.values.desired import Desired, accelerator, slots
@@ -191,12 +193,18 @@ class ClaimManager:
         await self.leases.synced.wait()
         await self.hosts.leases.synced.wait()
 
-    def may_run(self, desired: Desired, *, running: bool) -> bool:
-        """Return whether this host may run a service now; `enqueue` is called when that may have changed."""
+    def may_run(self, desired: Desired, *, running: bool, has_engine: bool) -> bool:
+        """Return whether this host may run a service now; `enqueue` is called when that may have changed.
+
+        Args:
+            desired: Desired state of the service here.
+            running: Whether its task runs.
+            has_engine: Whether an engine runs, which a host keeps even if its program is gone.
+        """
         if not self.synced:
             return running
         key, decision = desired.key, self._decide(desired)
-        if key in self._left_until:
+        if key in self._left_until or (not has_engine and self._is_unable(desired)):
             if not running:
                 self.release(key)
             return False
@@ -303,10 +311,19 @@ class ClaimManager:
         return claims.decide(self.host, slots(desired), known, alive)
 
     def _rivals(self, desired: Desired) -> Mapping[str, int]:
-        """Return the other live hosts that serve the accelerator, with their free memory in bytes."""
+        """Return the other live hosts that could run a service, with their free memory in bytes."""
         free = self.hosts.tracker.free_bytes
-        serving = self.hosts.tracker.hosts.serving(accelerator(desired.model))
-        return {host: free.get(host, 0) for host in serving - {self.host}}
+        return {host: free.get(host, 0) for host in self._able(desired) - {self.host}}
+
+    def _is_unable(self, desired: Desired) -> bool:
+        """Whether this host lacks the engine program of a service, and another one has it."""
+        return self.host in self.hosts.tracker.hosts.serving(accelerator(desired.model)) - self._able(desired)
+
+    def _able(self, desired: Desired) -> frozenset[str]:
+        hosts, hardware = self.hosts.tracker.hosts, accelerator(desired.model)
+        with suppress(PlanError):  # reported when the service is planned
+            return hosts.able(hardware, engine_key_of(desired.service, desired.model, self.settings.mlx_runtime))
+        return hosts.serving(hardware)
 
     # -- writes -------------------------------------------------------------------------------------------------------
 

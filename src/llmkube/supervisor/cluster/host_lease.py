@@ -48,6 +48,7 @@ from llmkube.k8s.wire.names import (
     MEMORY_BUDGET_ANNOTATION,
     MEMORY_FREE_ANNOTATION,
     MEMORY_TOTAL_ANNOTATION,
+    RUNTIMES_ANNOTATION,
     SERVICES_ANNOTATION,
     host_id,
 )
@@ -173,6 +174,7 @@ class HostLease:
     closed: Callable[[], str] = lambda: ""
     cordon: Callable[[], str] = lambda: ""
     _engine: str = ""
+    _runtimes: str = ""  # unknown before the first check
     _version: str = ""  # of the Lease when it was last read or written
     _missed: int = 0  # renewals in a row that failed, or that the host slept through
 
@@ -315,6 +317,7 @@ class HostLease:
         return {
             AGENT_VERSION_ANNOTATION: __version__,
             ENGINE_ANNOTATION: self._engine,
+            RUNTIMES_ANNOTATION: self._runtimes,
             MACHINE_ANNOTATION: self.ports.machine,
             MEMORY_TOTAL_ANNOTATION: str(facts.total_bytes or ""),
             MEMORY_BUDGET_ANNOTATION: str((memory and memory.limit_bytes) or ""),
@@ -329,7 +332,7 @@ class HostLease:
         known: dict[str, EngineInfo] = {}
         own_engines = [f"{GENERIC}/{name}" for name in self.settings.allowances.engines]
         while True:
-            reported = []
+            reported = dict[str, str]()
             for runtime in (*HOST_RUNTIMES, *own_engines):
                 try:
                     engine = await self.ports.engines.info(runtime)
@@ -341,8 +344,8 @@ class HostLease:
                     log.info("engine program changed", program=engine.program, version=engine.version)
                     self.on_engine_upgrade()
                 name = HOST_RUNTIMES[runtime].program.command if engine.wrapper else Path(engine.program).name
-                reported.append(f"{name} {engine.version}".strip())
-            self._engine = ", ".join(reported)
+                reported[runtime] = f"{name} {engine.version}".strip()
+            self._engine, self._runtimes = ", ".join(reported.values()), ",".join(reported) or "none"
             await wait_tick(ENGINE_CHECK_SECONDS)
 
     def _reading(self) -> ClockReading:

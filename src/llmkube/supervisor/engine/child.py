@@ -6,7 +6,6 @@ the same code.
 
 import os
 import signal
-import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -196,15 +195,7 @@ async def open_child(
             raise DiskFullError(f"cannot write {at}, which the engine needs: {why}") from error
         raise SpawnError(f"cannot write {at}, which the engine needs: {error.strerror or error}") from error
     try:
-        process = await trio.lowlevel.open_process(
-            command.argv,
-            env=dict(command.env),
-            cwd=command.work_dir,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        process = await processes.spawn(command.argv, output, env=command.env, cwd=command.work_dir)
     except OSError as error:
         raise SpawnError(f"cannot start {command.argv[0]}: {error.strerror or error}") from error
     finally:

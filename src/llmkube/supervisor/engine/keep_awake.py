@@ -21,7 +21,7 @@ import trio
 
 from llmkube.base.backoff import Backoff
 from llmkube.base.waiting import wait_any
-from llmkube.supervisor.host.processes import wait_child
+from llmkube.supervisor.host.processes import spawn, wait_child
 
 log = structlog.get_logger(__name__)
 
@@ -49,13 +49,7 @@ async def caffeinate(program: Sequence[str] = CAFFEINATE) -> None:
     Raises:
         OSError: The program cannot be started.
     """
-    process = await trio.lowlevel.open_process(
-        [*program, str(os.getpid())],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    process = await spawn([*program, str(os.getpid())], subprocess.DEVNULL)
     try:
         await wait_child(process)
     finally:

@@ -5,7 +5,7 @@ An engine reads it once, at start. Keys never appear on a command line, which ev
 
 import contextlib
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +17,7 @@ from llmkube.supervisor.values.desired import Launch
 from llmkube.supervisor.values.journal import Entry
 from llmkube.supervisor.values.ports import Shutdown
 
-_FOLDER: Final = "keys"
+KEYS_FOLDER: Final = "keys"
 _KEY_BYTES: Final = 32
 
 
@@ -28,7 +28,7 @@ def new_key() -> str:
 
 def key_path(state_dir: Path, cookie: str) -> Path:
     """Return the key file of the engine with this cookie."""
-    return state_dir / _FOLDER / cookie
+    return state_dir / KEYS_FOLDER / cookie
 
 
 def write_keys(path: Path, keys: Sequence[str]) -> None:
@@ -73,10 +73,10 @@ def removed_after_exit(path: Path, shutdown: Shutdown) -> Iterator[None]:
             remove_private(path)
 
 
-def remove_key_files(state_dir: Path, live_cookies: frozenset[str]) -> None:
-    """Remove the files of all engines but those with these cookies; blocks."""
-    for path in (state_dir / _FOLDER).glob("*"):
-        if path.name not in live_cookies:
+def remove_private_files(folder: Path, kept: Collection[str]) -> None:
+    """Remove all files of a folder, including partial ones, except those of these names; blocks."""
+    for path in folder.glob("*"):
+        if path.name not in kept:
             remove_private(path)
 
 

@@ -238,8 +238,7 @@ class LocalEngines:
         try:
             with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
                 probe.bind((host, 0))
-                port: int = probe.getsockname()[1]
-                return port
+                return int(probe.getsockname()[1])
         except OSError as error:
             raise AddressMissingError(f"engines cannot listen on {host}: {error.strerror}") from error
 

@@ -9,7 +9,6 @@ match.
 import contextlib
 import os
 import signal
-import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -33,7 +32,7 @@ from llmkube.supervisor.values.proxy_config import ProxyConfig
 
 log = structlog.get_logger(__name__)
 
-_FOLDER: Final = "proxies"
+PROXIES_FOLDER: Final = "proxies"
 _SUFFIX: Final = ".proxy"
 
 END_SECONDS: Final = 2.0
@@ -53,7 +52,7 @@ def proxy_cookie(cookie: str) -> str:
 
 def config_path(state_dir: Path, cookie: str) -> Path:
     """Return the settings file of the proxy of the engine with this cookie."""
-    return state_dir / _FOLDER / f"{cookie}.json"
+    return state_dir / PROXIES_FOLDER / f"{cookie}.json"
 
 
 def proxy_of(record: EngineRecord, allowed: tuple[str, ...], client_keys: tuple[str, ...] = ()) -> ProxyConfig | None:
@@ -68,13 +67,6 @@ def proxy_of(record: EngineRecord, allowed: tuple[str, ...], client_keys: tuple[
         return None
     listen, backend = (record.public_host, record.public_port), (record.host, record.port)
     return ProxyConfig(listen, backend, record.api_key, () if client_keys else allowed, keys=client_keys)
-
-
-def remove_config_files(state_dir: Path, left: frozenset[str]) -> None:
-    """Remove all settings files, including partial ones, except those of engines with these cookies; blocks."""
-    for path in (state_dir / _FOLDER).glob("*"):
-        if path.stem not in left:
-            remove_private(path)
 
 
 @attrs.frozen
@@ -160,15 +152,8 @@ class EngineProxy:
         try:
             output = await trio.to_thread.run_sync(self._prepare)
             try:
-                process = await trio.lowlevel.open_process(
-                    [*self.program, str(self.path)],
-                    env={**self.environment, **cookie},
-                    cwd="/",
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
+                command, environment = [*self.program, str(self.path)], {**self.environment, **cookie}
+                process = await processes.spawn(command, output, env=environment, cwd="/")
             finally:
                 os.close(output)
         except OSError as error:

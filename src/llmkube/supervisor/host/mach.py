@@ -107,8 +107,7 @@ def decode_footprint(data: bytes) -> int:
     """
     if len(data) < _RUSAGE.size:
         raise ValueError(f"rusage_info_v0 has {_RUSAGE.size} bytes, not {len(data)}")
-    footprint: int = _RUSAGE.unpack_from(data)[8]
-    return footprint
+    return int(_RUSAGE.unpack_from(data)[8])
 
 
 def recommended_working_set(metal: "MetalFramework") -> int:
@@ -160,12 +159,10 @@ class MetalFramework:
 
     def working_set(self, device: int) -> int:
         """Return a device's `recommendedMaxWorkingSetSize`, in bytes."""
-        size_bytes: int = self._message(ctypes.c_uint64)(device, self._name(b"recommendedMaxWorkingSetSize"))
-        return size_bytes
+        return int(self._message(ctypes.c_uint64)(device, self._name(b"recommendedMaxWorkingSetSize")))
 
     def _name(self, name: bytes) -> int:
-        selector: int = self._runtime.sel_registerName(name)
-        return selector
+        return int(self._runtime.sel_registerName(name))
 
     def _message(self, result: Any, *arguments: Any) -> Any:
         """Return `objc_msgSend` with a method's signature: on arm64 it must be called with the method's own."""

@@ -16,6 +16,8 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
+from subprocess import DEVNULL, STDOUT
 
 import psutil
 import trio
@@ -57,10 +59,8 @@ def is_gone(pid: int) -> bool:
     """Whether there is certainly no process with this pid; needs no file descriptor."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:  # another user's
-        return False
+    except OSError as error:
+        return isinstance(error, ProcessLookupError)  # otherwise it is another user's
     return False
 
 
@@ -201,6 +201,19 @@ async def open_exit_watch(pid: int, events: Kqueue | None = None) -> AsyncIterat
         yield wait
 
 
+async def spawn(
+    argv: Sequence[str], output: int, *, env: Mapping[str, str] | None = None, cwd: Path | str | None = None
+) -> trio.Process:
+    """Start a process in a session of its own, without input; `output` gets its output and its errors.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+    return await trio.lowlevel.open_process(
+        argv, env=env, cwd=cwd, stdin=DEVNULL, stdout=output, stderr=STDOUT, start_new_session=True
+    )
+
+
 async def wait_child(process: trio.Process, events: Kqueue | None = None) -> tuple[int, ExitEvent]:
     """Wait for a child; return its exit code and details from the kernel. Never blocks the event loop.
 
@@ -250,12 +263,9 @@ def _candidates(entry: str) -> Iterator[psutil.Process]:
 
 def _mark(process: psutil.Process, variable: str) -> str:
     try:
-        mark: str = process.environ().get(variable, "")
-    except (psutil.Error, OSError):  # it belongs to another user, or has exited
+        return str(process.environ().get(variable, ""))
+    except (psutil.Error, OSError, SystemError):  # of another user, or gone; SystemError: psutil issue 2854 on macOS
         return ""
-    except SystemError:  # reaped while psutil 7.2 read it on macOS (psutil issue 2854)
-        return ""
-    return mark
 
 
 def _hidden_leaders(family: Sequence[psutil.Process]) -> Iterator[psutil.Process]:

@@ -59,7 +59,6 @@ class HostMemory(Protocol):
 
     async def sample(self) -> Sample:
         """Take a sample within microseconds; never raises: an unreadable or impossible one has level UNKNOWN."""
-        ...
 
     @property
     def wait_change(self) -> Callable[[], Awaitable[None]]:
@@ -67,11 +66,9 @@ class HostMemory(Protocol):
 
         Only one task may wait. Events while no task waits may be lost, so sample at intervals as well.
         """
-        ...
 
     async def footprint(self, pids: Sequence[int]) -> Mapping[int, int]:
         """Return the memory of each of these processes and its descendants.
 
         Shared memory is divided among the processes that share it. Processes that have exited are left out.
         """
-        ...

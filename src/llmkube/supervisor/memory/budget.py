@@ -64,7 +64,7 @@ class Budget:
         The Model's `memoryBudget` overrides a default budget, but not `--memory-fraction`.
         """
         # A user who may edit an object must not override the host's owner.
-        cap = _budget_of(hardware)
+        cap = valid_cap(hardware, 0) if hardware is not None and hardware.memory_budget is not None else None
         if cap is None or cap.limit_bytes <= self.limit_bytes:
             return self
         if not self.by_default:
@@ -105,12 +105,10 @@ class Cap:
         return f"{format_bytes(self.limit_bytes)} set by {self.field}"
 
 
-def _budget_of(hardware: Hardware | None) -> Cap | None:
-    """Return a Model's `memoryBudget`; None if it is not set, or invalid, which the planner reports."""
-    if hardware is None or hardware.memory_budget is None:
-        return None
+def valid_cap(hardware: Hardware | None, total_bytes: int) -> Cap | None:
+    """Return the cap that a Model sets itself; None if it is not set, or invalid, which the planner reports."""
     try:
-        return own_cap(hardware, 0)
+        return own_cap(hardware, total_bytes)
     except UserError:
         return None
 

@@ -9,14 +9,13 @@ import enum
 
 import attrs
 
-from llmkube.base.errors import UserError
 from llmkube.base.units import format_age, format_bytes
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.host.sample import Level
-from llmkube.supervisor.memory.budget import own_cap
+from llmkube.supervisor.memory.budget import valid_cap
 from llmkube.supervisor.memory.capacity import Capacity
-from llmkube.supervisor.memory.reservation import MemorySpec, Need, Request
+from llmkube.supervisor.memory.reservation import Need, Request
 
 
 class Block(enum.StrEnum):
@@ -88,10 +87,10 @@ def find_refusal(request: Request, host: Capacity) -> Refusal | None:
     if not need.sized and not need.estimated_bytes:
         return _admission_refusal(request, host)
     needs = f"needs {format_bytes(need.total_bytes)}"
-    cap = _cap(request.spec, budget.total_bytes)
-    if cap is not None and need.total_bytes > cap[0]:
-        message = f"{needs}, more than its own budget of {cap[1]}"
-        return Refusal(Block.OWN_BUDGET, message, cap[0])
+    cap = valid_cap(request.spec.hardware, budget.total_bytes)
+    if cap is not None and need.total_bytes > cap.limit_bytes:
+        message = f"{needs}, more than its own budget of {cap}"
+        return Refusal(Block.OWN_BUDGET, message, cap.limit_bytes)
     if need.total_bytes > budget.limit_bytes:
         message = f"{needs}, more than all models on this machine may use together: {budget}"
         return Refusal(Block.HOST_BUDGET, message, budget.limit_bytes)
@@ -168,14 +167,6 @@ def unreturned_message(size_bytes: int) -> str:
     """Explain to the user that memory has stayed wired."""
     kept = f"macOS still holds {format_bytes(size_bytes)} of wired memory of engines that have exited"
     return f"{kept}; restart this Mac to free it"
-
-
-def _cap(spec: MemorySpec, total_bytes: int) -> tuple[int, str] | None:
-    try:
-        cap = own_cap(spec.hardware, total_bytes)
-    except UserError:  # the planner reports such a spec
-        return None
-    return None if cap is None else (cap.limit_bytes, str(cap))
 
 
 def relative_name(key: Key, other: Key) -> str:

@@ -1,7 +1,8 @@
 """One InferenceService on this host, in one nursery.
 
 planner                  desired state to target: check, fetch, read the header, plan
-gate                     between planner and runner: a launch passes while the service is wanted
+gate                     between planner and runner: a launch passes while the service is wanted; the activator,
+                         which loads and unloads services on request
 runner, attempt          the sequence of engines, and the life of one of them
 context                  state that all engines of the service share
 loading                  from the start of the process to its first answer to clients

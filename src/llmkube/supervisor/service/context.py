@@ -44,14 +44,10 @@ class ServiceContext:
     settings: AgentSettings
     shutdown: Shutdown
     ledger: Ledger
-    gate: Gate = attrs.field(
-        default=attrs.Factory(lambda self: Gate(self.status_manager, self.ledger), takes_self=True)
-    )
+    gate: Gate
     door: DoorLink | None = None
     leader: Leader = attrs.field(factory=Leader)
-    prompts: PromptStore = attrs.field(
-        default=attrs.Factory(lambda self: PromptStore.of(self.settings), takes_self=True), kw_only=True
-    )
+    prompts: PromptStore = attrs.field(kw_only=True)
 
     @property
     def key(self) -> Key:

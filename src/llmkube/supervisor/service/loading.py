@@ -9,7 +9,7 @@ import trio
 from llmkube.base.http.client import HttpClient
 from llmkube.base.http.message import netloc
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.runtimes.engine_template import find_ready_line
+from llmkube.runtimes.allowances import find_ready_line
 from llmkube.runtimes.process.host_runtime import LogReader
 from llmkube.runtimes.process.host_runtimes import log_reader_of
 from llmkube.supervisor.engine import health

@@ -60,14 +60,11 @@ class EngineMeasurement:
     allocation: Allocation
     ports: Ports
     errors: Callable[[], int] = lambda: 0
-    _errors_before: int = attrs.field(init=False)
+    _errors_before: int = attrs.field(init=False, default=attrs.Factory(lambda self: self.errors(), takes_self=True))
     _cpu_seconds: float = 0.0
     _sampled_at: float = math.inf
     _learned_bytes: int = 0
     worked_at: float = -math.inf
-
-    def __attrs_post_init__(self) -> None:
-        self._errors_before = self.errors()
 
     async def measure(self) -> EngineStats | None:
         """Read the statistics; record whether it has worked since the last sample, and its peak if that has grown."""

@@ -21,11 +21,10 @@ from llmkube.base.waiting import wait_any
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import ObjectMeta
 from llmkube.k8s.crd.model import Model, ModelSpec
-from llmkube.k8s.crd.pairing import GENERIC
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.llama_fields import draft_of, takes_projector
 from llmkube.runtimes.plan import EngineNotConfiguredError, PlanError
-from llmkube.runtimes.process.host_runtimes import host_runtime_of, refuse_library
+from llmkube.runtimes.process.host_runtimes import engine_key_of, host_runtime_of, refuse_library
 from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.runtimes.registry import check, plan_for
 from llmkube.supervisor.memory.budget import own_cap
@@ -68,7 +67,7 @@ class _Draft:
     shape: Shape | None
 
 
-_Adapter = tuple[WeightsFile, ModelHeader]
+Adapter = tuple[WeightsFile, ModelHeader]
 _Report = Callable[[Progress], None]
 
 
@@ -213,7 +212,7 @@ class Planner:
         weights, facts = await self._fetch_further(desired, named, model, progress)
         return _Draft(weights, facts.shape)
 
-    async def _fetch_further(self, desired: Desired, name: str, model: Model | None, progress: _Report) -> _Adapter:
+    async def _fetch_further(self, desired: Desired, name: str, model: Model | None, progress: _Report) -> Adapter:
         """Fetch the file of a further Model, and read its header."""
         if model is None:
             raise ModelMissingError(f"Model {name} not found in namespace {desired.key.namespace}; create it")
@@ -235,20 +234,20 @@ class Planner:
         facts: ModelHeader,
         *,
         draft: _Draft | None = None,
-        adapters: Sequence[_Adapter] = (),
+        adapters: Sequence[Adapter] = (),
         keys: tuple[str, ...] = (),
     ) -> Launch:
         settings = self.context.settings
-        tensors = tuple(_adapter_tensors(desired.service, adapters, facts))
-        runtime = host_runtime_of(desired.service, desired.model, settings.mlx_runtime).name
-        engine = desired.service.spec.engine if runtime == GENERIC else None
+        tensors = tuple(adapter_tensors(desired.service, adapters, facts))
         plan = plan_for(
             PlanInputs(
                 desired.service,
                 desired.model,
                 weights,
                 facts,
-                await self.context.ports.engines.info(f"{runtime}/{engine.name}" if engine else runtime),
+                await self.context.ports.engines.info(
+                    engine_key_of(desired.service, desired.model, settings.mlx_runtime)
+                ),
                 alias=desired.key.name,
                 draft=draft.weights if draft else None,
                 adapters=tuple(weights for weights, _ in adapters),
@@ -312,7 +311,7 @@ class Planner:
             self.context.status_manager.update(Facts.with_unplanned, reason, message)
 
 
-def _adapter_tensors(service: InferenceService, adapters: Sequence[_Adapter], base: ModelHeader) -> Iterator[Tensor]:
+def adapter_tensors(service: InferenceService, adapters: Sequence[Adapter], base: ModelHeader) -> Iterator[Tensor]:
     """Yield the tensors of all adapters.
 
     Raises:

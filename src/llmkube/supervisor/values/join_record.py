@@ -92,15 +92,8 @@ def read_record(token: Path) -> JoinRecord | None:
 
 def record_of(data: Any) -> JoinRecord:
     """Parse a record that `attrs.asdict` returned; raise ValueError, TypeError or KeyError for anything else."""
-    record = JoinRecord(
-        host=data["host"],
-        server=data["server"],
-        namespace=data["namespace"],
-        lease_namespace=data["lease_namespace"],
-        networks=tuple(data["networks"]),
-        secrets=tuple(data["secrets"]),
-        by_token=data["by_token"],
-    )
+    values = {name: data[name] for name in attrs.fields_dict(JoinRecord)}
+    record = JoinRecord(**values | {name: tuple(values[name]) for name in ("networks", "secrets")})
     texts = (record.host, record.server, record.namespace, record.lease_namespace, *record.networks, *record.secrets)
     if not (all(isinstance(each, str) for each in texts) and isinstance(record.by_token, bool)):
         raise TypeError("not a record: expected strings and one boolean")

@@ -11,12 +11,12 @@
 """
 
 import random
-import signal
 from typing import Final
 
 import attrs
 
 from llmkube.base.backoff import Backoff
+from llmkube.base.messages import signal_name
 from llmkube.k8s.wire.reasons import Meaning, Reason
 from llmkube.runtimes.devices import Offload
 
@@ -36,12 +36,7 @@ class Exit:
         """`exit code 1`, or `killed by SIGKILL`."""
         if self.code is None:
             return "exit code unknown (an earlier agent started it)"
-        if self.code >= 0:
-            return f"exit code {self.code}"
-        try:
-            return f"killed by {signal.Signals(-self.code).name}"
-        except ValueError:
-            return f"killed by signal {-self.code}"
+        return f"exit code {self.code}" if self.code >= 0 else f"killed by {signal_name(-self.code)}"
 
 
 @attrs.frozen

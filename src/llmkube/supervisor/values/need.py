@@ -49,15 +49,16 @@ def _on_own_memory(need: Need, estimate: Estimate, known: Figure, shares: Mappin
     )
     layers = max(0, need.device_bytes - on_each)
     devices = {name: int(layers * share) + on_each + CONTEXT_BYTES for name, share in shares.items()}
-    total = max(estimate.host_bytes, known.measured_bytes, known.reported_bytes - known.device_bytes)
-    return attrs.evolve(need, total_bytes=total, device_bytes=0, estimated_bytes=estimate.host_bytes, devices=devices)
+    host = estimate.bytes_in(Location.HOST)
+    total = max(host, known.measured_bytes, known.reported_bytes - known.device_bytes)
+    return attrs.evolve(need, total_bytes=total, device_bytes=0, estimated_bytes=host, devices=devices)
 
 
 def _size_of(launch: Launch, figure: Figure | None) -> Need:
     estimate, known = launch.estimate, figure or Figure()
     observed_bytes = max(known.measured_bytes, known.reported_bytes)
     if estimate is not None:
-        device = max(estimate.device_bytes, known.device_bytes)
+        device = max(estimate.bytes_in(Location.DEVICE), known.device_bytes)
         total, is_sized = max(estimate.total_bytes, observed_bytes), not estimate.unlimited
         return Need(total, device, is_sized, estimate.unlimited, estimated_bytes=estimate.total_bytes)
     size, declared_bytes = launch.weights.size_bytes, launch.plan.memory_bytes

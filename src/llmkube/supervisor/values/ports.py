@@ -88,60 +88,44 @@ class Grace:
 class Child(Protocol):
     """A running process of this agent."""
 
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        ...
+    pid: int
+    """Its process id."""
 
-    @property
-    def wait(self) -> Callable[[], Awaitable[Exit]]:
-        """Function that returns its exit as soon as it exits; it waits for an event and does not poll."""
-        ...
+    wait: Callable[[], Awaitable[Exit]]
+    """Function that returns its exit as soon as it exits; it waits for an event and does not poll."""
 
-    @property
-    def started(self) -> str:
-        """Start of the process, which tells it from another one with the same pid."""
-        ...
+    started: str
+    """Start of the process, which tells it from another one with the same pid."""
 
-    @property
-    def log_offset(self) -> int:
-        """Offset of its own output in the log file, in bytes."""
-        ...
+    log_offset: int
+    """Offset of its own output in the log file, in bytes."""
 
     async def last_lines(self, count: int) -> tuple[str, ...]:
         """Return the last log lines of this attempt, oldest first."""
-        ...
 
     async def first_lines(self) -> tuple[str, ...]:
         """Return the first log lines of this attempt: those of its load; none if its log has been truncated since."""
-        ...
 
     async def rename_log(self, path: Path) -> None:
         """Rename its log file; it continues to write to it."""
-        ...
 
     async def listens(self, port: int) -> bool:
         """Whether it or a descendant accepts connections on this TCP port."""
-        ...
 
     async def read_stats(self, host: str, port: int, *, loading: bool) -> EngineStats | None:
         """Return the kernel's figures, and whether a process listens there; None if they cannot be read now.
 
         With `loading`, also the bytes read from files.
         """
-        ...
 
     def read_stats_nowait(self, host: str, port: int) -> EngineStats | None:
         """Return the same of an engine that serves, without waiting; None also if `read_stats` would have to wait."""
-        ...
 
     def record_activity(self) -> None:
         """Record that it has just loaded or computed, so that this machine does not fall asleep."""
-        ...
 
     def memory_kills(self) -> int:
         """Return how many processes the kernel has OOM-killed where the engine runs, since it started to run."""
-        ...
 
 
 class Engines(Protocol):
@@ -153,7 +137,6 @@ class Engines(Protocol):
         Raises:
             ExternalError: The program is missing or does not answer.
         """
-        ...
 
     def free_port(self, host: str) -> int:
         """Return a TCP port on one of this host's addresses that has no listener at this moment.
@@ -161,7 +144,6 @@ class Engines(Protocol):
         Raises:
             ExternalError: This host does not have the address.
         """
-        ...
 
     def open_child(self, command: Command, shutdown: Shutdown, grace: Grace) -> AbstractAsyncContextManager[Child]:
         """Run a process; leaving the context for any reason ends it: TERM, grace, KILL, reap.
@@ -171,7 +153,6 @@ class Engines(Protocol):
         Raises:
             ExternalError: The program could not be started.
         """
-        ...
 
     def adopt_child(
         self, record: EngineRecord, log_path: Path, shutdown: Shutdown, grace: Grace
@@ -181,7 +162,6 @@ class Engines(Protocol):
         Raises:
             ExternalError: The process is gone.
         """
-        ...
 
 
 class Door(Protocol):
@@ -190,11 +170,9 @@ class Door(Protocol):
     @property
     def is_left(self) -> bool:
         """Whether an earlier agent has left one."""
-        ...
 
     def running(self, shutdown: Shutdown) -> AbstractAsyncContextManager[None]:
         """Keep it running during the block, and stop it afterwards, unless the next agent takes it over."""
-        ...
 
     async def connect(self) -> trio.abc.Stream:
         """Return a connection to it.
@@ -202,7 +180,6 @@ class Door(Protocol):
         Raises:
             OSError: It does not accept any, or not yet.
         """
-        ...
 
 
 class Weights(Protocol):
@@ -215,7 +192,6 @@ class Weights(Protocol):
             UserError: The source, the digest or the file is invalid.
             ExternalError: The fetch failed; a retry could help.
         """
-        ...
 
     async def fetch_projector(
         self, model: Model, weights: WeightsFile, facts: GGUFFacts, progress: Callable[[Progress], None]
@@ -226,7 +202,6 @@ class Weights(Protocol):
             UserError: The name or the file is invalid.
             ExternalError: The fetch failed; a retry could help.
         """
-        ...
 
     async def compare_vocabularies(self, model: WeightsFile, draft: WeightsFile) -> str:
         """Return why an engine would not use a draft model's file for a model's; "" if it would.
@@ -235,7 +210,6 @@ class Weights(Protocol):
             UserError: A file is invalid.
             ExternalError: A file cannot be read now.
         """
-        ...
 
     async def preview(self, model: Model) -> ModelHeader | None:
         """Return the header of a Model's file that is not here yet; None if it is here, or its source does not show it.
@@ -244,15 +218,12 @@ class Weights(Protocol):
             UserError: As `fetch`.
             ExternalError: As `fetch`.
         """
-        ...
 
     async def has(self, model: Model) -> bool:
         """Whether a Model's file is here, by a quick check; never raises."""
-        ...
 
     async def keeps(self, file: WeightsFile) -> bool:
         """Whether a file that was here is still here; never raises."""
-        ...
 
 
 @attrs.frozen

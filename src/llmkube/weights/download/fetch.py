@@ -145,12 +145,9 @@ class ModelLibrary(Protocol):
             WeightsError: There is no such model, or it cannot be served here; the message has a fix.
             FetchError: The program does not answer, or the pull failed.
         """
-        ...
 
     async def has(self, source: OllamaModel) -> bool:
         """Return whether the program has the model; False if it does not answer."""
-        ...
 
     async def keeps(self, identity: str) -> bool:
         """Return whether a file that `fetch` has returned is still its model's file."""
-        ...

@@ -133,10 +133,6 @@ class Meter:
     _waiting_since: datetime.datetime | None = None
     _done_bytes: int = 0
 
-    def resolving(self) -> None:
-        """Report that the servers are queried for the files."""
-        self.progress(Progress("resolving"))
-
     def downloading(self, size_bytes: int, part_total_bytes: int | None) -> None:
         """Report the bytes of one file so far, and its total size if known."""
         done = self.finished_bytes + size_bytes
@@ -146,10 +142,6 @@ class Meter:
         self._rate.add(trio.current_time(), done)
         rate, left = self._rate.bytes_per_second, self._rate.seconds_left(total)
         self.progress(Progress("downloading", done, total, rate, left, self.chosen))
-
-    def verifying(self, done_bytes: int, total_bytes: int) -> None:
-        """Report the verified bytes."""
-        self.progress(Progress("verifying", done_bytes, total_bytes))
 
     def waiting(self, seconds: float, note: str, reason: str = "") -> None:
         """Report a pause and its cause; attempts that receive no byte do not reset the start of the wait."""

@@ -9,7 +9,7 @@ import trio
 from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download import hugging_face, registry
 from llmkube.weights.download.buckets import BucketAccess, Signer
-from llmkube.weights.download.progress import Meter
+from llmkube.weights.download.progress import Meter, Progress
 from llmkube.weights.download.redirects import Credential, FileRequest, FileResponse, as_fetch_errors, open_response
 from llmkube.weights.download.registry import RegistryAccess
 from llmkube.weights.download.retry import Network, retry
@@ -93,7 +93,7 @@ class Resolver:
     async def resolve(self) -> Sequence[TransferRequest]:
         """Return the files to download; problems that can be detected beforehand are raised here."""
         source = self.job.source
-        self.meter.resolving()
+        self.meter.progress(Progress("resolving"))
         if isinstance(source, WebFile):
             self._refuse_one_digest_for_many(len(source.parts))
             return await self._probe_all([self.web_file(source, url) for url in source.parts])

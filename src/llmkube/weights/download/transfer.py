@@ -7,7 +7,7 @@ import attrs
 import trio
 
 from llmkube.weights.download.body_pipe import BodyReceiver, DiskWriter, HeaderBound, RingBuffer
-from llmkube.weights.download.progress import Meter
+from llmkube.weights.download.progress import Meter, Progress
 from llmkube.weights.download.redirects import FileRequest, FileResponse, open_response
 from llmkube.weights.download.retry import Dependencies, retry
 from llmkube.weights.errors import (
@@ -85,7 +85,7 @@ class Transfer:
         total = self.partial.unhashed_bytes
         while self.partial.unhashed_bytes:
             await run_sync(self.partial.rehash)
-            self.meter.verifying(self.partial.size_bytes, total)
+            self.meter.progress(Progress("verifying", self.partial.size_bytes, total))
         self._best_bytes = self.partial.size_bytes
         self._expected = self.request.sha256
         # The user's digest may be a mistake, and a file that was downloaded as a whole would be the same again; the

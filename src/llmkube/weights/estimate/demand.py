@@ -51,17 +51,8 @@ class Estimate:
         """The sum of all parts."""
         return sum(each.size_bytes for each in self.components)
 
-    @property
-    def device_bytes(self) -> int:
-        """The memory on the device."""
-        return self._bytes_in(Location.DEVICE)
-
-    @property
-    def host_bytes(self) -> int:
-        """The memory on the host."""
-        return self._bytes_in(Location.HOST)
-
-    def _bytes_in(self, place: Location) -> int:
+    def bytes_in(self, place: Location) -> int:
+        """Return the memory in one location."""
         return sum(each.size_bytes for each in self.components if each.place is place)
 
 

@@ -130,7 +130,8 @@ def facts_of(reader: HeaderReader) -> GGUFFacts:
     _, _, layer_count = (values.required(f"{architecture}.{name}") for name in fmt.REQUIRED)
     if not 0 < layer_count <= fmt.MAX_LAYERS:
         raise reader.refuse(f"it claims {layer_count} layers; engines support 1 to {fmt.MAX_LAYERS}")
-    heads, kv_heads, _ = (values.per_layer(f"{architecture}.{name}", layer_count) for name in fmt.PER_LAYER)
+    for name in fmt.PER_LAYER:
+        values.check_per_layer(f"{architecture}.{name}", layer_count)
     _check_tokenizer(values)
     if header.tensor_count == 0 and parts == 1:
         raise reader.refuse("it has no tensors: it is a vocabulary or an unfinished conversion, not a model")
@@ -138,8 +139,6 @@ def facts_of(reader: HeaderReader) -> GGUFFacts:
     heaviest = max(header.tensor_bytes, key=header.tensor_bytes.__getitem__, default=None)
     return GGUFFacts.of(
         _shape(values, architecture, parts),
-        heads,
-        kv_heads,
         file_version=header.version,
         name=values.text("general.name"),
         license=values.text("general.license"),
@@ -240,19 +239,13 @@ class HeaderValues:
             )
         return number
 
-    def per_layer(self, key: str, layer_count: int) -> tuple[int, ...]:
-        """Return one number for all layers, or one for each; () if absent."""
+    def check_per_layer(self, key: str, layer_count: int) -> None:
+        """Refuse a key that is present and is neither one number for all layers nor one for each."""
         value = self.get(key)
-        if value is None:
-            return ()
-        if value.count is None:
+        if value is not None and value.count is None:
             self.check({key: fmt.UINT32})
-            return (self.required(key),)
-        if value.count != layer_count or value.kind not in _PER_LAYER or value.data is None:
+        elif value is not None and (value.count != layer_count or value.kind not in _PER_LAYER or value.data is None):
             raise self.reader.refuse(f"{key} is an {value.title}; {layer_count} layers need a u32 each")
-        if value.kind == fmt.BOOL:
-            return tuple(int(byte != 0) for byte in value.data)
-        return tuple(number for (number,) in fmt.LAYOUTS[fmt.UINT32].iter_unpack(value.data))
 
 
 def _check_tokenizer(values: HeaderValues) -> None:

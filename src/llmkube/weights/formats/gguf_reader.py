@@ -140,7 +140,6 @@ class HeaderReader:
 
     def __init__(self, name: str, size_bytes: int | None, *, limit_bytes: int = MAX_HEADER_BYTES) -> None:
         self.header: Header | None = None
-        self.next_range: Range | None = None
         self._name = name
         self._size = size_bytes
         self._limit = limit_bytes
@@ -152,7 +151,7 @@ class HeaderReader:
         self._values: dict[bytes, Value] = {}
         self.string_arrays: dict[bytes, range] = {}
         self._steps = self._read()
-        self._advance(None)
+        self.next_range: Range | None = next(self._steps)
 
     def feed(self, data: bytes) -> None:
         """Process the piece at `next_range`, which may be longer; a shorter one means that the file ends there.
@@ -160,17 +159,14 @@ class HeaderReader:
         Raises:
             NotGGUFError: No engine could load this file, or the header exceeds a bound.
         """
-        self._advance(data)
+        try:
+            self.next_range = self._steps.send(data)
+        except StopIteration:
+            self.next_range = None
 
     def refuse(self, reason: str) -> NotGGUFError:
         """Return the error for an invalid file, with the reason."""
         return NotGGUFError(f"{self._name} is not a valid GGUF file: {reason}")
-
-    def _advance(self, data: bytes | None) -> None:
-        try:
-            self.next_range = next(self._steps) if data is None else self._steps.send(data)
-        except StopIteration:
-            self.next_range = None
 
     # -- the window onto the file ---------------------------------------------------------------------------------
 
@@ -206,8 +202,7 @@ class HeaderReader:
         """Read a number from buffered bytes."""
         (number,) = layout.unpack_from(self._data, self._cursor)
         self._cursor += layout.size
-        found: int = number
-        return found
+        return int(number)
 
     def _take(self, count: int) -> bytes:
         data = self._data[self._cursor : self._cursor + count]
@@ -330,8 +325,7 @@ class HeaderReader:
         (alignment,) = _U32.unpack(value.data)
         if alignment == 0 or alignment & (alignment - 1):
             raise self.refuse(f"general.alignment is {alignment}, not a power of two")
-        found: int = alignment
-        return found
+        return int(alignment)
 
     def _read_tensors(self, version: int, tensor_count: int, alignment: int) -> Steps:
         """Read the list of tensors; their data must be contiguous, as engines require."""

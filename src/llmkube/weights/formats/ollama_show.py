@@ -86,13 +86,10 @@ def _facts(name: str, info: Mapping[str, Any], tensors: list[Any], size_bytes: i
         size_bytes=max(size_bytes, tensor_bytes),
         unread_bytes=max(0, size_bytes - tensor_bytes),
     )
-    heads, kv_heads = (numbers.get(f"attention.{key}", ()) for key in ("head_count", "head_count_kv"))
     file_type = next(iter(_numbers(info.get("general.file_type"))), None)
     license_name = info.get("general.license")
     return GGUFFacts.of(
         shape,
-        heads,
-        kv_heads,
         file_version=_GGUF_VERSION,
         license=license_name if isinstance(license_name, str) else None,
         quantization=quantization(file_type, None),

@@ -148,12 +148,12 @@ class AdapterFacts:
 class GGUFFacts:
     """The facts in a GGUF header; None for absent ones.
 
-    Models whose layers differ have a number of key-value heads for each layer: `head_count_kv` is then the largest, and
-    `head_count_kv_per_layer` has them all. `size_bytes` is the size of this file alone, even if the model is split into
-    `split_count` files; for a remote file of unknown size, it is the size that its tensors need. `pooling_type` is the
-    pooling of an embedding model, in llama.cpp's numbers: 0 means none. `newer_tensor_types` are the numbers of tensor
-    types that only engines newer than this release know. `shape` is for `sizing`, and `projector` is the one that the
-    model is served with; both are ignored in comparisons. An adapter has `adapter` instead of a shape.
+    `head_count_kv` is the largest number of key-value heads of the layers. `size_bytes` is the size of this file alone,
+    even if the model is split into `split_count` files; for a remote file of unknown size, it is the size that its
+    tensors need. `pooling_type` is the pooling of an embedding model, in llama.cpp's numbers: 0 means none.
+    `newer_tensor_types` are the numbers of tensor types that only engines newer than this release know. `shape` is for
+    `sizing`, and `projector` is the one that the model is served with; both are ignored in comparisons. An adapter has
+    `adapter` instead of a shape.
     """
 
     architecture: str
@@ -168,9 +168,6 @@ class GGUFFacts:
     embedding_size: int | None = None
     head_count: int | None = None
     head_count_kv: int | None = None
-    head_count_kv_per_layer: tuple[int, ...] = ()
-    key_length: int | None = None
-    value_length: int | None = None
     pooling_type: int | None = None
     split_count: int = 1
     newer_tensor_types: tuple[int, ...] = ()
@@ -184,12 +181,8 @@ class GGUFFacts:
         return self.shape.embedding_size * (1 + self.shape.number("n_deepstack_layers")) if self.shape else 0
 
     @classmethod
-    def of(cls, shape: Shape, heads: tuple[int, ...], kv_heads: tuple[int, ...], **others: Any) -> "GGUFFacts":
-        """Return the facts from a model's shape and its numbers of heads, and the others as given."""
-
-        def number(key: str) -> int | None:
-            return next(iter(shape.numbers.get(key, ())), None)
-
+    def of(cls, shape: Shape, **others: Any) -> "GGUFFacts":
+        """Return the facts from a model's shape, and the others as given."""
         return cls(
             architecture=shape.architecture,
             tensor_count=len(shape.tensors),
@@ -197,12 +190,9 @@ class GGUFFacts:
             context_length=shape.trained_context,
             layer_count=shape.layer_count,
             embedding_size=shape.embedding_size,
-            head_count=max(heads, default=None),
-            head_count_kv=max(kv_heads, default=None),
-            head_count_kv_per_layer=kv_heads if len(kv_heads) > 1 else (),
-            key_length=number("attention.key_length"),
-            value_length=number("attention.value_length"),
-            pooling_type=number("pooling_type"),
+            head_count=max(shape.numbers.get("attention.head_count", ()), default=None),
+            head_count_kv=max(shape.numbers.get("attention.head_count_kv", ()), default=None),
+            pooling_type=next(iter(shape.numbers.get("pooling_type", ())), None),
             shape=shape,
             **others,
         )

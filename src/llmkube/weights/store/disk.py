@@ -26,7 +26,6 @@ class RunSync(Protocol):
 
     async def __call__(self, fn: Callable[[], T], /) -> T:
         """Return the result of `fn`, or raise its exception."""
-        ...
 
 
 def in_threads(limiter: trio.CapacityLimiter, *, abandon: bool = False) -> RunSync:

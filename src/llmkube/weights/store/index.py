@@ -259,20 +259,17 @@ def read_record(store: Store, key: str) -> Record | None:
 def save_record(store: Store, key: str, record: Record) -> None:
     """Write a record, replacing the one with the same key."""
     pieces = [{"sha256": p.sha256, "sizeBytes": p.size_bytes, "mtimeNs": p.mtime_ns} for p in record.pieces]
+    are_known = any(version != Validator() for version in record.versions)
+    optional: dict[str, Any] = {
+        "server": record.server,
+        "versions": [[version.etag, version.last_modified] for version in record.versions] if are_known else [],
+        "choice": record.choice,
+        "names": record.names,
+        "projector": record.projector,
+    }
     data: dict[str, Any] = {"source": record.source, "pieces": pieces, "fetchedAt": record.fetched_at}
-    data["audience"] = attrs.asdict(record.audience)
-    if record.server:
-        data["server"] = record.server
-    if any(version != Validator() for version in record.versions):
-        data["versions"] = [[version.etag, version.last_modified] for version in record.versions]
-    if record.choice:
-        data["choice"] = record.choice
-    if record.names:
-        data["names"] = list(record.names)
-    if record.projector:
-        data["projector"] = record.projector
-    text = json.dumps(data)
-    write_private(store.index / f"{key}.json", text)
+    data |= {"audience": attrs.asdict(record.audience), **{name: value for name, value in optional.items() if value}}
+    write_private(store.index / f"{key}.json", json.dumps(data))
     sync_folder(store.index)
 
 

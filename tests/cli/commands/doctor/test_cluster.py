@@ -169,7 +169,7 @@ def test_only_a_named_cluster_is_queried(home, monkeypatch):
     assert (found.config, found.home) == (None, "home")
     assert find_target(here, ClusterFlags(context="home")).config.server == "https://home:6443"
     other = named(home / "other", "other")
-    assert find_target(here, ClusterFlags(kubeconfig=str(other))).config.server == "https://other:6443"
+    assert find_target(here, ClusterFlags(kubeconfig=other)).config.server == "https://other:6443"
     agents = installation(home / "state", program="agent", config=AgentConfig(kubeconfig=other))
     assert find_target(agents, ClusterFlags()).config.server == "https://other:6443"
     named(home / "state" / "kubeconfig", "own")
@@ -193,7 +193,7 @@ async def test_silent_api_server_is_a_failure(home, monkeypatch):
         file = home / "silent"
         server = f"http://127.0.0.1:{silent.getsockname()[1]}"
         kubeconfig(file, server, "lab")
-        (found,) = await check_server(installation(home / "state"), ClusterFlags(kubeconfig=str(file)), lambda: NOON)
+        (found,) = await check_server(installation(home / "state"), ClusterFlags(kubeconfig=file), lambda: NOON)
     check_finding(found, "fail", f'{server} (context "lab"): no answer within 0.2 s')
 
 

@@ -20,7 +20,6 @@ from llmkube.cli.commands.inference.conversation import (
     Delta,
     EventReader,
     Route,
-    Sampling,
     StreamError,
     error_text,
     find_route,
@@ -148,12 +147,12 @@ async def test_a_full_context_is_an_error_of_its_own(error):
 
 def test_older_half_is_dropped_first():
     """Each call drops at least one question with its answer."""
-    talk = Conversation(Sampling())
+    talk = Conversation()
     for question in "abc":
         talk.add_exchange(question, question.upper())
     assert talk.forget_oldest() == 2
     assert [turn["content"] for turn in talk.turns] == ["c", "C"]
-    assert (talk.forget_oldest(), talk.forget_oldest(), talk.turns) == (1, 0, ())
+    assert (talk.forget_oldest(), talk.forget_oldest(), talk.turns) == (1, 0, [])
 
 
 async def test_an_unreachable_server_is_reported():
@@ -167,7 +166,7 @@ async def test_an_unreachable_server_is_reported():
 
 def test_requests_carry_the_conversation():
     """Each request has the system prompt and all turns; `/new` keeps only the system prompt."""
-    talk = Conversation(Sampling(temperature=0.0, max_tokens=9), "Be brief.")
+    talk = Conversation("Be brief.", {"temperature": 0.0, "max_tokens": 9})
     talk.add_exchange("a?", "A.")
     body = json.loads(talk.body("chat", "b?"))
     assert [(each["role"], each["content"]) for each in body["messages"]] == [
@@ -179,7 +178,7 @@ def test_requests_carry_the_conversation():
     assert (body["model"], body["stream"], body["temperature"], body["max_tokens"]) == ("chat", True, 0.0, 9)
     talk.forget()
     assert len(json.loads(talk.body("chat", "c?"))["messages"]) == 2
-    plain = json.loads(Conversation(Sampling()).body("chat", "c?"))
+    plain = json.loads(Conversation(sampling={"temperature": None}).body("chat", "c?"))
     assert plain.keys() == {"model", "stream", "messages"}
 
 

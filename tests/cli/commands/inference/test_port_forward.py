@@ -238,7 +238,7 @@ def test_a_taken_port_and_a_wrong_one_are_reported(run):
 
 @pytest.fixture
 def _stop_at_target(monkeypatch):
-    async def find(listeners, find, report, *, dial):
+    async def find(listeners, find, report, dial):
         for listener in listeners:
             await listener.aclose()
         raise CommandError(f"found {await find()}")
@@ -292,7 +292,7 @@ async def test_a_pod_is_reached_through_the_api_server():
         kubelet = Kubelet(port)
         with serving(kubelet, ca) as url:
             async with cluster(url, ca) as client, trio.open_nursery() as nursery:
-                nursery.start_soon(partial(run_tunnel, listeners, find, pytest.fail, dial=partial(dial_engine, client)))
+                nursery.start_soon(run_tunnel, listeners, find, pytest.fail, partial(dial_engine, client))
                 stream = await trio.open_tcp_stream(*listeners[0].socket.getsockname())
                 nursery.start_soon(stream.send_all, question)
                 while len(answer) < len(question):

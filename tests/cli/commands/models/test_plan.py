@@ -15,6 +15,7 @@ from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.book import Book, Grant, StopEngine
 from llmkube.supervisor.memory.eviction import Decision
 from llmkube.supervisor.memory.reservation import MemorySpec, Need, Usage
+from tiny_models import write_adapter, write_full_attention
 
 DEMO = files("llmkube.weights") / "builtin" / "demo.gguf"
 GIB = 1 << 30
@@ -97,6 +98,34 @@ def test_manifests_and_cards_with_their_own_memory(tmp_path):
     hosts["hosts"][0]["accelerator"] = "cpu"
     done = run(tmp_path, yaml.safe_dump_all([hosts, model, service]))
     assert "s needs cuda, which no host has; change its Model or a host" in done.output
+
+
+def test_a_draft_model_adapters_and_a_projector_need_memory(tmp_path):
+    """Each adds to the need of the service; one that is not known is named."""
+    write_full_attention(tmp_path / "m.gguf")
+    write_adapter(tmp_path / "a.gguf")
+    models = [
+        {"kind": "Model", "metadata": {"name": name}, "spec": {"source": str(tmp_path / f"{name}.gguf")}}
+        for name in ("m", "a")
+    ]
+    fields = {
+        "plain": {},
+        "draft": {"speculativeDecoding": {"type": "draft", "draftModelRef": "m"}},
+        "adapter": {"adapters": [{"modelRef": "a"}]},
+    }
+    asked = [
+        {"kind": "InferenceService", "metadata": {"name": name}, "spec": {"modelRef": "m", "contextSize": 64, **more}}
+        for name, more in fields.items()
+    ]
+    found = services(run(tmp_path, yaml.safe_dump_all([*models, *asked]), "-o", "json"))
+    needs = {name: each["needBytes"] for name, each in found.items()}
+    assert needs["plain"] < needs["adapter"] < needs["draft"]
+    for model, name in ((models[0], "a"), (models[1], "m")):
+        done = run(tmp_path, yaml.safe_dump_all([model, *asked]))
+        assert f"there is no Model {name} in the file" in done.output
+    models[0]["spec"]["mmproj"] = "mmproj.gguf"
+    done = run(tmp_path, yaml.safe_dump_all([*models, *asked]))
+    assert "the projector mmproj.gguf is not an absolute path" in done.output
 
 
 @pytest.mark.parametrize(

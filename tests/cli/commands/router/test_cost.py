@@ -26,6 +26,8 @@ llmkube_metal_agent_energy_joules_total{domain="package"} 30
 llmkube_metal_agent_energy_joules_total{domain="dram"} 3
 # TYPE llmkube_metal_agent_service_energy_joules counter
 llmkube_metal_agent_service_energy_joules_total{namespace="team-a",name="chat"} 12
+# TYPE llmkube_metal_agent_engine_info gauge
+llmkube_metal_agent_engine_info{namespace="team-a",name="chat",engine="llamacpp"} 1
 """
 ENGINE = """
 # TYPE llamacpp:prompt_tokens_total counter
@@ -35,7 +37,8 @@ llamacpp:prompt_tokens_cached_total 50
 # TYPE llamacpp:tokens_predicted_total counter
 llamacpp:tokens_predicted_total 9
 """
-MODELS = [{"id": "team-a/chat", "meta": {}}, {"id": "short", "meta": {}, "parent": "team-a/chat"}, {"id": "off"}]
+MODELS = [{"id": "chat", "meta": {}}, {"id": "short", "meta": {}, "parent": "chat"}, {"id": "off"}]
+ELSEWHERE = {"id": "team-a/joined", "meta": {}}
 
 
 @pytest.fixture
@@ -78,10 +81,21 @@ def test_the_totals_of_programs_are_added_up(serve):
         done = run("--by", axis, "--metrics", f"{url}/metrics", "--gateway", url, "-o", "json")
         found |= {one[axis]: [one[each] for each in list(one)[1:]] for one in json.loads(done.stdout)}
     assert found == {
-        "red": [100.0, 20.0, None, None, 0.25],
-        "router n/r: gpt": [None, None, 7.0, None, 0.25],
-        "team-a/chat": [150.0, 9.0, 50.0, 12.0, None],
-        url.removeprefix("http://"): [None, None, None, 33.0, None],
+        "red": [100.0, 20.0, None, None, 0.25, pytest.approx(0.25e6 / 120)],
+        "router n/r: gpt": [None, None, 7.0, None, 0.25, None],
+        "team-a/chat": [150.0, 9.0, 50.0, 12.0, None, None],
+        url.removeprefix("http://"): [150.0, 9.0, 50.0, 33.0, None, None],
+    }
+
+
+def test_tokens_of_a_host_whose_metrics_are_not_read_are_unknown(serve, monkeypatch):
+    """They are neither lost nor those of another host."""
+    url, _ = serve
+    monkeypatch.setattr(f"{__name__}.MODELS", [*MODELS, ELSEWHERE])
+    done = run("--by", "host", "--metrics", f"{url}/metrics", "--gateway", url, "-o", "json")
+    assert {one["host"]: one["prompt"] for one in json.loads(done.stdout)} == {
+        url.removeprefix("http://"): 150.0,
+        "unknown": 150.0,
     }
 
 
@@ -89,9 +103,9 @@ def test_energy_has_a_price(serve):
     """Dollars of measured joules are added to those that were charged; without joules nothing changes."""
     url, _ = serve
     done = run("--metrics", f"{url}/metrics", "--gateway", url, "--price-per-kwh", "300000", "-o", "json")
-    assert {one["model"]: one["dollars"] for one in json.loads(done.stdout)} == {
-        "router n/r: gpt": 0.25,
-        "team-a/chat": pytest.approx(1.0),
+    assert {one["model"]: (one["dollars"], one["per_million"]) for one in json.loads(done.stdout)} == {
+        "router n/r: gpt": (0.25, None),
+        "team-a/chat": (pytest.approx(1.0), pytest.approx(1e6 / 159)),
     }
     assert run("--price-per-kwh", "-1").exit_code == 2
 
@@ -107,12 +121,10 @@ def test_a_period_is_asked_of_prometheus(serve):
         "CACHED",
         "JOULES",
         "DOLLARS",
+        "PER_MILLION",
         "red",
         "13",
-        "<none>",
-        "<none>",
-        "<none>",
-        "<none>",
+        *("<none>",) * 5,
     ]
     assert queries == [
         "sum by (team, kind) (increase(llmkube_router_team_tokens_total[172800s]))",
@@ -128,5 +140,5 @@ def test_what_cannot_be_asked_is_an_error():
 
 def test_every_series_is_exported():
     """A series that no program exports would stay empty for ever."""
-    named = {one["series"] for axis in read_table("llmkube.cli.commands.router", "cost").values() for one in axis}
+    named = {one["name"] for one in read_table("llmkube.cli.commands.router", "cost")["series"]}
     assert named <= known_names()

@@ -234,6 +234,38 @@ def test_runtime_of_pods_ignores_hosts():
     assert "llamacpp" not in deploy_module._POD_RUNTIMES
 
 
+def test_an_engine_of_the_hosts_owner(deploy):
+    """`--engine` implies the runtime and, without a GGUF file, the format; the accelerator is that of a live host."""
+
+    async def mac(client):
+        await announce(client, "metal")
+
+    flags = ("--engine", "speech", "--engine-option", "beam=1e-20", "--engine-option", "lang=a=b")
+    done, found = deploy("deploy", "asr", "--source", "/models/en-us", *flags, "--no-wait", prepare=mac)
+    assert done.exit_code == 0, done.output
+    model, service = found["Model", "default/asr"].spec, found["InferenceService", "default/asr"].spec
+    assert (model.format, model.hardware.accelerator, service.runtime) == ("custom", "metal", "generic")
+    assert (service.engine.name, service.engine.options) == ("speech", {"beam": "1e-20", "lang": "a=b"})
+    for source, given, expected in (("/m.gguf", (), "gguf"), ("/m", ("--format", "mlx"), "mlx")):
+        _, found = deploy("deploy", "asr", "--source", source, "--engine", "own", *given, "--no-wait")
+        assert found["Model", "default/asr"].spec.format == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (("--engine-option", "beam=1"), "--engine-option needs --engine"),
+        (("--engine", "speech", "--engine-option", "beam"), '"beam" is not NAME=VALUE'),
+        (("--engine", "speech", "--runtime", "ollama"), "--engine needs the runtime generic, not ollama"),
+        (("--engine", "a/b"), '"a/b" is not a name of letters, digits, - and _'),
+    ],
+)
+def test_an_engine_that_cannot_be_named(deploy, flags, problem):
+    done, _ = deploy(*BASE, *flags)
+    assert done.exit_code == 2
+    assert problem in " ".join(done.output.split())
+
+
 def test_a_path_may_have_spaces(deploy, tmp_path):
     file = tmp_path / "Application Support" / "my model.gguf"
     file.parent.mkdir()
@@ -258,7 +290,7 @@ def flags_of(**given):
     """Return click's parameters for `--source builtin://demo --accelerator cpu` and the given flags."""
     flags = {field.parameter: None for field in deploy_module.FLAGS}
     flags |= {"source": "builtin://demo", "model_name": None, "accelerator": "cpu", "gpu": False, "env": ()}
-    flags |= {"api_key_secret": None, "lora": (), "draft": None}
+    flags |= {"api_key_secret": None, "lora": (), "draft": None, "engine_option": ()}
     return flags | given
 
 

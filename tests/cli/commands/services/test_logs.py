@@ -75,10 +75,10 @@ def test_a_temporary_state_directory_is_found(tmp_path, monkeypatch):
     """The kubeconfig of `llmkube up --ephemeral` leads to its logs; --state-dir wins."""
     monkeypatch.setenv("LLMKUBE_STATE_DIR", str(tmp_path / "state"))
     (tmp_path / "llmkube-x" / "logs").mkdir(parents=True)
-    where = ClusterFlags(kubeconfig=str(tmp_path / "llmkube-x" / "kubeconfig"))
+    where = ClusterFlags(kubeconfig=tmp_path / "llmkube-x" / "kubeconfig")
     assert state_dirs(where, None) == (tmp_path / "llmkube-x", tmp_path / "state")
     assert state_dirs(where, tmp_path / "y") == (tmp_path / "y",)
-    assert state_dirs(ClusterFlags(kubeconfig=str(tmp_path / "config")), None) == (tmp_path / "state",)
+    assert state_dirs(ClusterFlags(kubeconfig=tmp_path / "config"), None) == (tmp_path / "state",)
 
 
 def test_an_engine_that_never_started_is_explained(state):

@@ -245,7 +245,7 @@ def test_a_silent_server_times_out(monkeypatch):
     """A silent API server ends the command with 4."""
 
     @asynccontextmanager
-    async def open_cluster(kubeconfig, context):
+    async def open_cluster(where):
         await trio.sleep_forever()
         yield
 

@@ -22,7 +22,7 @@ macros:
   ctx: 2048
 models:
   "Coder:7B":
-    macros: {ctx: 8192}
+    macros: {ctx: 8192, gpus: "0,1"}
     cmd: |
       # long context
       ${server} \\
@@ -30,6 +30,7 @@ models:
       --mmproj ${folder}/coder-mmproj.gguf --lora ${folder}/style.gguf --log-file /tmp/log --api-key ${env.SWAP_KEY}
       --brand-new 3
     ttl: 300
+    env: ["CUDA_VISIBLE_DEVICES=${gpus}", "TOKEN=${env.SWAP_KEY}", "LLAMA_ARG_CTX_SIZE=5"]
     aliases: [gpt-4o-mini, {id: codex, unlisted: true}]
     unlisted: true
     filters:
@@ -83,6 +84,7 @@ def test_a_config_of_llama_swap_becomes_objects_that_hosts_accept(tmp_path):
     assert coder["aliases"] == ["Coder:7B", "gpt-4o-mini", "codex"]
     assert coder["activation"] == {"mode": "OnRequest", "idleTimeout": "300s"}
     assert coder["extraArgs"] == ["-ctk", "q8_0", "-ctv", "q8_0", "--temp", "0.6"]
+    assert coder["env"] == [{"name": "CUDA_VISIBLE_DEVICES", "value": "0,1"}]
     sampled = {"temperature": "0.2", "topK": 20}
     fast = {"name": "Coder:7B:fast", **sampled, "maxTokens": 64, "thinking": False}
     assert coder["presets"] == [{"name": "coder-7b", **sampled}, {"name": "Coder:7B", **sampled}, fast]
@@ -106,6 +108,8 @@ def test_what_llama_swap_has_and_we_do_not_is_named_by_model_and_field(tmp_path)
         "groups: the host's memory decides",
         "peers.cloud.apiKey: not copied; create a Secret",
         "Coder:7B: unlisted: has no counterpart",
+        "Coder:7B: env: TOKEN holds a secret; remove it, or allow it on this machine",
+        "Coder:7B: env: LLAMA_ARG_CTX_SIZE sets a flag of the engine; use its field, or extraArgs",
         "Coder:7B: filters.stripParams: has no counterpart",
         "Coder:7B: filters, Coder:7B, seed: has no counterpart",
         "Coder:7B: --log-file: makes the engine write to this machine's disk",
@@ -166,7 +170,7 @@ def test_a_store_of_ollama_is_used_in_place(tmp_path, monkeypatch):
     assert (spec["contextSize"], spec["extraArgs"]) == (2048, ["--temp", "0.3"])
     assert {each["name"]: each["system"] for each in spec["presets"]}["tuned"] == "Be brief."
     assert f"start llmkube up with --allow-local-sources {tmp_path / 'blobs'}" in done.stderr
-    assert "tuned:latest: parameter stop: has no counterpart" in done.stderr
+    assert "tuned:latest: parameter stop: an engine stops at the model's own end" in done.stderr
     assert "tuned:latest: template: the chat template in the model's own file is used" in done.stderr
 
 

@@ -69,7 +69,7 @@ def find_target(here: Installation, where: ClusterFlags) -> Target:
         UserError: The configuration cannot be used.
     """
     if where.kubeconfig or where.context:
-        return Target(find_config(where.kubeconfig_path, where.context, here.folder)[0])
+        return Target(find_config(where.kubeconfig, where.context, here.folder)[0])
     config = here.config
     if here.serves_a_cluster and isinstance(config, AgentConfig):
         found, origin = find_config(config.kubeconfig, config.context, here.folder)
@@ -261,7 +261,7 @@ async def lacking_rights(client: Client, config: AgentConfig) -> tuple[str, ...]
         ApiError: A review failed.
     """
     needs = [need for need in rights.PROGRAM.needs if not need.opt_in]
-    refused: dict[tuple[int, str], None] = {}
+    refused: set[tuple[int, str]] = set()
     errors: list[ApiError] = []
     limiter = trio.CapacityLimiter(_AT_ONCE)
 
@@ -271,7 +271,7 @@ async def lacking_rights(client: Client, config: AgentConfig) -> tuple[str, ...]
                 return  # this request would fail in the same way
             try:
                 if not await may(client, attributes_of(need, verb, config)):
-                    refused[index, verb] = None
+                    refused.add((index, verb))
             except ApiError as exc:
                 errors.append(exc)
 
@@ -281,12 +281,9 @@ async def lacking_rights(client: Client, config: AgentConfig) -> tuple[str, ...]
                 nursery.start_soon(check, index, need, verb)
     if errors:
         raise errors[0]
-    reported: dict[str, None] = {}
-    for index, need in enumerate(needs):
-        verbs = [verb for verb in sorted(need.verbs) if (index, verb) in refused]
-        if verbs:
-            reported[f"{', '.join(verbs)} {need.plural}{_namespace_text(need, config)}"] = None
-    return tuple(reported)
+    lacking = [(need, [verb for verb in sorted(need.verbs) if (at, verb) in refused]) for at, need in enumerate(needs)]
+    texts = (f"{', '.join(verbs)} {need.plural}{_namespace_text(need, config)}" for need, verbs in lacking if verbs)
+    return tuple(dict.fromkeys(texts))
 
 
 async def may(client: Client, attributes: dict[str, str]) -> bool:

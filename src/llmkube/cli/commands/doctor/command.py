@@ -19,9 +19,7 @@ from llmkube.cli.commands.doctor import cluster, daemons, mac, machine, programs
 from llmkube.cli.commands.doctor.findings import Finding, as_json, as_text, exit_code, warned
 from llmkube.cli.commands.doctor.installation import Installation, find_installation
 from llmkube.cli.options import cluster_options
-from llmkube.cli.target_cluster import ClusterFlags, Origin, find_config
-from llmkube.k8s.auth.config import ClusterConfig
-from llmkube.k8s.client import open_client
+from llmkube.cli.target_cluster import ClusterFlags
 from llmkube.programs.options import command
 from llmkube.supervisor.engine.launcher import HELP_SECONDS
 
@@ -72,23 +70,15 @@ def doctor(
     if image and not from_cluster:
         raise UserError("--image requires --from-cluster")
     here = find_installation(state_dir)
-    named = _named_cluster(here, where) if from_cluster else None
-    findings = trio.run(examine, here, where, named, image)
-    click.echo(as_json(findings) if as_data else as_text(findings))
-    sys.exit(exit_code(findings))
-
-
-async def examine(
-    here: Installation, where: ClusterFlags, named: ClusterConfig | None = None, image: str | None = None
-) -> Sequence[Finding]:
-    """Return all findings, in the order of the report."""
     probes = probes_of(here, where)
-    if named is not None:
+    if from_cluster:
         from llmkube.cli.commands.doctor import from_pod  # noqa: PLC0415 - only --from-cluster needs it
 
-        check = partial(_from_cluster, here, where, named, image)
+        check = from_pod.check_of(here, where, image)
         probes = [*probes, Probe("from a pod", check, from_pod.WAIT_SECONDS + 3 * from_pod.DELETE_SECONDS)]
-    return (programs.check_settings(here), *await run_probes(probes))
+    findings = (programs.check_settings(here), *trio.run(run_probes, probes))
+    click.echo(as_json(findings) if as_data else as_text(findings))
+    sys.exit(exit_code(findings))
 
 
 def probes_of(here: Installation, where: ClusterFlags) -> Sequence[Probe]:
@@ -126,33 +116,6 @@ def _job_probe(here: Installation) -> Probe:
     if here.unit is not None:
         return Probe("systemd", partial(programs.check_systemd_unit, here))
     return Probe("background", programs.check_for_job)
-
-
-def _named_cluster(here: Installation, where: ClusterFlags) -> ClusterConfig:
-    """Return the cluster in which to create the Job.
-
-    Raises:
-        UserError: The user did not name a cluster, or the credentials are the host's and not the user's.
-    """
-    from llmkube.cli.commands.doctor import from_pod  # noqa: PLC0415 - see above
-
-    config, origin = find_config(where.kubeconfig_path, where.context, here.folder)
-    if origin is not Origin.NAMED:
-        raise UserError("--from-cluster creates a Job: name the cluster with --kubeconfig or --context")
-    from_pod.refuse_host_identity(config, here.folder)
-    return config
-
-
-async def _from_cluster(here: Installation, where: ClusterFlags, config: ClusterConfig, image: str | None) -> Finding:
-    from llmkube.cli.commands.doctor import from_pod  # noqa: PLC0415 - see above
-
-    address = await cluster.advertised_address(here, where)
-    if not address:
-        raise UserError("this host has no address that pods can reach; set one with the agent's --host-ip")
-    async with open_client(config) as client:
-        lease_namespace = cluster.agent_config(here).lease_namespace
-        chosen = image or await from_pod.find_image(client, lease_namespace)
-        return await from_pod.try_from_pod(client, where.namespace or config.namespace, chosen, address)
 
 
 async def run_probes(probes: Sequence[Probe]) -> tuple[Finding, ...]:

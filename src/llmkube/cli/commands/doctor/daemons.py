@@ -21,7 +21,7 @@ from llmkube.base.http.client import HttpClient, open_http_client
 from llmkube.base.http.message import NO_HEADERS
 from llmkube.base.units import format_bytes
 from llmkube.cli.commands.doctor.findings import Finding, passed, warned
-from llmkube.programs.daemon_engine.ollama_api import daemon_url
+from llmkube.programs.daemon_engine.ollama_api import OllamaApi, daemon_url
 from llmkube.programs.daemon_engine.omlx_api import DEFAULT_PORT, PORT_VARIABLE
 from llmkube.programs.daemon_engine.processes import Runners, omlx_servers_in, runners_in
 from llmkube.programs.daemon_engine.server import DaemonError, DaemonHttp, ProcessTable
@@ -114,17 +114,10 @@ def _memory_text(fact: Ollama, pids: tuple[int, ...]) -> str:
 
 
 async def _query_ollama(http: HttpClient, url: str, table: ProcessTable) -> Ollama:
-    daemon, version, models = DaemonHttp(http, url, "Ollama", NO_HEADERS), None, None
+    api, found = OllamaApi(http, url), Ollama(url=url)
     with contextlib.suppress(DaemonError):  # nothing answers, or something else
-        version = (await daemon.get_object("/api/version")).get("version")
-        models = (await daemon.get_object("/api/ps")).get("models") if isinstance(version, str) else None
-    names = [str(each.get("name")) for each in models if isinstance(each, dict)] if isinstance(models, list) else []
-    return Ollama(
-        url=url,
-        version=str(version) if isinstance(models, list) else "",
-        listed=tuple(names),
-        runners=runners_in(await table.read()),
-    )
+        found = Ollama(url=url, version=await api.version(), listed=await api.loaded())
+    return attrs.evolve(found, runners=runners_in(await table.read()))
 
 
 EMPTY_BYTES: Final = 4 << 30

@@ -11,7 +11,7 @@ credentials; those of a host may not create Jobs and are rejected in advance.
 
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -22,16 +22,18 @@ import trio
 from llmkube.base.errors import LLMKubeError, UserError
 from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.message import netloc
-from llmkube.cli.commands.doctor.cluster import may
+from llmkube.cli.commands.doctor.cluster import advertised_address, agent_config, may
 from llmkube.cli.commands.doctor.findings import Finding, failed, passed
+from llmkube.cli.commands.doctor.installation import Installation
+from llmkube.cli.target_cluster import ClusterFlags, Origin, find_config
 from llmkube.controller.render.storage import llmkube_container
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.auth.config import ClusterConfig, TokenFile
-from llmkube.k8s.client import Client
+from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.errors import ApiError
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.termination_message import REACHED, parse_reach_result
-from llmkube.k8s.workloads import ContainerState, Job, Pod
+from llmkube.k8s.workloads import ContainerTerminated, Job, Pod
 from llmkube.supervisor.values.join_record import token_paths
 
 LABEL: Final = "inference.llmkube.dev/doctor"
@@ -88,7 +90,7 @@ def read_pods(pods: Sequence[Pod]) -> ReachResult | None:
     for pod in pods:
         for status in pod.status.container_statuses:
             if status.state.terminated is not None:
-                return _read_termination(status.state)
+                return _read_termination(status.state.terminated)
             if status.state.waiting is not None and status.state.waiting.reason in _STUCK:
                 waiting = status.state.waiting
                 return ReachResult(problem=f"its pod does not start: {waiting.reason} {waiting.message}".strip())
@@ -97,13 +99,34 @@ def read_pods(pods: Sequence[Pod]) -> ReachResult | None:
     return None
 
 
-def _read_termination(state: ContainerState) -> ReachResult:
-    assert state.terminated is not None, "checked by the caller"
-    result = parse_reach_result(state.terminated.message)
+def _read_termination(ended: ContainerTerminated) -> ReachResult:
+    result = parse_reach_result(ended.message)
     if result is not None:
         return ReachResult(result=result)
-    detail = state.terminated.message.strip()[-300:] or state.terminated.reason
-    return ReachResult(problem=f"its pod exited with {state.terminated.exit_code}: {detail}; is its image LLMKube's?")
+    detail = ended.message.strip()[-300:] or ended.reason
+    return ReachResult(problem=f"its pod exited with {ended.exit_code}: {detail}; is its image LLMKube's?")
+
+
+def check_of(here: Installation, where: ClusterFlags, image: str | None) -> Callable[[], Awaitable[Finding]]:
+    """Return the check, with a Job in the cluster that the user named.
+
+    Raises:
+        UserError: The user did not name a cluster, or the credentials are the host's and not the user's.
+    """
+    config, origin = find_config(where.kubeconfig, where.context, here.folder)
+    if origin is not Origin.NAMED:
+        raise UserError("--from-cluster creates a Job: name the cluster with --kubeconfig or --context")
+    refuse_host_identity(config, here.folder)
+
+    async def check() -> Finding:
+        address = await advertised_address(here, where)
+        if not address:
+            raise UserError("this host has no address that pods can reach; set one with the agent's --host-ip")
+        async with open_client(config) as client:
+            chosen = image or await find_image(client, agent_config(here).lease_namespace)
+            return await try_from_pod(client, where.namespace or config.namespace, chosen, address)
+
+    return check
 
 
 def refuse_host_identity(config: ClusterConfig, state_dir: Path) -> None:

@@ -208,11 +208,8 @@ def assess_proxies(rules: Iterable[str], environ: Mapping[str, str]) -> Finding:
 
 def assess_certificates(ca_file: Path | None, environ: Mapping[str, str]) -> Finding:
     """Check the certificates that are trusted besides the system's; reads their files."""
-    files = {
-        name: text
-        for name, text in {"SSL_CERT_FILE": environ.get("SSL_CERT_FILE"), "--ca-file": ca_file}.items()
-        if text
-    }
+    named = {"SSL_CERT_FILE": environ.get("SSL_CERT_FILE"), "--ca-file": ca_file}
+    files = {name: text for name, text in named.items() if text}
     try:
         for name, file in files.items():
             trust_file(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), Path(file), name)

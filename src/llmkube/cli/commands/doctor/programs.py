@@ -10,7 +10,6 @@ import psutil
 import trio
 
 from llmkube.base.errors import LLMKubeError, UserError
-from llmkube.base.http.listen import PortTakenError, open_listeners
 from llmkube.base.units import format_bytes
 from llmkube.cli.commands.doctor.findings import Finding, failed, passed, warned
 from llmkube.cli.commands.doctor.installation import Installation
@@ -22,7 +21,7 @@ from llmkube.cli.commands.programs.background.start_limit import FailedStarts, r
 from llmkube.cli.commands.programs.background.systemd import UNIT, systemctl
 from llmkube.programs.config import AgentConfig
 from llmkube.programs.host_settings import configured_programs, find_llama_server
-from llmkube.programs.program import LOOPBACK, holder_of
+from llmkube.programs.program import LOOPBACK, find_holder
 from llmkube.runtimes.devices import parse_listed
 from llmkube.supervisor.engine.launcher import LocalEngines
 from llmkube.supervisor.host.processes import listens, start_of
@@ -183,12 +182,7 @@ async def check_ports(here: Installation) -> Sequence[Finding]:
                         fix=f"`llmkube {here.program} logs --tail 20` shows why",
                     )
                 )
-            continue
-        try:
-            for listener in await open_listeners(LOOPBACK, number):
-                await trio.aclose_forcefully(listener)
-        except PortTakenError:
-            holder = await trio.to_thread.run_sync(holder_of, number, abandon_on_cancel=True)
+        elif (holder := await find_holder(number)) is not None:
             found.append(
                 failed(
                     f"port {number} is in use{f' by {holder}' if holder else ''}",
@@ -324,16 +318,9 @@ def _is_loopback(host: str) -> bool:
 
 
 def _wanted_ports(here: Installation) -> list[tuple[str, int]]:
-    config = here.config
-    if isinstance(config, AgentConfig):
-        wanted = [("--port", config.port)]
-    else:
-        wanted = [
-            ("--api-port", config.api_port),
-            ("--gateway-port", config.gateway_port),
-            ("--probe-port", config.probe_port),
-        ]
-    return [(flag, number) for flag, number in wanted if number]
+    names = ("port",) if isinstance(here.config, AgentConfig) else ("api_port", "gateway_port", "probe_port")
+    flags = {f"--{name.replace('_', '-')}": getattr(here.config, name) for name in names}
+    return [(flag, number) for flag, number in flags.items() if number]
 
 
 def _health_port(here: Installation) -> int:

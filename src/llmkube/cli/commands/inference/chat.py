@@ -6,7 +6,6 @@ run of its own: Ctrl-C cancels it, which closes the connection and stops the eng
 
 import contextlib
 import re
-import signal
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -26,7 +25,6 @@ from llmkube.cli.commands.inference.conversation import (
     Conversation,
     Delta,
     Route,
-    Sampling,
     find_route,
     gateway_route,
     pod_connector,
@@ -35,7 +33,14 @@ from llmkube.cli.commands.inference.conversation import (
 )
 from llmkube.cli.object_names import get_service
 from llmkube.cli.options import cluster_options, services
-from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, ClusterFlags, open_cluster, run_against
+from llmkube.cli.target_cluster import (
+    ANSWER_SECONDS,
+    Cluster,
+    ClusterFlags,
+    cancelled_by_interrupt,
+    open_cluster,
+    run_against,
+)
 from llmkube.cli.view.output import line_width, printable
 from llmkube.cli.view.progress_line import open_console
 from llmkube.k8s.builtins import Secret
@@ -88,7 +93,8 @@ def chat(
     """
     question = _prompt(prompt)
     api_key = read_key_file(key_file) if key_file is not None else ""
-    session = _ChatSession(where, name, Conversation(Sampling(temperature, max_tokens), system), api_key)
+    conversation = Conversation(system, {"temperature": temperature, "max_tokens": max_tokens})
+    session = _ChatSession(where, name, conversation, api_key)
     if question is None:
         session.converse()
     else:
@@ -218,7 +224,7 @@ async def _answer(where: ClusterFlags, route: Route, body: bytes, printer: "_Pri
     async with contextlib.AsyncExitStack() as stack:
         connect = with_connect_timeout()
         if route.pod is not None:
-            cluster = await stack.enter_async_context(open_cluster(where.kubeconfig_path, where.context))
+            cluster = await stack.enter_async_context(open_cluster(where))
             connect = with_connect_timeout(pod_connector(cluster.client, route.pod))
         client = await stack.enter_async_context(open_http_client(connect))
         return await stream_answer(client, route, body, printer)
@@ -226,19 +232,9 @@ async def _answer(where: ClusterFlags, route: Route, body: bytes, printer: "_Pri
 
 async def _answer_until_interrupt(where: ClusterFlags, route: Route, body: bytes, printer: "_Printer") -> str:
     """Return the finish reason; `interrupted` after Ctrl-C."""
-    finish_reason = "interrupted"
-    async with trio.open_nursery() as nursery:
-
-        async def stop_on_interrupt(*, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-            with trio.open_signal_receiver(signal.SIGINT) as signals:
-                task_status.started()
-                await anext(signals)
-            nursery.cancel_scope.cancel(reason="Ctrl-C")
-
-        await nursery.start(stop_on_interrupt)
-        finish_reason = await _answer(where, route, body, printer)
-        nursery.cancel_scope.cancel(reason="the answer is complete")
-    return finish_reason
+    with contextlib.suppress(KeyboardInterrupt), cancelled_by_interrupt():
+        return await _answer(where, route, body, printer)
+    return "interrupted"
 
 
 @attrs.define(eq=False)

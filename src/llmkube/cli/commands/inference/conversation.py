@@ -3,7 +3,7 @@
 import contextlib
 import ipaddress
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -19,7 +19,7 @@ from llmkube.base.http.streamed_response import StreamedResponse
 from llmkube.cli.object_names import find
 from llmkube.cli.target_cluster import Cluster
 from llmkube.cli.view.describe import summary
-from llmkube.cli.view.locations import Engine, find_engines
+from llmkube.cli.view.locations import find_engines
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -73,12 +73,6 @@ def gateway_route(service: InferenceService) -> Route | None:
     return Route(parts.hostname, port, str(service.key), f"the gateway at {parts.netloc}")
 
 
-def direct_route(service: InferenceService, engine: Engine) -> Route:
-    """Return the route to an engine: directly to a host's address, or through the API server to a pod."""
-    where = f"the engine on {engine.host or 'a node'}"
-    return Route(engine.address, engine.port, service.key.name, where, pod=engine.pod)
-
-
 async def find_route(cluster: Cluster, service: InferenceService) -> Route:
     """Return the route to a service.
 
@@ -92,9 +86,10 @@ async def find_route(cluster: Cluster, service: InferenceService) -> Route:
     if through_gateway is not None:
         return through_gateway
     engines = await find_engines(cluster, service.key.namespace, service.key.name)
-    ready = [engine for engine in engines if engine.ready]
-    if ready:
-        return direct_route(service, ready[0])
+    ready = next((engine for engine in engines if engine.ready), None)
+    if ready is not None:  # directly to a host's address, or through the API server to a pod
+        where = f"the engine on {ready.host or 'a node'}"
+        return Route(ready.address, ready.port, service.key.name, where, pod=ready.pod)
     if service.status.ready_replicas and not engines and (selector := pods_of(service)):
         raise CommandError(
             f"InferenceService {service.key} is served by pods, but no EndpointSlice has their addresses; "
@@ -216,21 +211,19 @@ class ContextFullError(CommandError):
     """The conversation is longer than the model's context."""
 
 
-@attrs.frozen
-class Sampling:
-    """Sampling parameters; None means the engine's default."""
-
-    temperature: float | None = None
-    max_tokens: int | None = None
-
-
 @attrs.define(eq=False)
 class Conversation:
-    """The turns of a conversation, sent with each question."""
+    """The turns of a conversation, sent with each question.
 
-    sampling: Sampling
+    Attributes:
+        system: The system prompt; "" for none.
+        sampling: Sampling parameters; the engine has defaults for those that are None.
+        turns: The turns so far, without the system prompt.
+    """
+
     system: str = ""
-    _turns: list[dict[str, str]] = attrs.field(factory=list)
+    sampling: Mapping[str, Any] = {}
+    turns: list[dict[str, str]] = attrs.field(factory=list)
 
     def body(self, model_id: str, question: str) -> bytes:
         """Return the body of the request for a question, with all earlier turns."""
@@ -238,33 +231,25 @@ class Conversation:
         request: dict[str, Any] = {
             "model": model_id,
             "stream": True,
-            "messages": [*first, *self._turns, {"role": "user", "content": question}],
+            "messages": [*first, *self.turns, {"role": "user", "content": question}],
         }
-        if self.sampling.temperature is not None:
-            request["temperature"] = self.sampling.temperature
-        if self.sampling.max_tokens is not None:
-            request["max_tokens"] = self.sampling.max_tokens
+        request |= {name: value for name, value in self.sampling.items() if value is not None}
         return json.dumps(request).encode()
 
     def add_exchange(self, question: str, answer: str) -> None:
         """Record a question and its answer, even an incomplete one."""
-        self._turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        self.turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
     def forget_oldest(self) -> int:
         """Drop the older half of the questions with their answers, at least one; return their number."""
-        exchanges = len(self._turns) // 2
+        exchanges = len(self.turns) // 2
         dropped = -(-exchanges // 2)
-        del self._turns[: 2 * dropped]
+        del self.turns[: 2 * dropped]
         return dropped
 
     def forget(self) -> None:
         """Drop all turns; keep the system prompt."""
-        self._turns.clear()
-
-    @property
-    def turns(self) -> Sequence[dict[str, str]]:
-        """The turns so far, without the system prompt."""
-        return tuple(self._turns)
+        self.turns.clear()
 
 
 async def stream_answer(client: HttpClient, route: Route, body: bytes, on_delta: OnDelta) -> str:

@@ -122,13 +122,13 @@ async def _forward(name: str, ports: Ports, cluster: Cluster) -> Never:
         await run_one_model(listeners, service, gateway, CurrentGateway(cluster.client, key, gateway).find)
     async with open_engines(cluster.client, key, ready[0].host) as current:
         click.echo(wrapped(f"Forwarding {LOOPBACK}:{local_port} -> {ready[0]} ({key} on {ready[0].host or 'a node'})"))
-        await run_tunnel(listeners, current.find, _print, dial=partial(dial_engine, cluster.client))
+        await run_tunnel(listeners, current.find, _print, partial(dial_engine, cluster.client))
 
 
 async def dial_engine(client: Client, destination: Engine) -> trio.abc.Stream:
     """Connect to an engine: in a pod through the API server, on a host directly."""
     if destination.pod is None:
-        return await dial_directly(destination)
+        return await dial(destination.address, destination.port)
     return await connect_to_pod(client, destination.pod, destination.port)
 
 
@@ -179,18 +179,9 @@ async def open_engines(client: Client, key: Key, host: str) -> AsyncIterator[Cur
         current.changed.put_nowait(None)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(
-            partial(
-                run_reflector,
-                client,
-                EndpointSlice,
-                current.slices,
-                notify,
-                namespace=key.namespace,
-                label_selector=slice_selector(key.name),
-                rng=random.Random(),  # noqa: S311 - jitter of reconnects
-            )
-        )
+        selector, rng = slice_selector(key.name), random.Random()  # noqa: S311 - jitter of reconnects
+        reflect = partial(run_reflector, namespace=key.namespace, label_selector=selector, rng=rng)
+        nursery.start_soon(reflect, client, EndpointSlice, current.slices, notify)
         await current.slices.synced.wait()
         yield current
         nursery.cancel_scope.cancel(reason="the listeners are closed")
@@ -206,17 +197,8 @@ FindEngine = Callable[[], Awaitable[Engine]]
 Dial = Callable[[Engine], Awaitable[trio.abc.Stream]]
 
 
-async def dial_directly(destination: Engine) -> trio.abc.Stream:
-    """Connect to an engine's address directly; raises OSError."""
-    return await dial(destination.address, destination.port)
-
-
 async def run_tunnel(
-    listeners: Sequence[trio.SocketListener],
-    find: FindEngine,
-    warn: Callable[[str], None],
-    *,
-    dial: Dial = dial_directly,
+    listeners: Sequence[trio.SocketListener], find: FindEngine, warn: Callable[[str], None], dial: Dial
 ) -> Never:
     """Forward connections until cancelled; a failed one is reported and does not affect others.
 

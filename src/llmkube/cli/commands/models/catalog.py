@@ -133,15 +133,8 @@ def _at_contexts(entry: Entry, budget: Budget | None) -> list[tuple[str, ...]]:
 
 def _row(entry: Entry, budget: Budget | None) -> tuple[str, ...]:
     size = memory_bytes(entry, context_of(entry))
-    return (
-        entry.name,
-        format_bytes(entry.size_bytes),
-        entry.quantization,
-        str(entry.context),
-        format_bytes(size),
-        _fits(size, budget),
-        entry.pin,
-    )
+    file = (format_bytes(entry.size_bytes), entry.quantization, str(entry.context))
+    return (entry.name, *file, format_bytes(size), _fits(size, budget), entry.pin)
 
 
 def _fits(size_bytes: int, budget: Budget | None) -> str:

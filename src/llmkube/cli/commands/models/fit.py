@@ -22,7 +22,7 @@ from llmkube.runtimes.llama_fields import DEFAULT_CONTEXT
 from llmkube.supervisor.host.this_machine import sample_here
 from llmkube.supervisor.memory.budget import Budget, host_budget
 from llmkube.supervisor.network import host_facts
-from llmkube.weights.estimate.demand import ALL_LAYERS, Demand, Estimate
+from llmkube.weights.estimate.demand import ALL_LAYERS, Demand, Estimate, Location
 from llmkube.weights.estimate.mlx import is_mlx_folder, read_folder
 from llmkube.weights.estimate.sizing import default_cache_ram_bytes, estimate, largest_context
 from llmkube.weights.formats.gguf import require_model
@@ -61,7 +61,7 @@ class Verdict:
     def over_device_bytes(self) -> int:
         """Excess over the GPU's limit; 0 if it fits."""
         limit = self.budget.device_limit_bytes
-        return 0 if limit is None else max(0, self.estimate.device_bytes - limit)
+        return 0 if limit is None else max(0, self.estimate.bytes_in(Location.DEVICE) - limit)
 
 
 @command("fit")
@@ -108,7 +108,9 @@ def assess(title: str, shape: Shape, demand: Demand, budget: Budget) -> Verdict:
     """Compare the estimate for a model with the budget of a machine."""
     found = estimate(shape, demand)
     smaller, device = [], budget.device_limit_bytes
-    capacity_bytes = budget.limit_bytes if device is None else min(budget.limit_bytes, device + found.host_bytes)
+    capacity_bytes = (
+        budget.limit_bytes if device is None else min(budget.limit_bytes, device + found.bytes_in(Location.HOST))
+    )
     if found.total_bytes > capacity_bytes and demand.cache_type_k == "f16" and shape.format == "gguf":
         for kind in SMALLER:
             candidate = _with_prompt_cache(shape, attrs.evolve(demand, cache_type_k=kind, cache_type_v=kind))
@@ -168,8 +170,8 @@ def as_data(verdict: Verdict) -> dict[str, Any]:
             {"name": each.name, "place": each.place.value, "sizeBytes": each.size_bytes} for each in found.components
         ],
         "totalBytes": found.total_bytes,
-        "deviceBytes": found.device_bytes,
-        "hostBytes": found.host_bytes,
+        "deviceBytes": found.bytes_in(Location.DEVICE),
+        "hostBytes": found.bytes_in(Location.HOST),
         "certain": found.certain,
         "notes": list(found.notes),
         "memoryBytes": verdict.budget.total_bytes,

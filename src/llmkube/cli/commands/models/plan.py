@@ -28,6 +28,7 @@ from llmkube.supervisor.memory.capacity import Capacity, summarize_capacity
 from llmkube.supervisor.memory.policy import Policy
 from llmkube.supervisor.memory.refusal import Refusal, find_refusal
 from llmkube.supervisor.memory.reservation import MemorySpec, Request, Reservation, Usage
+from llmkube.supervisor.service.planner import Adapter, adapter_tensors
 from llmkube.supervisor.values.desired import Launch
 from llmkube.supervisor.values.need import need_of
 from llmkube.weights.estimate.demand import Demand
@@ -78,12 +79,14 @@ class Host:
 
 @attrs.frozen
 class Wanted:
-    """A service to place; without `is_bound`, any accelerator serves it."""
+    """A service to place, with its draft model and adapters; without `is_bound`, any accelerator serves it."""
 
     service: InferenceService
     model: Model
     header: GGUFFacts
     is_bound: bool = True
+    draft: tuple[WeightsFile, GGUFFacts] | None = None
+    adapters: Sequence[Adapter] = ()
 
 
 @attrs.frozen
@@ -235,8 +238,14 @@ def _launch(wanted: Wanted, host: Host) -> Launch:
         model = attrs.evolve(model, spec=attrs.evolve(model.spec, hardware=hardware))
     check(service, model)
     weights, on_gpu = WeightsFile(Path(model.spec.source), header.size_bytes, None, ""), host.accelerator != "cpu"
-    plan = plan_for(PlanInputs(service, model, weights, header, ENGINE, alias=service.key.name, has_gpu=on_gpu))
+    inputs = PlanInputs(service, model, weights, header, ENGINE, alias=service.key.name, has_gpu=on_gpu)
+    files, (draft, of_draft) = tuple(file for file, _ in wanted.adapters), wanted.draft or (None, None)
+    plan = plan_for(attrs.evolve(inputs, draft=draft, adapters=files))
     demand = plan.demand
+    if demand is not None:
+        projector, tensors = header.projector, tuple(adapter_tensors(service, wanted.adapters, header))
+        demand = attrs.evolve(demand, draft=of_draft.shape if of_draft else None, adapters=tensors)
+        demand = attrs.evolve(demand, projector=projector.shape if projector and demand.projector_path else None)
     if demand is not None and host.accelerator == "metal":
         demand = attrs.evolve(demand, machine="arm64")
     return Launch(plan, weights, estimate(header.shape, demand) if header.shape and demand else None, header.shape)

@@ -27,8 +27,12 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.placement import ACCELERATORS, ACTIVATION_MODES
 from llmkube.k8s.fields import camel
 from llmkube.programs.options import command
+from llmkube.runtimes.llama_fields import draft_of
 from llmkube.supervisor.network import host_facts
+from llmkube.weights.formats.projector import read_projector
 from llmkube.weights.formats.shape import GGUFFacts
+from llmkube.weights.source import NO_PROJECTOR
+from llmkube.weights.store.blobs import WeightsFile
 
 _COLUMNS: Final = ("SERVICE", "HOST", "NEED", "CONTEXT", "USERS", "STATE")
 _Kinds = Mapping[str, Callable[[Any], Any]]
@@ -91,7 +95,30 @@ def read_plan(documents: list[Any]) -> tuple[list[Host], list[Wanted]]:
             raise UserError(f"InferenceService {service.key.name}: there is no Model {name} in the file")
         wanted.append(Wanted(service, model, _header(model.spec.source)[1]))
     here = Host("this machine", host_facts().total_bytes, "metal" if sys.platform == "darwin" else "cpu")
-    return hosts or [here], wanted
+    return hosts or [here], [_complete(each, models) for each in wanted]
+
+
+def _complete(wanted: Wanted, models: Mapping[str, Model]) -> Wanted:
+    """Return a service with the headers of its draft model, its adapters and its projector.
+
+    Raises:
+        UserError: One of them is not in the file, or not on this machine.
+    """
+    spec, projector = wanted.service.spec, wanted.model.spec.mmproj or NO_PROJECTOR
+    header, name = wanted.header, f"InferenceService {wanted.service.key.name}"
+    if Path(projector).is_absolute():
+        header = attrs.evolve(header, projector=read_projector(Path(projector)))
+    elif projector != NO_PROJECTOR:
+        raise UserError(f"{name}: the projector {projector} is not an absolute path; its memory cannot be planned")
+
+    def beside(reference: str) -> tuple[WeightsFile, GGUFFacts]:
+        if not Path(reference).is_absolute() and reference not in models:
+            raise UserError(f"{name}: there is no Model {reference} in the file")
+        source, facts = _header(models[reference].spec.source if reference in models else reference)
+        return WeightsFile(Path(source), facts.size_bytes, None, ""), facts
+
+    draft = beside(reference) if (reference := draft_of(spec)) else None
+    return attrs.evolve(wanted, header=header, draft=draft, adapters=[beside(each.model_ref) for each in spec.adapters])
 
 
 def _read(given: Any, kinds: _Kinds, field: str, required: str) -> dict[str, Any]:
@@ -114,8 +141,7 @@ def _short(given: Mapping[str, Any]) -> Wanted:
 def _header(model: str) -> tuple[str, GGUFFacts]:
     """Return the source of a model, a name of the catalog, a file or a URL, and its header."""
     if (entry := find(model)) is not None:
-        heads = (entry.architecture["heads"],), (entry.architecture["kvHeads"],)
-        return entry.source, GGUFFacts.of(shape_of(entry), *heads, file_version=3)
+        return entry.source, GGUFFacts.of(shape_of(entry), file_version=3)
     source = absolute_source(model, Path.cwd())
     return source, read_facts(source, None)
 

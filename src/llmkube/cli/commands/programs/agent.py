@@ -54,9 +54,8 @@ from llmkube.programs.state_dir import hold_state_dir
 from llmkube.programs.state_location import check_state_dir, local_state_dir
 from llmkube.runtimes.devices import NO_DEVICES, Devices
 from llmkube.supervisor.agent import run_agent
-from llmkube.supervisor.credential_monitor import run_problem_file
+from llmkube.supervisor.credential_monitor import run_problem_file, run_token_renewal
 from llmkube.supervisor.host.processes import start_of
-from llmkube.supervisor.host_token import run_token_renewal
 from llmkube.supervisor.local import open_local_ports
 from llmkube.supervisor.metrics import agent_registry
 from llmkube.supervisor.power.meter import PowerMeter
@@ -111,7 +110,7 @@ def agent(context: click.Context, /, start_limit: int, **flags: Any) -> None:
     if not start_limit:
         _run(flags)
         return
-    folder, boot = _folder_of(flags), start_of(1)
+    folder, boot = local_state_dir(flags), start_of(1)
     check_state_dir(folder, to_create=True)  # holds the count of failed starts
     failed = read_failed_starts(folder, boot)
     installed = recorded_interpreter(folder)
@@ -146,11 +145,6 @@ def _run(flags: Mapping[str, Any]) -> None:
         settings = agent_settings(config, cluster.server, llama_server, devices)
         settings = attrs.evolve(settings, token_file=own_token(cluster, config.state_dir))
         trio.run(run_until_signal, partial(serve, config, settings, cluster, source), log.info)
-
-
-def _folder_of(flags: Mapping[str, Any]) -> Path:
-    chosen = flags.get("state_dir")
-    return Path(chosen).expanduser().absolute() if chosen else local_state_dir()
 
 
 def agent_settings(

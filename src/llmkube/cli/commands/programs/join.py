@@ -8,7 +8,7 @@ import ipaddress
 import json
 import re
 import secrets as random_secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,7 +41,7 @@ from llmkube.programs.host_name import persistent_host_name
 from llmkube.programs.options import command
 from llmkube.programs.state_location import check_state_dir, local_state_dir, lock_holder
 from llmkube.supervisor.cluster.node_monitor import networks_of
-from llmkube.supervisor.host_token import TOKEN_SECONDS, read_token, request_token
+from llmkube.supervisor.credential_monitor import TOKEN_SECONDS, read_token, request_token
 from llmkube.supervisor.network import machine_of
 from llmkube.supervisor.values.join_record import JoinRecord, record_of
 from llmkube.weights.address_policy import parse_networks
@@ -171,16 +171,8 @@ def _check_record(record: JoinRecord) -> None:
         raise ValueError("invalid URL")
 
 
-_NOT_WITH_TOKEN: Final = (
-    "kubeconfig",
-    "context",
-    "name",
-    "networks",
-    "namespace",
-    "all_namespaces",
-    "secrets",
-    "lease_namespace",
-)
+_WITH_TOKEN: Final = frozenset({"token_file", "state_dir", "server", "allow_from", "overwrite"})
+"""Options that a join token does not replace."""
 
 
 @command("join")
@@ -206,22 +198,19 @@ def join(
     It applies the policies that confine hosts, and the host's account and roles. On a host without an administrator's
     kubeconfig, use the output of `llmkube agent join-token` with --token-file.
     """
-    allow_from = _checked_networks(grant["allow_from"])
+    allow_from, token = _checked_networks(grant["allow_from"]), None
     if token_file is not None:
         _refuse_with_token(context)
         token = _read_join_token(token_file)
         allow_from += token.allow_from
-        folder = _make_state_dir(state_dir)
-        _plan_access(folder, allow_from)  # fails before the token is used if config.toml cannot be edited
-        machine = None if grant["overwrite"] else _machine(folder)
-        identity = trio.run(_exchange_token, token, grant["server"], machine)
+    folder = _make_state_dir(state_dir)
+    _plan_access(folder, allow_from)  # fails before the token is used if config.toml cannot be edited
+    if token is not None:
+        identity = trio.run(_exchange_token, token, grant["server"], _machine(folder, grant))
     else:
-        folder = _make_state_dir(state_dir)
-        _plan_access(folder, allow_from)
         cluster, record = resolve_grant(grant, name or host_id(persistent_host_name(folder)), folder)
         tls = portable_tls(cluster.tls, cluster.context)
-        machine = None if grant["overwrite"] else _machine(folder)
-        own, node_networks = run_or_time_out(_grant, cluster, record, machine, TOKEN_SECONDS)
+        own, node_networks = run_or_time_out(_grant, cluster, record, _machine(folder, grant), TOKEN_SECONDS)
         allow_from += node_networks
         identity = Identity(record=record, tls=tls, token=own)
     _store_identity(identity, folder, _plan_access(folder, allow_from), named_folder=state_dir is not None)
@@ -257,7 +246,7 @@ def _refuse_with_token(context: click.Context) -> None:
     given = [
         parameter.opts[0]
         for parameter in context.command.params
-        if parameter.name in _NOT_WITH_TOKEN
+        if parameter.name not in _WITH_TOKEN
         and context.get_parameter_source(parameter.name) is click.core.ParameterSource.COMMANDLINE
     ]
     if given:
@@ -299,9 +288,10 @@ def _disk_errors(folder: Path) -> Iterator[None]:
         raise UserError(f"{problem}; choose another with --state-dir") from error
 
 
-def _machine(folder: Path) -> str:
+def _machine(folder: Path, grant: Mapping[str, Any]) -> str | None:
+    """Return this machine; None to take over a name that is in use."""
     with _disk_errors(folder):
-        return machine_of(folder)
+        return None if grant["overwrite"] else machine_of(folder)
 
 
 async def _grant(

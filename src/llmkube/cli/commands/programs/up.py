@@ -1,10 +1,10 @@
 """`llmkube up`: check all flags and files, then run `one_machine`."""
 
 import contextlib
+import importlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
@@ -20,7 +20,6 @@ from llmkube.cli.options import manifests_option
 from llmkube.cli.view import output
 from llmkube.cli.view.page_facts import page_facts
 from llmkube.cli.view.progress_line import open_console
-from llmkube.k8s.client import Client
 from llmkube.programs.config import UpConfig, load
 from llmkube.programs.failures import CommandError
 from llmkube.programs.host_name import check_own_address
@@ -33,7 +32,6 @@ from llmkube.programs.program import raise_descriptor_limit, use_one_heap
 from llmkube.programs.router_host.router_paths import ROUTERS, SETTING
 from llmkube.programs.state_dir import hold_state_dir, loading_note, temporary_state_dir
 from llmkube.programs.state_location import ADDRESSES_FILE, ENGINES_LOCK, SERVER_LOCK
-from llmkube.supervisor.memory.budget import Budget
 from llmkube.supervisor.network import own_addresses
 
 COMMANDS: Mapping[str, Entry] = {
@@ -121,21 +119,10 @@ def up(
 
 
 def page_commands(config: UpConfig, recent: RecentLog) -> Commands:
-    """Return the commands that the page carries out; what they need is imported when they are used."""
+    """Return the commands that the page carries out; `up_page` is imported when one of them is used."""
 
-    def catalog() -> Sequence[dict[str, Any]]:
-        from llmkube.cli.commands.programs.up_page import list_models  # noqa: PLC0415 - see above
+    def used(name: str, *more: Any) -> Callable[..., Any]:
+        page = f"{__package__}.up_page"
+        return lambda *args: getattr(importlib.import_module(page), name)(*args, *more)
 
-        return list_models()
-
-    async def fit(wanted: Mapping[str, Any], budget: Budget) -> dict[str, Any]:
-        from llmkube.cli.commands.programs import up_page  # noqa: PLC0415 - see above
-
-        return await up_page.fit(wanted, budget, config)
-
-    async def deploy(wanted: Mapping[str, Any], client: Client, state_dir: Path) -> str:
-        from llmkube.cli.commands.programs.up_page import deploy_model  # noqa: PLC0415 - see above
-
-        return await deploy_model(wanted, client, state_dir)
-
-    return Commands(page_facts, catalog, fit, deploy, recent)
+    return Commands(page_facts, used("list_models"), used("fit", config), used("deploy_model"), recent)

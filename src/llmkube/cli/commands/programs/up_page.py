@@ -42,8 +42,7 @@ async def fit(wanted: Mapping[str, Any], budget: Budget, config: HostConfig) -> 
         title, shape = await _shape(request, config)
     except click.ClickException as exc:
         raise UserError(exc.format_message()) from exc
-    context = next((value for field, value in request.fields.items() if field.path == "spec.contextSize"), None)
-    demand = demand_for(shape, context, 1, "f16", on_device=sys.platform == "darwin")
+    demand = demand_for(shape, request.value_at("spec.contextSize"), 1, "f16", on_device=sys.platform == "darwin")
     verdict = assess(title, shape, demand, budget)
     return as_data(verdict) | {"lines": as_lines(verdict)}
 

@@ -87,7 +87,7 @@ class FirstSteps:
         output.echo(summary(self.session.caches.services.values(), memory))
         while True:
             version = self.session.caches.changed.version
-            after = phases_of(self.session.caches.services.values())
+            after = phases_of(self.session.caches.services.values(), before)
             for line in changes(before, after):
                 output.echo(output.wrapped(f"{self.session.utcnow().astimezone():%H:%M:%S}  {line}"))
             before = after
@@ -98,15 +98,9 @@ class FirstSteps:
         now = self.session.utcnow()
         models = sorted(self.session.caches.models.values(), key=lambda each: each.key)
         services = sorted(self.session.caches.services.values(), key=lambda each: each.key)
-        return "\n\n".join(
-            (
-                output.table(output.MODEL_COLUMNS, (output.model_row(each, now) for each in models)),
-                output.table(
-                    output.SERVICE_COLUMNS,
-                    (output.service_row(each, self.session.caches.model_of(each), now) for each in services),
-                ),
-            )
-        )
+        rows = (output.service_row(each, self.session.caches.model_of(each), now) for each in services)
+        table = output.table(output.MODEL_COLUMNS, (output.model_row(each, now) for each in models))
+        return f"{table}\n\n{output.table(output.SERVICE_COLUMNS, rows)}"
 
     async def _wait_ready(self, key: Key, before: Health | None, display: Display, timer: Stopwatch) -> None:
         readiness = Readiness(
@@ -114,7 +108,7 @@ class FirstSteps:
             key=key,
             assess=self._assess,
             display=display,
-            detail=lambda _service, _model, health: health.headline,
+            detail=lambda health: health.headline,
             may_be_stale=partial(_may_be_stale, before),
             timer=timer,
         )

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from string import Formatter
 from typing import Any, Final
 
 import click
@@ -15,7 +16,15 @@ from llmkube.cli.view import formats, output
 from llmkube.programs.failures import CommandError
 from llmkube.programs.options import command
 
-COLUMNS: Final = ("prompt", "completion", "cached", "joules", "dollars")
+COLUMNS: Final = ("prompt", "completion", "cached", "joules", "dollars", "per_million")
+"""The last one is dollars per million tokens of prompts and completions."""
+
+RUNNING: Final = "llmkube_metal_agent_engine_info"
+"""The series of an agent, or of `llmkube up`, that names the services on its host."""
+
+UNKNOWN: Final = "unknown"
+"""Row of the series without the label."""
+
 JOULES_PER_KWH: Final = 3.6e6
 SECONDS: Final = 10.0
 """Timeout of a request."""
@@ -46,22 +55,33 @@ def cost(
 
     Without --prometheus, the figures are totals since the start of each program: of those at --metrics (`llmkube up`,
     agents, routers) and of the engines behind the gateway of `llmkube up`. Dollars are charged at the prices of
-    ModelRouters, and for energy at --price-per-kwh.
+    ModelRouters, and for energy at --price-per-kwh; per_million is dollars per million tokens. By team, energy is
+    unknown; by host, dollars are those of energy.
     """
     period = f"[{parse_duration(since, field='--since'):.0f}s]"
     rows: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     with httpx.Client(timeout=SECONDS) as http:
-        found = [] if prometheus else [*_totals(http, metrics), *(_engines(http, gateway) if axis == "model" else ())]
-        for one in read_table(__package__, "cost")[axis]:
-            series, labels = one["series"], ", ".join(one["labels"])
-            query = f"sum by ({labels}) (increase({series}{period}))"
+        found = [] if prometheus else [*_totals(http, metrics)]
+        if not prometheus and axis != "team":
+            running = [at for name, at, _ in found if name == RUNNING]
+            forms = ("{name}", "{namespace}/{name}")
+            found += _engines(http, gateway, {form.format_map(at): at for at in running for form in forms})
+        for one in read_table(__package__, "cost")["series"]:
+            series, row = one["name"], one["rows"].get(axis)
+            if row is None:
+                continue
+            labels = [name for _, name, *_ in Formatter().parse(row + one["columns"][0]) if name]
+            query = f"sum by ({', '.join(labels)}) (increase({series}{period}))"
             samples = _query(http, prometheus, query) if prometheus else (each for each in found if each[0] == series)
             for _, names, value in samples:
                 for column in one["columns"]:
-                    rows[one["row"].format_map(defaultdict(str, names)).lstrip("/")][column.format_map(names)] += value
+                    name = row.format_map(defaultdict(str, names)).lstrip("/") or UNKNOWN
+                    rows[name][column.format_map(names)] += value
     for one in rows.values():
         if price is not None and "joules" in one:
             one["dollars"] += one["joules"] / JOULES_PER_KWH * price
+        if "dollars" in one and (tokens := one.get("prompt", 0.0) + one.get("completion", 0.0)):
+            one["per_million"] = one["dollars"] / tokens * 1e6
     table = [{axis: name, **{each: one.get(each) for each in COLUMNS}} for name, one in sorted(rows.items())]
     if form:
         click.echo(formats.dump(table, form))
@@ -90,12 +110,14 @@ def _totals(http: httpx.Client, urls: tuple[str, ...], **labels: str) -> Iterato
             yield from ((one.name, {**one.labels, **instance}, one.value) for one in family.samples)
 
 
-def _engines(http: httpx.Client, gateway: str) -> Iterator[Sample]:
+def _engines(http: httpx.Client, gateway: str, running: Mapping[str, Mapping[str, str]]) -> Iterator[Sample]:
     for one in _get(http, f"{gateway}/v1/models").json()["data"]:
         if "meta" in one and "parent" not in one:  # a running engine, by its own name
-            namespace, _, service = one["id"].rpartition("/")
-            yield from _totals(http, (f"{gateway}/metrics?model={one['id']}",), namespace=namespace, service=service)
+            namespace, _, service = one["id"].rpartition("/")  # the namespace is left out where the name is unique
+            at = running.get(one["id"], {"namespace": namespace, "name": service})
+            labels = {"namespace": at["namespace"], "service": at["name"], "node": at.get("instance", "")}
+            yield from _totals(http, (f"{gateway}/metrics?model={one['id']}",), **labels)
 
 
 def _shown(value: Any, column: str) -> str:
-    return "" if value is None else f"{value:.4f}" if column == "dollars" else f"{value:.0f}"
+    return "" if value is None else f"{value:.4f}" if column in COLUMNS[-2:] else f"{value:.0f}"

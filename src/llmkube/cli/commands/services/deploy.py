@@ -31,7 +31,7 @@ from llmkube.cli.object_names import find as find_object
 from llmkube.cli.options import catalog_or_services, cluster_options, models, services
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, ClusterFlags, answer_deadline, run_against
 from llmkube.cli.view import formats
-from llmkube.cli.view.describe import ignored_fields, model_notes
+from llmkube.cli.view.describe import ignored_fields, model_note
 from llmkube.cli.view.locations import find_hosts
 from llmkube.cli.view.output import wrapped
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -88,6 +88,9 @@ _LOCAL: Final = ("./", "../", "~")
     shell_complete=complete_paths,
     help="LoRA adapter: for every request, or for those with NAME as their model. FILE is as for --source. Repeatable.",
 )
+@click.option(
+    "--engine-option", metavar="NAME=VALUE", multiple=True, help="Option of --engine, from config.toml. Repeatable."
+)
 @field_options(FLAGS)
 @click.option("--wait/--no-wait", default=True, help="Wait until it is Ready, or has failed. Default: wait.")
 @click.option("--timeout", type=NumberRange(min=0), default=1800.0, help="Seconds to wait with --wait. Default: 1800.")
@@ -124,7 +127,7 @@ def deploy(*, name: str, wait: bool, timeout: float, dry_run: bool, where: Clust
                 f"The deployment continues without this command; watch it with `{typed_command('status', key)} "
                 f"--watch`, end it with `{typed_command('delete', key)}`"
             )
-            await _wait(cluster, key, applied, timeout, replicas=request.replicas)
+            await _wait(cluster, key, applied, timeout, replicas=request.value_at("spec.replicas"))
 
     with print_on_interrupt() as interrupt:
         run_against(where, action, changes=not dry_run)
@@ -177,16 +180,16 @@ class DeployRequest:
     fields: Mapping[FieldFlag, Any]
     adapters: tuple[tuple[str, Mapping[str, str]], ...] = ()
     draft: str = ""
+    engine_options: tuple[tuple[str, str], ...] = ()
 
     @property
     def kinds(self) -> tuple[type[Any], ...]:
         """The kinds of `manifests`, in the same order."""
         return (*[Model] * (len(self.adapters) + ("/" in self.draft) + bool(self.source)), InferenceService)
 
-    @property
-    def replicas(self) -> int | None:
-        """Value of --replicas; None if it was not given."""
-        return next((value for field, value in self.fields.items() if field.path == "spec.replicas"), None)
+    def value_at(self, path: str) -> Any:
+        """Return the value of the flag for a field; None if it was not given."""
+        return next((value for field, value in self.fields.items() if field.path == path), None)
 
     def manifests(self, namespace: str, served: Collection[str]) -> list[dict[str, Any]]:
         """Return the objects to apply.
@@ -197,8 +200,8 @@ class DeployRequest:
         """
         objects = {kind: empty_object(kind, Key(namespace, self.name)) for kind in dict.fromkeys(self.kinds)}
         if self.source:
-            runtime = next((value for field, value in self.fields.items() if field.path == "spec.runtime"), "")
-            accelerator = self.accelerator or choose_accelerator(served, gpu=self.gpu, in_pods=runtime in _POD_RUNTIMES)
+            in_pods = self.value_at("spec.runtime") in _POD_RUNTIMES and self.value_at("spec.engine.name") is None
+            accelerator = self.accelerator or choose_accelerator(served, gpu=self.gpu, in_pods=in_pods)
             put(objects[Model], "spec.source", self.source)
             if self.quantization:
                 put(objects[Model], "spec.quantization", self.quantization)
@@ -216,6 +219,8 @@ class DeployRequest:
             put(service, "spec.apiKeySecretRef", dict(self.api_keys))
         for field, value in self.fields.items():
             put(objects[field.kind], field.path, value)
+        if self.engine_options:
+            put(service, "spec.engine.options", dict(self.engine_options))
         others = self._companions(namespace, service)
         return [*others, *(objects[kind] for kind in self.kinds[len(others) :])]
 
@@ -300,7 +305,7 @@ def read_request(name: str, flags: Mapping[str, Any], folder: Path) -> DeployReq
     check_new_name(name)
     if source and model_name:
         raise click.UsageError("--source (weights to serve) and --model (an existing Model) exclude each other")
-    fields = given_fields(FLAGS, flags)
+    fields = given_fields(FLAGS, _with_engine(flags))
     quantization = ""
     if not source and not model_name:
         entry = _catalog_entry(name)
@@ -329,7 +334,21 @@ def read_request(name: str, flags: Mapping[str, Any], folder: Path) -> DeployReq
         name, source or "", model_name or "", flags["accelerator"], flags["gpu"], quantization, env, api_keys, fields
     )
     draft = absolute_source(flags["draft"] or "", folder)
-    return attrs.evolve(request, adapters=tuple(_adapter(each, folder) for each in flags["lora"]), draft=draft)
+    options = tuple(_variable(text, "--engine-option") for text in flags["engine_option"])
+    adapters = tuple(_adapter(each, folder) for each in flags["lora"])
+    return attrs.evolve(request, adapters=adapters, draft=draft, engine_options=options)
+
+
+def _with_engine(flags: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the flags, with the runtime and the format that --engine implies."""
+    if flags["engine"] is None:
+        if flags["engine_option"]:
+            raise click.UsageError("--engine-option needs --engine, the name of an engine in the host's config.toml")
+        return flags
+    if flags["runtime"] not in {None, GENERIC}:
+        raise click.UsageError(f"--engine needs the runtime {GENERIC}, not {flags['runtime']}; leave --runtime out")
+    implied = "custom" if flags["source"] and not flags["source"].endswith(".gguf") else None
+    return {**flags, "runtime": GENERIC, "format": flags["format"] or implied}
 
 
 def _catalog_entry(name: str) -> Entry:
@@ -367,10 +386,10 @@ def _adapter(text: str, folder: Path) -> tuple[str, Mapping[str, str]]:
     return source, {name: each for name in ("name", "scale") if (each := found[name]) is not None}
 
 
-def _variable(text: str) -> tuple[str, str]:
+def _variable(text: str, flag: str = "--env") -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise click.BadParameter(f'"{text}" is not NAME=VALUE', param_hint="--env")
+        raise click.BadParameter(f'"{text}" is not NAME=VALUE', param_hint=flag)
     return name, value
 
 
@@ -395,13 +414,9 @@ def empty_object(kind: type[Any], key: Key) -> dict[str, Any]:
 
 
 async def _dry_run_apply(cluster: Cluster, kind: type[Any], manifest: dict[str, Any]) -> None:
-    await cluster.client.request_json(
-        "PATCH",
-        kind.RESOURCE.path(manifest["metadata"]["namespace"], manifest["metadata"]["name"]),
-        params={"fieldManager": FIELD_MANAGER, "force": "true", "dryRun": "All"},
-        body=manifest,
-        content_type=APPLY_PATCH,
-    )
+    path = object_path(kind.RESOURCE, Key.of(manifest))
+    params = {"fieldManager": FIELD_MANAGER, "force": "true", "dryRun": "All"}
+    await cluster.client.request_json("PATCH", path, params=params, body=manifest, content_type=APPLY_PATCH)
 
 
 async def _apply(cluster: Cluster, kind: type[Any], manifest: dict[str, Any]) -> ApplyResult:
@@ -434,7 +449,7 @@ async def _wait(
         raise CommandError(f"{message}, as set in its spec; start it: {fix}")
     click.echo(wrapped(f"InferenceService {key} is {service.status.phase} at {service.status.endpoint}"))
     model = await find_object(cluster.client, Model, Key(key.namespace, service.spec.model_ref))
-    for message in (*ignored_fields(service), *model_notes(model)):
+    for message in filter(None, (ignored_fields(service), model_note(model))):
         click.echo(wrapped(f"Note: {message}", err=True), err=True)
     click.echo(next_step(service), err=True)
 

@@ -8,7 +8,7 @@ import attrs
 import click
 
 from llmkube.base.times import utcnow
-from llmkube.cli.host_warnings import warn_credential_problem, warn_full_disk
+from llmkube.cli.host_warnings import warn_of_old_output
 from llmkube.cli.object_names import KINDS, parse_kind
 from llmkube.cli.options import cluster_options, output_option, watch_option
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, ClusterFlags, answer_deadline, run_against, state_dirs
@@ -30,29 +30,22 @@ Objects = Mapping[type[Any], Sequence[Any]]
 
 @attrs.frozen
 class TableLayout:
-    """The table of one kind."""
+    """The table of one kind; the functions for services also get the Model."""
 
     columns: tuple[str, ...]
-    wide_columns: tuple[str, ...]
-    row: Callable[[Any, Model | None, datetime.datetime], tuple[str, ...]]
-    wide_cells: Callable[[Any, Model | None], tuple[str, ...]]
+    row: Callable[..., tuple[str, ...]]
+    wide_columns: tuple[str, ...] = ()
+    wide_cells: Callable[..., tuple[str, ...]] = lambda *_: ()
 
 
 _LAYOUTS = {
-    Model: TableLayout(
-        output.MODEL_COLUMNS,
-        output.MODEL_WIDE_COLUMNS,
-        lambda model, _, now: output.model_row(model, now),
-        lambda model, _: output.model_wide_cells(model),
-    ),
+    Model: TableLayout(output.MODEL_COLUMNS, output.model_row, output.MODEL_WIDE_COLUMNS, output.model_wide_cells),
     InferenceService: TableLayout(
-        output.SERVICE_COLUMNS, output.SERVICE_WIDE_COLUMNS, output.service_row, output.service_wide_cells
+        output.SERVICE_COLUMNS, output.service_row, output.SERVICE_WIDE_COLUMNS, output.service_wide_cells
     ),
-    ModelRouter: TableLayout(
-        output.ROUTER_COLUMNS, (), lambda router, _, now: output.router_row(router, now), lambda *_: ()
-    ),
-    ModelPool: TableLayout(output.POOL_COLUMNS, (), lambda pool, _, now: output.pool_row(pool, now), lambda *_: ()),
-    GPUQuota: TableLayout(output.QUOTA_COLUMNS, (), lambda quota, _, now: output.quota_row(quota, now), lambda *_: ()),
+    ModelRouter: TableLayout(output.ROUTER_COLUMNS, output.router_row),
+    ModelPool: TableLayout(output.POOL_COLUMNS, output.pool_row),
+    GPUQuota: TableLayout(output.QUOTA_COLUMNS, output.quota_row),
 }
 
 
@@ -68,18 +61,19 @@ def _kinds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 def list_objects(*, kind: str | None, where: ClusterFlags, form: str, watch: bool) -> None:
     """List Models, InferenceServices and ModelRouters, or one KIND, such as models (mdl) or gpuquotas (gq)."""
     kinds = (Model, InferenceService, ModelRouter) if kind is None else (parse_kind(kind),)
-    folders = state_dirs(where)
-    warn_credential_problem(folders)
-    warn_full_disk(folders)
+    warn_of_old_output(state_dirs(where))
+
+    def page_of(cluster: Cluster) -> _Page:
+        return _Page(kinds, None if where.all_namespaces else cluster.namespace, form)
 
     async def once(cluster: Cluster) -> str:
-        page = _page(kinds, cluster, where, form)
+        page = page_of(cluster)
         return page.text(await page.fetch(cluster))
 
     async def run_watch(cluster: Cluster) -> None:
         from llmkube.programs.informer import open_object_caches  # noqa: PLC0415 - see above
 
-        page = _page(kinds, cluster, where, form)
+        page = page_of(cluster)
         with answer_deadline():
             served = await page.fetch(cluster)  # an unreachable server is an error now, and an outage later
         page = attrs.evolve(page, kinds=tuple(kind for kind in kinds if kind in served))
@@ -103,10 +97,6 @@ def list_objects(*, kind: str | None, where: ClusterFlags, form: str, watch: boo
     else:
         text = run_against(where, once, seconds=ANSWER_SECONDS)
         click.echo(text, nl=bool(text))
-
-
-def _page(kinds: tuple[type[Any], ...], cluster: Cluster, where: ClusterFlags, form: str) -> "_Page":
-    return _Page(kinds, None if where.all_namespaces else cluster.namespace, form)
 
 
 @attrs.frozen
@@ -164,17 +154,13 @@ class _Page:
         form = _LAYOUTS[kind]
         models = {each.key: each for each in objects.get(Model, ())}
 
-        def model_of(each: Any) -> Model | None:
-            return models.get(Key(each.key.namespace, each.spec.model_ref)) if kind is InferenceService else None
-
-        return {
-            str(each.key): (
-                *((each.key.namespace,) if self.namespace is None else ()),
-                *form.row(each, model_of(each), now),
-                *(form.wide_cells(each, model_of(each)) if self.form == "wide" else ()),
-            )
-            for each in _sorted(objects[kind])
-        }
+        rows = {}
+        for each in _sorted(objects[kind]):
+            model = (models.get(Key(each.key.namespace, each.spec.model_ref)),) if kind is InferenceService else ()
+            place = (each.key.namespace,) if self.namespace is None else ()
+            wide = form.wide_cells(each, *model) if self.form == "wide" else ()
+            rows[str(each.key)] = (*place, *form.row(each, *model, now), *wide)
+        return rows
 
     def log(self) -> "_TableLog | _ObjectLog":
         if self.form in {"", "wide"}:

@@ -69,7 +69,7 @@ def logs(
         if found.note:
             click.echo(found.note, err=True)
         if found.pods:
-            await PodLogs(cluster, key, found.pods, options, _writer(), _print_note).run()
+            await PodLogs(cluster, key, found.pods, options, _writer(), partial(click.echo, err=True)).run()
         return found
 
     async def locate_log(cluster: Cluster, key: Key) -> LogRef:
@@ -157,10 +157,6 @@ def missing_log_text(key: Key, hosts: Sequence[str], folders: Sequence[Path]) ->
             f"another --state-dir; see what it waits for with `llmkube status {key.name}`"
         )
     return f"InferenceService {key} runs on {', '.join(hosts)}; run `{command}` there"
-
-
-def _print_note(line: str) -> None:
-    click.echo(line, err=True)
 
 
 def _print_file(path: Path, follow: bool, lines: int | None) -> None:

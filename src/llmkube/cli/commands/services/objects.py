@@ -13,7 +13,7 @@ from llmkube.base.errors import ExternalError
 from llmkube.base.times import utcnow
 from llmkube.cli.commands.services.footprint import drafts_of, memory_of
 from llmkube.cli.commands.services.readiness_wait import is_stopped, print_on_interrupt, typed_command, wait_until_ready
-from llmkube.cli.host_warnings import warn_credential_problem, warn_full_disk
+from llmkube.cli.host_warnings import warn_of_old_output
 from llmkube.cli.local_files import cause_of
 from llmkube.cli.object_names import KINDS, Target, find, get_object, get_service, parse_target, with_not_found_error
 from llmkube.cli.options import cluster_options, manifests_option, output_option, services, targets, watch_option
@@ -62,8 +62,7 @@ def status(*, name: str, where: ClusterFlags, form: str, watch: bool) -> None:
     """
     target = parse_target(name)
     folders = state_dirs(where, None)
-    warn_credential_problem(folders)
-    warn_full_disk(folders)
+    warn_of_old_output(folders)
 
     async def once(cluster: Cluster) -> str:
         key = Key(cluster.namespace, target.name)
@@ -124,13 +123,8 @@ async def _scale(cluster: Cluster, target: Target, key: Key, replicas: int) -> i
     async def patch() -> int:
         path = InferenceService.RESOURCE.path(key.namespace, key.name, "scale")
         before = await cluster.client.get_json(path)
-        await cluster.client.request_json(
-            "PATCH",
-            path,
-            params={"fieldManager": SCALE_MANAGER},
-            body={"spec": {"replicas": replicas}},
-            content_type=MERGE_PATCH,
-        )
+        params, body = {"fieldManager": SCALE_MANAGER}, {"spec": {"replicas": replicas}}
+        await cluster.client.request_json("PATCH", path, params=params, body=body, content_type=MERGE_PATCH)
         return int((before.get("spec") or {}).get("replicas") or 0)
 
     return await with_not_found_error(target, key, patch)

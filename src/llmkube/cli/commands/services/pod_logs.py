@@ -146,15 +146,9 @@ class PodLogs:
     async def _copy(self, pod: Pod, lines: int | None) -> str:
         """Write the log of one run; return the reason if it cannot be read."""
         name = self._container(pod)
-        request = build.connect(
-            Pod.RESOURCE,
-            pod.key,
-            "log",
-            container=name,
-            follow="true" if self.options.follow else "",
-            previous="true" if self.options.previous else "",
-            tailLines="" if lines is None else str(lines),
-        )
+        flags = {each: "true" for each in ("follow", "previous") if getattr(self.options, each)}
+        tail = "" if lines is None else str(lines)
+        request = build.connect(Pod.RESOURCE, pod.key, "log", container=name, tailLines=tail, **flags)
         try:
             splitter = LineSplitter()
             async with self.cluster.client.open_text(request) as chunks:

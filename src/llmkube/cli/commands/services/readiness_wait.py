@@ -119,6 +119,5 @@ def typed_command(verb: str, key: Key) -> str:
     )
 
 
-def _detail(service: InferenceService, model: Model | None, health: Health) -> str:
-    now = utcnow()
-    return ", ".join([health.headline, *next_retry(service, model, now)])
+def _detail(health: Health) -> str:
+    return ", ".join(filter(None, [health.headline, next_retry(health, utcnow())]))

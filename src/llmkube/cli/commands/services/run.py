@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import attrs
 import click
 
 from llmkube.cli.catalog.entries import find as find_entry
@@ -60,8 +61,8 @@ def run(
         flags: dict[str, Any] = {"name": name, **weights, "accelerator": accelerator, "timeout": timeout}
         given = {"context_size": context_size, "mmproj": mmproj, "draft": draft}
         flags |= {flag: value for flag, value in given.items() if value is not None}
-        context.invoke(deploy, **flags, **_cluster_flags(where))
-    context.invoke(chat, name=name, prompt=prompt, **_cluster_flags(where))
+        context.invoke(deploy, **flags, **attrs.asdict(where))
+    context.invoke(chat, name=name, prompt=prompt, **attrs.asdict(where))
 
 
 def _start_existing(
@@ -133,7 +134,3 @@ def _weights(name: str, source: str | None, model: Model | None, accelerator: st
         return {"model_name": name}
     require_entry(name)  # raises an error with similar names
     return {}
-
-
-def _cluster_flags(where: ClusterFlags) -> dict[str, Any]:
-    return {"kubeconfig": where.kubeconfig, "context": where.context, "namespace": where.namespace}

@@ -119,8 +119,8 @@ def top(context: click.Context, /, *, interval: float, once: bool, where: Cluste
     if ended_by:
         signal.raise_signal(ended_by)
     if key is not None:
-        chosen = {"kubeconfig": where.kubeconfig, "context": where.context, "namespace": key.namespace}
-        context.invoke(logs, name=key.name, follow=True, lines=20, **chosen)
+        there = attrs.asdict(attrs.evolve(where, namespace=key.namespace))
+        context.invoke(logs, name=key.name, follow=True, lines=20, **there)
 
 
 @attrs.frozen

@@ -32,14 +32,14 @@ def convert_kubeai(body: Mapping[str, Any]) -> Conversion:
     modes = [_known("modes", "spec.features", each) for each in old.pop("features", ())]
     if len(modes) > 1:
         raise ConversionError("an engine serves one of them here; write a Model for each", field="spec.features")
-    model: dict[str, Any] = {"source": _source(str(old.pop("url", "")))}
+    model: dict[str, Any] = {"source": _source(str(old.pop("url", "")), runtime)}
     model["format"] = {"llamacpp": "gguf", "ollama": "gguf"}.get(runtime, "safetensors")
     profile, _, count = str(old.pop("resourceProfile", "cpu:1")).partition(":")
     kind = next((each for each in _TABLE["profiles"] if profile == each or profile.startswith(f"{each}-")), profile)
     accelerator, *vendor = _known("profiles", "spec.resourceProfile", kind)
     model["hardware"] = {"accelerator": accelerator}
     if vendor:
-        model["hardware"]["gpu"] = {"enabled": True, "count": int(count or 1), "vendor": vendor[0]}
+        model["hardware"]["gpu"] = {"enabled": True, "count": _gpu_count(count or "1"), "vendor": vendor[0]}
     remarks.append(f"spec.resourceProfile: {profile} chooses no nodes here; set spec.nodeSelector and spec.resources")
     name = str(body["metadata"]["name"])
     least, most, now = (old.pop(each, None) for each in ("minReplicas", "maxReplicas", "replicas"))
@@ -53,6 +53,8 @@ def convert_kubeai(body: Mapping[str, Any]) -> Conversion:
     service["extraArgs"] = list(old.pop("args", ()))
     service["env"] = [{"name": key, "value": value} for key, value in old.pop("env", {}).items()]
     service |= {field: old.pop(field) for field in ("image", "priorityClassName") if field in old}
+    if accelerator == "cpu" and runtime in _TABLE["gpu_images"] and "image" not in service:
+        remarks.append(f"spec.image: that of {runtime} is for GPUs here; name one for CPUs")
     remarks += [f"spec.{field}: {_TABLE['dropped'].get(field, 'left out; it is not known here')}" for field in old]
     meta = {field: body["metadata"][field] for field in ("name", "namespace", "labels") if field in body["metadata"]}
     kept = {field: value for field, value in service.items() if value != []}
@@ -61,14 +63,22 @@ def convert_kubeai(body: Mapping[str, Any]) -> Conversion:
     return Conversion(objects[0], objects[1], tuple(remarks))
 
 
-def _source(url: str) -> str:
-    """Return the source of a URL; the query of a claim's names the file."""
+def _source(url: str, runtime: str) -> str:
+    """Return the source of a URL; the query of a claim's names the file, but for Ollama a model in its own layout."""
     plain, _, query = url.partition("?")
     option, _, value = query.partition("=")
-    if (query and option != "model") or plain.partition("://")[0] not in _TABLE["schemes"]["known"]:
-        known = ", ".join(_TABLE["schemes"]["known"])
+    schemes = ["ollama"] if runtime == "ollama" else _TABLE["schemes"]["known"]
+    if (query and option != "model") or plain.partition("://")[0] not in schemes:
+        known = ", ".join(schemes)
         raise ConversionError(f"{url!r} has no counterpart; those of {known} have, without options", field="spec.url")
     return f"{plain}/{value}" if query else plain
+
+
+def _gpu_count(text: str) -> int:
+    if not text.isdigit():  # GPUs:nodes
+        why = f"{text!r} is not a number of GPUs; write a model over several nodes with spec.multiNode"
+        raise ConversionError(why, field="spec.resourceProfile")
+    return int(text)
 
 
 def _known(table: str, field: str, name: str) -> Any:

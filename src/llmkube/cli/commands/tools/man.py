@@ -34,13 +34,10 @@ def man(context: click.Context, /, *, folder: Path) -> None:
 def pages(command: click.Command, path: str, parent: click.Context | None = None) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of the page of a command, and of each of its subcommands."""
     context = click.Context(command, info_name=path.rpartition(" ")[2], parent=parent)
-    below = []
-    if isinstance(command, click.Group):
-        for name in command.list_commands(context):
-            found = command.get_command(context, name)
-            if found is not None:
-                below.append((f"{path} {name}", found))
-    yield path.replace(" ", "-"), page(command, context, path, [(name, each) for name, each in below])
+    group = command if isinstance(command, click.Group) else click.Group()
+    names = group.list_commands(context)
+    below = [(f"{path} {name}", found) for name in names if (found := group.get_command(context, name))]
+    yield path.replace(" ", "-"), page(command, context, path, below)
     for name, each in below:
         yield from pages(each, name, context)
 

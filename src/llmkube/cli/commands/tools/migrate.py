@@ -39,15 +39,28 @@ from llmkube.runtimes.llama_fields import DEFAULT_CONTEXT
 from llmkube.runtimes.llama_verdicts import spellings_of
 from llmkube.runtimes.registry import LLAMACPP_NAMES, check, container_plan_for
 
-GO_ONLY_KINDS: Final[Mapping[str, str]] = {
-    "LoRAAdapter": "not loaded here: list adapters in spec.sglangConfig, which loads them at the start"
-}
-"""Kinds that only the Go implementation has, with the effect of the migration. The objects are not changed."""
-
-_KINDS: Final = ("Model", "InferenceService", "ModelRouter", "ModelPool", "GPUQuota", *GO_ONLY_KINDS)
 REFUSED: Final = "refused"
 CHANGES: Final = "changes"
 UNCHANGED: Final = "left alone"
+_EFFECTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "ModelRouter": (UNCHANGED, "stored, but not used for routing here: its existing proxy keeps running"),
+    "ModelPool": (
+        CHANGES,
+        "members start and stop by requests at the front door (gateway.enabled), not by spec.replicas",
+        "spec.replicas: 1 for every member: 0 stops it for good",
+    ),
+    "GPUQuota": (
+        CHANGES,
+        "enforced by the controller here, without a webhook: objects are stored, and what exceeds it waits",
+    ),
+    "LoRAAdapter": (
+        UNCHANGED,
+        "not loaded here: list adapters in spec.sglangConfig, which loads them at the start",
+    ),
+}
+"""The effect of the migration on all objects of a kind: outcome, message, and the setting that avoids it."""
+
+_KINDS: Final = ("Model", "InferenceService", *_EFFECTS)
 _GO_METAL_CONTEXT: Final = 2048
 _CONTEXT: Final = frozenset(spellings_of("--ctx-size"))
 _SLOTS: Final = frozenset(spellings_of("--parallel"))
@@ -131,16 +144,8 @@ def findings(bodies: Sequence[Body]) -> Iterator[Finding]:
         kind, subject = str(body.get("kind", "")), f"{body.get('kind')} {'/'.join(_key(body))}"
         if not str(body.get("apiVersion", "")).startswith(f"{GROUP}/"):
             continue
-        if kind in GO_ONLY_KINDS:
-            yield Finding(subject, UNCHANGED, GO_ONLY_KINDS[kind])
-        elif kind == "ModelRouter":
-            yield Finding(subject, UNCHANGED, "stored, but not used for routing here: its existing proxy keeps running")
-        elif kind == "GPUQuota":
-            effect = "enforced by the controller here, without a webhook: objects are stored, and what exceeds it waits"
-            yield Finding(subject, CHANGES, effect)
-        elif kind == "ModelPool":
-            effect = "members start and stop by requests at the front door (gateway.enabled), not by spec.replicas"
-            yield Finding(subject, CHANGES, effect, "spec.replicas: 1 for every member: 0 stops it for good")
+        if kind in _EFFECTS:
+            yield Finding(subject, *_EFFECTS[kind])
         elif kind == "InferenceService":
             namespace, _ = _key(body)
             model = models.get((namespace, str(body["spec"].get("modelRef", ""))))

@@ -20,7 +20,9 @@ from llmkube.base.errors import UserError
 from llmkube.base.package_data import read_table
 from llmkube.cli.commands.tools.llama_command import OtherModel, object_name, objects_of
 from llmkube.k8s.crd.modelrouter import ModelRouter
+from llmkube.k8s.crd.placement import EnvVar
 from llmkube.runtimes.llama_verdicts import VERDICTS
+from llmkube.runtimes.process.environment import plan_environment
 
 _TABLE: Final = read_table(__package__, "other_programs")
 _MACRO: Final = re.compile(r"\$\{([\w.-]+)\}")
@@ -126,6 +128,14 @@ def _swapped(
     if pin:
         other.spec["activation"] = {"mode": "OnRequest", "pin": True}
     other.spec["aliases"] = [each["id"] if isinstance(each, dict) else each for each in model.pop("aliases", ())]
+    for each in model.pop("env", ()):
+        variable, _, text = _MACRO.sub(value, each).partition("=")
+        try:
+            plan_environment([EnvVar(name=variable, value=text)])
+        except UserError as error:
+            other.remarks.append(str(error).removeprefix("spec."))
+        else:
+            other.spec.setdefault("env", []).append({"name": variable, "value": text})
     filters = model.pop("filters", {})
     shared = filters.pop("setParams", {})
     presets = {_MACRO.sub(value, key): {**shared, **each} for key, each in filters.pop("setParamsByID", {}).items()}
@@ -217,7 +227,9 @@ def read_ollama(store: Path) -> Iterator[OtherModel]:
                 words += [flag, str(blob)]
             elif kind == "params":
                 known, given = _TABLE["ollama_parameters"], json.loads(blob.read_bytes())
-                other.remarks += _remarks("parameter ", [key for key in given if key not in known], {})
+                other.remarks += _remarks(
+                    "parameter ", [key for key in given if key not in known], _TABLE["ollama_rest"]
+                )
                 words += [word for key in given if key in known for word in (known[key], f"{given[key]}")]
             elif kind == "system":
                 named = dict.fromkeys((object_name(other.id), other.id, short))

@@ -15,7 +15,8 @@ let close = () => {};
 
 function show() {
   const name = location.hash.slice(1).split("/")[0];
-  const view = VIEWS[name] ? name : state.readOnly ? "models" : "memory";
+  const isThere = VIEWS[name] && (!state.readOnly || SHARED.includes(name));
+  const view = isThere ? name : state.readOnly ? "models" : "memory";
   close();
   main.replaceChildren();
   close = VIEWS[view](main, decodeURIComponent(location.hash.split("/").slice(1).join("/"))) ?? (() => {});
@@ -37,5 +38,5 @@ onChange(() => {
   if (isShared === Boolean(state.readOnly)) return;
   isShared = Boolean(state.readOnly);
   for (const link of document.querySelectorAll("nav a")) link.hidden = isShared && !SHARED.includes(link.hash.slice(1));
-  if (!location.hash) show();
+  if (isShared && !SHARED.includes(location.hash.slice(1).split("/")[0])) show();
 });

@@ -38,7 +38,8 @@ export async function follow(report) {
       await eachEvent(answer, apply);
       report("Connection lost, reconnecting");
     } catch (error) {
-      report(error.status ? error.message : "No connection, retrying");
+      const text = error.status === 401 ? "A key is required; reload the page to enter one" : error.message;
+      report(error.status ? text : "No connection, retrying");
     }
     await new Promise((done) => setTimeout(done, wait));
   }

@@ -20,7 +20,7 @@ function bar(label, total, parts, limit, others) {
   let left = 0;
   const add = (size, kind, text) => {
     if (size <= 0) return;
-    const width = Math.max(2, (1000 * size) / total); // visible, however small
+    const width = Math.max(6, (1000 * size) / total); // visible, however small
     svg.append(h("rect", { x: left, y: 0, width, height: 48, class: kind }, h("title", {}, text)));
     left += width;
   };
@@ -81,7 +81,8 @@ function draw() {
   const parts = engines.map((each) => ({ ...each, name: short(each.service), color: color(each.service) }));
   const held = engines.reduce((sum, each) => sum + (each.held ?? 0), 0);
   const others = Math.max(0, memory.total - memory.available - held);
-  const text = `${bytes(reserved)} of a budget of ${bytes(memory.budget)} reserved, ${bytes(memory.free)} free for one more model`;
+  const limited = memory.free < memory.budget - reserved ? ", limited by other programs" : "";
+  const text = `${bytes(reserved)} of a budget of ${bytes(memory.budget)} reserved, ${bytes(memory.free)} free for one more model${limited}`;
   return [
     h("h2", {}, "Memory"),
     memory.level === "normal" ? null : h("p", { class: "card failing" }, `Memory pressure: ${memory.level}. ${memory.why}`),
@@ -90,7 +91,9 @@ function draw() {
       h("h3", {}, state.host),
       h("p", { class: "soft" }, text),
       bar(text, memory.total, parts, memory.budget, others),
-      h("p", { class: "soft" }, "Full color: in use. Light color: reserved, not in use yet. Dark gray at the right end: other programs. Dashed line: budget for engines."),
+      h("p", { class: "soft" }, "An engine is the program that runs a model."),
+      h("ul", { class: "row key" }, [[parts[0]?.color ?? "f0", "in use"], [`${parts[0]?.color ?? "f0"} reserved`, "reserved, not in use yet"],
+        ["fother", "other programs"], ["limit", "budget for engines"]].map(([kind, name]) => h("li", {}, h("span", { class: `swatch ${kind}` }), ` ${name}`))),
       legend(engines, (each) => (each.held === null ? `${bytes(each.reserved)} reserved`
         : `${bytes(each.held)} in use of ${bytes(each.reserved)} reserved`)),
       engines.length ? null : h("p", {}, "No engine runs."),

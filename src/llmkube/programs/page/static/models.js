@@ -18,7 +18,7 @@ function plot(points) {
 
 const EFFECTS = {
   load: "Load it now", unload: "Free its memory; the next request loads it again", pin: "Never unload it for another model",
-  restart: "Replace its engine by a new one", start: "Serve it again", stop: "Serve it no more until it is started",
+  restart: "End the program that runs it, and start a new one", start: "Serve it again", stop: "Serve it no more until it is started",
 };
 
 function button(label, action, service, enabled = true) {
@@ -46,12 +46,12 @@ function actions(model, key) {
 
 function figures(model) {
   return h("dl", { class: "figures" }, [
-    ["Model", model.model === model.name ? "" : model.model], ["Size", model.size], ["Runs on", model.runsOn], ["Engine", model.engine],
-    ["Context", model.context ? `${model.context} tokens, ${model.slots} slot${model.slots === 1 ? "" : "s"}` : ""],
-    ["Pods", model.pods ? String(model.pods) : ""], ["Priority", model.priority], ["Restarts", model.restarts ? String(model.restarts) : ""],
+    ["Model", model.model === model.name ? "" : model.model], ["Size", model.size], ["Runs on", model.runsOn], ["Engine", model.engine, "The program that runs the model"],
+    ["Context", model.context ? `${model.context} tokens, ${model.slots} request${model.slots === 1 ? "" : "s"} at a time` : ""],
+    ["Ready engines", model.pods ? String(model.pods) : ""], ["Priority", model.priority], ["Restarts", model.restarts ? String(model.restarts) : ""],
     ["Also called", (model.aliases ?? []).join(", ")], ["Sees pictures", model.vision ? "yes" : ""],
     ["Load took", model.loadSeconds ? `${model.loadSeconds} s` : ""],
-  ].filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+  ].filter(([, value]) => value).map(([name, value, title]) => h("div", { title }, h("dt", {}, name), h("dd", {}, value))));
 }
 
 // A bar of the percentage that the message reports.

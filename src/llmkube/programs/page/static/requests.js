@@ -7,11 +7,11 @@ import { onChange, state } from "./feed.js";
 const KEPT = 2000;
 const SHOWN = 100;
 const WORDS = {
-  hold: "waiting until the model was loaded", queue: "waiting for a free slot", prefill: "reading the prompt",
+  hold: "waiting until the model was loaded", queue: "waiting for its turn", prefill: "reading the prompt",
   decode: "writing the answer", attempt: "at the engine", continuation: "continued by another engine",
 };
 const SHORT = {
-  hold: "loading the model", queue: "waiting for a slot", prefill: "reading the prompt", decode: "writing the answer",
+  hold: "loading the model", queue: "waiting for its turn", prefill: "reading the prompt", decode: "writing the answer",
   attempt: "at the engine", continuation: "continued by another engine", failed: "failed attempt",
 };
 
@@ -87,7 +87,7 @@ function draw(row) {
   return h("li", { class: "card request" },
     h("div", { class: "row spread" },
       h("span", {}, h("b", {}, row.model || row.path), " ", h("span", { class: "soft" }, [time, row.path, tokens].filter(Boolean).join(" · "))),
-      h("span", { class: `tag ${row.failed ? "failing" : "ready"}` }, String(row.status || "left"))),
+      h("span", { class: `tag ${row.failed ? "failing" : "ready"}` }, row.status === 200 ? "200 OK" : String(row.status || "left"))),
     timeline(row),
     h("p", { class: row.failed ? "failing why" : "soft why" }, why(row)),
     row.id ? h("p", { class: "soft mono why" }, `request ${row.id}`) : null,
@@ -102,7 +102,7 @@ export function showRequests(main) {
   }
   const only = h("select", { "aria-label": "Order" }, h("option", { value: "errors" }, "Errors first"),
     h("option", { value: "new" }, "Newest first"), h("option", { value: "slow" }, "Slowest first"));
-  const model = h("input", { type: "search", placeholder: "Model, path or request", "aria-label": "Filter" });
+  const model = h("input", { type: "search", placeholder: "Filter by model, path or id", "aria-label": "Filter" });
   const count = h("p", { class: "soft" });
   const list = h("ol", { class: "requests" });
   const keyed = new Keyed(list, draw);
@@ -124,7 +124,7 @@ export function showRequests(main) {
     let found = text ? rows.filter((row) => `${row.model} ${row.path} ${row.id}`.toLowerCase().includes(text)) : [...rows];
     if (only.value === "errors") found = [...found.filter((row) => row.failed), ...found.filter((row) => !row.failed)];
     if (only.value === "slow") found.sort((a, b) => b.ms - a.ms);
-    count.textContent = rows.length ? `${found.length === rows.length ? "The" : `${found.length} of the`} last ${rows.length} requests${found.length > SHOWN ? `, the first ${SHOWN} are shown` : ""}` : "No requests yet.";
+    count.textContent = rows.length ? `${found.length === rows.length ? "The" : `${found.length} of the`} last ${rows.length === 1 ? "request" : `${rows.length} requests`}${found.length > SHOWN ? `, the first ${SHOWN} are shown` : ""}` : "No requests yet.";
     explain(found.slice(0, SHOWN));
     keyed.update(found.slice(0, SHOWN).map((row) => [row.key, row]));
   };

@@ -198,16 +198,8 @@ def agent_job(user: User, state_dir: Path, config: AgentConfig, added: AddedSett
 
 def own_arguments(state_dir: Path, log: Path) -> list[str]:
     """Return the program and the flags that every agent under launchd has."""
-    return [
-        sys.executable,
-        "-m",
-        "llmkube",
-        "agent",
-        f"--state-dir={state_dir}",
-        f"--log-file={log}",
-        f"--start-limit={START_LIMIT}",
-        "--on-exit=keep",
-    ]
+    flags = [f"--state-dir={state_dir}", f"--log-file={log}", f"--start-limit={START_LIMIT}", "--on-exit=keep"]
+    return [sys.executable, "-m", "llmkube", "agent", *flags]
 
 
 def added_flags(content: bytes, given: Collection[str]) -> AddedSettings:

@@ -103,8 +103,7 @@ def up_status(state_dir: Path | None) -> None:
 @click.option("--print", "prints", is_flag=True, help="Print the address with its token instead of opening it.")
 def page(state_dir: Path | None, prints: bool) -> None:
     """Open the page of the running `llmkube up` in a browser, with the right to change things."""
-    folder = own_up_dir(ClusterFlags()) if state_dir is None else None
-    folder = folder or chosen_folder(state_dir)
+    folder = (own_up_dir(ClusterFlags()) if state_dir is None else None) or chosen_folder(state_dir)
     file = folder / OPENER_FILE
     if running_up_pid(folder) is None or not file.exists():
         raise CommandError(f"llmkube up is not running with the state directory {folder}", ExitCode.NOT_FOUND)
