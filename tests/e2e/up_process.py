@@ -22,6 +22,8 @@ ANSWER = (
     "LLMKube turns serving a language model into a Kubernetes object: describe a Model and an InferenceService, "
     "and it downloads, starts, watches and routes."
 )
+NOTED = 4000
+"""Characters of each output of a program that a failure shows."""
 FREE_PORTS = ("--api-port", "0", "--gateway-port", "0", "--probe-port", "0")
 
 RunProgram = Callable[..., Awaitable[tuple[int, str, str]]]
@@ -98,6 +100,9 @@ async def open_program(
         nursery.start_soon(program.pump, "err", process.stderr)
         try:
             yield program
+        except BaseException as error:
+            error.add_note(f"the program's output:\n{program.out[-NOTED:]}\n{program.err[-NOTED:]}")
+            raise
         finally:  # the nursery then waits for the end of both outputs, so that no line is missed
             if process.returncode is None:
                 if runs_engines:

@@ -248,6 +248,19 @@ async def test_a_failed_restore_is_an_error_and_is_not_repeated(tmp_path, cache_
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize(("status", "body"), [(404, {"error": {"message": "File Not Found"}}), (200, {}), (200, [1])])
+async def test_an_engine_without_a_list_of_slots_saves_nothing(tmp_path, status, body):
+    """It continues to serve."""
+
+    async def request(*_, **__):
+        await trio.lowlevel.checkpoint()
+        return Response.json(status, body)
+
+    record = EngineRecord("", "127.0.0.1", 1, api_key=API_KEY, build="b1")
+    running = RunningEngine(None, record, launch_of("m"), SimpleNamespace(request=request), Limits())
+    assert await EnginePrompts(PromptStore(tmp_path, LIMIT), running, KEY, "uid-1").save(NOW) is None
+
+
 class Slot:
     """The only slot of an engine in memory, and the times at which it was saved."""
 

@@ -369,7 +369,10 @@ class EnginePrompts:
         return int(json.loads(answer.body)["timings"]["cache_n"])
 
     async def _slots(self) -> list[dict[str, Any]]:
-        slots: list[dict[str, Any]] = json.loads((await self._request("GET", "/slots")).body)
+        answer = await self._request("GET", "/slots")
+        slots = json.loads(answer.body)
+        if answer.status != 200 or not isinstance(slots, list) or not all(isinstance(slot, dict) for slot in slots):
+            raise ValueError(f"the engine answers {answer.status} to GET /slots, without a list of slots")
         return slots
 
     async def _request(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Response:
