@@ -118,9 +118,28 @@ def test_what_llama_swap_has_and_we_do_not_is_named_by_model_and_field(tmp_path)
         "embed: proxy: the gateway connects to the engine itself",
         "speech: cmd runs docker; only commands of llama-server are converted",
         "unset: ${env.NO_SUCH_VARIABLE} is not defined",
-        "odd: malformed: ",
+        "odd: its value: must be a mapping",
     ):
         assert line in lines
+    assert done.exit_code == 1
+
+
+def test_a_model_of_llama_swap_with_a_wrong_value_leaves_the_others(tmp_path):
+    """The field is named without its value; names may be numbers; of two equal names the first is kept."""
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "models: {7: {cmd: llama-server -m /seven.gguf, aliases: null}, x: {cmd: 5}, y: {cmd: '', env: [A=1, 5]},\n"
+        "  Qwen:7B: {cmd: llama-server -m /a.gguf}, qwen-7b: {cmd: llama-server -m /b.gguf}}"
+    )
+    done, objects = convert("--from", "llama-swap", "-f", file, "--accelerator", "cpu")
+    sources = {name: spec["source"] for (kind, name), spec in objects.items() if kind == "Model"}
+    assert sources == {"7": "/seven.gguf", "qwen-7b": "/a.gguf"}
+    for line in (
+        "x: cmd: must be a text",
+        "y: env[1]: must be a text",
+        "qwen-7b: its name here is qwen-7b, as that of Qwen:7B; rename one of them",
+    ):
+        assert f"{file}, {line}\n" in done.stderr.removeprefix("Error: ")
     assert done.exit_code == 1
 
 
@@ -174,12 +193,34 @@ def test_a_store_of_ollama_is_used_in_place(tmp_path, monkeypatch):
     assert "tuned:latest: template: the chat template in the model's own file is used" in done.stderr
 
 
+def test_a_broken_manifest_of_ollama_leaves_the_other_models(tmp_path):
+    """The message names the file."""
+    path = write_store(tmp_path, b"GGUF")
+    library = tmp_path / "manifests" / "registry.ollama.ai" / "library"
+    layer = {"mediaType": "application/vnd.ollama.image.params", "digest": "sha256:lost"}
+    for name, text in (("cut", "{"), ("list", "[]"), ("lost", json.dumps({"layers": [layer]}))):
+        (library / name).mkdir()
+        (library / name / "latest").write_text(text)
+    done, objects = convert("--from", "ollama", "-f", tmp_path, "--accelerator", "cpu")
+    assert {name: spec["source"] for (kind, name), spec in objects.items() if kind == "Model"} == {
+        "tuned-latest": str(path)
+    }
+    for name in ("cut", "list", "lost"):
+        assert f"{tmp_path}, {name}:latest: {library / name / 'latest'} cannot be read" in done.stderr
+    assert done.exit_code == 1
+
+
 @pytest.mark.parametrize(
     ("program", "text", "message"),
     [
         ("llama-swap", "a: b", "is no config of llama-swap"),
         ("llama-swap", "models: {x: {cmd: 'llama-server -c 1'}}", "names no model: it has none of -m, -hf"),
         ("llama-swap", "a: [", "is no config of llama-swap"),
+        ("llama-swap", "", "is no config of llama-swap: it has no models"),
+        ("llama-swap", "models: 5", "models: must be a mapping"),
+        ("llama-swap", "models: {}\ngroups: {g: 5}", "groups.g: must be a mapping"),
+        ("llama-swap", "models: {}\npeers: {p: {proxy: http://x}}", "peers.p.models: is missing"),
+        ("llama-swap", "models: {}\npeers: {p: {proxy: http://x, models: [5]}}", "peers.p.models[0]: must be a text"),
         ("llama-presets", "[x]\n[x]\n", "is no file of presets"),
         ("ollama", "", "has no manifests; name Ollama's folder of models"),
     ],

@@ -30,6 +30,23 @@ _MAX_DEPTH: Final = 9
 _ON: Final = ("true", "1", "on", "yes", "enabled")
 _NO_COUNTERPART: Final = "has no counterpart"
 _LAYER: Final = "application/vnd.ollama.image."
+_SWAP_FILE: Final[Any] = {
+    "models": {},
+    "macros": {},
+    "globalTTL": 0,
+    "groups": {"*": {"members": []}},
+    "peers": {"*": {"proxy": "", "models": [""]}},
+}
+_SWAP_MODEL: Final[Any] = {
+    "cmd": "",
+    "macros": {},
+    "ttl": 0,
+    "aliases": [],
+    "env": [""],
+    "filters": {"setParams": {}, "setParamsByID": {"*": {}}},
+}
+"""Types of what is read of a config of llama-swap, by an empty value of each."""
+_TYPES: Final = {dict: "a mapping", list: "a list", str: "a text", int: "a whole number"}
 
 
 PROGRAMS: Final = ("llama-swap", "llama-presets", "ollama")
@@ -48,6 +65,7 @@ def converted(
         accelerator: That of the Models.
         read_stdin: Reads the file `-`.
     """
+    owners: dict[str, str] = {}
     for name in names or (os.environ.get("OLLAMA_MODELS") or str(Path.home() / ".ollama" / "models"),):
         folder = (Path(name) if program == "ollama" else Path(name).parent).absolute()
         try:
@@ -62,6 +80,8 @@ def converted(
         for other in found:
             try:
                 objects = other.objects if other.words is None else objects_of(other, accelerator, folder)
+                if objects and other.id and (owner := owners.setdefault(object_name(other.id), other.id)) != other.id:
+                    raise UserError(f"its name here is {object_name(other.id)}, as that of {owner}; rename one of them")
             except UserError as error:
                 other.problem, objects = str(error), []
             yield f"{name}, {other.id}" if other.id else name, objects, other.remarks, other.problem
@@ -85,24 +105,47 @@ def read_llama_swap(text: str, environ: Mapping[str, str]) -> Iterator[OtherMode
         UserError: It is none.
     """
     try:
-        config = yaml.safe_load(text)
-        models, macros, ttl = config.pop("models"), config.pop("macros", {}), config.pop("globalTTL", 0)
-        groups, peers = config.get("groups", {}).values(), config.pop("peers", {})
-        kept = {each for group in groups if group.get("persistent") for each in group["members"]}
-        others = _remarks("", config, _TABLE["llama_swap"]["file"])
-        for name, peer in peers.items():
-            rest = [key for key in peer if key not in ("proxy", "models")]
-            others += _remarks(f"peers.{name}.", rest, _TABLE["llama_swap"]["peer"])
-        yield OtherModel("", remarks=others, objects=[_router(peers)] if peers else [])
-        items = list(models.items())
-    except (yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
-        raise UserError(f"is no config of llama-swap ({type(error).__name__}: {error})") from error
-    for name, model in items:
+        given = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"is no config of llama-swap ({error})") from error
+    if not isinstance(given, dict) or "models" not in given:
+        raise UserError("is no config of llama-swap: it has no models")
+    config = _shaped(given, _SWAP_FILE)
+    models, macros, ttl = config.pop("models"), config.pop("macros", {}), config.pop("globalTTL", 0)
+    groups, peers = config.get("groups", {}).values(), config.pop("peers", {})
+    kept = {str(each) for group in groups if group.get("persistent") for each in group.get("members", ())}
+    others = _remarks("", config, _TABLE["llama_swap"]["file"])
+    for name, peer in peers.items():
+        if missing := [key for key in ("proxy", "models") if key not in peer]:
+            raise UserError(f"peers.{name}.{missing[0]}: is missing")
+        rest = [key for key in peer if key not in ("proxy", "models")]
+        others += _remarks(f"peers.{name}.", rest, _TABLE["llama_swap"]["peer"])
+    yield OtherModel("", remarks=others, objects=[_router(peers)] if peers else [])
+    for name, each in models.items():
         try:
+            model = _shaped(each, _SWAP_MODEL)
             names = {**macros, **model.pop("macros", {}), "MODEL_ID": name, "PORT": "0"}
             yield _swapped(name, model, ttl, pin=name in kept, value=partial(_value, names, environ))
         except (UserError, AttributeError, KeyError, TypeError, ValueError) as error:
             yield OtherModel(name, problem=f"{'' if isinstance(error, UserError) else 'malformed: '}{error}")
+
+
+def _shaped(value: Any, shape: Any, path: str = "") -> Any:
+    """Return a value of the type of a shape, with texts as keys; an empty one for null.
+
+    Raises:
+        UserError: A part has another type; the message names it without its text, which may be a secret.
+    """
+    if shape is None or value is None:
+        return value if shape is None else type(shape)()
+    if not isinstance(value, type(shape)):
+        raise UserError(f"{path or 'its value'}: must be {_TYPES[type(shape)]}")
+    if isinstance(shape, list) and shape:
+        return [_shaped(each, shape[0], f"{path}[{at}]") for at, each in enumerate(value)]
+    if isinstance(shape, dict):
+        shapes = {str(key): shape.get(str(key), shape.get("*")) for key in value}
+        return {str(key): _shaped(each, shapes[str(key)], f"{path}.{key}".strip(".")) for key, each in value.items()}
+    return value
 
 
 def _value(macros: Mapping[str, Any], environ: Mapping[str, str], slot: re.Match[str]) -> str:
@@ -220,21 +263,27 @@ def read_ollama(store: Path) -> Iterator[OtherModel]:
     for manifest in manifests:
         _, *spaces, name, tag = manifest.relative_to(store / "manifests").parts
         other = OtherModel("/".join([*(each for each in spaces if each != "library"), f"{name}:{tag}"]))
-        words, short = list[str](), other.id.removesuffix(":latest")
-        for layer in json.loads(manifest.read_bytes()).get("layers", ()):
-            kind, blob = layer["mediaType"].removeprefix(_LAYER), store / "blobs" / layer["digest"].replace(":", "-")
-            if flag := {"model": "-m", "projector": "-mm", "adapter": "--lora"}.get(kind):
-                words += [flag, str(blob)]
-            elif kind == "params":
-                known, given = _TABLE["ollama_parameters"], json.loads(blob.read_bytes())
-                other.remarks += _remarks(
-                    "parameter ", [key for key in given if key not in known], _TABLE["ollama_rest"]
-                )
-                words += [word for key in given if key in known for word in (known[key], f"{given[key]}")]
-            elif kind == "system":
-                named = dict.fromkeys((object_name(other.id), other.id, short))
-                other.spec["presets"] = [{"name": each, "system": blob.read_text("utf-8")} for each in named]
-            else:
-                other.remarks += _remarks("", [kind], _TABLE["ollama_layers"])
-        other.words, other.spec = words, {**other.spec, "aliases": [short], "activation": {"mode": "OnRequest"}}
+        try:
+            _read_manifest(other, json.loads(manifest.read_bytes()), store / "blobs")
+        except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
+            other = OtherModel(other.id, problem=f"{manifest} cannot be read ({error!r}); pull the model again")
         yield other
+
+
+def _read_manifest(other: OtherModel, manifest: Mapping[str, Any], blobs: Path) -> None:
+    """Add the layers of a manifest to a model; blocks on the disk."""
+    words, short = list[str](), other.id.removesuffix(":latest")
+    for layer in manifest.get("layers", ()):
+        kind, blob = layer["mediaType"].removeprefix(_LAYER), blobs / layer["digest"].replace(":", "-")
+        if flag := {"model": "-m", "projector": "-mm", "adapter": "--lora"}.get(kind):
+            words += [flag, str(blob)]
+        elif kind == "params":
+            known, given = _TABLE["ollama_parameters"], json.loads(blob.read_bytes())
+            other.remarks += _remarks("parameter ", [key for key in given if key not in known], _TABLE["ollama_rest"])
+            words += [word for key in given if key in known for word in (known[key], f"{given[key]}")]
+        elif kind == "system":
+            named = dict.fromkeys((object_name(other.id), other.id, short))
+            other.spec["presets"] = [{"name": each, "system": blob.read_text("utf-8")} for each in named]
+        else:
+            other.remarks += _remarks("", [kind], _TABLE["ollama_layers"])
+    other.words, other.spec = words, {**other.spec, "aliases": [short], "activation": {"mode": "OnRequest"}}
