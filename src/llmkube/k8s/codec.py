@@ -82,7 +82,8 @@ def _object_suffix(kind: type, data: Any) -> str:
     resource: Resource | None = getattr(kind, "RESOURCE", None)
     if resource is None or not isinstance(data, Mapping) or not isinstance(data.get("metadata"), Mapping):
         return ""
-    return f" in {resource.kind} {Key.of(data)}"
+    name = data["metadata"].get("name")
+    return f" in {resource.kind} {Key.of(data)}" if isinstance(name, str | None) else ""
 
 
 class _Absent:

@@ -22,7 +22,7 @@ from llmkube.cli.view import formats
 from llmkube.cli.view.output import line_width, printable, table, wrapped
 from llmkube.cli.view.svg import Bar, chart
 from llmkube.k8s.codec import decode
-from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.placement import ACCELERATORS, ACTIVATION_MODES
 from llmkube.k8s.fields import camel
@@ -36,17 +36,26 @@ from llmkube.weights.store.blobs import WeightsFile
 
 _COLUMNS: Final = ("SERVICE", "HOST", "NEED", "CONTEXT", "USERS", "STATE")
 _Kinds = Mapping[str, Callable[[Any], Any]]
+
+
+def _spec(given: Any) -> dict[str, Any]:
+    if unknown := sorted(dict(given).keys() - {camel(each.name) for each in attrs.fields(InferenceServiceSpec)}):
+        raise ValueError(f"{unknown[0]} is not a field of the InferenceService")
+    return dict(given)
+
+
 _HOST: Final[_Kinds] = {
     "name": str,
     "memory": parse_bytes,
-    "accelerator": lambda text: ACCELERATORS[ACCELERATORS.index(text)],
-    "fraction": float,
+    "accelerator": click.Choice(ACCELERATORS),
+    "fraction": click.FloatRange(0, 1, min_open=True),
     "used": parse_bytes,
     "devices": lambda sizes: {name: parse_bytes(size) for name, size in sizes.items()},
-    "activation": lambda text: ACTIVATION_MODES[ACTIVATION_MODES.index(text)],
-    "read": parse_bytes,
+    "activation": click.Choice(ACTIVATION_MODES),
+    "read": lambda size: click.IntRange(1)(parse_bytes(size)),
 }
-_MODEL: Final[_Kinds] = {"model": str, "name": str, "users": int, "context": int, "spec": dict}
+_COUNT: Final = click.IntRange(1, 1 << 21)
+_MODEL: Final[_Kinds] = {"model": str, "name": str, "users": _COUNT, "context": _COUNT, "spec": _spec}
 
 
 @command("plan")
@@ -83,8 +92,11 @@ def read_plan(documents: list[Any]) -> tuple[list[Host], list[Wanted]]:
     for body in documents:
         if not isinstance(body, dict) or not ("kind" in body or body.keys() <= {"hosts", "models"}):
             raise UserError("a document has neither a kind, nor only hosts and models")
-        hosts += [Host(**{"memory": 0, **_read(each, _HOST, "hosts", "name")}) for each in body.get("hosts", ())]
-        wanted += [_short(_read(each, _MODEL, "models", "model")) for each in body.get("models", ())]
+        for key in ("hosts", "models"):
+            if not isinstance(body.get(key) or [], list):
+                raise UserError("must be a list", field=key)
+        hosts += [Host(**_read(each, _HOST, "hosts", "name", "memory")) for each in body.get("hosts") or ()]
+        wanted += [_short(_read(each, _MODEL, "models", "model")) for each in body.get("models") or ()]
         if body.get("kind") == "Model":
             models[body["metadata"]["name"]] = decode(Model, body)
         elif body.get("kind") == "InferenceService":
@@ -121,11 +133,19 @@ def _complete(wanted: Wanted, models: Mapping[str, Model]) -> Wanted:
     return attrs.evolve(wanted, header=header, draft=draft, adapters=[beside(each.model_ref) for each in spec.adapters])
 
 
-def _read(given: Any, kinds: _Kinds, field: str, required: str) -> dict[str, Any]:
-    try:
-        return {required: given[required], **{key: kinds[key](value) for key, value in given.items()}}
-    except (UserError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{given!r}: {error}; write {required} and any of {', '.join(kinds)}", field=field) from error
+def _read(given: Any, kinds: _Kinds, field: str, *required: str) -> dict[str, Any]:
+    shown, found = repr(given), dict[str, Any]()
+    given = {key: value for key, value in given.items() if value is not None} if isinstance(given, dict) else {}
+    for key in (*required, *given):
+        try:
+            found[key] = kinds[key](given[key])
+        except KeyError as error:
+            fix = f"write {' and '.join(required)}, and any of {', '.join(kinds)}"
+            is_what = "missing" if key in required else "not known"
+            raise UserError(f"{shown}: {key}: is {is_what}; {fix}", field=field) from error
+        except (UserError, click.BadParameter, AttributeError, TypeError, ValueError) as error:
+            raise UserError(f"{shown}: {key}: {error}", field=field) from error
+    return found
 
 
 def _short(given: Mapping[str, Any]) -> Wanted:

@@ -30,22 +30,6 @@ _MAX_DEPTH: Final = 9
 _ON: Final = ("true", "1", "on", "yes", "enabled")
 _NO_COUNTERPART: Final = "has no counterpart"
 _LAYER: Final = "application/vnd.ollama.image."
-_SWAP_FILE: Final[Any] = {
-    "models": {},
-    "macros": {},
-    "globalTTL": 0,
-    "groups": {"*": {"members": []}},
-    "peers": {"*": {"proxy": "", "models": [""]}},
-}
-_SWAP_MODEL: Final[Any] = {
-    "cmd": "",
-    "macros": {},
-    "ttl": 0,
-    "aliases": [],
-    "env": [""],
-    "filters": {"setParams": {}, "setParamsByID": {"*": {}}},
-}
-"""Types of what is read of a config of llama-swap, by an empty value of each."""
 _TYPES: Final = {dict: "a mapping", list: "a list", str: "a text", int: "a whole number"}
 
 
@@ -110,7 +94,7 @@ def read_llama_swap(text: str, environ: Mapping[str, str]) -> Iterator[OtherMode
         raise UserError(f"is no config of llama-swap ({error})") from error
     if not isinstance(given, dict) or "models" not in given:
         raise UserError("is no config of llama-swap: it has no models")
-    config = _shaped(given, _SWAP_FILE)
+    config = _shaped(given, _TABLE["llama_swap"]["shape"]["file"])
     models, macros, ttl = config.pop("models"), config.pop("macros", {}), config.pop("globalTTL", 0)
     groups, peers = config.get("groups", {}).values(), config.pop("peers", {})
     kept = {str(each) for group in groups if group.get("persistent") for each in group.get("members", ())}
@@ -123,7 +107,7 @@ def read_llama_swap(text: str, environ: Mapping[str, str]) -> Iterator[OtherMode
     yield OtherModel("", remarks=others, objects=[_router(peers)] if peers else [])
     for name, each in models.items():
         try:
-            model = _shaped(each, _SWAP_MODEL)
+            model = _shaped(each, _TABLE["llama_swap"]["shape"]["model"])
             names = {**macros, **model.pop("macros", {}), "MODEL_ID": name, "PORT": "0"}
             yield _swapped(name, model, ttl, pin=name in kept, value=partial(_value, names, environ))
         except (UserError, AttributeError, KeyError, TypeError, ValueError) as error:
