@@ -99,6 +99,17 @@ def test_tokens_of_a_host_whose_metrics_are_not_read_are_unknown(serve, monkeypa
     }
 
 
+def test_the_running_up_is_asked_at_its_own_ports(serve, tmp_path, monkeypatch):
+    """They need not be the usual ones; flags have precedence."""
+    url, _ = serve
+    (tmp_path / "addresses").write_text(f"page        {url}/\ngateway     {url}/v1\nprobes      {url}")
+    monkeypatch.setattr("llmkube.cli.commands.router.cost.own_up_dir", lambda _: tmp_path)
+    done = run("-o", "json")
+    assert [one["model"] for one in json.loads(done.stdout)] == ["router n/r: gpt", "team-a/chat"]
+    done = run("--metrics", "http://127.0.0.1:1/metrics")
+    assert "http://127.0.0.1:1/metrics cannot be read" in done.stderr
+
+
 def test_energy_has_a_price(serve):
     """Dollars of measured joules are added to those that were charged; without joules nothing changes."""
     url, _ = serve

@@ -11,7 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from llmkube.base.package_data import read_table
 from llmkube.base.units import parse_duration
+from llmkube.cli.commands.programs.background.up_commands import addresses_of
 from llmkube.cli.options import output_option
+from llmkube.cli.target_cluster import ClusterFlags, own_up_dir
 from llmkube.cli.view import formats, output
 from llmkube.programs.failures import CommandError
 from llmkube.programs.options import command
@@ -37,8 +39,8 @@ Sample = tuple[str, Mapping[str, str], float]
 @click.option("--by", "axis", type=click.Choice(("team", "model", "host")), default="model", show_default=True)
 @click.option("--prometheus", metavar="URL", help="Ask this Prometheus, for a period.")
 @click.option("--since", default="30d", show_default=True, metavar="DURATION", help="Period, with --prometheus.")
-@click.option("--metrics", metavar="URL", default=("http://127.0.0.1:9090/metrics",), multiple=True, show_default=True)
-@click.option("--gateway", metavar="URL", default="http://127.0.0.1:8080", show_default=True, help="For its engines.")
+@click.option("--metrics", metavar="URL", multiple=True, help="Default: the running `llmkube up`. Repeatable.")
+@click.option("--gateway", metavar="URL", help="For its engines. Default: the running `llmkube up`.")
 @click.option("--price-per-kwh", "price", type=click.FloatRange(min=0), metavar="USD", help="Price of measured energy.")
 @output_option("json", "yaml")
 def cost(
@@ -47,7 +49,7 @@ def cost(
     prometheus: str | None,
     since: str,
     metrics: tuple[str, ...],
-    gateway: str,
+    gateway: str | None,
     price: float | None,
     form: str,
 ) -> None:
@@ -59,6 +61,12 @@ def cost(
     unknown; by host, dollars are those of energy.
     """
     period = f"[{parse_duration(since, field='--since'):.0f}s]"
+    up = own_up_dir(ClusterFlags())
+    lines = (line.split() for line in addresses_of(up).splitlines()) if up is not None else ()
+    own = {"probes": "http://127.0.0.1:9090", "gateway": "http://127.0.0.1:8080/v1"} | {
+        words[0]: words[-1] for words in lines
+    }
+    metrics, gateway = metrics or (f"{own['probes']}/metrics",), gateway or own["gateway"].removesuffix("/v1")
     rows: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     with httpx.Client(timeout=SECONDS) as http:
         found = [] if prometheus else [*_totals(http, metrics)]
