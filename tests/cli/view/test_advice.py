@@ -36,6 +36,13 @@ def test_a_failure_is_reported_with_its_advice():
     ]
 
 
+@pytest.mark.parametrize(("part", "flag"), [("the draft model", "--draft"), ("the adapters", "--lora")])
+def test_advice_for_a_second_file_names_its_flag(part, flag):
+    """The source of the model itself is fine."""
+    text = explain(KEY, Health(State.FAILING, 1, "FileNotFound", f"{part}: spec.source: there is no file"))
+    assert text.endswith(f"What to do: deploy again with another {flag}, or without it")
+
+
 @pytest.mark.parametrize("runtime", ["ollama", "omlx", "mlx-lm", "vllm-metal"])
 def test_a_missing_engine_is_reported_with_its_own_remedy(runtime, monkeypatch):
     """The remedy is that of the missing program, not of llama-server."""

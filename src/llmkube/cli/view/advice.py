@@ -3,10 +3,14 @@
 import functools
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from llmkube.cli.view.output import printable
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.service_health import Health
+
+_PARTS: Final = {"the draft model: ": "--draft", "the adapters: ": "--lora"}
+"""Flags of `llmkube deploy`, by how the message of a service begins."""
 
 
 @functools.cache
@@ -27,7 +31,8 @@ def explain(key: Key, health: Health) -> str:
     """Return why a service is not served, or why its newest spec was refused, and the fix."""
     message = printable(health.message)
     failure = f"{health.reason}: {message}" if message else health.reason
-    fix = f"What to do: {advice(health.reason, key)}"
+    part = next((flag for words, flag in _PARTS.items() if message.startswith(words)), "")
+    fix = f"What to do: {f'deploy again with another {part}, or without it' if part else advice(health.reason, key)}"
     if health.serving:
         return f"InferenceService {key}: {refusal_text(health)}\n{fix}"
     return f"InferenceService {key} cannot be served: {failure}\n{fix}"

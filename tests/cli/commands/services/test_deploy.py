@@ -294,6 +294,16 @@ def flags_of(**given):
     return flags | given
 
 
+@pytest.mark.parametrize("scale", ["abc", "1e999", "-1", ""])
+def test_a_scale_that_is_no_number_is_refused(deploy, tmp_path, monkeypatch, scale):
+    """The file exists, so the rest is neither a quantization nor a part of its name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "poet.gguf").touch()
+    done, found = deploy(*BASE, "--lora", f"poet.gguf:{scale}")
+    assert (done.exit_code, found) == (2, {})
+    assert f'--lora: the scale "{scale}" of poet.gguf is no number; write poet.gguf:0.5' in done.stderr
+
+
 def test_each_adapter_is_a_model_of_its_own(deploy, tmp_path, monkeypatch):
     """`--lora` takes a path or another source, a name and a scale; they are in the service, in order."""
     monkeypatch.chdir(tmp_path)

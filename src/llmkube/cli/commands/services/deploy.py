@@ -378,6 +378,9 @@ def _adapter(text: str, folder: Path) -> tuple[str, Mapping[str, str]]:
     """Return the source of an adapter, and the other fields of the service's entry for it."""
     found = _LORA.fullmatch(text)
     assert found is not None, "it also matches the empty string"
+    file, colon, scale = found["source"].rpartition(":")
+    if colon and (folder / Path(file).expanduser()).is_file():
+        raise click.BadParameter(f'the scale "{scale}" of {file} is no number; write {file}:0.5', param_hint="--lora")
     source = absolute_source(found["source"], folder)
     try:
         parse_source(source)
