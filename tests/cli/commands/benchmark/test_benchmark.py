@@ -190,3 +190,9 @@ def test_wrong_options_are_named(args, message):
     done = run(*args)
     assert (done.exit_code, message in done.output) == (2, True), done.output
     assert "secret" not in done.output
+
+
+def test_a_key_file_that_cannot_be_read_is_named_with_its_flag():
+    done = run("--url", "http://127.0.0.1:1", "--model", "m", "--key-file", "/no/such/file")
+    assert (done.exit_code, "--key-file: /no/such/file cannot be read" in done.output) == (1, True), done.output
+    assert "--api-key-file" not in done.output

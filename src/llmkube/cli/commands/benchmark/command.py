@@ -107,7 +107,7 @@ def benchmark(ctx: click.Context, /, *, url: str | None, model: str | None, wher
         raise click.UsageError(f"--url: {error}; write http://HOST:PORT or https://HOST") from error
     if user_info is not None:
         raise click.UsageError("--url has a user or a password; pass a key with --key-file")
-    key = read_key_file(flags["key_file"]) if flags["key_file"] else os.environ.get(KEY_VARIABLE, "")
+    key = read_key_file(flags["key_file"], "--key-file") if flags["key_file"] else os.environ.get(KEY_VARIABLE, "")
     name = "rate" if flags["rate"] else "concurrency"
     kinds = [{name: each} for each in flags[name] or (1,)]
     sizes = flags["sweep"] or (flags["prompt_tokens"],)

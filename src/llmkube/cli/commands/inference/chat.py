@@ -325,7 +325,7 @@ def _print_note(finish_reason: str) -> None:
         click.echo(_NOTES[finish_reason], err=True)
 
 
-def read_key_file(path: Path) -> str:
+def read_key_file(path: Path, flag: str = FLAG) -> str:
     """Return the first key in a file; blocks on the disk.
 
     Raises:
@@ -334,9 +334,9 @@ def read_key_file(path: Path) -> str:
     try:
         return parse_keys(path.read_bytes())[0]
     except OSError as exc:
-        raise CommandError(f"{FLAG}: {path} cannot be read ({exc.strerror or exc})") from exc
+        raise CommandError(f"{flag}: {path} cannot be read ({exc.strerror or exc})") from exc
     except ValueError as exc:
-        raise CommandError(f"{FLAG}: {path} {exc}") from None
+        raise CommandError(f"{flag}: {path} {exc}") from None
 
 
 async def find_key(cluster: Cluster, service: InferenceService) -> str:
