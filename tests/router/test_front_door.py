@@ -186,6 +186,7 @@ async def test_an_answer_has_the_name_in_the_request(world, sent):
         (TWO, "POST", "/health", {}, 404, "not_found", "/v1"),
         (TWO, "POST", "/", {}, 404, "not_found", "/v1"),
         (TWO, "POST", "/v1", {}, 404, "not_found", "/v1/chat/completions"),
+        (TWO, "POST", "/v1/v1/chat/completions", {"model": "talk"}, 404, "not_found", "the API is under /v1"),
         (TWO, "POST", "/v1/embeddings", {"model": "talk"}, 501, "mode_not_served", "needs spec.mode: embedding"),
         (TWO, "POST", "/v1/rerank", {"model": "talk"}, 501, "mode_not_served", "needs spec.mode: rerank"),
         (TWO, "POST", CHAT, {"model": "off"}, 503, "model_not_ready", "(ScaledToZero): it was stopped"),

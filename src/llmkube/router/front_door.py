@@ -235,7 +235,7 @@ class PassThrough:
         if path in STATE_PATHS and head.method in ("GET", "HEAD"):
             await self._report_state(exchange, path)
             return True
-        if not path.startswith("/v1/") and path not in _ENGINE_PATHS:
+        if (not path.startswith("/v1/") and path not in _ENGINE_PATHS) or path.startswith("/v1/v1/"):
             message = f"nothing at {path or '/'}; the API is under /v1, for instance /v1/chat/completions"
             raise refused(404, message, "not_found")
         if head.method != "POST":

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from llmkube.cli.view.advice import _table, advice, explain
+from llmkube.cli.view.readiness import DELETED
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.k8s.wire.service_health import Health, State
@@ -23,7 +24,7 @@ def test_every_failure_has_advice(reason):
 
 
 def test_advice_table_has_only_known_reasons():
-    assert set(_table()) <= set(Reason)
+    assert set(_table()) <= {*Reason, DELETED}
 
 
 def test_a_failure_is_reported_with_its_advice():
@@ -34,6 +35,11 @@ def test_a_failure_is_reported_with_its_advice():
         "error: no memory",
         "What to do: `llmkube logs chat` shows the engine's log",
     ]
+
+
+def test_a_service_that_was_deleted_during_the_wait_is_not_to_be_looked_at():
+    """There is nothing that `llmkube status` could show."""
+    assert advice(DELETED, KEY) == "deploy it again, if it was not you who deleted it"
 
 
 @pytest.mark.parametrize(("part", "flag"), [("the draft model", "--draft"), ("the adapters", "--lora")])

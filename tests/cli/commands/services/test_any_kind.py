@@ -108,6 +108,12 @@ def test_what_is_missing_is_said_in_kubectls_words(run, words, code, text):
     assert (done.exit_code, text in done.output) == (code, True), done.output
 
 
+def test_a_file_without_objects_is_refused(run):
+    """Such as what a failed command printed into a pipe."""
+    done = run("apply", "-f", "-", input="# nothing\n")
+    assert (done.exit_code, done.stderr) == (1, "error: no objects passed to apply\n")
+
+
 def test_the_objects_of_a_file_are_deleted(run):
     done = run("delete", "-f", "-", input=FILE)
     assert (done.exit_code, done.output.splitlines()) == (

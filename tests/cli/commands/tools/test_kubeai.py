@@ -121,6 +121,11 @@ REFUSED = {
     "spec.envFrom": {"url": HUB, "engine": "VLLM", "envFrom": [{"secretRef": {"name": "s"}}]},
     "spec.jsonPatches": {"url": HUB, "engine": "VLLM", "jsonPatches": [{"op": "remove", "path": "/spec/priority"}]},
     "spec.files": {"url": HUB, "engine": "VLLM", "files": [{"path": "/config/t.jinja", "content": "x"}]},
+    "spec": 5,
+    "spec.args": {"url": HUB, "engine": "VLLM", "args": 5},
+    "spec.args[1]": {"url": HUB, "engine": "VLLM", "args": ["--a", 5]},
+    "spec.env": {"url": HUB, "engine": "VLLM", "env": [5]},
+    "spec.maxReplicas": {"url": HUB, "engine": "VLLM", "maxReplicas": "many"},
     "spec.adapters": {"url": HUB, "engine": "VLLM", "adapters": [{"name": "a", "url": "hf://org/lora"}]},
 }
 

@@ -62,10 +62,8 @@ def cost(
     """
     period = f"[{parse_duration(since, field='--since'):.0f}s]"
     up = own_up_dir(ClusterFlags())
-    lines = (line.split() for line in addresses_of(up).splitlines()) if up is not None else ()
-    own = {"probes": "http://127.0.0.1:9090", "gateway": "http://127.0.0.1:8080/v1"} | {
-        words[0]: words[-1] for words in lines
-    }
+    lines = [line.split() for line in addresses_of(up).splitlines()] if up is not None else []
+    own = {"probes": "http://127.0.0.1:9090", "gateway": "http://127.0.0.1:8080/v1", **{e[0]: e[-1] for e in lines}}
     metrics, gateway = metrics or (f"{own['probes']}/metrics",), gateway or own["gateway"].removesuffix("/v1")
     rows: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     with httpx.Client(timeout=SECONDS) as http:

@@ -49,7 +49,8 @@ def apply(*, files: tuple[str, ...], dry_run: bool, force_conflicts: bool, where
     All files are read before the first object is written. If one object is refused, the others are still applied; the
     exit code is then 1.
     """
-    manifests = _load(files, where)
+    if not (manifests := _load(files, where)):
+        raise KubectlError("error: no objects passed to apply")
 
     def report(result: ApplyResult) -> None:
         if result.error is not None:

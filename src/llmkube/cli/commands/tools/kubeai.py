@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from llmkube.base.package_data import read_table
+from llmkube.cli.commands.tools.other_programs import shaped
 from llmkube.k8s.crd.first_api import Conversion, ConversionError
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -24,7 +25,7 @@ def convert_kubeai(body: Mapping[str, Any]) -> Conversion:
     """
     if body.get("kind") != "Model":
         raise ConversionError(f"{body.get('kind')} is not a known kind of kubeai.org", field="kind")
-    old, remarks = dict(body.get("spec") or {}), list[str]()
+    old, remarks = shaped(body.get("spec"), _TABLE["shape"], "spec"), list[str]()
     for field, why in _TABLE["refused"].items():
         if old.get(field):
             raise ConversionError(why, field=f"spec.{field}")

@@ -75,6 +75,24 @@ def _remarks(path: str, rest: Iterable[str], reasons: Mapping[str, str]) -> list
     return [f"{path}{key}: {reason}" for key in rest if (reason := reasons.get(key, _NO_COUNTERPART))]
 
 
+def shaped(value: Any, shape: Any, path: str = "") -> Any:
+    """Return a value of the type of a shape, with texts as keys; an empty one for null.
+
+    Raises:
+        UserError: A part has another type; the message names it without its text, which may be a secret.
+    """
+    if shape is None or value is None:
+        return value if shape is None else type(shape)()
+    if not isinstance(value, type(shape)):
+        raise UserError(f"{path or 'its value'}: must be {_TYPES[type(shape)]}")
+    if isinstance(shape, list) and shape:
+        return [shaped(each, shape[0], f"{path}[{at}]") for at, each in enumerate(value)]
+    if isinstance(shape, dict):
+        shapes = {str(key): shape.get(str(key), shape.get("*")) for key in value}
+        return {str(key): shaped(each, shapes[str(key)], f"{path}.{key}".strip(".")) for key, each in value.items()}
+    return value
+
+
 # -- llama-swap -------------------------------------------------------------------------------------------------------
 
 
@@ -94,7 +112,7 @@ def read_llama_swap(text: str, environ: Mapping[str, str]) -> Iterator[OtherMode
         raise UserError(f"is no config of llama-swap ({error})") from error
     if not isinstance(given, dict) or "models" not in given:
         raise UserError("is no config of llama-swap: it has no models")
-    config = _shaped(given, _TABLE["llama_swap"]["shape"]["file"])
+    config = shaped(given, _TABLE["llama_swap"]["shape"]["file"])
     models, macros, ttl = config.pop("models"), config.pop("macros", {}), config.pop("globalTTL", 0)
     groups, peers = config.get("groups", {}).values(), config.pop("peers", {})
     kept = {str(each) for group in groups if group.get("persistent") for each in group.get("members", ())}
@@ -107,29 +125,11 @@ def read_llama_swap(text: str, environ: Mapping[str, str]) -> Iterator[OtherMode
     yield OtherModel("", remarks=others, objects=[_router(peers)] if peers else [])
     for name, each in models.items():
         try:
-            model = _shaped(each, _TABLE["llama_swap"]["shape"]["model"])
+            model = shaped(each, _TABLE["llama_swap"]["shape"]["model"])
             names = {**macros, **model.pop("macros", {}), "MODEL_ID": name, "PORT": "0"}
             yield _swapped(name, model, ttl, pin=name in kept, value=partial(_value, names, environ))
         except (UserError, AttributeError, KeyError, TypeError, ValueError) as error:
             yield OtherModel(name, problem=f"{'' if isinstance(error, UserError) else 'malformed: '}{error}")
-
-
-def _shaped(value: Any, shape: Any, path: str = "") -> Any:
-    """Return a value of the type of a shape, with texts as keys; an empty one for null.
-
-    Raises:
-        UserError: A part has another type; the message names it without its text, which may be a secret.
-    """
-    if shape is None or value is None:
-        return value if shape is None else type(shape)()
-    if not isinstance(value, type(shape)):
-        raise UserError(f"{path or 'its value'}: must be {_TYPES[type(shape)]}")
-    if isinstance(shape, list) and shape:
-        return [_shaped(each, shape[0], f"{path}[{at}]") for at, each in enumerate(value)]
-    if isinstance(shape, dict):
-        shapes = {str(key): shape.get(str(key), shape.get("*")) for key in value}
-        return {str(key): _shaped(each, shapes[str(key)], f"{path}.{key}".strip(".")) for key, each in value.items()}
-    return value
 
 
 def _value(macros: Mapping[str, Any], environ: Mapping[str, str], slot: re.Match[str]) -> str:
