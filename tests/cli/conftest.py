@@ -16,11 +16,11 @@ def run(monkeypatch, tmp_path):
     """Run a command against a fresh cluster with the demo's objects; `prepare` may change it first.
 
     `after` is called with the client when the command has finished or failed. The state directory is empty, whatever
-    runs on this machine.
+    runs on this machine; `up_dir` is that of a cluster that is this user's `llmkube up`.
     """
     monkeypatch.setenv("LLMKUBE_STATE_DIR", str(tmp_path / "no-state"))
 
-    def run(*args, prepare=None, after=None, demo=True, **kwargs):
+    def run(*args, prepare=None, after=None, demo=True, up_dir=None, **kwargs):
         @asynccontextmanager
         async def open_cluster(where):
             async with open_cluster_client() as client:
@@ -29,7 +29,7 @@ def run(monkeypatch, tmp_path):
                 if prepare is not None:
                     await prepare(client)
                 try:
-                    yield Cluster(client, where.namespace or "default")
+                    yield Cluster(client, where.namespace or "default", up_dir=up_dir)
                 finally:
                     if after is not None:
                         await after(client)  # noqa: ASYNC102 - a test's command is not cancelled

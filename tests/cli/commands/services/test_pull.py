@@ -91,3 +91,14 @@ def test_a_wait_that_is_too_long_prints_what_continues(run):
 def test_a_file_of_the_host_is_not_fetched(run, tmp_path):
     done = run("pull", str(tmp_path / "m.gguf"), "--accelerator", "cpu")
     assert (done.exit_code, "in place" in done.output) == (0, True)
+
+
+def test_a_file_of_this_machine_is_checked(run, tmp_path):
+    """Nothing has to be fetched, but a file that cannot be served is an error of the command."""
+    lost, text = tmp_path / "lost.gguf", tmp_path / "text.gguf"
+    text.write_text("no weights")
+    for path, message in ((lost, f"{lost}: there is no such file"), (text, f"{text} is not a valid GGUF file")):
+        done = run("pull", str(path), prepare=announce_cpu, up_dir=tmp_path)
+        assert (done.exit_code, message in done.stderr, done.stdout) == (1, True, ""), done.output
+    done = run("pull", str(lost), prepare=announce_cpu)
+    assert (done.exit_code, "Nothing to fetch" in done.stdout) == (0, True), done.output

@@ -11,12 +11,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from llmkube.base.package_data import read_table
 from llmkube.base.units import parse_duration
-from llmkube.cli.commands.programs.background.up_commands import addresses_of
 from llmkube.cli.options import output_option
 from llmkube.cli.target_cluster import ClusterFlags, own_up_dir
 from llmkube.cli.view import formats, output
 from llmkube.programs.failures import CommandError
 from llmkube.programs.options import command
+from llmkube.programs.state_location import ADDRESSES_FILE
 
 COLUMNS: Final = ("prompt", "completion", "cached", "joules", "dollars", "per_million")
 """The last one is dollars per million tokens of prompts and completions."""
@@ -62,7 +62,7 @@ def cost(
     """
     period = f"[{parse_duration(since, field='--since'):.0f}s]"
     up = own_up_dir(ClusterFlags())
-    lines = [line.split() for line in addresses_of(up).splitlines()] if up is not None else []
+    lines = [line.split() for line in (up / ADDRESSES_FILE).read_text("utf-8").splitlines()] if up is not None else []
     own = {"probes": "http://127.0.0.1:9090", "gateway": "http://127.0.0.1:8080/v1", **{e[0]: e[-1] for e in lines}}
     metrics, gateway = metrics or (f"{own['probes']}/metrics",), gateway or own["gateway"].removesuffix("/v1")
     rows: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))

@@ -11,7 +11,7 @@ from llmkube.cli.commands.models.cache import preload
 from llmkube.cli.commands.models.catalog import require_entry
 from llmkube.cli.commands.services.deploy import FIELD_MANAGER, absolute_source, choose_accelerator, empty_object
 from llmkube.cli.commands.services.readiness_wait import print_on_interrupt
-from llmkube.cli.local_files import allow_folder
+from llmkube.cli.local_files import allow_folder, cause_of
 from llmkube.cli.object_names import looks_like_source, name_for
 from llmkube.cli.options import cluster_options, files
 from llmkube.cli.target_cluster import Cluster, ClusterFlags, answer_deadline, own_up_dir, run_against
@@ -20,6 +20,7 @@ from llmkube.cli.view.output import printable, wrapped
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.placement import ACCELERATORS
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.reasons import Reason
 from llmkube.k8s.wire.service_health import State, model_health
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.informer import open_object_caches
@@ -70,9 +71,12 @@ def pull(
             spec |= {"quantization": entry.quantization} if entry is not None else {}
             spec |= {} if on_hosts else {"prefetch": True}
             allow_folder(cluster, source)
-            await cluster.client.apply(Model, empty_object(Model, key) | {"spec": spec}, field_manager=FIELD_MANAGER)
+            body = empty_object(Model, key) | {"spec": spec}
+            applied = await cluster.client.apply(Model, body, field_manager=FIELD_MANAGER)
         click.echo(f"Model {key} applied", err=True)
         if isinstance(parsed, LocalFile):
+            if cause := cause_of(cluster, applied, Reason.FILE_NOT_FOUND):
+                raise CommandError(cause)
             click.echo(wrapped(f"Nothing to fetch: {source} is read in place on the machine that serves it"))
             return False
         if isinstance(parsed, OllamaModel):

@@ -76,11 +76,7 @@ def _remarks(path: str, rest: Iterable[str], reasons: Mapping[str, str]) -> list
 
 
 def shaped(value: Any, shape: Any, path: str = "") -> Any:
-    """Return a value of the type of a shape, with texts as keys; an empty one for null.
-
-    Raises:
-        UserError: A part has another type; the message names it without its text, which may be a secret.
-    """
+    """Return a value of the type of a shape, an empty one for null; refuse others by path: a value may be a secret."""
     if shape is None or value is None:
         return value if shape is None else type(shape)()
     if not isinstance(value, type(shape)):
