@@ -106,6 +106,7 @@ def test_the_running_up_is_asked_at_its_own_ports(serve, tmp_path, monkeypatch):
     monkeypatch.setattr("llmkube.cli.commands.router.cost.own_up_dir", lambda _: tmp_path)
     done = run("-o", "json")
     assert [one["model"] for one in json.loads(done.stdout)] == ["router n/r: gpt", "team-a/chat"]
+    (tmp_path / "addresses").unlink()  # it starts
     done = run("--metrics", "http://127.0.0.1:1/metrics")
     assert "http://127.0.0.1:1/metrics cannot be read" in done.stderr
 

@@ -62,7 +62,8 @@ def cost(
     """
     period = f"[{parse_duration(since, field='--since'):.0f}s]"
     up = own_up_dir(ClusterFlags())
-    lines = [line.split() for line in (up / ADDRESSES_FILE).read_text("utf-8").splitlines()] if up is not None else []
+    file = up / ADDRESSES_FILE if up is not None else None  # there is none while it starts
+    lines = [line.split() for line in file.read_text("utf-8").splitlines()] if file and file.exists() else []
     own = {"probes": "http://127.0.0.1:9090", "gateway": "http://127.0.0.1:8080/v1", **{e[0]: e[-1] for e in lines}}
     metrics, gateway = metrics or (f"{own['probes']}/metrics",), gateway or own["gateway"].removesuffix("/v1")
     rows: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
