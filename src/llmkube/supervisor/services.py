@@ -426,7 +426,8 @@ class Services:
         """Load the default member of each ModelPool while no other one is wanted; unload excess ones; never return."""
         while True:
             version = self.changed.version
-            members = [(one.desired.pool, one.gate) for one in self.running.by_key.values() if one.desired.pool]
+            running = self.running.by_key.values() if len(self.pools) else ()
+            members = [(one.desired.pool, one.gate) for one in running if one.desired.pool]
             wanted = {pool.key for pool, gate in members if gate.activation.wanted}
             for pool, gate in members:
                 is_default = pool.spec.default == gate.manager.key.name
