@@ -538,7 +538,11 @@ async def test_members_of_a_pool_take_turns_on_a_host(autojump_clock):
     async with activating("a", "b", "c", gib=8) as world:
         for name, priority in (("a", "high"), ("b", "low")):
             await world.apply(name, source=f"builtin://{name}", priority=priority, activation={"mode": "Always"})
+        await pool(world, "a", "b", gpu=2)
+        await trio.sleep(60)
+        assert resident(world) == ["a", "b", "c"]
         await pool(world, "a", "b")
+        await world.until(resident, ["a", "c"], world)  # b is less important
         for name in ("a", "c", "b", "a", "b"):
             assert isinstance(await answered(world, name, seconds=3, limit=900), Backend)
         assert resident(world) == ["b", "c"]
