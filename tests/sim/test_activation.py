@@ -578,7 +578,8 @@ async def test_a_busy_member_leaves_after_the_swap_budget(autojump_clock, policy
 async def test_the_default_member_of_a_pool(autojump_clock):
     """It is loaded first, and again once the other one is unloaded; it displaces no service outside the pool."""
     async with activating("a", "b") as world:
-        await pool(world, "a", "b", default="a")
+        await world.apply("e", source="builtin://e", suspend=True)
+        await pool(world, "a", "b", "e", default="a")
         await world.apply("b", source="builtin://b", activation={"idleTimeout": "30s"})
         await world.until(resident, ["a"], world)
         assert isinstance(await answered(world, "b", seconds=3, limit=900), Backend)

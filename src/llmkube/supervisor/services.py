@@ -427,7 +427,7 @@ class Services:
         while True:
             version = self.changed.version
             running = self.running.by_key.values() if len(self.pools) else ()
-            members = [(one.desired.pool, one.gate) for one in running if one.desired.pool]
+            members = [(one.desired.pool, one.gate) for one in running if one.desired.pool and one.desired.running]
             wanted = {pool.key for pool, gate in members if gate.activation.wanted}
             for pool, gate in members:
                 is_default = pool.spec.default == gate.manager.key.name

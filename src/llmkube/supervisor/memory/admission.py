@@ -42,7 +42,7 @@ def excess_members(engines: Iterable[Reservation]) -> list[Key]:
     for each in sorted(engines, key=lambda each: (each.is_unused, -each.spec.rank, -each.busy_at)):
         if each.spec.pool is not None and not each.is_exiting and each.role is Role.SERVING:
             used[each.spec.pool.name] += each.spec.pool.gpus
-            if each.is_unused and used[each.spec.pool.name] > each.spec.pool.limit:
+            if each.is_unused and not each.spec.protected and used[each.spec.pool.name] > each.spec.pool.limit:
                 used[each.spec.pool.name] -= each.spec.pool.gpus
                 excess.append(each.key)
     return excess
