@@ -26,6 +26,14 @@ RESTART_SECONDS = 60.0
 """Time in which a program that was killed answers again."""
 
 
+def has_ended(process):
+    """Return whether a process has exited, read by its parent or not."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 class Machine:
     """A program that starts again with its state whenever it has ended, as under systemd.
 
@@ -44,14 +52,15 @@ class Machine:
         self.flags = ("--memory-fraction", f"{share:.6f}", "--allow-local-sources", str(folder / "models"))
 
     async def kill_engine(self, rng):
-        """Kill one of the engines."""
-        engine = rng.choice(engines_in(self.state))
-        words = command_line(engine)
+        """Kill one of the engines, and wait until it has closed its connections: until then it may get a request."""
+        running = [(each, command_line(each)) for each in engines_in(self.state)]
+        engine, words = rng.choice([each for each in running if each[1]])  # without those that have just ended
+        model, at = words[words.index("--alias") + 1], trio.current_time()
+        again = any(each == model for each, _, _ in self.kills)  # a second failure in a row has a back-off
         with suppress(psutil.NoSuchProcess):
-            model, now = words[words.index("--alias") + 1], trio.current_time()
-            again = any(each == model for each, _, _ in self.kills)  # a second failure in a row has a back-off
-            self.kills.append((model, now, now + again * RESTART_SECONDS))
             engine.kill()
+        await until(lambda: has_ended(engine))
+        self.kills.append((model, at, trio.current_time() + again * RESTART_SECONDS))
 
     async def kill_program(self, _rng):
         """Kill the program, and wait until the next one runs."""
