@@ -11,7 +11,7 @@ import yaml
 
 from e2e.many_models import MEMORY, MODELS, Verdict, ask, keep_asking, manifests
 from e2e.separate_programs import endpoint_of, eventually, open_cluster
-from e2e.up_process import command_line, doors_in, engines_in, is_open, open_program, proxies_in
+from e2e.up_process import command_line, doors_in, engines_in, has_ended, is_open, open_program, proxies_in
 from free_ports import free_port
 from lengths import MANY_CLIENTS, MANY_SECONDS
 from llmkube.base.http.client import open_http_client
@@ -24,14 +24,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 
 RESTART_SECONDS = 60.0
 """Time in which a program that was killed answers again."""
-
-
-def has_ended(process):
-    """Return whether a process has exited, read by its parent or not."""
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 class Machine:
