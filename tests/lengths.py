@@ -37,28 +37,28 @@ def _length(name: str, *lengths: int) -> int:
 EXAMPLES: Final = _length("EXAMPLES", 10, 20, 1000)
 """Hypothesis' examples for a property; one with expensive examples draws a fraction of it."""
 
-SIM_SEEDS: Final = _length("SIM_SEEDS", 3, 6, 300)
+SIM_SEEDS: Final = _length("SIM_SEEDS", 3, 4, 300)
 """Random timelines of a cluster, an hour each, which take 2 s (tests/sim/test_score.py)."""
 
-MAC_SEEDS: Final = _length("MAC_SEEDS", 1, 2, 300)
+MAC_SEEDS: Final = _length("MAC_SEEDS", 1, 1, 300)
 """The same for Macs, with the faults that only they have (tests/sim/test_macs.py)."""
 
-ACTIVATION_SEEDS: Final = _length("ACTIVATION_SEEDS", 1, 3, 300)
+ACTIVATION_SEEDS: Final = _length("ACTIVATION_SEEDS", 1, 2, 300)
 """The same for a host whose services are loaded on request, memory for two (tests/sim/test_activation_seeds.py)."""
 
-CORDON_SEEDS: Final = _length("CORDON_SEEDS", 1, 2, 100)
+CORDON_SEEDS: Final = _length("CORDON_SEEDS", 1, 1, 100)
 """The same for two hosts whose owners cordon them repeatedly (tests/sim/test_cordon_seeds.py)."""
 
-MANY_CLIENTS: Final = _length("MANY_CLIENTS", 3, 6, 50)
+MANY_CLIENTS: Final = _length("MANY_CLIENTS", 4, 4, 50)
 """Clients of eight models with memory for three (tests/e2e/test_many_models.py)."""
 
-MANY_SECONDS: Final = _length("MANY_SECONDS", 20, 20, 1200)
-"""Seconds for which they ask."""
+MANY_SECONDS: Final = _length("MANY_SECONDS", 5, 5, 1200)
+"""Seconds for which they ask at least: each kind of program is killed once."""
 
 SWAP_POD_SECONDS: Final = _length("SWAP_POD_SECONDS", 30, 30, 600)
 """Seconds for which ten pods ask two models that do not fit together (tests/node/test_machines.py)."""
 
-QUIET_MINUTES: Final = _length("QUIET_MINUTES", 6, 11, 30)
+QUIET_MINUTES: Final = _length("QUIET_MINUTES", 6, 6, 30)
 """Minutes without faults after each, in which nothing may change; reports are repeated every 5 minutes."""
 
 RANDOM_HOSTS: Final = _length("RANDOM_HOSTS", 1, 2, 200)

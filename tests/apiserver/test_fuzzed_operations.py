@@ -33,7 +33,7 @@ KNOWN_500 = (
 )
 """Requests with a client error that kube-apiserver answers with a 500."""
 
-SLOWEST_SECONDS = 5.0  # of one request: generous, for a busy machine
+SLOWEST_SECONDS = 5.0  # of processor, for one request: other programs do not count
 NAMESPACED = "/api/v1/namespaces/default"
 PATHS = {
     f"{NAMESPACED}/configmaps": {"data": {"a": "1", "b": "2"}, "binaryData": {"c": "aGk="}},
@@ -254,10 +254,10 @@ async def test_every_request_gets_an_answer():
             assert (await http.post(CRDS, json=crd)).status_code == 201
         for number in range(API_OPERATIONS):
             method, target, headers, body = fuzz.request()
-            began = time.perf_counter()
+            began = time.process_time()
             answer = await http.request(method, target, headers=headers, content=body)
             asked = f"request {number}: {method} {target[:200]} {headers} {body[:600]}"
-            if time.perf_counter() - began > SLOWEST_SECONDS:
+            if time.process_time() - began > SLOWEST_SECONDS:
                 watched.failures.append("it took long")
             if answer.status_code == 500 and not answer.json()["message"].startswith(KNOWN_500):
                 watched.failures.append(answer.text)

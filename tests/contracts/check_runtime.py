@@ -207,7 +207,12 @@ def _not_of_the_plan(lab: Lab) -> None:
 def _fields(lab: Lab) -> None:
     schemas = crd_specs()
     fields = (*_leaves(schemas["InferenceService"], "spec"), *_leaves(schemas["Model"], "Model.spec"))
-    usual = functools.cache(lambda specs: lab.outcome(*json.loads(specs)))  # most fields are tried on the same few
+
+    @functools.cache  # most fields are tried on the same few
+    def usual(specs: str) -> tuple[Outcome, str]:
+        outcome = lab.outcome(*json.loads(specs))
+        return outcome, outcome.digest if isinstance(outcome, ContainerPlan) else ""
+
     for field in fields:
         verdicts = {_tried(lab, usual, base, field, sample) for base in _BASES for sample in field.samples}
         has_effect = True in verdicts or False not in verdicts or field.path in ELSEWHERE
@@ -215,7 +220,7 @@ def _fields(lab: Lab) -> None:
 
 
 def _tried(
-    lab: Lab, usual: Callable[[str], Outcome], base: tuple[Spec, Spec], field: "Field", sample: Any
+    lab: Lab, usual: Callable[[str], tuple[Outcome, str]], base: tuple[Spec, Spec], field: "Field", sample: Any
 ) -> bool | None:
     """Whether a value has changed the plan; None if it was reported to have no effect, or cannot be tried here."""
 
@@ -223,12 +228,13 @@ def _tried(
         at = field.path.startswith("Model.")
         return [merged(merged(field.needed, spec), value) if at == index else spec for index, spec in enumerate(base)]
 
-    without, plan = usual(json.dumps(specs({}))), lab.outcome(*specs(field.nested(sample)))
+    (without, digest), plan = usual(json.dumps(specs({}))), lab.outcome(*specs(field.nested(sample)))
     if isinstance(without, PlanError):
         return None
     if isinstance(plan, PlanError):
         return True  # refusing is one way of hearing
-    changed = plan != without and plan.digest != without.digest  # alike are most, and a digest is dear
+    alike = attrs.evolve(plan, not_honoured=without.not_honoured) == without
+    changed = not alike and plan.digest != digest  # alike are most, and a digest is dear
     if field.path in plan.not_honoured:
         is_set = any(field.sets(spec) for spec in (lab.service, lab.model, *specs({})))  # an override is dropped
         assert is_set or not changed, f"{lab.name}: {field.path}={sample!r} is reported, and has an effect"

@@ -219,7 +219,7 @@ def places(defect, end):
     return [{place: 1 + (defect.begin - 1 + number) % count, **besides} for number in range(count)]
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.fault)
 async def test_the_sweep_notices_a_defect(defect, autojump_clock, monkeypatch):
     """A controller with the defect ends elsewhere, or fails, after one of the faults, and only then."""

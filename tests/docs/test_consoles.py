@@ -7,6 +7,7 @@ bash, one script for each page, in an empty home that contains the repository's 
 import re
 import shutil
 import sys
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,26 @@ def script_of(page):
     return "\n".join(command for block in run for command in block.commands)
 
 
-RUNNABLE = [page for page in pages() if script_of(page)]
+RUNNABLE = list({script_of(page): page for page in reversed(pages()) if script_of(page)}.values())[::-1]
+"""The pages with a script; of those with the same one, the first."""
+
+ALONE = re.compile(r"(cat|llmkube (plan|router explain)) ")
+"""Commands that ask no running program."""
+
+
+@asynccontextmanager
+async def open_page(page, folder):
+    """Run `llmkube up` if a command of the page needs it; yield the address of its gateway and the program."""
+    if all(ALONE.match(command) for block in consoles(page) if not block.note for command in block.commands):
+        yield "", None
+        return
+    async with open_up(folder, *FREE_PORTS) as up:  # `up start` of a page then finds it running
+        _, gateway, _ = await up.urls()
+        await up.wait_for("out", "models +none yet")
+        yield gateway, up
+        if up.process.poll() is None:
+            up.process.terminate()
+            await up.process.wait()
 
 
 @pytest.mark.e2e
@@ -48,9 +68,7 @@ async def test_the_commands_of_a_page_succeed(page, tmp_path):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "models").mkdir()  # below the home of `up`
     shutil.copy(ROOT / "src/llmkube/weights/builtin/demo.gguf", tmp_path / "models" / "my-model.gguf")
-    async with open_up(tmp_path, *FREE_PORTS) as up:  # `up start` of a page then finds it running
-        _, gateway, _ = await up.urls()
-        await up.wait_for("out", "models +none yet")
+    async with open_page(page, tmp_path) as (gateway, up):
         script = settle(script_of(page), gateway, Path(sys.executable).parent)
         env = environment(tmp_path) | {"KUBECONFIG": str(state / "kubeconfig")}
         env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
@@ -63,8 +81,5 @@ async def test_the_commands_of_a_page_succeed(page, tmp_path):
                 capture_stderr=True,
                 check=False,
             )
-        assert done.returncode == 0, f"{name(page)}:\n{done.stdout.decode()}\n{done.stderr.decode()}\n{up.err}"
-        if up.process.poll() is None:
-            up.process.terminate()
-            await up.process.wait()
+        assert done.returncode == 0, f"{name(page)}:\n{done.stdout.decode()}\n{done.stderr.decode()}\n{up and up.err}"
     assert not engines_in(state)

@@ -23,6 +23,7 @@ from e2e.agents.model import ANSWER, write_model
 from e2e.client_packages import find_agents
 from e2e.separate_programs import REAL_ENGINE
 from e2e.up_process import FREE_PORTS, open_up
+from lengths import SOAK
 from llmkube.base.http.client import open_http_client
 from llmkube.cli.commands.inference.clients import Served
 
@@ -31,6 +32,12 @@ pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 CONTEXT, SMALL = 65_536, 32_768
 SHARE = 0.95
 AGENTS = ("claude", "codex", "opencode")
+CACHED = {"gateway": AGENTS, "router": AGENTS if SOAK else ("claude",)}
+"""The agents whose second turn is measured at each route; both routes have the same engine."""
+
+TOOLS = {"gateway": ("claude", "codex") if SOAK else ("claude",), "router": AGENTS}
+"""The agents that call tools at each route."""
+
 MANIFESTS = """
 apiVersion: inference.llmkube.dev/v1alpha1
 kind: Model
@@ -107,11 +114,14 @@ def cached_share(turns):
 
 
 async def test_second_turns_of_each_agent_are_cached(tmp_path, agents, capsys):
-    """No request is refused, and at least 95 % of the first prompt is cached in the second turn, at both routes."""
+    """No request is refused, and at least 95 % of the first prompt is cached in the second turn, at both routes.
+
+    All agents ask the gateway; `make soak` has all of them ask the router, too.
+    """
     shares, found = {}, {}
     async with open_lab(tmp_path, agents, qwen=CONTEXT) as (lab, urls):
         for route, url in urls.items():
-            for name in AGENTS:
+            for name in CACHED[route]:
                 run, turns = partial(lab.run, name, Served(url, "qwen", CONTEXT)), []
                 for args in (FIRST[name], NEXT[name]):
                     begun = len(lab.asked)
@@ -153,9 +163,9 @@ async def test_tools_resumed_sessions_and_pictures(tmp_path, agents):
     picture.write_bytes(PICTURE)
     encoded = base64.b64encode(PICTURE).decode()
     async with open_lab(tmp_path, agents, scripted=CONTEXT) as (lab, urls):
-        for url in urls.values():
+        for route, url in urls.items():
             served = Served(url, engine.SCRIPTED, CONTEXT, images=True)
-            for name in AGENTS if url == urls["router"] else ("claude", "codex"):
+            for name in TOOLS[route]:
                 for args in (FIRST[name], NEXT[name]):
                     assert "canary-42" in await lab.run(name, served, *args, "Print the canary")
                 bodies = [json.loads(line) for line in (tmp_path / "engine.log").read_text().splitlines()]
@@ -165,7 +175,7 @@ async def test_tools_resumed_sessions_and_pictures(tmp_path, agents):
                 assert all("canary-42" in json.dumps(each) for each in results), name
             shown = {"codex": (*FIRST["codex"], "--image", str(picture), "--", "What is this?"),
                      "opencode": ("run", "What is this?", "--file", str(picture))}  # fmt: skip
-            for name, words in shown.items() if url == urls["router"] else ():
+            for name, words in shown.items() if route == "router" else ():
                 assert "a picture" in await lab.run(name, served, *words)
             tried = await lab.ai_sdk(url, engine.SCRIPTED, "tools", PICTURE=encoded)
             for name, each in tried.items():

@@ -11,7 +11,7 @@ import yaml
 
 from e2e.many_models import MEMORY, MODELS, Verdict, ask, keep_asking, manifests
 from e2e.separate_programs import endpoint_of, eventually, open_cluster
-from e2e.up_process import command_line, doors_in, engines_in, is_open, open_program, proxies_in
+from e2e.up_process import command_line, doors_in, engines_in, has_ended, is_open, open_program, proxies_in
 from free_ports import free_port
 from lengths import MANY_CLIENTS, MANY_SECONDS
 from llmkube.base.http.client import open_http_client
@@ -44,14 +44,15 @@ class Machine:
         self.flags = ("--memory-fraction", f"{share:.6f}", "--allow-local-sources", str(folder / "models"))
 
     async def kill_engine(self, rng):
-        """Kill one of the engines."""
-        engine = rng.choice(engines_in(self.state))
-        words = command_line(engine)
+        """Kill one of the engines, and wait until it has closed its connections: until then it may get a request."""
+        running = [(each, command_line(each)) for each in engines_in(self.state)]
+        engine, words = rng.choice([each for each in running if each[1]])  # without those that have just ended
+        model, at = words[words.index("--alias") + 1], trio.current_time()
+        again = any(each == model for each, _, _ in self.kills)  # a second failure in a row has a back-off
         with suppress(psutil.NoSuchProcess):
-            model, now = words[words.index("--alias") + 1], trio.current_time()
-            again = any(each == model for each, _, _ in self.kills)  # a second failure in a row has a back-off
-            self.kills.append((model, now, now + again * RESTART_SECONDS))
             engine.kill()
+        await until(lambda: has_ended(engine))
+        self.kills.append((model, at, trio.current_time() + again * RESTART_SECONDS))
 
     async def kill_program(self, _rng):
         """Kill the program, and wait until the next one runs."""

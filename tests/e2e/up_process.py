@@ -189,7 +189,15 @@ def proxies_in(folder: Path) -> list[psutil.Process]:
 
 def doors_in(folder: Path) -> list[psutil.Process]:
     """Return the door of an agent that has its state in the folder."""
-    return [each for each in processes_in(folder, "llmkube.programs.door") if each.status() != psutil.STATUS_ZOMBIE]
+    return [each for each in processes_in(folder, "llmkube.programs.door") if not has_ended(each)]
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Return whether a process has exited, read by its parent or not."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def fake_engine(folder: Path, script: str, name: str = "engine") -> str:

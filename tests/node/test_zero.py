@@ -141,14 +141,17 @@ async def ready_addresses(node: Node, namespace: str, name: str) -> set[str]:
 
 
 async def test_clients_of_a_plain_service_start_its_pods(node: Node, release: Release, namespace: str):
-    """Around the end of the last pod no connection to http://NAME:8080 is refused, whatever model a request names."""
+    """Around the end of the last pod no request to http://NAME:8080 is lost, whatever model it names.
+
+    The proxy of a busy node may send a connection to a pod that has just ended; the client repeats it then.
+    """
     async with front_door(node, release, 1, endpoints_at_zero=True):
         await at_zero(node, namespace, "tiny")
         count = max(3, ZERO_RACES // 10)
         outcome = await ask(node, namespace, "any-model", "race", count, url="http://tiny:8080")
         stopped = await scaled_to_zero(node, namespace)
         print(f"scaled to zero {stopped} times")  # noqa: T201
-        assert (outcome["answered"], outcome["repeated"], outcome["lost"]) == (count, 0, [])
+        assert (outcome["answered"], outcome["lost"]) == (count, [])
         assert stopped
         await wait(node, namespace, "isvc/tiny", "jsonpath={.status.phase}=Idle")
         [door] = (await read(node, NAMESPACE, "pods -l app.kubernetes.io/component=gateway"))["items"]

@@ -198,6 +198,10 @@ THRASHES = Cost(load_seconds=30.0, uses=5.0, loads=4.0, at=NOW)
         (wants(5, swaps=4.0), resident("a", 5, swaps=6.0), THRASHES, None),
         (wants(5, swaps=4.0), resident("a", 5, uses=1, loaded_at=NOW, swaps=6.0), THRASHES, 30.0),
         (wants(5, swaps=5.0), resident("a", 5, swaps=4.0), THRASHES, 57.0),
+        # Members of a pool displace each other, whatever their ranks.
+        (wants(5, peers="p"), resident("a", 5, peers="p", rank=3), THRASHES, 57.0),
+        (wants(5, peers="p", rank=3), resident("a", 5, peers="p"), THRASHES, None),
+        (wants(5, peers="p", rank=3, ranked=False), resident("a", 5, peers="p"), THRASHES, 57.0),
         (wants(5, swaps=5.0), resident("a", 5, swaps=math.nan), THRASHES, 57.0),
     ],
 )

@@ -9,6 +9,7 @@ import trio
 import trio.testing
 
 from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.sharing import ModelPool
 from llmkube.k8s.resource import Key
 from llmkube.programs.one_machine import AgentDirectory
 from llmkube.router.backends import Backend
@@ -518,6 +519,87 @@ async def test_a_service_that_is_always_loaded(autojump_clock):
         assert isinstance(await answered(world, "d"), Backend)
         assert len(resident(world)) == 2
         assert "d" in resident(world)
+
+
+async def pool(world, *members, **spec):
+    """Create or change a ModelPool, and wait until the host has it."""
+    refs = [{"inferenceServiceRef": {"name": name}} for name in members]
+    await world.apply_pool("slot", {"members": refs, **spec})
+    await trio.sleep(5)
+
+
+async def waits_for_pool(world, name):
+    _, reason, message = await world.condition("Loaded", name)
+    return reason == "WaitingForPool" and "ModelPool default/slot: its GPUs are used by `a`" in message
+
+
+async def test_members_of_a_pool_take_turns_on_a_host(autojump_clock):
+    """They are loaded on request one after the other, also a less important one; others are not affected."""
+    async with activating("a", "b", "c", gib=8) as world:
+        for name, priority in (("a", "high"), ("b", "low")):
+            await world.apply(name, source=f"builtin://{name}", priority=priority, activation={"mode": "Always"})
+        await pool(world, "a", "b", gpu=2)
+        await trio.sleep(60)
+        assert resident(world) == ["a", "b", "c"]
+        await pool(world, "a", "b")
+        await world.until(resident, ["a", "c"], world)  # b is less important
+        for name in ("a", "c", "b", "a", "b"):
+            assert isinstance(await answered(world, name, seconds=3, limit=900), Backend)
+        assert resident(world) == ["b", "c"]
+        assert (await world.service("b"))["status"]["activation"] == "OnRequest"
+        await world.client.delete(ModelPool, Key("default", "slot"))
+        await world.until(resident, ["a", "b", "c"], world)
+
+
+@pytest.mark.parametrize(("policy", "waits"), [("sticky", True), ("priority", False)])
+async def test_a_busy_member_leaves_after_the_swap_budget(autojump_clock, policy, waits):
+    """No request is cut; with `priority`, its door is closed at once for a more important member."""
+    async with activating("a", "b", gib=8) as world, trio.open_nursery() as nursery:
+        await world.apply("b", source="builtin://b", priority="high")
+        await pool(world, "a", "b", swapPolicy=policy, swapBudget="200s")
+        done = trio.Event()
+
+        async def chat():
+            while not done.is_set():
+                assert isinstance(await answered(world, "a", seconds=15, limit=900), Backend)
+
+        await answered(world, "a", limit=900)
+        await trio.sleep(60)
+        nursery.start_soon(chat)
+        await trio.sleep(1)
+        begun = trio.current_time()
+        nursery.start_soon(partial(answered, world, "b", limit=900))
+        await world.until(waits_for_pool, True, world, "b")
+        await world.until(resident, ["b"], world, seconds=400)
+        assert (trio.current_time() - begun > 150) is waits
+        done.set()
+
+
+async def test_the_default_member_of_a_pool(autojump_clock):
+    """It is loaded first, and again once the other one is unloaded; it displaces no service outside the pool."""
+    async with activating("a", "b") as world:
+        await world.apply("e", source="builtin://e", suspend=True)
+        await pool(world, "a", "b", "e", default="a")
+        await world.apply("b", source="builtin://b", activation={"idleTimeout": "30s"})
+        await world.until(resident, ["a"], world)
+        assert isinstance(await answered(world, "b", seconds=3, limit=900), Backend)
+        assert resident(world) == ["b"]
+        await world.until(resident, ["a"], world, seconds=120)
+        async with trio.open_nursery() as nursery:
+            for name in ("c", "d"):
+                await deploy(world, name)
+                nursery.start_soon(partial(answered, world, name, seconds=300, limit=900))
+        await trio.sleep(600)
+        assert resident(world) == ["c", "d"]
+
+
+async def test_a_host_that_may_not_read_pools_serves(autojump_clock):
+    """Its role is that of an earlier version."""
+    async with open_world(settings=SETTINGS) as world:
+        world.faults.forbids = lambda request: request.url.path.endswith("/modelpools")
+        await world.stop_agent()
+        await world.start_agent()
+        await world.serve()
 
 
 @asynccontextmanager

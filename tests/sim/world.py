@@ -31,6 +31,7 @@ from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.sharing import ModelPool
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.exchange import TransportSender
 from llmkube.k8s.resource import Key
@@ -509,6 +510,10 @@ class World:
     async def apply_service(self, name, spec):
         """Create or change an InferenceService alone."""
         await self._apply(InferenceService, name, spec)
+
+    async def apply_pool(self, name, spec):
+        """Create or change a ModelPool."""
+        await self._apply(ModelPool, name, spec)
 
     async def _apply(self, kind, name, spec, labels=None):
         manifest = {

@@ -116,6 +116,7 @@ class Resident:
         used_at: When it was last used.
         swaps: Recent swaps of the tenant with the fewest among those that use it, or have until a moment ago; nan if
             there is none.
+        peers: Name of a group whose members displace each other, whatever their ranks; empty for none.
     """
 
     key: Key
@@ -129,6 +130,7 @@ class Resident:
     loaded_at: float | None = None
     used_at: float = 0.0
     swaps: float = math.nan
+    peers: str = ""
 
 
 @attrs.frozen
@@ -143,6 +145,8 @@ class Waiting:
         displaces: Whether others may make room for it.
         swaps: Recent swaps of the tenant with the fewest among those whose requests wait; nan if there is none.
         patience_seconds: Time after which it is delayed no longer, and doors are closed for it.
+        peers: As that of a resident.
+        ranked: Whether it displaces peers of lower rank sooner.
     """
 
     key: Key
@@ -155,6 +159,8 @@ class Waiting:
     displaces: bool = True
     swaps: float = math.nan
     patience_seconds: float = PATIENCE_SECONDS
+    peers: str = ""
+    ranked: bool = True
 
 
 @attrs.frozen
@@ -279,8 +285,16 @@ def _choose(
 
 
 def _may_displace(one: Waiting, each: Resident) -> bool:
-    equal = each.rank == one.rank and each.on_request and one.on_request
-    return one.displaces and each.key != one.key and (each.rank < one.rank or equal)
+    equal = (each.rank == one.rank or _are_peers(one, each)) and each.on_request and one.on_request
+    return one.displaces and each.key != one.key and (_is_lower(each, one) or equal)
+
+
+def _are_peers(one: Waiting, each: Resident) -> bool:
+    return bool(one.peers) and one.peers == each.peers
+
+
+def _is_lower(each: Resident, one: Waiting) -> bool:
+    return each.rank < one.rank and (one.ranked or not _are_peers(one, each))
 
 
 def _allowed_at(one: Waiting, each: Resident, cost: Cost, now: float) -> float:
@@ -293,8 +307,8 @@ def _allowed_at(one: Waiting, each: Resident, cost: Cost, now: float) -> float:
     if each.uses:
         if each.loaded_at is None:
             return float("inf")
-        return one.since if each.rank < one.rank else max(patient, each.loaded_at + cost.load_seconds)
-    if one.first or each.rank < one.rank:
+        return one.since if _is_lower(each, one) else max(patient, each.loaded_at + cost.load_seconds)
+    if one.first or _is_lower(each, one):
         return one.since
     return min(patient, each.used_at + idle_seconds)
 

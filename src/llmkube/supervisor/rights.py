@@ -9,6 +9,7 @@ from llmkube.k8s import events
 from llmkube.k8s.builtins import Endpoints, EndpointSlice, Lease, Node, Secret, Service, ServiceAccount
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.sharing import ModelPool
 from llmkube.k8s.leases import host_monitor
 from llmkube.k8s.rbac import APPLY, LIST_AND_WATCH, Permission, Program
 from llmkube.k8s.wire.names import ADDRESSES_ANNOTATION, HOST_ACCOUNT_PREFIX
@@ -16,7 +17,7 @@ from llmkube.k8s.wire.names import ADDRESSES_ANNOTATION, HOST_ACCOUNT_PREFIX
 PROGRAM: Final = Program(
     "llmkube-agent",
     (
-        *(Permission(kind, LIST_AND_WATCH) for kind in (Model, InferenceService)),
+        *(Permission(kind, LIST_AND_WATCH) for kind in (Model, InferenceService, ModelPool)),
         *(Permission(kind, frozenset({"patch"}), subresource="status") for kind in (Model, InferenceService)),
         # To check whether a service is gone if only the claim of a dead host is left.
         Permission(InferenceService, frozenset({"get"})),

@@ -15,11 +15,13 @@ import trio
 
 from llmkube.base.errors import UserError
 from llmkube.base.mailbox import Mailbox
+from llmkube.base.units import parse_duration
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.placement import ON_REQUEST
+from llmkube.k8s.crd.sharing import PRIORITY, ModelPool
 from llmkube.k8s.events import EventRecorder
 from llmkube.k8s.leases.host_monitor import HostMonitor
 from llmkube.k8s.reflector import CONFIRM_SECONDS, Cache
@@ -30,11 +32,12 @@ from llmkube.supervisor.cluster.claim_manager import ClaimManager
 from llmkube.supervisor.cluster.status import Slot
 from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.host_cordon import HostCordon
+from llmkube.supervisor.memory.admission import excess_members
 from llmkube.supervisor.memory.book import Book
 from llmkube.supervisor.memory.eviction import Cause, Decision, Eviction, Skip
 from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.memory.refusal import Refusal, relative_name, unreturned_message
-from llmkube.supervisor.memory.reservation import MemorySpec
+from llmkube.supervisor.memory.reservation import MemorySpec, PoolShare
 from llmkube.supervisor.service.context import ServiceContext
 from llmkube.supervisor.service.door_link import DoorLink
 from llmkube.supervisor.service.events import Event, displacing_event
@@ -252,6 +255,7 @@ class Services:
         queue: Keys of services to reconcile.
         services: Cache of InferenceServices.
         models: Cache of Models.
+        pools: Cache of ModelPools.
         shutdown: Whether engines keep running when their tasks are cancelled.
         changed: Its version grows whenever a service may have changed.
         running: The services whose tasks run here.
@@ -272,6 +276,7 @@ class Services:
         self.client, self.settings, self.ports = client, settings, ports
         self.queue, self.shutdown, self.changed = ServiceQueue(), Shutdown(), Mailbox[None](None)
         self.services, self.models = Cache[InferenceService](), Cache[Model]()
+        self.pools = Cache[ModelPool]()
         self.services.expect(ports.earlier)
         self.running = RunningServices(Book(settings.memory_rules, costs=ports.learned.costs))
         self.host_address = Mailbox(
@@ -307,7 +312,8 @@ class Services:
 
     def synced(self) -> bool:
         """Whether all objects that determine what runs here have been listed once."""
-        return self.models.synced.is_set() and self.services.synced.is_set() and self.claims.synced
+        listed = self.models.synced.is_set() and self.services.synced.is_set() and self.pools.answered.is_set()
+        return listed and self.claims.synced
 
     @property
     def not_ready_reason(self) -> str:
@@ -320,6 +326,7 @@ class Services:
             ("the Leases of hosts", self.hosts.leases),
         )
         missing = [(name, cache.refusal) for name, cache in kinds if not cache.synced.is_set()]
+        missing += [("ModelPools", "")] if not self.pools.answered.is_set() else []
         if not missing:
             return "" if self.synced() else "checking that no other machine uses this machine's name"
         refused = [f"cannot list {name}: {refusal}" for name, refusal in missing if refusal]
@@ -329,6 +336,7 @@ class Services:
         """Return when all objects that determine what runs here have been listed once."""
         await self.models.synced.wait()
         await self.services.synced.wait()
+        await self.pools.answered.wait()  # a cluster without the kind, or a role without this right, has none
         await self.claims.wait_synced()
 
     def on_service(self, key: Key) -> None:
@@ -357,7 +365,9 @@ class Services:
         draft = self.models.get(named) if named else None
         adapters = tuple(map(self.models.get, adapter_keys(service))) if service else ()
         known = runs.desired if runs else None
-        return desired_here(service, model, known, self.cordon.serves, draft=draft, adapters=adapters)
+        pools = sorted((each for each in self.pools.values() if key in each.member_keys), key=lambda each: each.key)
+        pool = pools[0] if pools else known.pool if known and not self.pools.answered.is_set() else None
+        return desired_here(service, model, known, self.cordon.serves, draft=draft, adapters=adapters, pool=pool)
 
     def _on_refused(self, key: Key, refusal: Refusal) -> None:
         """Leave a service that requests need to a host that can load it, if nothing makes room for it here."""
@@ -396,6 +406,7 @@ class Services:
             nursery.start_soon(self._start_offline, nursery)
             nursery.start_soon(self.activator.run, self.running.by_key)
             nursery.start_soon(self._reconcile_all_once_synced)
+            nursery.start_soon(self._update_pools)
             while True:
                 keys, every = await self.queue.take()
                 for key in sorted(keys | self._all_keys() if every else keys):
@@ -410,6 +421,22 @@ class Services:
         self.queue.add_all()
         if self.prompts.root.is_dir():
             await self.prompts.keep_services(self._all_keys())
+
+    async def _update_pools(self) -> Never:
+        """Load the default member of each ModelPool while no other one is wanted; unload excess ones; never return."""
+        while True:
+            version = self.changed.version
+            running = self.running.by_key.values() if len(self.pools) else ()
+            members = [(one.desired.pool, one.gate) for one in running if one.desired.pool and one.desired.running]
+            wanted = {pool.key for pool, gate in members if gate.activation.wanted}
+            for pool, gate in members:
+                is_default = pool.spec.default == gate.manager.key.name
+                if is_default and pool.key not in wanted and gate.activation.failure is None:
+                    gate.change(gate.activation.start())
+            for key in excess_members(self.ledger.book.records.reservations()) if members else ():
+                if (found := self._gate_of(key)) is not None:
+                    found.change(found.activation.unload())
+            await self.changed.wait_newer(version)
 
     async def _start_offline(self, nursery: trio.Nursery) -> None:
         """Start the services in the journal if the API server does not answer in time."""
@@ -524,4 +551,12 @@ class Services:
         """Return the parts of a service's spec that matter for memory."""
         spec, on_request = desired.service.spec, mode_of(desired, self.settings.activation) == ON_REQUEST
         hardware, pinned = desired.model.spec.hardware, spec.activation.pin
-        return MemorySpec(spec.priority, spec.eviction_protection, hardware, on_request, pinned)
+        return MemorySpec(spec.priority, spec.eviction_protection, hardware, on_request, pinned, _share(desired))
+
+
+def _share(desired: Desired) -> PoolShare | None:
+    if (pool := desired.pool) is None:
+        return None
+    limit, patience = max(1, pool.spec.gpu), parse_duration(pool.spec.swap_budget)
+    gpus = min(limit, max(1, desired.service.spec.resources.gpu))
+    return PoolShare(f"ModelPool {pool.key}", limit, gpus, patience, ranked=pool.spec.swap_policy == PRIORITY)

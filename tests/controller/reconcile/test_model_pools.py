@@ -165,19 +165,22 @@ async def test_a_member_that_never_answers_leaves(was_ready, wanted, autojump_cl
 
 
 async def test_unfit_members_are_named(autojump_clock, monkeypatch):
-    """A missing member, one of another pool and one on hosts take no turns, and the pool is Degraded."""
+    """A missing member, one of another pool and one in pods and on hosts take no turns; the pool is Degraded."""
     async with open_pods() as hands, trio.open_nursery() as nursery:
         stage = await set_up(hands, monkeypatch, nursery)
         await hands.create_model("mac", hardware={"accelerator": "metal"})
         await hands.create_service("metal", modelRef="mac")
-        members = [{"inferenceServiceRef": {"name": name}} for name in ("b", "metal", "gone")]
+        await hands.create_service("both", modelRef="phi", hosts={"modelRef": "mac", "replicas": 1})
+        members = [{"inferenceServiceRef": {"name": name}} for name in ("b", "metal", "both", "gone")]
         await hands.cluster.apply_object(ModelPool, "slot2", {"spec": {"members": members}}, manager="user")
         await trio.sleep(SETTLED)
         status = (await hands.client.get(ModelPool, Key("ml", "slot2"))).status
         conditions = {one.type: (one.status, one.reason, one.message) for one in status.conditions}
         assert status.phase == "Degraded"
         assert conditions["MetalSupported"][:2] == ("False", "MetalMembersUnsupported")
+        assert conditions["MetalSupported"][2].startswith("both: pods and hosts serve it together")
         assert conditions["MembersValid"][:2] == ("False", "MissingMembers")
+        assert "metal" not in conditions["MembersValid"][2]
         assert "gone: there is no such InferenceService" in conditions["MembersValid"][2]
         assert "b: it is a member of ModelPool slot already" in conditions["MembersValid"][2]
         assert await stage.replicas() == [0, 0]  # no default, and no requests

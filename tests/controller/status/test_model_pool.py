@@ -55,6 +55,16 @@ def test_gpus_are_never_promised_twice(seed):
         assert max(waits.values()) < 100
 
 
+@pytest.mark.parametrize("policy", ["sticky", "priority"])
+def test_a_less_important_member_takes_its_turn(policy):
+    """It waits until the other one is idle."""
+    running = Member(key=Key("ml", "a"), weight=9, replicas=1, has_pods=True, ready_at=0.0)
+    turns = decide(
+        pool("a", "b", swapPolicy=policy), [running, Member(key=Key("ml", "b"), wanted_since=50.0)], 60.0
+    ).turns
+    assert {key.name: turn for key, turn in turns.items()} == {"a": Turn.LEAVES, "b": Turn.WAITS}
+
+
 def test_members_that_ran_before_the_pool_leave_but_the_default_one():
     """The pool has fewer GPUs than its members use: those leave that are not the default one."""
     running = [Member(key=Key("ml", name), replicas=1, has_pods=True, ready_at=0.0) for name in ("a", "b", "c")]

@@ -6,9 +6,9 @@ They select the engines that are evicted for a more important service.
 import attrs
 import pytest
 
-from llmkube.supervisor.memory.admission import step
+from llmkube.supervisor.memory.admission import excess_members, step
 from llmkube.supervisor.memory.refusal import Block
-from llmkube.supervisor.memory.reservation import MemorySpec, Usage
+from llmkube.supervisor.memory.reservation import MemorySpec, PoolShare, Usage
 from supervisor.memory.requests import EMPTY, GIB, PRESSED, busy, holds, waits
 
 
@@ -102,6 +102,26 @@ USED = Usage(requests=1)
 def on_request(each, *, pinned=False):
     """The same service, loaded when a request needs it."""
     return attrs.evolve(each, spec=attrs.evolve(each.spec, on_request=True, pinned=pinned))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "busy_for", "leaves"),
+    [
+        ((1, 1), (900.0, 60.0), ["a"]),
+        ((1, 1, 2), (900.0, 60.0, 30.0), ["a", "b"]),
+        ((2, 1), (900.0, None), ["a"]),
+        ((1, 1), (None, None), []),
+    ],
+)
+def test_excess_members_of_a_pool_leave(gpus, busy_for, leaves):
+    """Those leave that no request uses, the longest unused first, once the pool has fewer GPUs; others stay."""
+    engines = [holds("z", 1)]
+    for name, count, idle in zip("abc", gpus, busy_for, strict=False):
+        usage = Usage(requests=int(idle is None))
+        each = on_request(holds(name, 1, idle_seconds=idle or 0.0, usage=usage))
+        pool = PoolShare("p", limit=max(gpus), gpus=count)
+        engines.append(attrs.evolve(each, spec=attrs.evolve(each.spec, pool=pool)))
+    assert sorted(key.name for key in excess_members(engines)) == leaves
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ import attrs
 import pytest
 import trio
 
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.sharing import ModelPool
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.local import open_local_ports
 from llmkube.supervisor.values.desired import Launch
@@ -87,6 +89,15 @@ async def test_a_draft_comes_back_with_its_service(tmp_path):
     desired = attrs.evolve(known.desired, draft=known.desired.model)
     await kept.write(attrs.evolve(known, desired=desired))
     assert kept.read_all()[CHAT].desired == desired
+
+
+async def test_a_pool_comes_back_with_its_member(tmp_path):
+    """The next agent gives it its turns also while the API server is not reachable."""
+    kept, known = journal(tmp_path), entry()
+    spec = {"members": [{"inferenceServiceRef": {"name": "chat"}}]}
+    pool = decode(ModelPool, {"metadata": {"name": "slot", "namespace": "ns"}, "spec": spec})
+    await kept.write(attrs.evolve(known, desired=attrs.evolve(known.desired, pool=pool)))
+    assert kept.read_all()[CHAT].desired.pool == pool
 
 
 async def test_a_journal_that_cannot_be_written_reports_it(tmp_path):

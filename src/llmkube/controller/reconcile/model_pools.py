@@ -31,7 +31,7 @@ from llmkube.controller.status.service_status import weight_of
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.sharing import ModelPool
 from llmkube.k8s.resource import Key
-from llmkube.k8s.wire.conditions import settle
+from llmkube.k8s.wire.conditions import LOADED, find_condition, settle
 from llmkube.runtimes.container.container_plan import ContainerPlan
 from llmkube.runtimes.swap import DRAIN_SECONDS
 
@@ -127,7 +127,9 @@ class PoolBook:
         members = [
             self._observe(pool, service, now)
             for name in pool.members
-            if (service := self.context.informers.services.get(Key(pool.key.namespace, name))) and name not in unfit
+            if (service := self.context.informers.services.get(Key(pool.key.namespace, name)))
+            and name not in unfit
+            and not _is_on_hosts(self.context, service)
         ]
         before, decision = self._decisions.get(pool.key, Decision()), decide(pool, members, now)
         self._decisions[pool.key] = decision
@@ -221,8 +223,10 @@ def _obstacle(context: Context, pool: ModelPool, name: str) -> str:
     first, model = _first_pool(context, service.key), context.model_of(service)
     if first is not None and first.key != pool.key:
         return f"it is a member of ModelPool {first.key.name} already"
+    if service.spec.hosts is not None:
+        return "pods and hosts serve it"
     if _is_on_hosts(context, service):
-        return "hosts serve it"
+        return ""  # its host gives it its turns
     if service.spec.multi_node is not None:
         return "a group over several nodes takes no turns"
     if model is None or not isinstance(context, PodContext):
@@ -259,7 +263,12 @@ class PoolReconciler:
         found = {name: known.services.get(Key(key.namespace, name)) for name in newest.members}
         phases = {name: one.status.phase for name, one in found.items() if one is not None}
         unfit = {name: why for name in newest.members if (why := _obstacle(context, newest, name))}
-        metal = [name for name, one in found.items() if one is not None and _is_on_hosts(context, one)]
-        status, statements = pool_status(newest, members, turns, phases=phases, unfit=unfit, metal=metal)
+        hosted = {
+            name: find_condition(one.status.conditions, LOADED)
+            for name, one in found.items()
+            if one is not None and name not in unfit and _is_on_hosts(context, one)
+        }
+        mixed = [name for name, one in found.items() if one is not None and one.spec.hosts is not None]
+        status, statements = pool_status(newest, members, turns, phases=phases, unfit=unfit, hosted=hosted, mixed=mixed)
         conditions = settle(statements, newest.status.conditions, generation=newest.metadata.generation, now=now)
         await writer.write(cached, {**status, "conditions": conditions})

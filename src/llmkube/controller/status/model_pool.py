@@ -22,6 +22,7 @@ import attrs
 from llmkube.base.units import parse_duration
 from llmkube.controller.status.gpu_quota import Denial
 from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.placement import ON_REQUEST
 from llmkube.k8s.crd.sharing import PRIORITY, ModelPool
 from llmkube.k8s.resource import Key
@@ -30,6 +31,8 @@ from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.swap import Cost, Resident, Waiting, step
 
 GPUS: Final = "GPUs"
+
+_HOST_MOVES: Final = frozenset({Reason.WAITING_FOR_POOL, Reason.LOADING})
 
 
 class Turn(enum.Enum):
@@ -138,12 +141,14 @@ def _resident(pool: ModelPool, one: Member, total: int) -> Resident:
         exiting=not one.replicas,
         loaded_at=one.ready_at,
         used_at=one.used_at,
+        peers=pool.key.name,
     )
 
 
 def _waiting(pool: ModelPool, one: Member, total: int, now: float) -> Waiting:
     patience, since = parse_duration(pool.spec.swap_budget), now if one.wanted_since is None else one.wanted_since
-    return Waiting(one.key, _need(one, total), since, _rank(pool, one), patience_seconds=patience)
+    rank, peers = _rank(pool, one), pool.key.name
+    return Waiting(one.key, _need(one, total), since, rank, patience_seconds=patience, peers=peers)
 
 
 def _excess(pool: ModelPool, members: Iterable[Member], residents: Iterable[Resident], total: int) -> Collection[Key]:
@@ -190,7 +195,8 @@ def pool_status(
     *,
     phases: Mapping[str, str],
     unfit: Mapping[str, str],
-    metal: Collection[str],
+    hosted: Mapping[str, Condition | None],
+    mixed: Collection[str],
 ) -> tuple[dict[str, Any], list[Statement]]:
     """Return the status of a pool except its conditions, and the statements of these.
 
@@ -200,27 +206,29 @@ def pool_status(
         turns: Their turns.
         phases: Phases of the existing services, by name.
         unfit: Why other members take no turns, by name.
-        metal: Those of them that hosts serve.
+        hosted: Members that hosts serve, with their condition `Loaded`.
+        mixed: Members that pods and hosts serve together.
     """
-    resident = [one.key.name for one in members if one.is_resident]
+    loaded = [name for name, found in hosted.items() if found is not None and found.status == "True"]
+    waiting = [name for name, found in hosted.items() if found is not None and found.reason in _HOST_MOVES]
+    resident = [*(one.key.name for one in members if one.is_resident), *loaded]
     moving = [one.key.name for one in members if turns.get(one.key) in {Turn.STARTS, Turn.WAITS}]
-    moving += [one.key.name for one in members if one.replicas and one.ready_at is None]
+    moving += [*(one.key.name for one in members if one.replicas and one.ready_at is None), *waiting]
     leaving = [one.key.name for one in members if turns.get(one.key) in {Turn.LEAVES, Turn.CLOSES}]
     busy = [one.key.name for one in members if one.is_busy and one.key.name in leaving]
     ready = [one for one in members if one.replicas and one.ready_at is not None]
-    phase = "Degraded" if unfit else "Swapping" if moving or leaving else "Ready" if ready else "Pending"
+    phase = "Degraded" if unfit else "Swapping" if moving or leaving else "Ready" if ready or loaded else "Pending"
     lacks = "; ".join(f"{name}: {why}" for name, why in sorted(unfit.items()))
-    hosts = (
-        f"{', '.join(sorted(metal))}: hosts serve it, and load their models on request by memory; the pool has no "
-        "effect on it"
-    )
+    hosts = f"{', '.join(sorted(mixed))}: pods and hosts serve it together, so it is always loaded on hosts"
     gpus, requests = f"{', '.join(resident)} of {pool.spec.gpu or 1} GPUs", f"{', '.join(busy)} has requests"
-    none_waits, by_pods = "no member waits for requests of another to end", "all members are served by pods"
+    none_waits = "no member waits for requests of another to end"
+    places = Reason.ALL_RESOLVED if hosted else Reason.KUBERNETES_GPU
+    by_pods = "members on hosts take turns on each host" if hosted else "all members are served by pods"
     table = {
         "SlotAllocated": (bool(resident), (Reason.ALLOCATED, gpus), (Reason.IDLE, "no member is requested")),
         "MembersValid": (not unfit, (Reason.ALL_RESOLVED, "all members take turns"), (Reason.MISSING_MEMBERS, lacks)),
         "SwapDeferred": (bool(busy), (Reason.PODS_BUSY, requests), (Reason.NOT_DEFERRED, none_waits)),
-        "MetalSupported": (not metal, (Reason.KUBERNETES_GPU, by_pods), (Reason.METAL_MEMBERS_UNSUPPORTED, hosts)),
+        "MetalSupported": (not mixed, (places, by_pods), (Reason.METAL_MEMBERS_UNSUPPORTED, hosts)),
     }
     statements = [Statement(kind, holds, *(true if holds else false)) for kind, (holds, true, false) in table.items()]
     status = {

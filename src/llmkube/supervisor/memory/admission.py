@@ -5,6 +5,7 @@
 
 import enum
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import attrs
@@ -20,7 +21,7 @@ from llmkube.supervisor.memory.reservation import Request, Reservation, Role, Us
 
 def stoppable_for(request: Request, host: Capacity) -> tuple[Key, ...]:
     """Return the services that a person could stop for a request, none of them more important than it."""
-    soon, needed = host.after_exits().pools, needed_bytes(request, host)
+    soon, needed = host.after_exits().pools_for([request]), needed_bytes(request, host)
     lacking = {pool: size - soon[pool] for pool, size in needed.items() if size > soon[pool]}
     others = [each for each in _residents(host) if each.rank <= request.spec.rank]
     sets = ([each for each in others if not each.pinned], others)
@@ -30,8 +31,21 @@ def stoppable_for(request: Request, host: Capacity) -> tuple[Key, ...]:
 
 def room_for(queue: Iterable[Request], host: Capacity) -> swap.Outcome:
     """Return the outcome of a swap step for these services, with the memory that is free once engines have exited."""
-    waiting = [_waiting(each, host) for each in queue]
-    return swap.step(_residents(host), waiting, host.after_exits().pools, host.costs, host.now)
+    requests = tuple(queue)
+    waiting, free = [_waiting(each, host) for each in requests], host.after_exits().pools_for(requests)
+    return swap.step(_residents(host), waiting, free, host.costs, host.now)
+
+
+def excess_members(engines: Iterable[Reservation]) -> list[Key]:
+    """Return the unused members of ModelPools that leave, since the pool got fewer GPUs than its members use."""
+    used, excess = Counter[str](), list[Key]()
+    for each in sorted(engines, key=lambda each: (each.is_unused, -each.spec.rank, -each.busy_at)):
+        if each.spec.pool is not None and not each.is_exiting and each.role is Role.SERVING:
+            used[each.spec.pool.name] += each.spec.pool.gpus
+            if each.is_unused and not each.spec.protected and used[each.spec.pool.name] > each.spec.pool.limit:
+                used[each.spec.pool.name] -= each.spec.pool.gpus
+                excess.append(each.key)
+    return excess
 
 
 def _engines(host: Capacity) -> dict[Key, Reservation]:
@@ -52,9 +66,11 @@ def _resident(engine: Reservation, host: Capacity) -> Resident:
     total, pools = sum(each.total_bytes for each in both), [each.need.pools for each in both]
     devices = {name: sum(each.get(name, 0) for each in pools) for name in host.budget.pools}
     size, pinned = {"budget": total, "headroom": total, **devices}, spec.protected or spec.pinned or usage.pinned
+    size |= {spec.pool.name: spec.pool.gpus} if spec.pool is not None else {}
     closed_at, used_at = door.since if door is not None else None, max(engine.busy_at, usage.used_at)
     there = Resident(engine.key, size, spec.rank, spec.on_request, pinned, uses, closed_at, used_at=used_at)
-    return attrs.evolve(there, loaded_at=engine.loaded_at, swaps=_fewest_swaps(host, usage, host.now - SHARE_SECONDS))
+    swaps = _fewest_swaps(host, usage, host.now - SHARE_SECONDS)
+    return attrs.evolve(there, loaded_at=engine.loaded_at, swaps=swaps, peers=spec.pool.name if spec.pool else "")
 
 
 def _waiting(request: Request, host: Capacity) -> Waiting:
@@ -62,7 +78,10 @@ def _waiting(request: Request, host: Capacity) -> Waiting:
     since, first = min(request.since, usage.held_since), usage.awaited or request.returns
     requests, displaces = usage.requests, request.may_displace
     swaps = _fewest_swaps(host, usage, math.inf)
-    return Waiting(request.key, size, since, spec.rank, spec.on_request, requests, first, displaces, swaps)
+    one = Waiting(request.key, size, since, spec.rank, spec.on_request, requests, first, displaces, swaps)
+    if (pool := spec.pool) is None:
+        return one
+    return attrs.evolve(one, patience_seconds=pool.patience_seconds, peers=pool.name, ranked=pool.ranked)
 
 
 def _fewest_swaps(host: Capacity, usage: Usage, since: float) -> float:

@@ -9,7 +9,7 @@ from llmkube.runtimes.swap import Cost
 from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.budget import Budget
 from llmkube.supervisor.memory.eviction import Cause, Skip
-from llmkube.supervisor.memory.reservation import Request, Reservation
+from llmkube.supervisor.memory.reservation import PoolShare, Request, Reservation
 
 
 @attrs.frozen
@@ -90,6 +90,22 @@ class Capacity:
     def pools(self) -> dict[str, int]:
         """Bytes that a service can take: of the budget, of the memory that the host has, and of each device."""
         return {"budget": self.free_bytes, "headroom": self.headroom_bytes, **self.device_pools}
+
+    def pools_for(self, requests: Iterable[Request]) -> dict[str, int]:
+        """Return `pools` with the unused GPUs of each ModelPool in which one of these services takes turns."""
+        shares = {each.spec.pool.name: each for each in requests if each.spec.pool is not None}
+        return self.pools | {name: self.free_gpus(each) for name, each in shares.items()}
+
+    def free_gpus(self, request: Request) -> int:
+        """Return the GPUs of a service's ModelPool that other members do not use; 0 if it is in none."""
+        limit = request.spec.pool.limit if request.spec.pool is not None else 0
+        return limit - sum(each.gpus for each in self.pool_users(request).values())
+
+    def pool_users(self, request: Request) -> dict[Key, PoolShare]:
+        """Return the other members of a service's ModelPool that have an engine."""
+        own = request.spec.pool
+        pools = {each.key: each.spec.pool for each in self.reservations if each.key != request.key}
+        return {key: pool for key, pool in pools.items() if pool and own and pool.name == own.name}
 
     @property
     def exiting(self) -> tuple[Reservation, ...]:

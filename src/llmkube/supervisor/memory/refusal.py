@@ -28,6 +28,7 @@ class Block(enum.StrEnum):
     FULL = "full"  # the budget is reserved by others
     DEVICE_FULL = "device_full"  # the device is reserved by others
     HEADROOM = "headroom"  # the host does not have that much now
+    POOL_FULL = "pool_full"  # other members of its ModelPool use the GPUs
     PRESSURE = "pressure"
     DWELL = "dwell"
     TURN = "turn"  # another service comes first
@@ -36,7 +37,7 @@ class Block(enum.StrEnum):
     @property
     def lacks_memory(self) -> bool:
         """Whether stopping another engine could help."""
-        return self in {Block.FULL, Block.DEVICE_FULL, Block.HEADROOM}
+        return self in {Block.FULL, Block.DEVICE_FULL, Block.HEADROOM, Block.POOL_FULL}
 
     @property
     def is_permanent(self) -> bool:
@@ -72,6 +73,8 @@ class Refusal:
         """The reason for the condition `Loaded`."""
         if self.block in {Block.UNSIZED, Block.UNREADABLE}:
             return Reason.MEMORY_CHECK_FAILED
+        if self.block is Block.POOL_FULL:
+            return Reason.WAITING_FOR_POOL
         return Reason.EXCEEDS_MEMORY if self.block.is_permanent else Reason.INSUFFICIENT_MEMORY
 
 
@@ -85,7 +88,7 @@ def find_refusal(request: Request, host: Capacity) -> Refusal | None:
     if host.level is Level.UNKNOWN:
         return Refusal(Block.UNREADABLE, "this machine's memory cannot be read; no engine starts until it can be")
     if not need.sized and not need.estimated_bytes:
-        return _admission_refusal(request, host)
+        return _admission_refusal(request, host) or _pool_refusal(request, host)
     needs = f"needs {format_bytes(need.total_bytes)}"
     cap = valid_cap(request.spec.hardware, budget.total_bytes)
     if cap is not None and need.total_bytes > cap.limit_bytes:
@@ -98,7 +101,7 @@ def find_refusal(request: Request, host: Capacity) -> Refusal | None:
         if need.pools.get(name, 0) > limit:
             message = f"{_on_device(need, name)}, which holds at most {format_bytes(limit)}"
             return Refusal(Block.DEVICE, message)
-    return _admission_refusal(request, host) or _shortage_refusal(request, host, needs)
+    return _admission_refusal(request, host) or _pool_refusal(request, host) or _shortage_refusal(request, host, needs)
 
 
 def _on_device(need: Need, name: str) -> str:
@@ -125,6 +128,15 @@ def _admission_refusal(request: Request, host: Capacity) -> Refusal | None:
     return None
 
 
+def _pool_refusal(request: Request, host: Capacity) -> Refusal | None:
+    """Return the refusal if other members of the service's ModelPool use its GPUs."""
+    pool = request.spec.pool
+    if pool is None or pool.gpus <= host.free_gpus(request):
+        return None
+    names = ", ".join(f"`{relative_name(key, request.key)}`" for key in sorted(host.pool_users(request)))
+    return Refusal(Block.POOL_FULL, f"{pool.name}: its GPUs are used by {names}")
+
+
 def _shortage_refusal(request: Request, host: Capacity, needs: str) -> Refusal | None:
     """Return the refusal if memory is short: in the budget, on the device, or on the host."""
     need, free = request.need, host.free_bytes
@@ -147,16 +159,20 @@ def _shortage_refusal(request: Request, host: Capacity, needs: str) -> Refusal |
 
 
 def needed_bytes(request: Request, host: Capacity) -> dict[str, int]:
-    """Return what a service needs of each of the host's pools, in bytes; its own limits may differ from the host's."""
+    """Return what a service needs of each of the host's pools, in bytes; its own limits may differ from the host's.
+
+    A ModelPool is one of them, in GPUs.
+    """
     need, own = request.need, host.budget.for_model(request.spec.hardware)
+    gpus = {request.spec.pool.name: request.spec.pool.gpus} if request.spec.pool is not None else {}
     if not need.sized and not need.estimated_bytes:
-        return {}
+        return gpus
     budget = need.total_bytes + host.budget.limit_bytes - own.limit_bytes
     is_small, headroom = need.total_bytes <= host.small_bytes, need.total_bytes + request.margin_bytes
     headroom = max(0, need.total_bytes - host.floor_bytes) if is_small else headroom
     needed = {"budget": budget, "headroom": headroom, **need.pools}
     limited = {"budget", "headroom", *(name for name, size in need.pools.items() if size)}
-    return {pool: needed[pool] for pool in host.pools if pool in limited}
+    return {pool: needed[pool] for pool in host.pools if pool in limited} | gpus
 
 
 def _unreturned(host: Capacity) -> str:

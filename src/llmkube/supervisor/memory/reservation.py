@@ -16,6 +16,7 @@ import attrs
 from llmkube.k8s.crd.inferenceservice import PRIORITIES
 from llmkube.k8s.crd.placement import Hardware
 from llmkube.k8s.resource import Key
+from llmkube.runtimes.swap import PATIENCE_SECONDS
 
 UNMEASURED_SECONDS: Final = 10.0
 """Time after its load in which an engine's first measurement is expected; some processes cannot be measured."""
@@ -24,6 +25,25 @@ UNMEASURED_SECONDS: Final = 10.0
 def rank_of(priority: str) -> int:
     """Return a priority as a number, the lowest first; an unknown priority is treated as normal."""
     return PRIORITIES.index(priority) if priority in PRIORITIES else PRIORITIES.index("normal")
+
+
+@attrs.frozen
+class PoolShare:
+    """The place of a service in a ModelPool on this host.
+
+    Attributes:
+        name: The pool, for messages.
+        limit: GPUs that its members use together at most.
+        gpus: GPUs of the service, at most `limit`.
+        patience_seconds: `spec.swapBudget`.
+        ranked: Whether members of higher priority displace others sooner.
+    """
+
+    name: str
+    limit: int = 1
+    gpus: int = 1
+    patience_seconds: float = PATIENCE_SECONDS
+    ranked: bool = False
 
 
 @attrs.frozen
@@ -36,6 +56,7 @@ class MemorySpec:
         hardware: That of the Model, for `memoryBudget` and `memoryFraction`.
         on_request: Whether it is loaded when requests need it.
         pinned: `spec.activation.pin`: the service is not displaced.
+        pool: Its place in a ModelPool; None if it is in none.
     """
 
     priority: str = "normal"
@@ -43,6 +64,7 @@ class MemorySpec:
     hardware: Hardware | None = None
     on_request: bool = False
     pinned: bool = False
+    pool: PoolShare | None = None
 
     @property
     def rank(self) -> int:

@@ -28,7 +28,9 @@ from llmkube.weights.store.blobs import WeightsFile
 
 T = TypeVar("T")
 
-MEMORY_WAITS: Final = frozenset({Reason.INSUFFICIENT_MEMORY, Reason.EXCEEDS_MEMORY, Reason.MEMORY_CHECK_FAILED})
+MEMORY_WAITS: Final = frozenset(
+    {Reason.INSUFFICIENT_MEMORY, Reason.EXCEEDS_MEMORY, Reason.MEMORY_CHECK_FAILED, Reason.WAITING_FOR_POOL}
+)
 """Reasons of a service that cannot start because of memory."""
 
 

@@ -37,8 +37,13 @@ NOT_LOADED: Final = Idle(Reason.IDLE, "not loaded; the next request loads it")
 
 
 def mode_of(desired: Desired, default: str) -> str:
-    """Return the activation mode in effect; a service with pods, which hold no requests, is always loaded on hosts."""
-    return ALWAYS if desired.has_pods else desired.service.spec.activation.mode or default
+    """Return the activation mode in effect; a service with pods, which hold no requests, is always loaded on hosts.
+
+    Members of a ModelPool are loaded on request.
+    """
+    if desired.has_pods:
+        return ALWAYS
+    return ON_REQUEST if desired.pool is not None else desired.service.spec.activation.mode or default
 
 
 def unused_fields(spec: InferenceServiceSpec, mode: str) -> tuple[str, ...]:
@@ -168,6 +173,10 @@ class Activation:
     def load(self) -> "Activation":
         """A user wants it loaded."""
         return attrs.evolve(self, wanted=True, awaited=True, retry_at=-math.inf)
+
+    def start(self) -> "Activation":
+        """Its ModelPool wants it loaded while no other member is, and memory for it is free."""
+        return attrs.evolve(self, wanted=True)
 
     def begin(self, now: float, tenant: str = "") -> "Activation":
         """A request needs it, which does not load it during the back-off after a failed load."""

@@ -4,6 +4,7 @@ import attrs
 
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.sharing import ModelPool
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import LOAD_REQUESTED_AT, UNLOAD_REQUESTED_AT
 from llmkube.runtimes.llama_fields import draft_of
@@ -22,12 +23,14 @@ class Desired:
         model: The Model that it serves.
         draft: Its draft Model, if it names one that exists.
         adapters: The Models of `spec.adapters`, in the same order; None for those that do not exist.
+        pool: The ModelPool in which it takes turns; None if it is in none.
     """
 
     service: InferenceService
     model: Model
     draft: Model | None = None
     adapters: tuple[Model | None, ...] = ()
+    pool: ModelPool | None = None
 
     @property
     def key(self) -> Key:
@@ -66,7 +69,7 @@ def slots(desired: Desired) -> int:
 
 
 def _identity_and_spec(desired: Desired) -> tuple[object, ...]:
-    objects = (desired.service, desired.model, desired.draft, *desired.adapters)
+    objects = (desired.service, desired.model, desired.draft, desired.pool, *desired.adapters)
     known = tuple(each and (each.key, each.metadata.uid, each.metadata.generation, each.spec) for each in objects)
     return (*known, desired.load_requested_at, desired.unload_requested_at)
 
@@ -103,6 +106,7 @@ def desired_here(
     *,
     draft: Model | None = None,
     adapters: tuple[Model | None, ...] = (),
+    pool: ModelPool | None = None,
 ) -> Desired | None:
     """Return the desired state of a service on this host; None if the service does not belong here.
 
@@ -119,7 +123,8 @@ def desired_here(
         draft = current.draft
     known = {each.key: each for each in current.adapters if each is not None} if current is not None else {}
     pairs = zip(adapters, adapter_keys(service), strict=True)
-    return Desired(service, model, draft, tuple(each or known.get(key) for each, key in pairs))
+    pool = pool if service.spec.hosts is None else None  # with pods, it is always loaded
+    return Desired(service, model, draft, tuple(each or known.get(key) for each, key in pairs), pool)
 
 
 @attrs.frozen

@@ -24,6 +24,7 @@ from llmkube.base.private_files import file_stem, make_private_folder, write_pri
 from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.sharing import ModelPool
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.plan import LaunchPlan, dump_argv, load_argv
@@ -111,6 +112,7 @@ def dump(entry: Entry) -> dict[str, Any]:
         "model": encode(entry.desired.model),
         "draft": encode(entry.desired.draft) if entry.desired.draft else None,
         "adapters": [encode(each) if each else None for each in entry.desired.adapters],
+        "pool": encode(entry.desired.pool) if entry.desired.pool else None,
         **_dump_launch(entry.launch),
         "engine": attrs.asdict(entry.engine) if entry.engine else None,
         "kept": _dump_launch(entry.fallback) if entry.fallback else None,
@@ -139,7 +141,9 @@ def load(data: Mapping[str, Any]) -> Entry:
         engine = EngineRecord(**data["engine"]) if data["engine"] else None
         draft = decode(Model, data["draft"]) if data.get("draft") else None
         adapters = tuple(decode(Model, each) if each else None for each in data.get("adapters", ()))
-        desired = Desired(decode(InferenceService, data["service"]), decode(Model, data["model"]), draft, adapters)
+        pool = decode(ModelPool, data["pool"]) if data.get("pool") else None
+        service, model = decode(InferenceService, data["service"]), decode(Model, data["model"])
+        desired = Desired(service, model, draft, adapters, pool)
         fallback = _launch(data["kept"]) if data.get("kept") else None
         return Entry(desired, _launch(data), engine, fallback, bool(data.get("idle")))
     except (KeyError, TypeError, IndexError, AttributeError) as error:
