@@ -169,14 +169,6 @@ def test_a_replacement_is_judged_once_the_agent_has_seen_the_edit():
         assert health.message == "waiting for the agent to process it"
 
 
-def test_an_edit_that_fails_before_it_is_accepted_is_not_waited_for():
-    """Its Secret with keys is missing: `Accepted` stays that of the spec before, whose engine serves."""
-    missing = condition("UpToDate", False, "APIKeysUnavailable", "Secret nope not found") | {"observedGeneration": 2}
-    serves = edited(service("chat", seen_by_one(ACCEPTED), seen_by_one(LOADED), missing, phase="Ready"))
-    health = service_health(serves, HERE)
-    assert (health.state, health.done, health.reason, health.serving) == (FAILING, 1, "APIKeysUnavailable", True)
-
-
 def test_a_wait_that_an_edit_does_not_affect_keeps_its_message():
     """The agent has accepted the edit and says nothing new of the wait for memory: that is what it still waits for."""
     accepted = ACCEPTED | {"observedGeneration": 2}

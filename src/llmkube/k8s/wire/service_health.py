@@ -238,12 +238,10 @@ def _host_health(service: InferenceService, model: Model, *, is_accepted: bool) 
     if fetched is not None and not done:
         return _health(fetched, State.WAITING, 0)
     loaded = find_condition(service.status.conditions, LOADED)  # may be about an older spec, which still runs
-    update = _update_health(service)
-    is_known = is_accepted or (update is not None and update.failing)
-    if loaded is None or not (is_known if loaded.status == "True" else _is_up_to_date(loaded, service, model)):
+    if loaded is None or not (is_accepted if loaded.status == "True" else _is_up_to_date(loaded, service, model)):
         return Health(State.WAITING, done, Reason.PENDING, "waiting for the agent to process it")
     if loaded.status == "True" or loaded.reason == Reason.IDLE:
-        return update or _replica_health(service, loaded)
+        return _update_health(service) or _replica_health(service, loaded)
     if done and loaded.reason == Reason.FETCHING:  # the Model was written first; the service is not up to date yet
         return Health(State.WAITING, done, Reason.FETCHING)
     return _health(loaded, State.WAITING, done)
