@@ -10,10 +10,11 @@ from prometheus_client import generate_latest
 from controller.cluster import SETTLED, utcnow
 from controller.podcluster import open_pods
 from controller.podobjects import SETTINGS
-from llmkube.controller.informer import HOSTS_WAIT, NOTHING_WORKS, ControllerHealth, Informer, WatchedKind
+from llmkube.controller.health import HOSTS_WAIT, NOTHING_WORKS, ControllerHealth, WatchedKind
 from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.errors import ForbiddenError, TransportError
+from llmkube.k8s.informer import Informer
 from llmkube.k8s.reflector import Cache
 from llmkube.k8s.workloads import Deployment, HorizontalPodAutoscaler, Job
 

@@ -3,9 +3,9 @@
 import pytest
 
 from llmkube.controller.event_handlers import Change, change_of
-from llmkube.controller.informer import Informer
 from llmkube.k8s.client import Listing
 from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.informer import Informer
 from llmkube.k8s.resource import Key
 from llmkube.k8s.watch import WatchEvent
 

@@ -11,7 +11,7 @@ import trio
 from controller.podobjects import FETCHED, SETTINGS
 from envtest.test_real_controller import crds, installed, open_impersonated, until, utcnow
 from k8s.api_calls import undeclared
-from llmkube.controller.informer import ControllerHealth
+from llmkube.controller.health import ControllerHealth
 from llmkube.controller.operator import run_controller
 from llmkube.controller.rights import PROGRAM
 from llmkube.controller.settings import ControllerSettings

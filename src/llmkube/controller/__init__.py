@@ -6,6 +6,7 @@
     render                                      manifests from objects; pure
     status                                      phases and conditions from the observed state; pure
     writes                                      applies and status writes, only where something differs
+    health                                      kinds that cannot be listed, for /readyz and the metrics
     rights, policies                            rights of the controller in the API server
 Agents run the engines on hosts; for those the controller only derives the status.
 """

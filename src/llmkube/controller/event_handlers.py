@@ -27,7 +27,6 @@ import attrs
 import structlog
 import trio
 
-from llmkube.controller.informer import Event
 from llmkube.controller.informers import claimed_service, models_of, owners_of
 from llmkube.controller.reconcile.context import Context, PodContext
 from llmkube.controller.status.job_result import is_inspected
@@ -37,6 +36,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.crd.sharing import GPUQuota, ModelPool
+from llmkube.k8s.informer import Event
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import QUEUE_LABEL
 from llmkube.k8s.workloads import Job, PersistentVolumeClaim, Pod

@@ -17,22 +17,14 @@ from typing import Any, Final
 
 import attrs
 
-from llmkube.controller.informer import (
-    FETCHES_WAIT,
-    HOSTS_WAIT,
-    NOTHING_WORKS,
-    PODS_WAIT,
-    ROUTERS_WAIT,
-    Index,
-    Informer,
-    WatchedKind,
-)
+from llmkube.controller.health import FETCHES_WAIT, HOSTS_WAIT, NOTHING_WORKS, PODS_WAIT, ROUTERS_WAIT, WatchedKind
 from llmkube.controller.render.labels import OURS, ROUTER_LABEL
 from llmkube.k8s.builtins import ConfigMap, EndpointSlice, Lease, Namespace, PriorityClass, Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.crd.sharing import GPUQuota, ModelPool
+from llmkube.k8s.informer import Index, Informer
 from llmkube.k8s.leases.wanted_services import GATEWAY_LABEL
 from llmkube.k8s.rbac import APPLY, LIST_AND_WATCH, Permission
 from llmkube.k8s.resource import Key, Object, controller_key, is_controlled_by

@@ -9,10 +9,10 @@ import attrs
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from llmkube.controller.informer import Informer
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.sharing import GPUQuota, ModelPool
+from llmkube.k8s.informer import Informer
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.conditions import PROGRESSING, find_condition
 from llmkube.k8s.wire.times import parse_timestamp

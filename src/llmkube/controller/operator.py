@@ -24,7 +24,7 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from llmkube.controller.event_handlers import EventHandlers, PodEventHandlers
-from llmkube.controller.informer import HOSTS_WAIT, ControllerHealth, Event, Informer, WatchedKind
+from llmkube.controller.health import HOSTS_WAIT, ControllerHealth, WatchedKind
 from llmkube.controller.metrics import Durations, FleetCollector, ReconcileMetrics
 from llmkube.controller.reconcile.context import Context, PodContext
 from llmkube.controller.reconcile.gpu_quotas import QuotaReconciler
@@ -42,6 +42,7 @@ from llmkube.controller.writes.status_writer import PhaseChanges
 from llmkube.k8s.client import Client
 from llmkube.k8s.errors import root_cause_text
 from llmkube.k8s.events import EventRecorder
+from llmkube.k8s.informer import Event, Informer
 from llmkube.k8s.leases.lease import LeaseLostError, hold_lease
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
 

@@ -1,7 +1,7 @@
 """A Kubernetes client on Trio, and the project's own kinds. It makes no decisions about models or hosts.
 
 client, request, exchange, errors, auth     one request
-reflector, watch, workqueue                 list and watch into a cache; queue keys for workers
+reflector, watch, informer, workqueue       list and watch into a cache with indexes; queue keys for workers
 port_forward                                connections to ports of pods
 leases                                      leader election, and which hosts are alive
 events, rbac, admission_policies            Events; permissions, declared next to the code that needs them; policies

@@ -7,7 +7,6 @@ from controller.cluster import SETTLED, open_cluster
 from controller.podcluster import open_pods
 from controller.podobjects import SETTINGS, cluster_model, plan, pod_service
 from lengths import sample_rows
-from llmkube.controller.informer import Informer
 from llmkube.controller.informers import PERMISSIONS
 from llmkube.controller.render.jobs import fetch_job
 from llmkube.controller.render.manifests import WantedPods, deployment, kubernetes_service
@@ -24,6 +23,7 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import ConflictError, NameTakenError
+from llmkube.k8s.informer import Informer
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import (
     Deployment,

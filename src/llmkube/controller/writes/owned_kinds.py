@@ -11,12 +11,12 @@ from typing import Any, Final, Never
 import attrs
 import trio
 
-from llmkube.controller.informer import Event, Informer
 from llmkube.controller.informers import PodInformers
 from llmkube.controller.render.labels import OURS
 from llmkube.controller.writes.owned_objects import OwnedObjects
 from llmkube.k8s.client import Client
 from llmkube.k8s.errors import ApiError
+from llmkube.k8s.informer import Event, Informer
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import AGENT_MANAGER
 

@@ -17,7 +17,6 @@ import attrs
 
 from llmkube.base.errors import UserError
 from llmkube.base.units import parse_quantity
-from llmkube.controller.informer import Informer
 from llmkube.controller.render.labels import DIGEST, MANAGED_BY
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import encode
@@ -34,6 +33,7 @@ from llmkube.k8s.errors import (
     SchemaMismatchError,
 )
 from llmkube.k8s.fields import wire_fields
+from llmkube.k8s.informer import Informer
 from llmkube.k8s.reflector import is_older
 from llmkube.k8s.resource import Key, Object, controller_key, is_controlled_by
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER

@@ -18,7 +18,7 @@ from llmkube.base.probes import run_probes
 from llmkube.base.times import utcnow
 from llmkube.base.units import parse_bytes
 from llmkube.cli.target_cluster import find_config
-from llmkube.controller.informer import ControllerHealth
+from llmkube.controller.health import ControllerHealth
 from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import Allowance, ControllerSettings, WorkloadSettings
 from llmkube.k8s.client import open_client

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from controller.cluster import SETTLED, open_cluster
 from controller.objects import service
-from llmkube.controller.informer import Event, Index, Informer
 from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.informer import Event, Index, Informer
 from llmkube.k8s.resource import Key
 
 CHAT = Key("ml", "chat")
