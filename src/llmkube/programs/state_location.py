@@ -35,6 +35,14 @@ ADDRESSES_FILE: Final = "addresses"
 """The addresses of the newest `llmkube up`, for people."""
 
 
+def read_addresses(folder: Path) -> str:
+    """Return the addresses of the `llmkube up` on a state directory, one per line; "" while it starts."""
+    try:
+        return (folder / ADDRESSES_FILE).read_text("utf-8")
+    except FileNotFoundError:
+        return ""
+
+
 @attrs.frozen
 class StateDirSetting:
     """The setting that locates all others."""

@@ -21,7 +21,6 @@ from llmkube.base.mailbox import Mailbox
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.crd.sharing import ModelPool
 from llmkube.k8s.leases.host_monitor import HostMonitor
 from llmkube.k8s.reflector import run_reflector
 from llmkube.k8s.resource import Key
@@ -193,7 +192,7 @@ async def _start_support(nursery: trio.Nursery, services: Services, credential: 
         keep_unserved=True,
     )
     watch_models = partial(reflect, Model, services.models, services.on_model)
-    watch_pools = partial(reflect, ModelPool, services.pools, lambda _: services.queue.add_all())
+    watch_pools = partial(services.pools.run, client, services.on_pool, namespace=settings.namespace, rng=ports.rng)
     watch_hosts = partial(hosts.run_reflector, ports.rng)
     watches: list[Task] = [watch_services, watch_models, watch_pools, watch_hosts, claims.run_reflector]
     if settings.api_server:

@@ -16,6 +16,7 @@ import trio
 from llmkube.base.errors import UserError
 from llmkube.base.mailbox import Mailbox
 from llmkube.base.units import parse_duration
+from llmkube.k8s import informer
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
@@ -255,7 +256,7 @@ class Services:
         queue: Keys of services to reconcile.
         services: Cache of InferenceServices.
         models: Cache of Models.
-        pools: Cache of ModelPools.
+        pools: ModelPools, with an index by the keys of their members.
         shutdown: Whether engines keep running when their tasks are cancelled.
         changed: Its version grows whenever a service may have changed.
         running: The services whose tasks run here.
@@ -276,7 +277,8 @@ class Services:
         self.client, self.settings, self.ports = client, settings, ports
         self.queue, self.shutdown, self.changed = ServiceQueue(), Shutdown(), Mailbox[None](None)
         self.services, self.models = Cache[InferenceService](), Cache[Model]()
-        self.pools = Cache[ModelPool]()
+        self.pools = informer.Informer(ModelPool)
+        self._pools_of = self.pools.add_index(lambda pool: pool.member_keys)
         self.services.expect(ports.earlier)
         self.running = RunningServices(Book(settings.memory_rules, costs=ports.learned.costs))
         self.host_address = Mailbox(
@@ -312,7 +314,7 @@ class Services:
 
     def synced(self) -> bool:
         """Whether all objects that determine what runs here have been listed once."""
-        listed = self.models.synced.is_set() and self.services.synced.is_set() and self.pools.answered.is_set()
+        listed = self.models.synced.is_set() and self.services.synced.is_set() and self.pools.cache.answered.is_set()
         return listed and self.claims.synced
 
     @property
@@ -326,7 +328,7 @@ class Services:
             ("the Leases of hosts", self.hosts.leases),
         )
         missing = [(name, cache.refusal) for name, cache in kinds if not cache.synced.is_set()]
-        missing += [("ModelPools", "")] if not self.pools.answered.is_set() else []
+        missing += [("ModelPools", "")] if not self.pools.cache.answered.is_set() else []
         if not missing:
             return "" if self.synced() else "checking that no other machine uses this machine's name"
         refused = [f"cannot list {name}: {refusal}" for name, refusal in missing if refusal]
@@ -336,7 +338,7 @@ class Services:
         """Return when all objects that determine what runs here have been listed once."""
         await self.models.synced.wait()
         await self.services.synced.wait()
-        await self.pools.answered.wait()  # a cluster without the kind, or a role without this right, has none
+        await self.pools.cache.answered.wait()  # a cluster without the kind, or a role without this right, has none
         await self.claims.wait_synced()
 
     def on_service(self, key: Key) -> None:
@@ -350,6 +352,12 @@ class Services:
             if key in (model_key(service.on_hosts), draft_key(service), *adapter_keys(service)):
                 self.queue.add(service.key)
         self.drift_repair.check_nowait(Slot(Model, key, "status"))
+
+    def on_pool(self, event: informer.Event[ModelPool]) -> None:
+        """Reconcile the services that are, or were, members of a ModelPool that has changed."""
+        for member in self._pools_of.values(event):
+            if member in self.services:
+                self.queue.add(member)
 
     def conditions_of(self, slot: Slot) -> Iterable[Condition] | None:
         """Return the last known conditions of a service or a Model; None if there is no such object."""
@@ -365,8 +373,8 @@ class Services:
         draft = self.models.get(named) if named else None
         adapters = tuple(map(self.models.get, adapter_keys(service))) if service else ()
         known = runs.desired if runs else None
-        pools = sorted((each for each in self.pools.values() if key in each.member_keys), key=lambda each: each.key)
-        pool = pools[0] if pools else known.pool if known and not self.pools.answered.is_set() else None
+        first = known.pool if known and not self.pools.cache.answered.is_set() else None
+        pool = next(iter(self.pools.pick(self._pools_of.keys(key))), first)
         return desired_here(service, model, known, self.cordon.serves, draft=draft, adapters=adapters, pool=pool)
 
     def _on_refused(self, key: Key, refusal: Refusal) -> None:
@@ -423,10 +431,13 @@ class Services:
             await self.prompts.keep_services(self._all_keys())
 
     async def _update_pools(self) -> Never:
-        """Load the default member of each ModelPool while no other one is wanted; unload excess ones; never return."""
+        """Load the default members of ModelPools while no other member is wanted, and unload excess members.
+
+        Never return.
+        """
         while True:
             version = self.changed.version
-            running = self.running.by_key.values() if len(self.pools) else ()
+            running = self.running.by_key.values() if len(self.pools.cache) else ()
             members = [(one.desired.pool, one.gate) for one in running if one.desired.pool and one.desired.running]
             wanted = {pool.key for pool, gate in members if gate.activation.wanted}
             for pool, gate in members:

@@ -37,7 +37,7 @@ def room_for(queue: Iterable[Request], host: Capacity) -> swap.Outcome:
 
 
 def excess_members(engines: Iterable[Reservation]) -> list[Key]:
-    """Return the unused members of ModelPools that leave, since the pool got fewer GPUs than its members use."""
+    """Return the unused members to unload from ModelPools that have fewer GPUs than their members use."""
     used, excess = Counter[str](), list[Key]()
     for each in sorted(engines, key=lambda each: (each.is_unused, -each.spec.rank, -each.busy_at)):
         if each.spec.pool is not None and not each.is_exiting and each.role is Role.SERVING:

@@ -159,9 +159,9 @@ def _shortage_refusal(request: Request, host: Capacity, needs: str) -> Refusal |
 
 
 def needed_bytes(request: Request, host: Capacity) -> dict[str, int]:
-    """Return what a service needs of each of the host's pools, in bytes; its own limits may differ from the host's.
+    """Return what a service needs: bytes of each of the host's pools, and GPUs of its ModelPool.
 
-    A ModelPool is one of them, in GPUs.
+    Its own limits may differ from the host's.
     """
     need, own = request.need, host.budget.for_model(request.spec.hardware)
     gpus = {request.spec.pool.name: request.spec.pool.gpus} if request.spec.pool is not None else {}

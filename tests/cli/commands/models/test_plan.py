@@ -128,6 +128,12 @@ def test_a_draft_model_adapters_and_a_projector_need_memory(tmp_path):
     assert "the projector mmproj.gguf is not an absolute path" in done.output
 
 
+def test_every_field_of_the_spec_is_known(tmp_path):
+    """Also those whose names contain an abbreviation."""
+    done = run(tmp_path, "models: [{model: qwen3-8b, spec: {moeCPUOffload: true, pagedSSDCacheDir: /x}}]")
+    assert done.exit_code == 0, done.output
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -142,6 +148,7 @@ def test_a_draft_model_adapters_and_a_projector_need_memory(tmp_path):
         ("kind: Model\nmetadata: {name: 5}\nspec: {source: /x}", "metadata.name: expected a string, got 5"),
         ("models: [{model: qwen3-8b, users: 0}]", "users: 0 is not in the range 1<=x"),
         ("models: [{model: qwen3-8b, user: 2}]", "user: is not known; write model, and any of model, name"),
+        ("models: [{model: qwen3-8b, spec: {wire: 1}}]", "spec: wire is not a field"),
         ("models: [{model: qwen3-8b, spec: {cacheTypek: f16}}]", "spec: cacheTypek is not a field"),
         ("host: []", "a document has neither a kind, nor only hosts and models"),
         ("kind: InferenceService\nmetadata: {name: s}\nspec: {modelRef: m}", "there is no Model m in the file"),

@@ -68,7 +68,7 @@ SERVED = {
         {"source": "pvc://claim/folder", "format": "safetensors"},
         {"runtime": "vllm"},
     ),
-    "replicas that nobody scales": (
+    "replicas without autoscaling": (
         {"features": CHAT, "url": HUB, "engine": "VLLM", "autoscalingDisabled": True, "replicas": 2}
         | {"resourceProfile": L4},
         {"source": HUB},

@@ -25,7 +25,7 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.placement import ACCELERATORS, ACTIVATION_MODES
-from llmkube.k8s.fields import camel
+from llmkube.k8s.fields import camel, wire_fields
 from llmkube.programs.options import command
 from llmkube.runtimes.llama_fields import draft_of
 from llmkube.supervisor.network import host_facts
@@ -39,7 +39,7 @@ _Kinds = Mapping[str, Callable[[Any], Any]]
 
 
 def _spec(given: Any) -> dict[str, Any]:
-    if unknown := sorted(dict(given).keys() - {camel(each.name) for each in attrs.fields(InferenceServiceSpec)}):
+    if unknown := sorted(dict(given).keys() - {each.key for each in wire_fields(InferenceServiceSpec)}):
         raise ValueError(f"{unknown[0]} is not a field of the InferenceService")
     return dict(given)
 

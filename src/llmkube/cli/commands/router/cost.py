@@ -16,7 +16,7 @@ from llmkube.cli.target_cluster import ClusterFlags, own_up_dir
 from llmkube.cli.view import formats, output
 from llmkube.programs.failures import CommandError
 from llmkube.programs.options import command
-from llmkube.programs.state_location import ADDRESSES_FILE
+from llmkube.programs.state_location import read_addresses
 
 COLUMNS: Final = ("prompt", "completion", "cached", "joules", "dollars", "per_million")
 """The last one is dollars per million tokens of prompts and completions."""
@@ -62,10 +62,9 @@ def cost(
     """
     period = f"[{parse_duration(since, field='--since'):.0f}s]"
     up = own_up_dir(ClusterFlags())
-    file = up / ADDRESSES_FILE if up is not None else None  # there is none while it starts
-    lines = [line.split() for line in file.read_text("utf-8").splitlines()] if file and file.exists() else []
-    own = {"probes": "http://127.0.0.1:9090", "gateway": "http://127.0.0.1:8080/v1", **{e[0]: e[-1] for e in lines}}
-    metrics, gateway = metrics or (f"{own['probes']}/metrics",), gateway or own["gateway"].removesuffix("/v1")
+    lines = [line.split() for line in read_addresses(up).splitlines()] if up is not None else []
+    own = {"probes": "http://127.0.0.1:9090", "page": "http://127.0.0.1:8080", **{each[0]: each[-1] for each in lines}}
+    metrics, gateway = metrics or (f"{own['probes']}/metrics",), (gateway or own["page"]).rstrip("/")
     rows: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     with httpx.Client(timeout=SECONDS) as http:
         found = [] if prometheus else [*_totals(http, metrics)]

@@ -76,7 +76,11 @@ def _remarks(path: str, rest: Iterable[str], reasons: Mapping[str, str]) -> list
 
 
 def shaped(value: Any, shape: Any, path: str = "") -> Any:
-    """Return a value of the type of a shape, an empty one for null; refuse others by path: a value may be a secret."""
+    """Return a value whose types match a shape, with empty values in place of null.
+
+    Raises:
+        UserError: It has another type. The message names the path but not the value, which may be a secret.
+    """
     if shape is None or value is None:
         return value if shape is None else type(shape)()
     if not isinstance(value, type(shape)):

@@ -28,7 +28,7 @@ from llmkube.programs.options import NumberRange, command, settings_options
 from llmkube.programs.page.machine import OPENER_FILE, UP_LOG
 from llmkube.programs.page.tail import POLL_SECONDS
 from llmkube.programs.state_dir import hold_state_dir, loading_note
-from llmkube.programs.state_location import ADDRESSES_FILE, running_up_pid, wait_for_exit
+from llmkube.programs.state_location import ADDRESSES_FILE, read_addresses, running_up_pid, wait_for_exit
 from llmkube.weights.store.blobs import open_store
 from llmkube.weights.store.cache import incomplete_bytes
 
@@ -207,8 +207,7 @@ def command_line(flags: Mapping[str, Any], folder: Path) -> list[str]:
 
 def addresses_of(folder: Path) -> str:
     """Return the addresses of the `llmkube up` on a state directory; "" while it starts."""
-    file = folder / ADDRESSES_FILE
-    return "\n".join(map(printable, file.read_text("utf-8").splitlines())) if file.exists() else ""
+    return "\n".join(map(printable, read_addresses(folder).splitlines()))
 
 
 def _absolute(kind: type[Any], text: str) -> str:
