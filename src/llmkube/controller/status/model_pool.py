@@ -220,7 +220,7 @@ def pool_status(
     phase = "Degraded" if unfit else "Swapping" if moving or leaving else "Ready" if ready or loaded else "Pending"
     lacks = "; ".join(f"{name}: {why}" for name, why in sorted(unfit.items()))
     hosts = f"{', '.join(sorted(mixed))}: pods and hosts serve it together, so it is always loaded on hosts"
-    gpus, requests = f"{', '.join(resident)} of {pool.spec.gpu or 1} GPUs", f"{', '.join(busy)} has requests"
+    gpus, requests = f"GPUs: {pool.spec.gpu or 1}, used by {', '.join(resident)}", f"{', '.join(busy)} has requests"
     none_waits = "no member waits for requests of another to end"
     places = Reason.ALL_RESOLVED if hosted else Reason.KUBERNETES_GPU
     by_pods = "members on hosts take turns on each host" if hosted else "all members are served by pods"
